@@ -50,7 +50,7 @@ class Settlement(enum.Enum):
     """To the dead letters: the router's to do, since they may lie in another store."""
 
 
-class Counts(NamedTuple):
+class _Counts(NamedTuple):
     """How many messages of a queue, or of a subscription, are where. All but `expired` are there now."""
 
     ready: int
@@ -63,27 +63,48 @@ class Counts(NamedTuple):
     """Gone since the store was opened, dead-lettered or dropped, for their time was over."""
 
 
+class Counts(_Counts):
+    """The same, and how old the next one is, which is no part of the tuple: two that say the same numbers are equal."""
+
+    oldest_ready_seconds: float | None = None
+    """How long ago the message was sent that is received next: the oldest of the ready ones, in a store with priorities
+    of the most urgent ones. One that was given back, or has waited for its time, counts from when it was sent, and not
+    while it is leased or waits. None: none is ready, or a disk that hangs does not tell."""
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, oldest_ready_seconds={self.oldest_ready_seconds!r})"
+
+
 @dataclass(frozen=True, slots=True)
 class StoreStats:
     """What a store says about itself. Counts are since open where not said otherwise."""
 
     name: str
+    """As the configuration calls it; of a store of one destination `name:destination`."""
     kind: str
+    """`journal`, `sql`, `memory`, or as a third party's adapter is registered."""
     messages: int
     """Held now, leased ones included."""
     destinations: Mapping[Destination, int]
     """Messages held now, by destination."""
     leased: int
+    """Of `messages`, those that are held by receivers or claimed by transactions; of a topic for each subscription."""
     sends: int
+    """Messages that were stored."""
     acks: int
+    """Messages that were acked, of a topic by each subscription."""
     syncs: int
     """How often the store waited for the disk (fdatasync, fsync)."""
     batches: int
+    """Writes in which sends, acks and all else were gathered."""
     journal_bytes: int = 0
     """Bytes of the files that hold records; pooled files are in `pool_bytes`."""
+    index_bytes: int = 0
+    """Of the index's files, which are made anew from the journal if they are lost. 0 for stores that have none."""
     capacity_bytes: int = 0
     """The same files at their full size, which they grow to as they fill."""
     pool_bytes: int = 0
+    """Of files that were released and are kept to be used again."""
     segments: Mapping[str, int] = field(default_factory=dict)
     """Files by state: `active`, `retained`, `copies` (of what lives, made by compaction), `pooled`."""
     live_percent: float = 100.0

@@ -64,7 +64,9 @@ def load(path: str | Path, *, names_suffice: bool = False) -> Config:
         kind = type(path).__name__
         raise TypeError(f"a configuration is the path of a file, or an anabranch.Config, not {kind}: {path!r}")
     path = Path(path)
-    return _loads(_read(path), Base(path.parent.absolute(), names_suffice), str(path))
+    config = _loads(_read(path), Base(path.parent.absolute(), names_suffice), str(path))
+    config.remember_file(path)
+    return config
 
 
 def warnings(path: str | Path) -> list[Problem]:

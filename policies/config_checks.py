@@ -20,7 +20,7 @@ from .limits import contradictions
 from .options import dead_letter_name
 from .wildcard import Pattern
 
-RESERVED = ("bindings.id", "decisions", "placement.records", "router.lock", "usage")
+RESERVED = ("bindings.id", "decisions", "in-force.yaml", "placement.records", "router.lock", "usage")
 """What the data directory itself holds, beside `stores`."""
 
 

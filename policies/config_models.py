@@ -44,6 +44,7 @@ from .wildcard import Pattern, RouteTable
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """What a store may be called: a name that is safe as a directory's."""
 
+_FILE = "file that it was loaded from"
 T = TypeVar("T")
 
 
@@ -228,6 +229,15 @@ class Config(Model):
         if key not in JournalOptions.model_fields:
             return ""
         return f"an option of journal; write `journal: {{{key}: ...}}` in a store, or under `defaults` for all of them"
+
+    @property
+    def file(self) -> Path | None:
+        """The file that it was loaded from. None for one that was made otherwise."""
+        return self.__dict__.get(_FILE)
+
+    def remember_file(self, path: Path) -> None:
+        """It is no part of what two configurations are compared by."""
+        self.__dict__[_FILE] = path
 
     def directory_of(self, store: StoreConfig) -> Path:
         """Where this store keeps its files."""

@@ -52,7 +52,28 @@ def document(top: Mapping[str, Any], stores: Iterable[tuple[Mapping[str, Any], N
 
 def dump(data: object) -> str:
     """Plain data as YAML, as people write it."""
-    return yaml.safe_dump(_as_written(data), sort_keys=False, allow_unicode=True, width=100)
+    written = _as_written(data)
+    try:
+        return _text(written, _FAST)
+    except UnicodeEncodeError:  # of a path that is no UTF-8
+        return _text(written, _Dumper)
+
+
+def _text(data: object, dumper: Any) -> str:
+    text: str = yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's own, which would break a line where a text has U+0085."""
+
+
+def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\x85" in text else None)
+
+
+_Dumper.add_representer(str, _text_node)
+_FAST: Final = getattr(yaml, "CSafeDumper", _Dumper)
 
 
 def _as_written(data: object) -> object:
@@ -111,7 +132,7 @@ def _options(options: BaseModel, base: Path | None, store: str = "", notes: list
             continue
         elif isinstance(value, Path):
             data[key] = _path(value, base)
-        elif isinstance(value, SecretStr) and not (isinstance(options, Options) and options.may_be_shown(key)):
+        elif isinstance(value, SecretStr) and not (isinstance(options, Options) and options._may_be_shown(key)):
             variable = "_".join(["ANABRANCH", *re.findall("[A-Z0-9]+", f"{store}_{key}".upper())])
             told.append(f"{key} was given literally, which is not written here; set {variable}, or give it anew")
             if takes_text(fields[key]):

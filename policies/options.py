@@ -330,7 +330,7 @@ class SqlOptions(StoreOptions):
 
         def __init__(self, **values: Unpack[SqlValues]) -> None: ...
 
-    def may_be_shown(self, option: str) -> bool:
+    def _may_be_shown(self, option: str) -> bool:
         """A URL without a password, and with nothing behind its `?` that may be one."""
         if option != "url" or self.url is None:
             return False

@@ -222,7 +222,8 @@ class Consumer(Backlog[T]):
 
     def counts(self) -> Counts:
         """How many messages are ready, how many leased or claimed by a transaction, how many wait for their time, and
-        how many have expired since the store was opened; takes the same time however many there are."""
+        how many have expired since the store was opened; and as `oldest_ready_seconds`, how old the next one is. Takes
+        the same time however many there are."""
         return self._registry.for_held(
             self.destination, lambda store: store.counts(self.destination, self._key), Counts(0, 0)
         )

@@ -30,9 +30,11 @@ from ..policies.config import Config, StoreConfig
 from ..policies.destination import Destination
 from ..policies.errors import AnabranchError, ClosedError, PlacementError, StoreFailedError
 from ..policies.wildcard import Match
+from .changed_kinds import Displaced
 from .destinations_table import DestinationRow, StoreRow
+from .in_force import write_in_force
 from .repartition import Planned, Repartitioned, Repartitioning, Told, in_the_way, looked_at
-from .repartition_plan import Move, move_of
+from .repartition_plan import Move, kinds_changed, move_of
 from .repartition_progress import Moving
 from .store_directories import StoreDirectories
 
@@ -105,6 +107,7 @@ class LiveRepartition:
         try:
             with disk_errors(f"{self._config.directory} cannot be repartitioned"):
                 self._done = self._run.run()
+            write_in_force(self._config)
         except BaseException as error:
             error.add_note(self._run.summary())
             self._error = error
@@ -151,6 +154,16 @@ class _Run(Repartitioning):
     def _sweep(self) -> None:
         """Others may be making stores now; what a crash has left was removed when the router was opened."""
 
+    def _kinds_refused(self) -> list[str]:
+        return kinds_changed(self._directories, list(self._table.stores.values()))
+
+    def _obstacles(self) -> list[Displaced]:
+        """None of those stays that `_kinds_refused` names."""
+        return []
+
+    def _sweep_aside(self) -> None:
+        """Nothing was put aside."""
+
     def _elsewhere(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
         return self._registry.elsewhere_by(self._config)
 
@@ -176,7 +189,7 @@ class _Run(Repartitioning):
         removed: list[str] = []
         for _ in range(ROUNDS_MAX):
             self._ahead += [
-                move_of(destination, row, self._directories.name(match.target, destination), amount)
+                move_of(destination, row, self._directories.name(match.target, destination), match.target.kind, amount)
                 for row, destination, match, amount in planned
             ]
             removed += super()._move_all(planned)

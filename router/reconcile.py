@@ -11,18 +11,20 @@ At each open, in this order:
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..adapters.files import sync_directory
+from ..adapters.directory import is_empty
+from ..adapters.files import remove_directory, sync_directory
 from ..policies.config import StoreConfig
 from ..policies.destination import Destination
-from ..policies.errors import PlacementError, StoreLockedError, shown_held
+from ..policies.errors import AnabranchError, PlacementError, StoreLockedError, shown_held
 from ..policies.kinds import DEFAULT_KIND
 from ..policies.text import count_of
 from ..policies.wildcard import Match, RouteTable, escape
+from .changed_kinds import Displaced, command, displaced, held_by, in_words, refusal
 from .destinations_table import DestinationRow, DestinationsTable, StoreRow
 from .open_stores import OpenStores
 from .store_directories import Place, StoreDirectories
@@ -56,8 +58,10 @@ class Reconciler:
         routes: RouteTable[StoreConfig],
         table: DestinationsTable,
         stores: OpenStores,
+        may_remove: Callable[[bytes], bool] = lambda store_id: True,
     ) -> None:
-        self._directories = directories
+        """`may_remove`: whether no decision names a store."""
+        self._directories, self._may_remove = directories, may_remove
         self._routes = routes
         self._table = table
         self._stores = stores
@@ -65,6 +69,8 @@ class Reconciler:
     def run(self) -> None:
         """All of it. Raises PlacementError, which lists everything that would be hidden."""
         self.find_stores()
+        if changed := self.clear_volatile():
+            raise refusal(self._directories, changed, self._held)
         misplaced = self._misplaced()
         if misplaced:
             raise _refusal(_MISPLACED, misplaced, self._directories)
@@ -100,7 +106,7 @@ class Reconciler:
             found = self._stores.adapter(row.kind).identify(path)
             if found != row.store_id:
                 if by_id is None:
-                    by_id = {known[1]: p.path for p in self._directories.places() if (known := self._identify(p))}
+                    by_id = self._by_id()
                 if row.store_id in by_id:
                     path = by_id[row.store_id]
                     log.info("store %s has moved to %s", row.name, path)
@@ -116,6 +122,38 @@ class Reconciler:
             now = StoreRow(row.store_id, self._directories.recorded(path), row.kind, self._name_now(row, path))
             if now != row:
                 self._table.record_store(now)
+
+    def _by_id(self) -> dict[bytes, Path]:
+        """Where stores lie, also those that a repartition was about to put aside."""
+        kinds = {row.kind for row in self._table.stores.values()}
+        places = [*self._directories.places(), *self._directories.former_places()]
+        return {known[1]: place.path for place in places if (known := self._identify(place, kinds))}
+
+    def clear_volatile(self) -> list[Displaced]:
+        """Remove the stores that keep nothing and in whose place the configuration has something else; returns the
+        others of those."""
+        left = []
+        for item in displaced(self._directories, self._table.stores.values()):
+            row, path = item.row, self._directories.path(item.row)
+            if not getattr(self._stores.adapter(row.kind), "volatile", False) or not self._may_remove(row.store_id):
+                left.append(item)
+                continue
+            self._stores.load(row)  # whoever has it open has it locked
+            self._stores.unload(row.path)
+            remove_directory(path, row.store_id)
+            self._forget_volatile(row, path)
+            if ":" in row.name and is_empty(path.parent):
+                path.parent.rmdir()  # a store for all of them may be made there
+        return left
+
+    def _held(self, row: StoreRow) -> str:
+        """What a store holds, in words; empty for nothing."""
+        try:
+            return held_by(self._stores.load(row))
+        except (AnabranchError, OSError) as error:
+            return f"what cannot be told ({error})"
+        finally:
+            self._stores.unload(row.path)
 
     def _forget_volatile(self, row: StoreRow, path: Path) -> None:
         """The directory of a store that keeps nothing is gone, or is empty: nothing is lost with it, so it is made anew
@@ -135,12 +173,13 @@ class Reconciler:
         of = row.name.partition(":")[2]
         return f"{config.name}:{of}" if config.per_destination and of else config.name
 
-    def _identify(self, place: Place) -> tuple[str, bytes] | None:
-        """The kind and the id of the store in a directory."""
+    def _identify(self, place: Place, more: Collection[str] = ()) -> tuple[str, bytes] | None:
+        """The kind and the id of the store in a directory. `more`: kinds that it may be of beside those of the
+        configuration."""
         if place.config is not None:
-            kinds = {place.config.kind}
+            kinds = {place.config.kind, *more}
         else:
-            kinds = {DEFAULT_KIND, *(store.kind for store in self._directories.config.stores)}
+            kinds = {DEFAULT_KIND, *more, *(store.kind for store in self._directories.config.stores)}
         for kind in sorted(kinds):
             store_id = self._stores.adapter(kind).identify(place.path)
             if store_id is not None:
@@ -157,7 +196,8 @@ class Reconciler:
             if found is None or found[1] in self._table.stores:
                 continue
             name = place.config.name if place.config is not None else place.path.name
-            row = StoreRow(found[1], self._directories.recorded(place.path), found[0], name)
+            kind = self._directories.kind_at(place.path, found[0])
+            row = StoreRow(found[1], self._directories.recorded(place.path), kind, name)
             try:
                 strays += self._record_if_all_belong(row)
             except StoreLockedError as error:
@@ -194,9 +234,10 @@ class Reconciler:
             )  # fmt: skip
         return strays
 
-    def adopt(self, config: StoreConfig, name: str, path: Path) -> StoreRow:
+    def adopt(self, config: StoreConfig, name: str, path: Path) -> StoreRow | None:
         """The row of a store that lies where one is about to be made: made, but a crash came before it was recorded.
-        Raises PlacementError if it is anything else."""
+        None where there was one of another kind that keeps nothing, which is gone now. Raises PlacementError if it is
+        anything else."""
         store_id = self._stores.adapter(config.kind).identify(path)
         if store_id is None:
             raise PlacementError(
@@ -210,7 +251,13 @@ class Reconciler:
                 "Give "
                 f"store {name!r} another directory, or put the copy elsewhere"
             )
-        row = StoreRow(store_id, self._directories.recorded(path), config.kind, name)
+        kind = self._directories.kind_at(path, config.kind)
+        if kind != config.kind and getattr(self._stores.adapter(kind), "volatile", False):
+            remove_directory(path, store_id)
+            return None
+        row = StoreRow(store_id, self._directories.recorded(path), kind, name)
+        if kind != config.kind:
+            raise refusal(self._directories, [Displaced(row, config)], self._held)
         strays = self._record_if_all_belong(row)
         if strays:
             raise _refusal(_UNKNOWN, strays, self._directories)
@@ -241,14 +288,15 @@ class Reconciler:
 
     def lies_at(self, row: StoreRow, match: Match[StoreConfig], destination: Destination) -> bool:
         """Whether a destination that is routed so belongs into this store."""
-        return self._directories.expected(match.target, destination) == self._directories.path(row)
+        is_there = self._directories.expected(match.target, destination) == self._directories.path(row)
+        return is_there and match.target.kind == row.kind
 
 
 # What the refusals say -----------------------------------------------------------------------------------------------
 
 _MISPLACED: Final = (
     "the configuration would hide messages of {destinations}; nothing was changed. To move them to where it routes "
-    "them, run `anabranch repartition --config FILE {directory}` (--dry-run shows what would move). Or do as "
+    "them, run `{command}` (--dry-run shows what would move). Or do as "
     "the lines below say, or empty these destinations under the old configuration first:"
 )
 _UNKNOWN: Final = (
@@ -261,8 +309,20 @@ _UNKNOWN: Final = (
 
 def _refusal(text: str, found: Sequence[Misplaced], directories: StoreDirectories) -> PlacementError:
     destinations = count_of(len(found), "destination")
-    first = text.format(destinations=destinations, directory=directories.config.directory)
+    first = text.format(destinations=destinations, command=command(directories.config))
     return PlacementError("\n".join([first, *_lines(found, directories)]))
+
+
+def _target(item: Misplaced, directories: StoreDirectories) -> str:
+    """Where a destination is routed; of a store of the same name also what tells it from the other."""
+    if item.match is None:
+        return "no store"
+    config = item.match.target
+    if config.name != item.row.name.partition(":")[0]:
+        return f"store {config.name!r}"
+    name = directories.name(config, item.destination)
+    where = f" in {directories.expected(config, item.destination)}" if name == item.row.name else ""
+    return f"store {name!r}{where}"
 
 
 def _missing(row: StoreRow, path: Path, found: bytes | None) -> str:
@@ -285,13 +345,12 @@ def _lines(found: Sequence[Misplaced], directories: StoreDirectories) -> list[st
     lines = []
     for item in found[:SHOWN_MAX]:
         config = directories.config_at(directories.path(item.row))
-        target = f"store {item.match.target.name!r}" if item.match is not None else "no store"
-        held = count_of(item.messages, "message")
-        if item.subscriptions:
-            held += f", {count_of(item.subscriptions, 'durable subscription')}"
-        if item.prepared:
-            held += f" and {count_of(item.prepared, 'prepared transaction')}"
-        line = f"  {item.destination}: {held} in store {item.row.name!r}, routed to {target}"
+        target = _target(item, directories)
+        held = in_words(item.messages, item.subscriptions, item.prepared)
+        source = f"store {item.row.name!r}"
+        if item.match is not None and item.match.target.kind != item.row.kind:
+            source, target = f"{source} (`{item.row.kind}:`)", f"{target} (`{item.match.target.kind}:`)"
+        line = f"  {item.destination}: {held} in {source}, routed to {target}"
         if item.other is not None:
             line += f", and recorded in store {item.other.name!r}, {directories.path(item.other)}"
         elif config is not None:
@@ -305,7 +364,15 @@ def _lines(found: Sequence[Misplaced], directories: StoreDirectories) -> list[st
         for item in found
         if directories.config_at(directories.path(item.row)) is None
     }
+    named = {store.name: directories.config.directory_of(store) for store in directories.config.stores}
     for name, directory in gone:
+        if name in named:
+            if named[name] != directory:
+                lines.append(
+                    f"  store {name!r} lies in {directory}, and the configuration has it in {named[name]}: give it "
+                    f"`directory: {directory}`, or move that directory there"
+                )
+            continue
         lines.append(
             f"  store {name!r} is not in the configuration. If it was renamed, name it {name!r} again, or keep the new "
             f"name and give it `directory: {directory}`; if it was removed, put it back until its queues are empty"

@@ -14,16 +14,18 @@ For each destination, one after the other:
 What prepared transactions do to it goes along: into the new store before 4, and out of the old one before 5, as
 repartition_branches.py says.
 
-A store that holds nothing any more and has left the configuration is removed then, with its directory.
+A store that holds nothing any more and has left the configuration is removed then, with its directory. Before all that,
+a store whose place another one is to take is put aside, as changed_kinds.py says.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -31,14 +33,17 @@ import msgspec
 from ..adapters.core import Store, copying, moved_branches
 from ..adapters.core.branches import Branch
 from ..adapters.core.copying import Amount
-from ..adapters.files import disk_errors, remove_directory, sweep_unfinished, sync_directory
+from ..adapters.directory import is_empty
+from ..adapters.files import FULL, disk_errors, make_directory, remove_directory, sweep_unfinished, sync_directory
 from ..policies.config import Config, StoreConfig
 from ..policies.destination import Destination
-from ..policies.errors import CorruptionError, StoreFullError
+from ..policies.errors import CorruptionError, PlacementError, StoreFullError
 from ..policies.kinds import load_adapter
 from ..policies.text import count_of
 from ..policies.wildcard import Match
+from .changed_kinds import Displaced, aside, displaced
 from .destinations_table import DestinationRow, StoreRow
+from .in_force import write_in_force
 from .repartition_branches import MovedBranches
 from .repartition_plan import (
     Move,
@@ -46,7 +51,6 @@ from .repartition_plan import (
     held_of,
     interrupted,
     is_volatile,
-    kinds_changed,
     move_of,
     problems_of,
     refuse,
@@ -54,6 +58,7 @@ from .repartition_plan import (
 )
 from .repartition_progress import Moving, Progress, ProgressFile, Wanted
 from .router import Router
+from .store_directories import children
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +105,9 @@ def repartition(
     router.open()
     try:
         with disk_errors(f"{config.directory} cannot be repartitioned"):
-            return Repartitioning(router, config, restart, path, progress or (lambda done, total: None)).run()
+            done = Repartitioning(router, config, restart, path, progress or (lambda done, total: None)).run()
+        write_in_force(config)
+        return done
     finally:
         router.close()
 
@@ -125,12 +132,14 @@ class Repartitioning:
         """All of it."""
         try:
             self._resume(self._file.open())
-            planned = self._planned()
-            if planned and self._progress.moving is None:
+            planned, obstacles = self._planned(), self._obstacles()
+            if (planned or obstacles) and self._progress.moving is None:
                 self._write(None)
             self._total = sum(amount.messages for _, _, _, amount in planned)
             self._router._coordinator.cleanup.run()  # decisions name stores
-            removed = self._move_all(planned)
+            removed = self._put_all_aside(obstacles)
+            removed += self._move_all([self._as_it_is_now(one) for one in planned])
+            self._sweep_aside()
             self._file.remove()
             return Repartitioned(tuple(self.moves), tuple(removed))
         except StoreFullError as error:
@@ -143,6 +152,61 @@ class Repartitioning:
         finally:
             self._file.close()
 
+    # Stores whose place another one takes
+
+    def _obstacles(self) -> list[Displaced]:
+        return displaced(self._directories, self._table.stores.values())
+
+    def _put_all_aside(self, obstacles: Sequence[Displaced]) -> list[str]:
+        """Returns the names of those that hold nothing, which are gone."""
+        removed: list[str] = []
+        for item in obstacles:
+            self._put_aside(item)
+            if not self._table.destinations_in(item.row.store_id):
+                removed += self._left(self._table.stores[item.row.store_id])
+        for store in self._config.stores:  # of what was a store for each destination, now or in an earlier run
+            directory = self._config.directory_of(store)
+            if not store.per_destination and is_empty(directory) and any(_put_aside(directory)):
+                directory.rmdir()
+        return removed
+
+    def _as_it_is_now(self, planned: Planned) -> Planned:
+        row, destination, match, amount = planned
+        return self._table.stores.get(row.store_id, row), destination, match, amount
+
+    def _put_aside(self, item: Displaced) -> None:
+        """Rename the directory of a store, which stays the same store. Its row says first where it will be: a crash
+        then finds it where the configuration has its successor."""
+        row = item.row
+        path, put = self._directories.path(row), aside(self._directories, item)
+
+        def rename() -> None:
+            make_directory(put.parent, self._config.file_mode)
+            self._table.record_store(StoreRow(row.store_id, self._directories.recorded(put), row.kind, row.name))
+            path.rename(put)
+            sync_directory(path.parent)
+            sync_directory(put.parent)
+
+        try:
+            self._registry.discard(row, rename)
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            raise PlacementError(
+                f"{path}, the directory of the {row.kind} store {row.name!r}, cannot be put aside: {error.strerror}; "
+                f"give the {item.config.kind} store another name or `directory`, and run it again with --restart"
+            ) from error
+
+    def _sweep_aside(self) -> None:
+        """Remove the directories that stores of single destinations were put aside in."""
+        for store in self._config.stores:
+            for path in _put_aside(self._config.directory_of(store)):
+                sweep_unfinished(path)  # of which a disk's error may have left something
+                if is_empty(path):
+                    path.rmdir()
+
+    # All that is planned
+
     def _move_all(self, planned: Sequence[Planned]) -> list[str]:
         """Returns the names of the stores that are gone."""
         removed: list[str] = []
@@ -150,7 +214,7 @@ class Repartitioning:
             self._told(self._done, self._total)
             target = self._registry.target(destination, match)
             self._move(row, target, destination, match, amount)
-            self.moves.append(move_of(destination, row, target.name, amount))
+            self.moves.append(move_of(destination, row, target.name, target.kind, amount))
             if number + 1 == len(planned) or planned[number + 1][0].store_id != row.store_id:
                 removed += self._left(row)
         return removed
@@ -210,7 +274,7 @@ class Repartitioning:
     def _planned(self) -> list[Planned]:
         """By the store they are in. Raises PlacementError for all that cannot be moved, before anything is changed."""
         nothing: list[Destination] = []
-        planned, wrong = [], kinds_changed(self._directories, list(self._table.stores.values()))
+        planned, wrong = [], self._kinds_refused()
         for row, destination, match in self._elsewhere():
             amount, prepared = self._registry.with_row(row, partial(looked_at, destination=destination))
             if destination not in self._table.destinations:
@@ -230,6 +294,10 @@ class Repartitioning:
         # What was on its way comes first: the progress knows of one alone.
         return sorted(planned, key=lambda one: moving is None or one[1] != moving.destination)
 
+    def _kinds_refused(self) -> list[str]:
+        """Of stores whose kind changes, what is wrong with that."""
+        return []
+
     _refuses_prepared = True
     _undo_with = "--restart"
 
@@ -246,6 +314,8 @@ class Repartitioning:
         path = self._directories.expected(match.target, destination)
         row = self._table.store_at(self._directories.recorded(path))
         moving = self._progress.moving
+        if row is not None and row.kind != match.target.kind:
+            return []  # it is put aside
         if row is None or (moving is not None and (moving.destination, moving.target) == (destination, row.store_id)):
             return []
         found = self._registry.with_row(row, partial(copying.amount, destination=destination))
@@ -347,7 +417,8 @@ class Repartitioning:
                 "store %s is removed; what it kept outside of its directory, an empty database or an index, stays",
                 row.name,
             )
-        return [row.name]
+        is_named = any(store.name == row.name.partition(":")[0] for store in self._config.stores)
+        return [f"{row.name} ({row.kind})" if is_named else row.name]
 
     def _discard(self, row: StoreRow) -> bool:
         """Whether it is gone."""
@@ -371,6 +442,11 @@ class Repartitioning:
             elif not any(child == one or child in one.parents for one in kept):
                 shutil.rmtree(child)
         sync_directory(path)
+
+
+def _put_aside(directory: Path) -> Iterator[Path]:
+    """Where stores of this directory were put."""
+    return (path for path in children(directory.parent) if path.name.startswith(f"{directory.name}~"))
 
 
 def looked_at(store: Store, destination: Destination) -> tuple[Amount, list[Branch]]:

@@ -20,12 +20,14 @@ from ..adapters.files import disk_errors
 from ..adapters.locking import DirectoryLock
 from ..policies.config import Config, StoreConfig
 from ..policies.destination import Destination
-from ..policies.errors import ConfigError, PlacementError, StoreFullError
+from ..policies.errors import AnabranchError, ConfigError, PlacementError, StoreFullError
 from ..policies.kinds import load_adapter
 from ..policies.text import count_of, human_bytes
 from ..policies.wildcard import Match
 from . import bindings
+from .changed_kinds import command, displaced, held_by, refusal
 from .destinations_table import RECORD, DestinationsTable, StoreRow
+from .in_force import known_configuration
 from .open_stores import OpenStores
 from .reconcile import Reconciler
 from .repartition_progress import NAME, Progress, ProgressFile
@@ -59,6 +61,35 @@ def plan_of(config: Config, before: Config | None = None, restart: bool = False)
 
     Raises as `repartition`, and StoreFullError where there is no room for a copy."""
     require_directory(config, before)
+    with _looking_at(config) as scratch:
+        return tuple(_plan(config, before, scratch, restart))
+
+
+def changed_kinds(config: Config) -> PlacementError | None:
+    """What an open refuses since stores would change their kind; None for nothing, also of a directory that is not
+    there. Only where the configuration in force has another kind, or says nothing, it looks at copies, as `plan_of`,
+    and raises StoreLockedError where the directory is in use."""
+    if not (config.bindings / RECORD).is_file():
+        return None
+    former = known_configuration(config.directory)
+    if former is not None and _kinds_of(config).items() <= {**_kinds_of(config), **_kinds_of(former)}.items():
+        return None
+    with _looking_at(config) as scratch, _rows(config, None, scratch) as (directories, table, stores):
+        found = [item for item in displaced(directories, table.stores.values()) if not _keeps_nothing(item.row.kind)]
+
+        def held(row: StoreRow) -> str:
+            try:
+                with _copied(directories, row, scratch / "store", stores) as store:
+                    return held_by(store)
+            except (AnabranchError, OSError) as error:
+                return f"what cannot be told ({error})"
+
+        return refusal(directories, found, held) if found else None
+
+
+@contextmanager
+def _looking_at(config: Config) -> Iterator[Path]:
+    """A directory for copies, while nobody else has the data directory open."""
     lock_path = config.directory / "router.lock"
     owner = lock_path.read_bytes() if lock_path.exists() else None
     lock = DirectoryLock(lock_path, "the router", config.file_mode)
@@ -66,26 +97,37 @@ def plan_of(config: Config, before: Config | None = None, restart: bool = False)
     try:
         what = f"what is in {config.directory} cannot be copied to be looked at"
         with disk_errors(what), tempfile.TemporaryDirectory(prefix="anabranch-") as scratch:
-            return tuple(_plan(config, before, Path(scratch), restart))
+            yield Path(scratch)
     finally:
         if owner is not None:
             lock_path.write_bytes(owner)
         lock.release(remove=owner is None)
 
 
-def _plan(config: Config, before: Config | None, scratch: Path, restart: bool) -> Iterator[Move]:
-    for path in (config.bindings / RECORD, config.directory / NAME):
-        if path.exists():
-            shutil.copy2(path, scratch / path.name)
-    _require_same(ProgressFile(scratch), config, restart)
+@contextmanager
+def _rows(
+    config: Config, before: Config | None, scratch: Path
+) -> Iterator[tuple[StoreDirectories, DestinationsTable, OpenStores]]:
+    """What the placement record says, from a copy."""
+    shutil.copy2(config.bindings / RECORD, scratch / RECORD)
     directories = StoreDirectories(config)
     directories.before = before
+    directories.remember_in_force()
     table = DestinationsTable(scratch / RECORD)
     table.open()
     try:
-        stores = OpenStores(directories, table, None, lambda: None)
+        yield directories, table, OpenStores(directories, table, None, lambda: None)
+    finally:
+        table.close()
+
+
+def _plan(config: Config, before: Config | None, scratch: Path, restart: bool) -> Iterator[Move]:
+    if (config.directory / NAME).exists():
+        shutil.copy2(config.directory / NAME, scratch / NAME)
+    _require_same(ProgressFile(scratch), config, restart)
+    with _rows(config, before, scratch) as (directories, table, stores):
         misplaced = Reconciler(directories, config.routes(), table, stores).routed_elsewhere()
-        wrong = kinds_changed(directories, list(table.stores.values()))
+        wrong: list[str] = []
         moves: list[Move] = []
         for row in dict.fromkeys(row for row, _, _ in misplaced):
             with _copied(directories, row, scratch / "store", stores) as store:
@@ -101,9 +143,7 @@ def _plan(config: Config, before: Config | None, scratch: Path, restart: bool) -
                         )  # fmt: skip
                     if (amount.known or prepared) and match is not None:
                         target = directories.name(match.target, destination)
-                        moves.append(move_of(destination, row, target, amount))
-    finally:
-        table.close()
+                        moves.append(move_of(destination, row, target, match.target.kind, amount))
     refuse(wrong)
     yield from moves
 
@@ -192,6 +232,9 @@ def problems_of(
         ]
     path = directories.expected(match.target, destination)
     is_new = table.store_at(directories.recorded(path)) is None and path.exists() and not is_empty(path)
+    if is_new and path.is_dir():
+        asides = {directories.path(item.row) for item in displaced(directories, table.stores.values())}
+        is_new = not asides.issuperset(path.iterdir())  # else it is empty once they are put aside
     if is_new and load_adapter(match.target.kind).identify(path) is None:
         return [f"{held} would go to store {name!r}, and {path} exists and is no store; give it another directory"]
     return []
@@ -205,7 +248,16 @@ def held_of(amount: Amount) -> str:
 
 def is_volatile(match: Match[StoreConfig]) -> bool:
     """Whether the store that it leads to keeps nothing when it is closed."""
-    return bool(load_adapter(match.target.kind).backend_type.volatile)
+    return _keeps_nothing(match.target.kind)
+
+
+def _kinds_of(config: Config) -> dict[Path, tuple[str, bool]]:
+    """By directory."""
+    return {config.directory_of(store): (store.kind, store.per_destination) for store in config.stores}
+
+
+def _keeps_nothing(kind: str) -> bool:
+    return bool(load_adapter(kind).backend_type.volatile)
 
 
 def kinds_changed(directories: StoreDirectories, rows: list[StoreRow]) -> list[str]:
@@ -216,7 +268,8 @@ def kinds_changed(directories: StoreDirectories, rows: list[StoreRow]) -> list[s
         if config is not None and config.kind != row.kind:
             wrong.append(
                 f"store {config.name!r} is a {row.kind} store in {directories.path(row)}, and the configuration says "
-                f"{config.kind}; two kinds share no directory: give the new one another name or `directory`"
+                f"{config.kind}; give the new one another name or `directory`. Or close the router, and run "
+                f"`{command(directories.config)}`, which gives it that kind"
             )
     return wrong
 
@@ -229,8 +282,12 @@ def refuse(wrong: list[str]) -> None:
         raise PlacementError("\n".join(["nothing was changed. What cannot be moved:", *(f"  {one}" for one in wrong)]))
 
 
-def move_of(destination: Destination, row: StoreRow, target: str, amount: Amount) -> Move:
-    return Move(destination, row.name, target, amount.messages, amount.bytes, len(amount.subscriptions))
+def move_of(destination: Destination, row: StoreRow, target: str, kind: str, amount: Amount) -> Move:
+    """`target` and `kind` are the new store's. Where its name stays, its kind tells it from the old one."""
+    source = row.name
+    if source == target:
+        source, target = f"{source} ({row.kind})", f"{target} ({kind})"
+    return Move(destination, source, target, amount.messages, amount.bytes, len(amount.subscriptions))
 
 
 def digest_of(config: Config) -> bytes:

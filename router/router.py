@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -43,6 +44,7 @@ from .dead_letters import DeadLetterSweeper
 from .endpoint import Endpoint, SendOptions
 from .events import Event, EventListener, Events, StoreFailed, StoreOpened
 from .idle_queues import IdleQueues, require_seconds
+from .in_force import configuration_of, write_in_force
 from .map import Map
 from .pattern_consumers import PatternConsumers
 from .queue import Queue
@@ -157,6 +159,8 @@ class Router:
                     self._coordinator.require_participants(self._registry.table.stores)
                 self._directory_lock.require()
                 self._registry.opened = True
+                if not self._registry.moving:  # then it is in force once all has moved
+                    write_in_force(self.config)
                 in_use = not self._registry.moving and not self._registry.importing
                 if in_use:
                     self._start_configured_usage_log()
@@ -908,10 +912,14 @@ def _transaction_id(text: str) -> bytes:
     return transaction
 
 
-def open(source: str | Path | Config, progress: Progress | None = None) -> Router:
-    """Open a router from a YAML file or from a Config. Use it with `with`, or close it.
+def open(source: str | PathLike[str] | Config | None = None, progress: Progress | None = None) -> Router:
+    """Open a router from a directory, a YAML file or a Config. Use it with `with`, or close it.
 
-    Raises ConfigError with all that is wrong in the file, StoreLockedError, PlacementError, CorruptionError.
+    A directory, new or not, is opened with the `stores.yaml` in it, else as it was opened last; one that nobody has
+    used yet has one journal store for everything (`sync: always`). What is not there is a directory, unless its name
+    ends in .yaml or .yml.
+
+    Raises ConfigError with all that is wrong in the file or with the directory, StoreLockedError, PlacementError,
+    CorruptionError, and TypeError for what is none of the three.
     """
-    config = source if isinstance(source, Config) else load(source)
-    return Router(config).open(progress)
+    return Router(configuration_of(source)).open(progress)

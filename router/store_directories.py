@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import string
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +15,10 @@ from ..policies.config import Config, StoreConfig
 from ..policies.destination import Destination
 from ..policies.errors import ConfigError
 from ..policies.kinds import options_model
+from . import in_force
 from .destinations_table import StoreRow
+
+log = logging.getLogger(__name__)
 
 NAME_BYTES_MAX: Final = 120
 _PLAIN: Final = frozenset(string.ascii_lowercase + string.digits + "_-.")
@@ -34,8 +38,25 @@ class StoreDirectories:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.before: Config | None = None
-        """What the stores were used with until now, where they are about to move: it says how to open those that the
-        configuration does not have."""
+        """What the stores were used with until now, where it is given: it says how to open those that the configuration
+        does not have."""
+        self._written: str | None = None
+        self.moving = False
+        """Stores are about to get the place of others (repartition.py)."""
+
+    def remember_in_force(self) -> None:
+        """What the directory was opened under last stands for `before` where that is not given. It is read now, and
+        made sense of when it is needed."""
+        self._written = in_force.text_of(self.config.directory)
+
+    def _before(self) -> Config | None:
+        written, self._written = self._written, None
+        if self.before is None and written is not None:
+            try:
+                self.before = in_force.parsed(written, self.config.directory)
+            except ConfigError as error:
+                log.warning("what %s was opened under last is not known: %s", self.config.directory, error)
+        return self.before
 
     def expected(self, store: StoreConfig, destination: Destination) -> Path:
         """Where the store of a destination lies that is routed to `store`."""
@@ -71,17 +92,28 @@ class StoreDirectories:
         return StoreConfig("unconfigured", [">"], **options)
 
     def configured(self, row: StoreRow) -> StoreConfig | None:
-        """The configuration of a recorded store's directory, else of its name; None if there is neither."""
+        """The configuration of a recorded store's directory, else of its name, what it was used with until now before
+        what it is to be; None if there is neither."""
         name = row.name.partition(":")[0]
-        configs = [self.config] if self.before is None else [self.config, self.before]
-        for whole in configs:
-            at = _config_at(whole, self.path(row))
+        at = _config_at(self.config, self.path(row))
+        if at is not None and at.kind == row.kind:
+            return at
+        before = self._before()
+        if before is not None:
+            at = _config_at(before, self.path(row))
             if at is not None and at.kind == row.kind:
                 return at
-        for config in (store for whole in configs for store in whole.stores):
+        for config in (*(before.stores if before is not None else ()), *self.config.stores):
             if config.name == name and config.kind == row.kind:
                 return config
         return None
+
+    def kind_at(self, path: Path, kind: str) -> str:
+        """Of what kind the store in a directory was when it was opened last; `kind` where that is not known, or stores
+        are moving: then new ones come to lie where others were."""
+        before = None if self.moving else self._before()
+        former = None if before is None else _config_at(before, path)
+        return kind if former is None else former.kind
 
     def options(self, store: StoreConfig) -> BaseModel:
         """A store's options, with the mode of its files where it gives none itself."""
@@ -102,6 +134,13 @@ class StoreDirectories:
             if path not in seen:
                 yield Place(path, None)
                 yield from (Place(child, None) for child in children(path) if child not in seen)
+
+    def former_places(self) -> Iterator[Place]:
+        """Where stores may lie that the configuration had as one for all their destinations, or as one for each."""
+        for config in self.config.stores:
+            directory = self.config.directory_of(config)
+            paths = [directory] if config.per_destination else children(directory)
+            yield from (Place(path, None) for path in paths)
 
 
 def _config_at(config: Config, path: Path) -> StoreConfig | None:

@@ -69,7 +69,9 @@ class StoreRegistry:
         self._stores = OpenStores(self._directories, self.table, owner, require_lock)
         self.by_destination = self._stores.by_destination
         """The stores that were found before. One may have been closed since."""
-        self._reconciler = Reconciler(self._directories, self._routes, self.table, self._stores)
+        self._reconciler = Reconciler(
+            self._directories, self._routes, self.table, self._stores, lambda store_id: self.may_remove(store_id)
+        )
         self._generation = locking.generation
         self.opened = False
         """Set by the router, once all is compared: whether users may come."""
@@ -147,6 +149,7 @@ class StoreRegistry:
             require_no_import(self._config.directory)
         self._generation = locking.generation
         self._stopped = None
+        self._directories.remember_in_force()
         self._sweep()
         self.table.open()
         self._unchecked = {store_id: [] for store_id in self.table.stores}
@@ -155,6 +158,7 @@ class StoreRegistry:
         self._stores.progress, self._stores.accepting = progress, True
         if self.moving:
             self._reconciler.find_stores()
+            self._reconciler.clear_volatile()
         else:
             self._reconciler.run()
 
@@ -242,7 +246,8 @@ class StoreRegistry:
 
     def move(self, before: Config | None) -> None:
         """Open the stores to be repartitioned. `before`: what they were used with until now, where that is known."""
-        self.moving, self._directories.before = True, before
+        self.moving = self._directories.moving = True
+        self._directories.before = before
 
     def routed_elsewhere(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
         """Destinations that are in another store than the configuration routes them to, or that it routes nowhere."""
@@ -437,7 +442,9 @@ class StoreRegistry:
     def _made(self, config: StoreConfig, path: Path, name: str) -> StoreRow:
         """A store that is not recorded: made, unless a crash came after that. With its `exclusive` held."""
         if path.exists() and (self._config._may_create(config) or not is_empty(path)):
-            return self._reconciler.adopt(config, name, path)
+            adopted = self._reconciler.adopt(config, name, path)
+            if adopted is not None:
+                return adopted
         require_directories(self._config, [config])
         adapter, options = self._stores.adapter(config.kind), self._directories.options(config)
         store_id = self._stores.with_descriptors(lambda: adapter.create(name, path, options))

@@ -124,6 +124,7 @@ class BackendStats:
 
     syncs: int = 0
     journal_bytes: int = 0
+    index_bytes: int = 0
     capacity_bytes: int = 0
     pool_bytes: int = 0
     segments: dict[str, int] = field(default_factory=dict)

@@ -126,8 +126,25 @@ class Delivery:
 
         A message leaves its place only once it is held: Ctrl-C in between makes it seen twice here, not skipped.
         """
+        place = self.first(feed, rows)
+        if place is None:
+            return False
+        returned = feed.returned
+        if returned and feed.returned_places.get(returned[0][1]) is place:
+            self._give(feed, place, taker)
+            heapq.heappop(returned)
+            feed.returned_places.pop(place[SEQ], None)
+        else:
+            ready = feed.first.ready or self._fetch(feed, rows)
+            assert ready
+            self._give_first(feed, ready, taker)
+        return True
+
+    def first(self, feed: Feed, rows: Rows) -> Place | None:
+        """The first message that nobody holds and that is to be delivered; it stays where it is. None if there is none.
+        All that has returned is in the rows."""
         if feed.purging:
-            return False  # what is free is about to go
+            return None  # what is free is about to go
         if feed.passed_at and wall_ms() < feed.passed_at:
             feed.rewind()
         held, returned = feed.held, feed.returned
@@ -142,10 +159,7 @@ class Delivery:
                     and rows.row(feed.state, feed.subscription, seq, back[ORDER]) is not None
                     and self._deliverable(feed, back)
                 ):  # fmt: skip
-                    self._give(feed, back, taker)
-                    heapq.heappop(returned)
-                    feed.returned_places.pop(seq, None)
-                    return True
+                    return back
                 heapq.heappop(returned)
                 feed.returned_places.pop(seq, None)
             elif ready:
@@ -153,11 +167,10 @@ class Delivery:
                 if place[SEQ] not in held and (
                     (not place[EXPIRES] and self._max_deliveries is None) or self._deliverable(feed, place)
                 ):
-                    self._give_first(feed, ready, taker)
-                    return True
+                    return place
                 ready.popleft()
             else:
-                return False
+                return None
 
     def lease_ready(self, feed: Feed, taker: Taker) -> bool:
         """The same where it is ready: what has returned need not be in the rows. False where that does not tell which

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 from ...policies.destination import Destination
-from ...policies.errors import StoreFailedError
+from ...policies.errors import CorruptionError, StoreFailedError
 from ..store_types import Counts, StoreStats, SubscriptionKey
 from .engine import Engine
-from .leases import Lease
+from .leases import Feed, Lease
 from .pending_counts import Counted, PendingCounts
 from .receiving import Receiving
+from .records import sent_at_ms
 from .states import SubscriptionState
+from .sweep import wall_ms
 
 
 class Statistics:
@@ -28,9 +31,31 @@ class Statistics:
     def counts(self, destination: Destination, key: SubscriptionKey | None) -> Counts:
         """As Store.counts."""
         state = self._state(destination, key)
-        return self._engine.counted(
+        counts = self._engine.counted(
             lambda pending: self._counts(state, pending) if state is not None else Counts(0, 0), state
         )
+        if state is None or not counts.ready or self._engine.counts_stand:
+            return counts  # where they stand, whoever wants more would wait for a disk
+        counts.oldest_ready_seconds = self._oldest_ready(state)
+        return counts
+
+    def _oldest_ready(self, state: Counted) -> float | None:
+        """The age of what is received next; None if nothing is, or it cannot be read."""
+        feeds = (state.feed,) if isinstance(state, SubscriptionState) else tuple(state.feeds())
+        sent = [found for feed in feeds if (found := self._first_sent_at(feed)) is not None]
+        return max(wall_ms() - min(sent), 0) / 1000 if sent else None
+
+    def _first_sent_at(self, feed: Feed) -> int | None:
+        """When the first message was sent that nobody holds (ms)."""
+        engine = self._engine
+        while (place := engine.asked(lambda: engine.delivery.first(feed, engine.rows))) is not None:
+            with suppress(CorruptionError):  # told by who receives it
+                for record in engine.rows.bodies(feed.state, [place]):
+                    if record is not None:
+                        return sent_at_ms(record)
+                continue  # it has died meanwhile
+            return None
+        return None
 
     def _state(self, destination: Destination, key: SubscriptionKey | None) -> Counted | None:
         if key is not None:
@@ -82,6 +107,7 @@ class Statistics:
             syncs=backend.syncs,
             batches=engine.batches,
             journal_bytes=backend.journal_bytes,
+            index_bytes=backend.index_bytes,
             capacity_bytes=backend.capacity_bytes,
             pool_bytes=backend.pool_bytes,
             segments=backend.segments,

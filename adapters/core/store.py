@@ -980,9 +980,10 @@ class Store:
         return self._statistics.depth(destination, subscription)
 
     def counts(self, destination: Destination, subscription: SubscriptionKey | None = None) -> Counts:
-        """How many messages are ready, how many leased, how many wait for their time, and how many have expired since
-        the store was opened, in constant time. Of a topic without a subscription the leases of all its subscriptions
-        are counted, what waits for all of them, and what expired before one of them had acked it."""
+        """How many messages are ready, how many leased, how many wait for their time, how many have expired since the
+        store was opened, and how old the next ready one is, in constant time. Of a topic without a subscription the
+        leases of all its subscriptions are counted, what waits for all of them, what expired before one of them had
+        acked it, and the age is that of the oldest which one of them receives next."""
         return self._statistics.counts(destination, subscription)
 
     def find(self, destination: Destination, message_id: str) -> Message | None:

@@ -351,6 +351,7 @@ class JournalBackend(Backend):
         return BackendStats(
             syncs=self._log.syncs,
             journal_bytes=sum(max(s.allocated, s.end or 0) for s in segments),
+            index_bytes=self._index.file.size,
             capacity_bytes=sum(s.capacity for s in segments),
             pool_bytes=files.pool_bytes,
             segments={

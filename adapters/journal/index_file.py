@@ -132,6 +132,15 @@ class IndexFile:
             path.unlink(missing_ok=True)
             path_of(path).unlink(missing_ok=True)
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file and of its checksums; 0 for what is just being replaced."""
+        size = 0
+        for path in (self.path, self._checksums.path):
+            with suppress(OSError):
+                size += path.stat().st_size
+        return size
+
     def open_checksums(self) -> Files | None:
         """What `write_checksums` needs. Raises OSError if the process can open no more files."""
         return self._checksums.open_files()

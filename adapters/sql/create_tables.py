@@ -38,7 +38,8 @@ def prepare(database: Database, tables: Schema, options: SqlOptions, store_id: b
             existing = _existing_columns(connection, tables)
             missing = [table for table in tables.tables if table.name not in existing]
             if missing and not options.create_tables:
-                raise ConfigError([_are_missing(database, missing)])
+                step = "create them (`anabranch schema create`), or see to the url and schema_prefix"
+                raise ConfigError([f"{_have_not(database, missing)}; {step}"])
             _require_columns(database, tables, existing)
             _create(connection, tables, missing)
             store_id = _adopt(database, connection, tables, store_id, options.lease_expiration is not None)
@@ -58,7 +59,11 @@ def require(database: Database, tables: Schema, options: SqlOptions, store_id: b
                 existing = _existing_columns(connection, tables)
                 missing = [table for table in tables.tables if table.name not in existing]
                 if missing:
-                    raise PlacementError(f"{_are_missing(database, missing)}; nothing was created")
+                    raise PlacementError(
+                        f"{_have_not(database, missing)}; nothing was created. See to the url, schema_prefix and "
+                        "table_names, which say where the store's tables are; to move what is in those of before, give "
+                        "the new store another name and run `anabranch repartition`; or restore the database"
+                    )
                 _require_columns(database, tables, existing)
             rows = connection.execute(tables.store.select()).all()
         _require_owner(database, rows, store_id)
@@ -102,12 +107,9 @@ def _existing_columns(connection: Connection, tables: Schema) -> dict[str, set[s
     return {name.lower(): {column["name"].lower() for column in columns} for (_, name), columns in inspected.items()}
 
 
-def _are_missing(database: Database, missing: Sequence[Table]) -> str:
+def _have_not(database: Database, missing: Sequence[Table]) -> str:
     names = ", ".join(table.fullname for table in missing)
-    return (
-        f"store {database.name!r}: {shown_url(database.engine.url)} has no {names}; create them "
-        "(`anabranch schema create`), or see to the url and schema_prefix"
-    )
+    return f"store {database.name!r}: {shown_url(database.engine.url)} has no {names}"
 
 
 def _create(connection: Connection, tables: Schema, missing: Sequence[Table]) -> None:

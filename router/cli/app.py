@@ -19,8 +19,9 @@ from ...policies.errors import (
 from .signals import describe, exit_code
 
 COMMANDS = (
-    "init", "check", "route", "schema", "stats", "compact", "transactions", "explain", "trace", "recommend",
-    "repartition", "salvage", "import", "mkahadb",
+    "init", "check", "route", "schema", "queues", "browse", "send", "receive", "tail", "move", "requeue", "purge",
+    "delete", "stats", "compact", "transactions", "explain", "trace", "recommend", "repartition", "salvage", "import",
+    "mkahadb",
 )  # fmt: skip
 """Each is the name of a module here (or see _MODULES) that holds a click command called `command`. The order is that of
 `--help`."""
@@ -45,6 +46,11 @@ class BadInput(Failure):
     exit_code = 2
 
 
+def _said(error: AnabranchError) -> str:
+    """With what was added to it: how far it had come, say."""
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+
+
 class App(click.Group):
     """Imports a command's module when the command is asked for."""
 
@@ -64,9 +70,9 @@ class App(click.Group):
             prefix = "" if error.path else "Error: "  # what is wrong with a file begins with its name
             raise BadInput("\n".join(f"{prefix}{line}" for line in str(error).splitlines())) from error
         except BAD_INPUT as error:
-            raise BadInput(f"Error: {error}") from error
+            raise BadInput(f"Error: {_said(error)}") from error
         except AnabranchError as error:
-            raise Failure(f"Error: {error}") from error
+            raise Failure(f"Error: {_said(error)}") from error
         except BrokenPipeError:
             raise  # whoever read our output has seen enough: click ends quietly
         except OSError as error:
@@ -90,7 +96,7 @@ def app() -> None:
 
     \b
     Example:
-      anabranch init
+      anabranch queues data
+      anabranch browse data orders.custom
       anabranch check stores.yaml
-      anabranch route --config stores.yaml queue://orders.custom
     """

@@ -6,33 +6,40 @@ from pathlib import Path
 
 import click
 
-from ...policies.config import StoreConfig, load, warnings
+from ...policies.config import Config, StoreConfig, load, warnings
 from ...policies.errors import AnabranchError, ConfigError, Problem
 from ...policies.kinds import load_adapter
+from ..in_force import file_of
+from ..repartition_plan import changed_kinds
 from ..store_directories import missing_directories
 from .modes import too_open
-from .output import LocalPath, echo_json, json_option
+from .output import LocalPath, config_option, echo_json, json_option
 
 
 @click.command()
-@click.argument("path", type=LocalPath(), default=Path("stores.yaml"))
+@click.argument("path", type=LocalPath(), required=False)
+@config_option
 @json_option
 @click.pass_context
-def command(ctx: click.Context, path: Path, as_json: bool) -> None:
+def command(ctx: click.Context, path: Path | None, config_path: Path, as_json: bool) -> None:
     """Say what is wrong with a configuration file.
 
-    All of it at once, of PATH or stores.yaml. Opens no store and creates nothing. What is right, and probably not what
-    was meant, is a warning, and so are files that more users may read than the configuration says, and
-    directories that are missing and must not be made.
+    All of it at once, of PATH or stores.yaml, or of what a directory is opened under; also whether it gives a store of
+    the data directory another kind than it has. Creates nothing, and changes nothing. What is right, and probably not
+    what was meant, is a warning, and so are files that more users may read than the configuration says, and directories
+    that are missing and must not be made.
 
     \b
     Example:
       anabranch check stores.yaml
-      anabranch check --json stores.yaml
+      anabranch check -c stores.yaml --json
     """
+    path = file_of(path or config_path)
+    doubtful: list[Problem] = []
     try:
         config = load(path)
         refused = [Problem(f"store {store.name!r}: {said}") for store in config.stores for said in _refused(store)]
+        refused += _changed_kinds(config, doubtful)
         if refused:
             raise ConfigError(refused, str(path))
     except ConfigError as error:
@@ -41,7 +48,7 @@ def command(ctx: click.Context, path: Path, as_json: bool) -> None:
         problems = [{"line": problem.line, "message": problem.message} for problem in error.problems]
         echo_json({"path": str(path), "valid": False, "problems": problems})
         ctx.exit(2)
-    doubtful = [*warnings(path), *map(Problem, missing_directories(config)), *too_open(config)]
+    doubtful += [*warnings(path), *map(Problem, missing_directories(config)), *too_open(config)]
     if as_json:
         found = [{"line": warning.line, "message": warning.message} for warning in doubtful]
         stores = [store.name for store in config.stores]
@@ -54,6 +61,16 @@ def command(ctx: click.Context, path: Path, as_json: bool) -> None:
     for store in config.stores:
         own = ", one for each destination" if store.per_destination else ""
         click.echo(f"  {store.name} ({store.kind}{own}): {', '.join(store.match)}")
+
+
+def _changed_kinds(config: Config, doubtful: list[Problem]) -> list[Problem]:
+    """What an open would refuse. Where the directory cannot be looked at, that joins `doubtful`."""
+    try:
+        found = changed_kinds(config)
+    except (AnabranchError, OSError) as error:
+        doubtful.append(Problem(f"what is in {config.directory} is not compared: {error}"))
+        return []
+    return [] if found is None else [Problem(str(found))]
 
 
 def _refused(store: StoreConfig) -> list[str]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
+from ...policies.config import Config
 from ...policies.text import human_bytes
-from .output import config_option, echo_json, json_option, opened, warnings_shown, working
+from .directory import on_directory, opened
+from .output import echo_json, json_option, working
 
 
 @click.command()
-@config_option
+@on_directory()
 @click.option("--store", "-s", "names", multiple=True, metavar="NAME",
               help="Only this store; may be given more than once. Else all that are recorded.")  # fmt: skip
 @json_option
-def command(config_path: Path, names: tuple[str, ...], as_json: bool) -> None:
+def command(config: Config, names: tuple[str, ...], as_json: bool) -> None:
     """Give back disk that holds no messages.
 
     What lives in mostly dead segments of a journal is copied together, and they are released; its index, and the file
@@ -25,13 +25,13 @@ def command(config_path: Path, names: tuple[str, ...], as_json: bool) -> None:
 
     \b
     Example:
-      anabranch compact --config stores.yaml
-      anabranch compact --config stores.yaml --store orders
+      anabranch compact data
+      anabranch compact -c stores.yaml --store orders
     """
     from ...policies.errors import ConfigError
 
     freed: dict[str, int] = {}
-    with warnings_shown(), opened(config_path) as router:
+    with opened(config) as router:
         rows = router._registry.table.stores.values()
         there = [row for row in rows if not names or row.name in names]
         if missing := [name for name in names if all(row.name != name for row in there)]:

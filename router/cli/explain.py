@@ -66,8 +66,9 @@ def _ours(directory: Path, config_path: Path | None, progress: Work) -> Explaine
     from ...policies.config import load
     from ..explanation import explain
     from ..explanation_text import render_text
+    from ..in_force import known_configuration
 
-    config = load(config_path) if config_path is not None else None
+    config = load(config_path) if config_path is not None else known_configuration(directory.absolute())
     found = explain(directory, config, lambda what, done, total: progress(done, total))
     is_whole = not found.unreadable and not any(store.damages for store in found.stores)
     return render_text(found, _columns()), found.to_json(), is_whole

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...policies.config import Config
 from ...policies.text import count_of, human_bytes
-from .output import LocalPath, config_option, echo_json, json_option, working
+from .directory import on_directory
+from .output import LocalPath, echo_json, echo_table, json_option, working
 
 if TYPE_CHECKING:
     from ..importing import Report
@@ -18,30 +20,28 @@ if TYPE_CHECKING:
 @click.option(
     "--from-kahadb", "source", type=LocalPath(), required=True, help="The KahaDB or mKahaDB directory; only read."
 )
-@config_option
+@on_directory()
 @click.option("--dry-run", is_flag=True, help="Say what would go where, and what not; write nothing.")
 @click.option("--force", is_flag=True, help="Import what can be, also where files are damaged or messages left out.")
 @json_option
-def command(source: Path, config_path: Path, dry_run: bool, force: bool, as_json: bool) -> None:
+def command(config: Config, source: Path, dry_run: bool, force: bool, as_json: bool) -> None:
     """Bring an ActiveMQ broker's pending messages over.
 
-    What its queues hold and its durable subscriptions have yet to ack comes into the data directory of the
-    configuration, routed as that says, with message ids, headers, priorities, expiry and redelivery counts. Stop the
+    What its queues hold and its durable subscriptions have yet to ack comes into the data directory, routed as its
+    configuration says, with message ids, headers, priorities, expiry and redelivery counts. Stop the
     broker first; its files are only read. An import that was cut short is gone on with by the same command, and
     nothing comes twice.
 
     \b
     Example:
-      anabranch import --from-kahadb /var/activemq/kahadb --config stores.yaml --dry-run
-      anabranch import --from-kahadb /var/activemq/kahadb --config stores.yaml
-      anabranch import --from-kahadb /var/activemq/kahadb --config stores.yaml --json
+      anabranch import --from-kahadb /var/activemq/kahadb -c stores.yaml --dry-run
+      anabranch import --from-kahadb /var/activemq/kahadb -c stores.yaml
+      anabranch import --from-kahadb /var/activemq/kahadb data --json
     """
     from ...adapters.kahadb.pending import pending_of
-    from ...policies.config import load
     from ...policies.errors import ConfigError, PlacementError
     from .. import importing
 
-    config = load(config_path)
     with working(f"Reading {source.name}") as work:
 
         def progress(what: str, done: int, total: int) -> None:
@@ -74,11 +74,6 @@ def _print(report: Report, dry_run: bool) -> None:
         for one in report.destinations
     ]
     if report.destinations:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for name, messages, size, subscriptions, store in rows:
-            click.echo(
-                f"{name:<{widths[0]}}  {messages:>{widths[1]}}  {size:>{widths[2]}}  "
-                f"{subscriptions:>{widths[3]}}  {store}"
-            )
+        echo_table(rows, left=(0, 4))
     what = f"{count_of(report.messages, 'message')} of {count_of(len(report.destinations), 'destination')}"
     click.echo(f"{what} {'would be imported' if dry_run else 'imported, and counted in their stores'}.")

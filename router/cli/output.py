@@ -1,10 +1,10 @@
-"""What the commands share: options, JSON, progress on long work, and a router over stores that are there."""
+"""What the commands share: options, JSON, progress on long work."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,6 @@ from ...policies.outputs import is_elsewhere, local_path
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-    from ..router import Router
 
 
 class LocalPath(click.Path):
@@ -51,6 +49,17 @@ config_option = click.option(
     show_default=True,
     help="The configuration file.",
 )
+
+
+def echo_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> None:
+    """Prints columns, the head of which is the first row; all but those in `left` are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        click.echo("  ".join(cells).rstrip())
 
 
 def echo_json(data: Any) -> None:
@@ -116,18 +125,3 @@ def warnings_shown() -> Iterator[None]:
     finally:
         logger.propagate = propagated
         logger.removeHandler(handler)
-
-
-def opened(config_path: Path) -> Router:
-    """The router of a configuration whose data directory exists, opened; nothing is created. Raises PlacementError."""
-    from ...policies.config import load
-    from ...policies.errors import PlacementError
-    from ..router import Router
-
-    config = load(config_path)
-    if not config.directory.exists():
-        raise PlacementError(
-            f"{config.directory}, the data directory of {config_path}, does not exist yet; it is made at the first use"
-        )
-    with working(f"Opening {config.directory.name}") as progress:
-        return Router(config).open(lambda what, done, total: progress(done, total))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...policies.text import count_of, human_bytes
-from .output import LocalPath, echo_json, json_option, warnings_shown, working
+from .output import LocalPath, echo_json, echo_table, json_option, warnings_shown, working
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @click.option("--config", "-c", "config_path", type=LocalPath(), required=True, metavar="NEW",
               help="The configuration to move to.")  # fmt: skip
 @click.option("--old", "old_path", type=LocalPath(), metavar="FILE",
-              help="The configuration until now. Needed only for stores that NEW does not have and that do not open "
-              "with default options: a server's database, say.")  # fmt: skip
+              help="The configuration until now, where DIR does not say it: one with secrets, or of an interrupted "
+              "run. Only for stores that NEW does not have and that do not open with defaults.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would move, and change nothing.")
 @click.option("--restart", is_flag=True,
               help="Move to NEW though an interrupted run was moving to another configuration.")  # fmt: skip
@@ -87,10 +87,7 @@ def _print(moves: Sequence[Move], dry_run: bool) -> None:
     for move in moves:
         shown = str(move.destination), move.source, move.target
         rows.append((*shown, f"{move.messages:,}", human_bytes(move.bytes), f"{move.subscriptions:,}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.ljust(w) if i < 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        click.echo("  ".join(cells))
+    echo_table(rows, left=(0, 1, 2))
     count, size = sum(move.messages for move in moves), sum(move.bytes for move in moves)
     verb = "would move" if dry_run else "moved"
     what = f"{count_of(len(moves), 'destination')}, {count_of(count, 'message')}, {human_bytes(size)}"

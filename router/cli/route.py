@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from ...policies.config import load
 from ...policies.destination import Destination, wildcard_in
 from ...policies.errors import NoRouteError
+from .directory import named
 from .output import config_option, echo_json, json_option
 
 
@@ -25,7 +25,7 @@ def command(name: str, config_path: Path, as_json: bool) -> None:
     \b
     Example:
       anabranch route --config stores.yaml orders.custom
-      anabranch route -c stores.yaml --json topic://ticks.eu
+      anabranch route -c data --json topic://ticks.eu
     """
     destination = Destination.parse(name)
     wildcard = wildcard_in(destination.name)
@@ -35,7 +35,7 @@ def command(name: str, config_path: Path, as_json: bool) -> None:
             "destination goes that is really named so",
             err=True,
         )
-    routes = load(config_path).routes()
+    routes = named(config_path).routes()
     matches = routes.matches(destination)
     if not matches:
         nearest = ", ".join(routes.nearest(destination))

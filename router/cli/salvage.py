@@ -12,6 +12,7 @@ from ...policies.text import count_of, human_bytes
 from .output import LocalPath, echo_json, json_option, working
 
 if TYPE_CHECKING:
+    from ...policies.config import Config
     from ..salvage import Salvaged
 
 SHOWN = 20
@@ -45,9 +46,13 @@ def command(directory: Path, target: Path, config_path: Path | None, as_json: bo
       anabranch salvage data/stores/orders --to orders.new
     """
     from ...policies.config import load
+    from ..in_force import known_configuration
     from ..salvage import salvage
 
-    config = load(config_path, names_suffice=True) if config_path is not None else None
+    if config_path is not None:
+        config: Config | None = load(config_path, names_suffice=True)
+    else:
+        config = known_configuration(directory.absolute())
     with working(f"Reading {directory.absolute().name}"):
         found = salvage(directory, target, config)
     if as_json:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 
 import click
 
+from ...policies.config import Config
 from ...policies.text import human_bytes
-from .output import config_option, echo_json, json_option, opened, warnings_shown
+from .directory import on_directory, opened
+from .output import echo_json, echo_table, json_option
 
 
 @click.command()
-@config_option
+@on_directory()
 @json_option
-def command(config_path: Path, as_json: bool) -> None:
+def command(config: Config, as_json: bool) -> None:
     """Show what each store holds, and what it takes on disk.
 
     Delayed messages wait for their time. What was dropped is counted from when a store is opened: Router.stats() tells
@@ -24,10 +25,10 @@ def command(config_path: Path, as_json: bool) -> None:
 
     \b
     Example:
-      anabranch stats --config stores.yaml
-      anabranch stats --config stores.yaml --json
+      anabranch stats data
+      anabranch stats -c stores.yaml --json
     """
-    with warnings_shown(), opened(config_path) as router:
+    with opened(config) as router:
         directory, stats = router.config.directory, router.stats()
     if as_json:
         stores = {}
@@ -56,7 +57,4 @@ def command(config_path: Path, as_json: bool) -> None:
         )  # fmt: skip
     for name in stats.unresponsive:
         click.echo(f"Store {name} does not answer; what it said last is shown, if anything.", err=True)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        click.echo("  ".join(cells))
+    echo_table(rows, left=(0, 1))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .output import config_option, echo_json, json_option, opened
+from ...policies.config import Config
+from .directory import on_directory, opened
+from .output import echo_json, json_option
 
 if TYPE_CHECKING:
     from ..router import Router
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@config_option
+@on_directory()
 @click.option("--commit", "commit", metavar="ID", help="Decide by hand: this one is committed.")
 @click.option("--rollback", "rollback", metavar="ID", help="Decide by hand: this one is rolled back.")
 @click.option("--forget", "forget", metavar="ID", help="Drop the record of an outcome that was given by hand.")
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def command(
     ctx: click.Context,
-    config_path: Path,
+    config: Config,
     commit: str | None,
     rollback: str | None,
     forget: str | None,
@@ -42,13 +43,13 @@ def command(
 
     \b
     Example:
-      anabranch transactions --config stores.yaml
-      anabranch transactions --commit 1:order-17:messages
-      anabranch transactions --forget 1:order-17:messages --json
+      anabranch transactions data
+      anabranch transactions data --commit 1:order-17:messages
+      anabranch transactions -c stores.yaml --forget 1:order-17:messages --json
     """
     if sum(given is not None for given in (commit, rollback, forget)) > 1:
         raise click.UsageError("--commit, --rollback and --forget exclude each other; give one, for one transaction")
-    with opened(config_path) as router:
+    with opened(config, quiet=True) as router:  # what is wrong is told below
         if forget is not None:
             done = _forget(router, forget)
         elif commit is not None:

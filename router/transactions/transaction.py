@@ -235,6 +235,13 @@ class Transaction:
         message = checked(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms)
         self._send(destinations, message)
 
+    def carry(self, destination: Destination, message: Outgoing) -> None:
+        """Send at commit what was a message before, as it was. For who moves messages; else as `send`."""
+        body = message.body
+        if type(body) is not bytes:
+            message = message._replace(body=kept(self._registry, destination, body, None, message.persistent))
+        self._send((destination,), message)
+
     def _send(self, destinations: Sequence[Destination], message: Outgoing) -> None:
         with self._lock:
             if self._global.state is not ACTIVE or self._global.told is not None:

@@ -8,6 +8,7 @@ import pytest
 
 from anabranch.adapters.core import Store
 
+from .ages import AgesContract
 from .changing import ChangingContract
 from .counting import CountingContract
 from .deliveries import DeliveriesContract
@@ -74,6 +75,7 @@ class StoreContract(
     LargeContract,
     WhenFullContract,
     WaitingContract,
+    AgesContract,
     EssentialContract,
 ):
     """All of it. Inherit it, and give a fixture `disk`."""

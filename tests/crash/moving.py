@@ -2,6 +2,8 @@
 
     python -m tests.crash.moving --kind crash        the process ends before call number k; it is run again
     python -m tests.crash.moving --kind power        every directory that a disk may hold at any point
+    python -m tests.crash.moving --joined --kind crash     a store for each destination becomes one for all: they are
+                                                           put aside first (router/changed_kinds.py)
 
 Whatever happens, no router opens the directory that would not show all of it; the same command, run again, moves the
 rest; and in the end everything is there once, in order, with all that was known of it, and nothing else is left.
@@ -25,6 +27,7 @@ from unittest import mock
 import anabranch
 from anabranch.adapters.core import copying
 from anabranch.policies.errors import AnabranchError, PlacementError
+from anabranch.router.in_force import read_in_force
 from anabranch.router.repartition import repartition
 
 from ..places import in_memory
@@ -50,11 +53,19 @@ def _config(directory: Path, *stores: tuple[str, str]) -> anabranch.Config:
     )
 
 
+joined = False
+"""What is moved: see above."""
+
+
 def before(directory: Path) -> anabranch.Config:
+    if joined:
+        return anabranch.Config(directory, [anabranch.StoreConfig("s", [">"], per_destination=True, journal=JOURNAL)])
     return _config(directory, ("all", ">"))
 
 
 def after(directory: Path) -> anabranch.Config:
+    if joined:
+        return _config(directory, ("s", ">"))
     return _config(directory, ("a", "queue://a"), ("topics", "topic://>"), ("rest", ">"))
 
 
@@ -152,6 +163,7 @@ def shown(settings: anabranch.Config, expected: Facts) -> list[str]:
 
 def gone_on_with(directory: Path, expected: Facts) -> list[str]:
     """What is wrong with what an interrupted run has left, and with what the next one makes of it."""
+    read_in_force(directory)  # whole, or not there
     wrong = shown(before(directory), expected) + shown(after(directory), expected)
     repartition(after(directory))
     return wrong + done(directory, expected)
@@ -171,10 +183,12 @@ def done(directory: Path, expected: Facts) -> list[str]:
             wrong.append(f"committed: found {found}, not {due}")
         wrong += violations(router)
     left = {path.name for path in directory.iterdir() if path.name != "decisions"}
-    if left != {"placement.records", "router.lock", "stores"}:
+    if left != {"in-force.yaml", "placement.records", "router.lock", "stores"}:
         wrong.append(f"{left} are in the directory")
+    if read_in_force(directory) != after(directory):
+        wrong.append(f"in force is {read_in_force(directory)}")
     stores = {path.name for path in (directory / "stores").iterdir()}
-    if stores != {"a", "rest", "topics"}:
+    if stores != {store.name for store in after(directory).stores}:
         wrong.append(f"there are the stores {stores}")
     return wrong
 
@@ -303,8 +317,13 @@ def _power(base: Path, campaign: Campaign) -> None:
 
 
 def main() -> int:
+    global joined
     logging.disable()  # records would hold stores and their files
-    return 1 if spoil(of_arguments(parser("Spoil every call of a repartition.", POWER).parse_args(), POWER)) else 0
+    arguments = parser("Spoil every call of a repartition.", POWER)
+    arguments.add_argument("--joined", action="store_true", help="make one store of one for each destination")
+    given = arguments.parse_args()
+    joined = given.joined
+    return 1 if spoil(of_arguments(given, POWER)) else 0
 
 
 if __name__ == "__main__":

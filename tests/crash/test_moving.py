@@ -13,6 +13,9 @@ from .calls import KINDS
     [
         ("--kind crash --kind eio --kind enospc --kind short", 24),
         ("--kind power", 256),
+        ("--joined --kind crash --kind eio --kind enospc --kind short", 48),
+        ("--joined --kind power", 512),
+        *(pytest.param(f"--joined --kind {kind}", 1, marks=pytest.mark.campaign) for kind in (*KINDS, "power")),
         *(pytest.param(f"--kind {kind}", 1, marks=pytest.mark.campaign) for kind in (*KINDS, "power")),
     ],
 )

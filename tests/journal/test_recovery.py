@@ -19,6 +19,7 @@ from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.wal import format as w
 from anabranch.policies.config import JournalOptions
 from anabranch.policies.destination import Destination
+from anabranch.policies.durability import Sync
 from anabranch.policies.errors import (
     AnabranchError,
     ClosedError,
@@ -632,3 +633,21 @@ def test_a_snapshot_above_the_watermark(disk: JournalDisk) -> None:
     again = disk.open(late)
     assert (bodies(again, B), bodies(again, A)) == ([b"kept"], [])
     assert_whole(again)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_index_s_bytes_are_told(tmp_path: Path, own: bool) -> None:
+    """Of the file and its checksums, wherever it lies."""
+    indexes = tmp_path / "indexes" if own else None
+    options = JournalOptions(segment_size=65536, sync=Sync.NEVER)
+    JournalStore.create("s", tmp_path / "s", options)
+    store = JournalStore("s", tmp_path / "s", options, index_directory=indexes)
+    store.open()
+    try:
+        empty = store.stats().index_bytes
+        store.send_many(A, [b"x"] * 20_000)
+        store.checkpoint()
+        files = [p for p in (indexes or tmp_path / "s").iterdir() if p.suffix in (".mdb", ".sums")]
+        assert store.stats().index_bytes == sum(path.stat().st_size for path in files) > empty > 0
+    finally:
+        store.close()

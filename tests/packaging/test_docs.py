@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 import anabranch
 from anabranch.adapters.core import large
 from anabranch.adapters.journal import checksums, index
 from anabranch.adapters.wal import format as segments
-from anabranch.policies.config import loads
+from anabranch.policies.config import (
+    Config,
+    JournalOptions,
+    MemoryOptions,
+    SqlOptions,
+    StoreConfig,
+    StoreOptions,
+    TransactionOptions,
+    UsageOptions,
+    loads,
+)
 from anabranch.router import destinations_table as placement
+from anabranch.router.in_force import KEPT
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -121,3 +135,50 @@ def test_the_page_of_formats_tells_the_version_of_each_file() -> None:
         "`placement.records`": str(placement.VERSION),
         "`*.body`, and a body in LARGE": str(large.VERSION),
     }
+
+
+def test_the_page_says_of_each_option_what_a_change_does_to_a_directory_that_exists() -> None:
+    """And those that leave something as it was are the ones that an open tells of."""
+    section = (ROOT / "docs" / "configuration.md").read_text().split("a directory that exists:\n")[1].split("\n## ")[0]
+    told: dict[str, dict[str, str]] = {}
+    for line in section.splitlines():
+        keys, _, effect = line.removeprefix("| ").rstrip(" |").partition(" | ")
+        if effect == "a change":
+            table = told.setdefault(keys, {})
+        elif line.startswith("| "):
+            for key in re.findall("`([a-z_]+)`", keys):
+                assert key not in table, key
+                table[key] = effect
+    general = told["of every kind"]
+    models: dict[str, type[BaseModel]] = {
+        "of the file": Config, "of a store": StoreConfig, "of every kind": StoreOptions, "of a journal": JournalOptions,
+        "of SQL": SqlOptions, "of memory": MemoryOptions, "of the usage log": UsageOptions,
+        "of transactions": TransactionOptions,
+    }  # fmt: skip
+    for heading, model in models.items():
+        apart = {"kind", "options"} if model is StoreConfig else general if model.__base__ is StoreOptions else ()
+        assert set(told[heading]) == set(model.model_fields).difference(apart), heading
+    texts = [text for table in told.values() for text in table.values()]
+    assert all(re.match("Applied|Refused|From then on|Another|As the", text) for text in texts)
+    kept = {
+        f"usage.{key}" if heading == "of the usage log" else key
+        for heading, table in told.items()
+        for key, text in table.items()
+        if text.startswith("From then on")
+    }
+    assert kept == set(KEPT)
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [("adapters/store_types.py", {"_Counts", "Counts", "StoreStats"}), ("router/router.py", {"RouterStats"})],
+)
+def test_each_field_that_counts_something_is_explained(module: str, names: set[str]) -> None:
+    classes = [node for node in ast.parse((ROOT / module).read_text()).body if isinstance(node, ast.ClassDef)]
+    missing = []
+    for found in (one for one in classes if one.name in names):
+        for field, following in itertools.pairwise([*found.body, ast.Pass()]):
+            explained = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            if isinstance(field, ast.AnnAssign) and not explained:
+                missing.append(f"{found.name}.{ast.unparse(field.target)}")
+    assert not missing

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, SecretStr
 
+from anabranch.policies import config_writing, config_yaml
 from anabranch.policies.config import (
     Config,
     JournalOptions,
@@ -30,7 +31,7 @@ from anabranch.policies.limits import OF_NONPERSISTENT
 from anabranch.policies.wildcard import escape
 
 BASE = Path("/srv/app")
-texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=6)
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
 patterns = st.text("ab.é \n'\":#-", min_size=1, max_size=8).map(lambda name: "queue://" + escape(name))
 paths = st.sampled_from(["/srv/app/data/x", "/srv/app/data/~y", "/srv/app/data/z:/w", "/far/é x", "/srv/app/data/ "])
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
@@ -154,6 +155,18 @@ def test_each_option_of_each_kind_is_written(kind: str, option: str, data: st.Da
     text = dump_yaml(config)
     assert option in text
     assert loads(text, "/") == config
+
+
+@given(st.text(max_size=8))
+def test_both_ways_of_writing_yaml_read_back(text: str) -> None:
+    for dumper in (config_writing._FAST, config_writing._Dumper):
+        written = "a:\n" + "".join(f"  {line}\n" for line in config_writing._text([text], dumper).split("\n"))
+        assert config_yaml.parse(written).data == {"a": [text]}
+
+
+def test_a_path_that_is_no_utf8_is_written() -> None:
+    config = Config("/d/\udcff", [StoreConfig("a", [">"])])
+    assert loads(dump_yaml(config), BASE) == config
 
 
 # Secrets -------------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ MISTAKES: list[tuple[Any, type[Exception], str]] = [
     (
         lambda r: anabranch.open(NUMBER),
         TypeError,
-        "a configuration is the path of a file, or an anabranch.Config, not int: 5",
+        "a source is a path as str or pathlib.Path, not int: 5; ",
     ),
     (lambda r: anabranch.Router(NUMBER), TypeError, "a Router takes an anabranch.Config, not int: 5; anabranch.open"),
     (lambda r: r.repartition(None), TypeError, "a configuration is the path of a file, .* not NoneType: None"),

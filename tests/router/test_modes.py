@@ -102,6 +102,7 @@ FILES = {
     ".free",
     ".spare",
     ".tmp",
+    ".yaml",
 }
 
 

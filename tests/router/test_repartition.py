@@ -269,12 +269,6 @@ class TestRefused:
         after = config(tmp_path, ("m", [">"]), memory={})
         self.refused(after, PlacementError, r"queue://a\.x: .* from store 'all' to 'm', a memory store, which keeps no")
 
-    def test_another_kind_in_the_same_directory(self, tmp_path: Path) -> None:
-        after = config(tmp_path, ("all", [">"]), sql={})
-        self.refused(
-            after, PlacementError, r"store 'all' is a journal store in .*, and the configuration says sql; two"
-        )
-
     def test_a_directory_that_is_no_store(self, tmp_path: Path) -> None:
         (tmp_path / "stores" / "a").mkdir()
         (tmp_path / "stores" / "a" / "mine").touch()

@@ -1,0 +1,95 @@
+"""How a command finds the data directory that it is about: `DIR`, or a configuration by `-c`.
+
+    @click.command()
+    @on_directory("QUEUE", "[BODY]")
+    @json_option
+    def command(config: Config, queue: str, body: str | None, as_json: bool) -> None: ...
+
+DIR is all that `anabranch.open` takes: the directory, with the configuration in force that lies in it, or a file. With
+`-c FILE` it is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ...policies.config import Config
+from ...policies.outputs import local_path
+from .output import LocalPath, warnings_shown, working
+
+if TYPE_CHECKING:
+    from ..router import Router
+
+FILE: Final = Path("stores.yaml")
+"""What a command without operands is about that is given neither."""
+
+Command = Callable[..., Any]
+
+
+def on_directory(*operands: str) -> Callable[[Command], Command]:
+    """DIR and what stands behind it: `QUEUE`, or `[BODY]` for what may be left out. The command gets `config`, and each
+    operand by its name in small letters."""
+    names = [operand.strip("[]").lower() for operand in operands]
+    required = sum(not operand.startswith("[") for operand in operands)
+
+    def decorate(function: Command) -> Command:
+        @functools.wraps(function)
+        def command(directory: str | None, config_path: Path | None, **given: Any) -> Any:
+            values = [value for value in (directory, *(given.pop(name) for name in names)) if value is not None]
+            source = config_path
+            if config_path is None and values:
+                source = local_path(values.pop(0), "DIR")
+            elif config_path is None and not operands:
+                source = FILE
+            if source is None or len(values) < required:
+                missing = "DIR" if source is None else operands[len(values)]
+                raise click.UsageError(f"Missing argument '{missing}'.")
+            if len(values) > len(operands):
+                raise click.UsageError(f"-c {config_path} says the directory already; leave DIR, {values[0]}, out")
+            values += [None] * (len(operands) - len(values))
+            return function(config=named(source), **dict(zip(names, values, strict=True)), **given)
+
+        for operand, name in reversed(list(zip(operands, names, strict=True))):
+            command = click.argument(name, required=False, metavar=operand)(command)
+        shown = "DIR" if operands else "[DIR]"
+        command = click.argument("directory", required=False, metavar=shown)(command)
+        option = click.option(
+            "--config", "-c", "config_path", type=LocalPath(), metavar="FILE",
+            help="The configuration, instead of DIR." + ("" if operands else f" Without either: {FILE}."),
+        )  # fmt: skip
+        return option(command)
+
+    return decorate
+
+
+def named(source: Path) -> Config:
+    """The configuration of a directory, or in a file. Raises ConfigError."""
+    from ..in_force import configuration_of
+
+    return configuration_of(source)
+
+
+@contextmanager
+def opened(config: Config, *, create: bool = False, quiet: bool = False) -> Iterator[Router]:
+    """The router of a data directory that somebody has used, open in the block; nothing is made, unless `create`. What
+    the library warns of is shown, unless `quiet`. Raises PlacementError."""
+    from ...policies.errors import PlacementError
+    from ..destinations_table import RECORD
+    from ..router import Router
+
+    with nullcontext() if quiet else warnings_shown():
+        if not create and not (config.bindings / RECORD).exists() and not (config.directory / RECORD).exists():
+            what = "holds no data of Anabranch's" if config.directory.exists() else "does not exist"
+            of = f", the data directory of {config.file}," if config.file is not None else ""
+            step = "it is made at the first use, by a program or by `anabranch send --create`"
+            raise PlacementError(f"{config.directory}{of} {what} yet; {step}")
+        with working(f"Opening {config.directory.name}") as progress:
+            router = Router(config).open(lambda what, done, total: progress(done, total))
+        with router:
+            yield router

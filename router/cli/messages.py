@@ -1,0 +1,246 @@
+"""What the commands over messages share: queues that are there, how a message is shown, asking before anything goes.
+
+A body is shown as text where it is UTF-8 text, or where its `content_type` says MessagePack; else its length and its
+first bytes are. What a codec would have to run, pickle, is never decoded here. With `--json` each message is one object
+on a line of its own; with `--raw` bodies alone come, as they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from ...policies.config_problems import did_you_mean
+from ...policies.destination import Kind
+from ...policies.errors import DestinationError
+from ...policies.text import human_bytes
+
+if TYPE_CHECKING:
+    from ...adapters.messages import Message
+    from ...policies.destination import Destination
+    from ..queue import Queue
+    from ..router import Router
+    from ..topic import Topic
+
+HEX_BYTES: Final = 16
+"""Of a body that is no text, so many are shown."""
+LINES: Final = 20
+"""Lines of a text that a terminal shows."""
+CHUNK: Final = 1 << 16
+_MSGPACK: Final = "application/msgpack"
+_JSON: Final = "application/json"
+
+Command = Callable[..., Any]
+
+
+def json_lines(command: Command) -> Command:
+    """`--json`, of a command that shows messages."""
+    text = "Print one JSON object for each message, on a line of its own. Errors stay text, on stderr."
+    return click.option("--json", "as_json", is_flag=True, help=text)(command)
+
+
+def raw_option(command: Command) -> Command:
+    """`--raw`, likewise."""
+    return click.option("--raw", is_flag=True, help="Write bodies alone, as they are, one behind the other.")(command)
+
+
+def yes_option(command: Command) -> Command:
+    """`--yes`, of a command that destroys something."""
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(command)
+
+
+# Queues --------------------------------------------------------------------------------------------------------------
+
+
+def queue_in(router: Router, name: str) -> Queue:
+    """A queue that has been used. Raises DestinationError for another."""
+    queue = router.queue(name)
+    require_known(router, queue.destination)
+    return queue
+
+
+def backlog_in(router: Router, name: str) -> Queue | Topic:
+    """A queue, or a topic, that has been used. Raises DestinationError for another."""
+    from ..addresses import resolve
+
+    destination = resolve(name)
+    require_known(router, destination)
+    return router.topic(destination) if destination.kind is Kind.TOPIC else router.queue(destination)
+
+
+def require_known(router: Router, destination: Destination) -> None:
+    """Raise DestinationError for what nobody has used."""
+    if not router.exists(destination):
+        known = [str(one) for one in router.destinations(destination.kind.scheme)]
+        there = did_you_mean(str(destination), known) if known else "there is none yet"
+        raise DestinationError(f"{router.config.directory} has no {destination}; {there}")
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask on the terminal, unless `yes`. Raises ClickException for anything but y or yes, and UsageError where there is
+    no terminal to ask on."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"there is no terminal to ask on: {question} Give --yes to do it")
+    click.echo(f"{question} [y/N] ", nl=False, err=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise click.ClickException("nothing was changed")
+
+
+# Messages ------------------------------------------------------------------------------------------------------------
+
+
+class Shown:
+    """How messages are shown. Each is written out on return: a reader that has gone is noticed before anything else is
+    done with it (BrokenPipeError)."""
+
+    def __init__(self, as_json: bool, raw: bool = False) -> None:
+        if as_json and raw:
+            raise click.UsageError("--json and --raw exclude each other; give one of them")
+        self._as_json, self._raw = as_json, raw
+        is_terminal = sys.stdout.isatty()
+        self._columns = shutil.get_terminal_size().columns if is_terminal else 0
+        self.count = 0
+        """How many were shown."""
+
+    def __call__(self, message: Message) -> None:
+        """Show one."""
+        self.count += 1
+        if self._raw:
+            with message.open() as stream:
+                while chunk := stream.read(CHUNK):
+                    sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+        elif self._as_json:
+            click.echo(json.dumps(as_json(message), ensure_ascii=False))
+        else:
+            click.echo("\n".join([*self._head(message), *self._body(message)]))
+
+    def _head(self, message: Message) -> list[str]:
+        parts = [f"{message.seq}", _time(message.timestamp_ms), human_bytes(message.size)]
+        if message.message_id is not None:
+            parts.append(f"id {printable(message.message_id)}")
+        if message.priority != _default_priority():
+            parts.append(f"priority {message.priority}")
+        if message.expires_at_ms:
+            parts.append(f"expires {_time(message.expires_at_ms)}")
+        back = message.deliveries - message.leased
+        if back:
+            parts.append(f"given back {'once' if back == 1 else f'{back} times'}")
+        lines: list[str] = []
+        for part in parts:  # none is broken
+            if lines and (not self._columns or len(lines[-1]) + 2 + len(part) <= self._columns):
+                lines[-1] += f"  {part}"
+            else:
+                lines.append(f"  {part}" if lines else part)
+        values = {name: value.hex() if isinstance(value, bytes) else value for name, value in message.headers.items()}
+        return lines + [
+            self._cut(f"  {printable(name)}: {printable(value if isinstance(value, str) else json.dumps(value))}")
+            for name, value in values.items()
+        ]
+
+    def _body(self, message: Message) -> list[str]:
+        text = None if message.is_large else text_of(message)
+        if text is None:
+            return [self._cut(f"  {hint(message)}")]
+        lines = text.splitlines() or [""]
+        more = len(lines) - LINES if self._columns else 0
+        shown = [self._cut(f"  {line}") for line in (lines[:LINES] if more > 0 else lines)]
+        return [*shown, f"  ... and {more:,} more lines; --raw writes all"] if more > 0 else shown
+
+    def _cut(self, line: str) -> str:
+        """To the terminal's width; what goes elsewhere is whole."""
+        return line if not self._columns or len(line) <= self._columns else line[: self._columns - 3] + "..."
+
+
+def as_json(message: Message) -> dict[str, Any]:
+    """A message as plain values: its body as `body` where it is text, else as `body_base64`; one that is kept apart is
+    left out. What JSON or MessagePack says in it, by its content type, is the `value`."""
+    shown: dict[str, Any] = {
+        "destination": str(message.destination), "seq": message.seq, "message_id": message.message_id,
+        "sent_at": _time(message.timestamp_ms, exact=True),
+        "expires_at": _time(message.expires_at_ms, exact=True) if message.expires_at_ms else None,
+        "priority": message.priority, "given_back": message.deliveries - message.leased,
+        "headers": _plain(message.headers), "bytes": message.size, "large": message.is_large,
+    }  # fmt: skip
+    if message.is_large:
+        return shown
+    body = message.raw_body
+    try:
+        shown["body"] = body.decode()
+    except UnicodeDecodeError:
+        shown["body_base64"] = base64.b64encode(body).decode()
+    try:
+        if _is_of(message, _MSGPACK):
+            shown["value"] = _plain(msgspec.msgpack.decode(body))
+        elif _is_of(message, _JSON):
+            shown["value"] = json.loads(body)
+    except (ValueError, RecursionError):
+        pass  # it is not what it says
+    return shown
+
+
+def text_of(message: Message) -> str | None:
+    """The body as text for people; None where it is none."""
+    body = message.raw_body
+    try:
+        if _is_of(message, _MSGPACK):
+            return json.dumps(_plain(msgspec.msgpack.decode(body)), ensure_ascii=False)
+        text = body.decode()
+    except (ValueError, RecursionError):
+        return None
+    return text if all(char.isprintable() or char in "\n\t\r" for char in text) else None
+
+
+def hint(message: Message) -> str:
+    """What is shown of a body that is no text."""
+    with message.open() as stream:
+        start = stream.read(HEX_BYTES)
+    what = message.headers.get("content_type")
+    kind = f"{printable(what)}, " if isinstance(what, str) else ""
+    more = " ..." if message.size > len(start) else ""
+    return f"<{kind}{human_bytes(message.size)}: {start.hex(' ')}{more}>"
+
+
+def printable(text: str) -> str:
+    """The same, with what a terminal would take for a command escaped."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _is_of(message: Message, content_type: str) -> bool:
+    given = message.headers.get("content_type")
+    return isinstance(given, str) and given.partition(";")[0].strip().lower() == content_type
+
+
+def _plain(value: Any) -> Any:
+    """Of what JSON has: bytes as base64, and all else that it lacks as text."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+def _time(ms: int, exact: bool = False) -> str:
+    try:
+        at = datetime.fromtimestamp(ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"
+    return at.isoformat(timespec="milliseconds") if exact else f"{at:%Y-%m-%d %H:%M:%S}Z"
+
+
+def _default_priority() -> int:
+    from ...adapters.messages import DEFAULT_PRIORITY
+
+    return DEFAULT_PRIORITY

@@ -1,0 +1,37 @@
+"""`anabranch requeue`: dead letters go back where they came from."""
+
+from __future__ import annotations
+
+import click
+
+from ...policies.config import Config
+from ...policies.text import count_of
+from .directory import on_directory, opened
+from .messages import queue_in
+from .output import echo_json, json_option
+
+
+@click.command()
+@on_directory("QUEUE")
+@click.option("--limit", "-n", type=click.IntRange(min=1), metavar="N", help="Put so many back; else all.")
+@json_option
+def command(config: Config, queue: str, limit: int | None, as_json: bool) -> None:
+    """Put the dead letters of a queue back where they came from.
+
+    QUEUE is the dead-letter queue. Each has its message id, its headers and its priority again, and its count of
+    deliveries begins anew. It is done in transactions of up to 100; what was put back before an error stays so. Nothing
+    is lost by it, so it does not ask.
+
+    \b
+    Example:
+      anabranch requeue data dlq
+      anabranch requeue data dlq --limit 10 --json
+    """
+    with opened(config) as router:
+        letters = queue_in(router, queue)
+        done = router.requeue(letters, limit)
+        left = letters.depth()
+    if as_json:
+        echo_json({"queue": str(letters.destination), "requeued": done, "left": left})
+    else:
+        click.echo(f"{count_of(done, 'dead letter')} of {letters.destination} put back; {left:,} left.")

@@ -1,0 +1,101 @@
+"""`anabranch send`: put a message into a queue."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from ...policies.config import Config
+from ...policies.destination import Kind
+from .directory import on_directory, opened
+from .output import LocalPath, echo_json, json_option
+
+if TYPE_CHECKING:
+    from ...adapters.messages import Receipt
+    from ..endpoint import SendOptions
+    from ..router import Router
+
+
+def _header(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    headers = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise click.BadParameter(f"{text!r} is no header; write name=value")
+        if name in headers:
+            raise click.BadParameter(f"{name!r} is given twice; a message has one header of a name")
+        headers[name] = value
+    return headers
+
+
+@click.command()
+@on_directory("QUEUE", "[BODY]")
+@click.option("--file", "-f", "path", type=LocalPath(), metavar="FILE", help="The body is what is in this file.")
+@click.option("--header", "-H", "headers", multiple=True, callback=_header, metavar="NAME=VALUE",
+              help="A header; may be given more than once.")  # fmt: skip
+@click.option("--id", "message_id", metavar="ID", help="The message id: sent again under it, it is stored once.")
+@click.option("--priority", type=click.IntRange(0, 65535), metavar="N", help="Its priority; the highest comes first.")
+@click.option("--delay", type=click.FloatRange(min=0), metavar="SECONDS", help="Nobody receives it before.")
+@click.option("--expires", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+              help="Nobody receives it after that.")  # fmt: skip
+@click.option("--create", is_flag=True, help="Make the data directory if it is not there.")
+@json_option
+def command(
+    config: Config,
+    queue: str,
+    body: str | None,
+    path: Path | None,
+    headers: dict[str, str],
+    message_id: str | None,
+    priority: int | None,
+    delay: float | None,
+    expires: float | None,
+    create: bool,
+    as_json: bool,
+) -> None:
+    """Send a message to a queue, or to a topic (topic://...).
+
+    BODY is its text; - reads it from stdin, --file from a file, both as they are and of any size. It is as durable as
+    its store's policy says once the command has ended with 0.
+
+    \b
+    Example:
+      anabranch send data jobs "hello" --header kind=greeting
+      anabranch send data jobs --file photo.jpg --delay 60
+      date | anabranch send data jobs -
+    """
+    if (body is None) == (path is None):
+        raise click.UsageError("give the BODY, - for stdin, or --file FILE")
+    options: SendOptions = {"expires_in": expires, "deliver_in": delay}
+    if priority is not None:
+        options["priority"] = priority
+    with ExitStack() as stack:
+        content: bytes | BinaryIO = (body or "").encode()
+        if path is not None:
+            content = stack.enter_context(path.open("rb"))
+        elif body == "-":
+            content = sys.stdin.buffer
+        router = stack.enter_context(opened(config, create=create))
+        receipts = router.send(queue, content, headers, message_id, **options)
+        lost = [str(one.destination) for one in receipts if _is_lost(router, one)]
+    if as_json:
+        sent = [
+            {"destination": str(one.destination), "seq": one.seq, "duplicate": one.duplicate, "dropped": one.dropped}
+            for one in receipts
+        ]
+        echo_json({"directory": str(config.directory), "message_id": message_id, "sent": sent})
+    else:
+        for one in receipts:
+            what = "dropped, since it is full" if one.dropped else f"sent, number {one.seq}"
+            click.echo(f"{one.destination}: {'there already' if one.duplicate else what}")
+    for name in lost:
+        click.echo(f"Warning: {name} has no durable subscription, so nobody gets this message", err=True)
+
+
+def _is_lost(router: Router, receipt: Receipt) -> bool:
+    topic = receipt.destination
+    return topic.kind is Kind.TOPIC and not router.topic(topic).subscriptions()
