@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..policies.errors import ConfigError, PlacementError, StoreFailedError
-from .files import FILE_MODE, FULL, make_directory, new_directory, open_file, sync_directory, unfinished, write_all
+from .files import FILE_MODE, FULL, make_directory, new_directory, sync_directory, unfinished, write_file
 from .locking import DirectoryLock
 
 Fill = Callable[[Path, bytes], bytes]
@@ -61,12 +61,7 @@ class StoreDirectory:
         try:
             new_directory(making, self.file_mode)
             store_id = fill(making, store_id)
-            fd = open_file(making / "store.id", os.O_WRONLY | os.O_CREAT | os.O_EXCL, self.file_mode)
-            try:
-                write_all(fd, f"{store_id.hex()}\n".encode(), 0)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            write_file(making / "store.id", f"{store_id.hex()}\n".encode(), self.file_mode)
             sync_directory(making)
             making.rename(self.path)
         except Exception:

@@ -1,5 +1,5 @@
-"""What every part that keeps files needs: what a disk's errors mean, how files are made and written, how
-their names are made durable."""
+"""What every part that keeps files needs: what a disk's errors mean, how files are made and written, how they and their
+names are made durable. What differs from platform to platform is in policies/platform_files.py and here."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ import lmdb
 
 from ..policies.config_options import FILE_MODE as FILE_MODE
 from ..policies.errors import ConfigError, OutOfDescriptorsError, StoreFailedError, StoreFullError
+from ..policies.platform_files import sync_data as sync_data
+from ..policies.platform_files import sync_directory as sync_directory
+from ..policies.platform_files import sync_file as sync_file
 from .acceleration import inner_loop
 from .descriptors import limit
 
@@ -27,6 +30,8 @@ FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG)) | OUT_OF_FILE
 may be tried again."""
 DENIED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST))
 """And of a place that is the wrong one."""
+_ZEROS: Final = memoryview(bytes(1 << 20))
+"""Once and for all: made for each store, they would stay behind in its memory."""
 
 
 def refused(what: str, error: OSError, after: str = "") -> StoreFullError:
@@ -61,15 +66,6 @@ def disk_errors(what: str) -> Iterator[None]:
         full = isinstance(error, lmdb.DiskError)
         step = "free some space and try again" if full else "see to the disk and try again"
         raise (StoreFullError if full else StoreFailedError)(f"{what}: {error}; {step}") from error
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def directory_mode(file_mode: int) -> int:
@@ -144,21 +140,26 @@ def write_small(fd: int, data: bytes, offset: int) -> None:
 
 @inner_loop
 def write_synced(fd: int, data: bytes, offset: int) -> None:
-    """write_all, then fdatasync. Compiled, other threads take their turn once meanwhile instead of twice: whoever hands
+    """write_all, then sync_data. Compiled, other threads take their turn once meanwhile instead of twice: whoever hands
     the interpreter over may have to wait for it."""
     write_all(fd, data, offset)
-    os.fdatasync(fd)
+    sync_data(fd)
+
+
+def write_file(path: Path, data: bytes, file_mode: int = FILE_MODE) -> None:
+    """Make a file that holds `data`. It is durable, its name is once its directory is synced. Raises OSError."""
+    fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file_mode)
+    try:
+        write_all(fd, data, 0)
+        sync_file(fd)
+    finally:
+        os.close(fd)
 
 
 def replace_file(path: Path, data: bytes, file_mode: int = FILE_MODE) -> None:
     """Make a file that holds `data`, or replace it, whole or not at all whatever crash comes. Raises OSError."""
     making = path.with_name(f"{path.name}.tmp")
-    fd = open_file(making, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file_mode)
-    try:
-        write_all(fd, data, 0)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    write_file(making, data, file_mode)
     making.rename(path)
     sync_directory(path.parent)
 
@@ -188,12 +189,27 @@ def sweep_unfinished(directory: Path, name: str | None = None) -> int:
     return len(paths)
 
 
+def zero_fill(fd: int, start: int, end: int) -> None:
+    """Write zeros, so that later writes there allocate nothing and their sync need not touch the inode. Raises
+    OSError."""
+    while start < end:
+        size = min(len(_ZEROS), end - start)
+        write_all(fd, _ZEROS[:size], start)
+        start += size
+
+
+def allocate(fd: int, start: int, end: int) -> None:
+    """Take so much of the disk without writing it, for bytes that are about to be: a large batch is not written twice.
+    Where the operating system cannot, as macOS, zeros do it. Raises OSError."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, start, end - start)
+    else:
+        zero_fill(fd, start, end)
+
+
 def extend(fd: int, size: int) -> None:
     """Make a file so long, of zeros that have their place on the disk. Nobody else makes it longer meanwhile. Raises
     OSError."""
     start = os.fstat(fd).st_size
     if start < size:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, start, size - start)
-        else:
-            write_all(fd, bytes(size - start), start)
+        allocate(fd, start, size)

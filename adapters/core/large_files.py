@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from ...policies.errors import StoreFailedError
-from ..files import FILE_MODE, FULL, make_directory, open_file, refused, sync_directory, write_all
+from ..files import FILE_MODE, FULL, make_directory, open_file, refused, sync_directory, sync_file, write_all
 from .large import CHUNK_BYTES, CRC, NAME_BYTES, NAMED_AT, START_BYTES
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class LargeFiles:
     def publish(self, name: bytes, sync: bool) -> None:
         try:
             if sync:
-                os.fsync(self._writing[name])
+                sync_file(self._writing[name])
             os.close(self._writing.pop(name))
             self._path(name, PART).rename(self._path(name))
             if sync:
@@ -99,7 +99,7 @@ class LargeFiles:
             try:
                 write_all(fd, named, NAMED_AT)
                 if sync:
-                    os.fsync(fd)
+                    sync_file(fd)
             finally:
                 os.close(fd)
         except OSError as error:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import lmdb
 
-from ..files import FILE_MODE, OUT_OF_FILES, extend, open_file, sync_directory, write_all
+from ..files import FILE_MODE, OUT_OF_FILES, extend, open_file, sync_directory, sync_file, write_all
 from ..malloc import large_blocks_mapped
 from ..wal.file import File
 from . import lmdb_format
@@ -113,7 +113,7 @@ class IndexFile:
             self.env.copy(str(path), compact=True)
             path.chmod(self._file_mode & 0o666)
             descriptor = File(path, os.O_RDWR)
-            os.fsync(descriptor.fd)
+            sync_file(descriptor.fd)
             after = path.stat().st_size
             if after >= before:
                 return 0
@@ -195,7 +195,7 @@ def create_lmdb(path: Path, map_bytes: int, file_mode: int = FILE_MODE) -> None:
     fd = open_file(unfinished, os.O_RDWR | os.O_CREAT, file_mode)  # LMDB heeds the umask
     try:
         write_all(fd, lmdb_format.empty_file(map_bytes), 0)
-        os.fsync(fd)
+        sync_file(fd)
     finally:
         os.close(fd)
     unfinished.rename(path)

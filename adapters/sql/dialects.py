@@ -67,7 +67,8 @@ def configure(engine: Engine) -> None:
 def _sqlite_connect(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # BEGIN is ours, below
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+    # The last two are macOS's F_FULLFSYNC, and mean nothing elsewhere.
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "fullfsync=1", "checkpoint_fullfsync=1"):
         cursor.execute(f"PRAGMA {pragma}").fetchall()
     cursor.close()
 

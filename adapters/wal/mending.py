@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from google_crc32c import extend as crc32c
 
 from ...policies.errors import CorruptionError
-from ..files import FILE_MODE, make_directory, open_file, sync_directory, write_all
+from ..files import FILE_MODE, make_directory, open_file, sync_directory, sync_file, write_all
 from . import format as f
 from .copies import base_of
 from .crc import nonce_for, start_of
@@ -465,7 +465,7 @@ class Mender:
                         shutil.copyfileobj(original, copy, 1 << 20)
                 for offset, data in patches:
                     write_all(fd, data, offset)
-                os.fsync(fd)
+                sync_file(fd)
             finally:
                 os.close(fd)
             if aside is not None and path.exists():

@@ -18,8 +18,8 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from ..files import FILE_MODE
-from .file import File, allocate
+from ..files import FILE_MODE, allocate
+from .file import File
 from .format import HEADER_BYTES
 
 SPARE_SUFFIX: Final = ".spare"

@@ -12,9 +12,9 @@ from typing import Final
 
 from ...policies.errors import CorruptionError
 from ..background import shared
-from ..files import FULL
+from ..files import FULL, allocate, zero_fill
 from . import format as f
-from .file import FILL_MAX, FILL_MIN, allocate, zero_fill
+from .file import FILL_MAX, FILL_MIN
 from .files import SegmentFiles
 from .segment import Segment, SegmentTable
 from .syncing import Syncer
