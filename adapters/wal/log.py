@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 0.1
 """After so long without a write a synced mark is written, so that the last batch has a watermark behind it (J4)."""
+NEVER_IDLES: Final = 10
+"""Under `never` after so many times as long: who writes now and then has three syncs a second at most."""
 
 
 class Log(GroupCommit):
@@ -52,8 +54,8 @@ class Log(GroupCommit):
         self._in_flight: WriteBatch | None = None
         self._marked_lsn = 0
         self._last_write = 0.0
-        # Under `never` there is never anything to do.
-        self._idle_job = CoalescedJob(self._idle, never=options.sync is Sync.NEVER)
+        self._never = options.sync is Sync.NEVER
+        self._idle_job = CoalescedJob(self._idle)
         self._ended = True
         self.releases = 0
         """How often segments were released since it was made."""
@@ -381,17 +383,25 @@ class Log(GroupCommit):
         finally:
             self._leader = 0
 
+    def _idle_seconds(self) -> float:
+        return IDLE_SECONDS * NEVER_IDLES if self._never else IDLE_SECONDS
+
+    def _until_idle(self) -> float:
+        """Seconds until nobody has written for so long that a mark is due; 0 once it is."""
+        return max(0.0, self._last_write + self._idle_seconds() - monotonic())
+
     def _schedule_idle(self) -> None:
-        self._idle_job.schedule(self.options.sync_interval if self._periodic else IDLE_SECONDS)
+        self._idle_job.schedule(self.options.sync_interval if self._periodic else self._idle_seconds())
 
     def _idle(self) -> None:
         """Some time after a write: sync what is due, and once nobody writes any more leave a mark."""
         if self._closed or self.failed is not None:
             return
         try:
-            self.sync()  # under `always` too: unsynced tickets
-            if monotonic() - self._last_write < IDLE_SECONDS:
-                self._schedule_idle()
+            if not self._never or not self._until_idle():
+                self.sync()  # under `always` too: unsynced tickets
+            if left := self._until_idle():
+                self._idle_job.schedule(self.options.sync_interval if self._periodic else left)
             else:
                 self._mark()
                 if self._syncer.durable_lsn < self._writer.tail.lsn:
