@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import lmdb
 
@@ -58,6 +58,8 @@ def disk_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, lmdb.Error) as error:
+        if isinstance(error, OSError) and error.errno == errno.ELOOP:
+            raise ConfigError([f"{what}: {error.filename} is {error.strerror}"]) from error
         if isinstance(error, OSError) and error.errno in DENIED:
             step = "give this user the right to write there, or choose another directory"
             raise ConfigError([f"{what}: {error}; {step}"]) from error
@@ -66,6 +68,29 @@ def disk_errors(what: str) -> Iterator[None]:
         full = isinstance(error, lmdb.DiskError)
         step = "free some space and try again" if full else "see to the disk and try again"
         raise (StoreFullError if full else StoreFailedError)(f"{what}: {error}; {step}") from error
+
+
+def require_no_link(path: Path) -> None:
+    """Raise OSError (ELOOP) for a symbolic link. What a data directory holds is none: it would be read, written, cut or
+    removed where the link leads."""
+    if path.is_symlink():
+        raise _is_a_link(path)
+
+
+def require_no_links(directory: Path) -> None:
+    """The same for all that is in a directory, however deep, which is looked for without following any. Raises
+    OSError."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                raise _is_a_link(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                require_no_links(Path(entry.path))
+
+
+def _is_a_link(path: str | Path) -> OSError:
+    what = "a symbolic link, and nothing in a data directory may be one: what it leads to would be written over"
+    return OSError(errno.ELOOP, f"{what}. Put there what it leads to, or delete the link", str(path))
 
 
 def directory_mode(file_mode: int) -> int:
@@ -82,9 +107,11 @@ def new_directory(path: Path, file_mode: int) -> None:
             path.chmod(found & 0o7000 | mode)
 
 
-def make_directory(path: Path, file_mode: int = FILE_MODE) -> None:
+def make_directory(path: Path, file_mode: int = FILE_MODE, is_ours: bool = False) -> None:
     """Make a directory for files of this mode, and what is missing above it likewise, durably. What is there is left as
-    it is."""
+    it is; one that `is_ours`, and not where its user has said, may not be a link. Raises OSError."""
+    if is_ours:
+        require_no_link(path)
     missing = [p for p in (path, *path.parents) if not p.exists()]
     for made in reversed(missing):
         with suppress(FileExistsError):  # another thread or process was faster
@@ -96,8 +123,19 @@ def make_directory(path: Path, file_mode: int = FILE_MODE) -> None:
 
 def open_file(path: Path, flags: int, file_mode: int = FILE_MODE) -> int:
     """Open a file as os.open does, for this process alone; returns the descriptor. One that is made, with O_CREAT, has
-    this mode whatever the umask; one that is there keeps its own. Raises OSError."""
-    flags |= os.O_CLOEXEC
+    this mode whatever the umask; one that is there keeps its own. No symbolic link to a file will do. Raises OSError.
+    """
+    try:
+        return _open_file(path, flags | os.O_CLOEXEC, file_mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            require_no_link(path)
+        raise
+
+
+def _open_file(path: Path, flags: int, file_mode: int) -> int:
+    if not flags & os.O_DIRECTORY:
+        flags |= os.O_NOFOLLOW
     if not flags & os.O_CREAT:
         return os.open(path, flags)
     while True:
@@ -119,6 +157,17 @@ def open_file(path: Path, flags: int, file_mode: int = FILE_MODE) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    """As Path.open("rb"), of no symbolic link. Raises OSError."""
+    return os.fdopen(open_file(path, os.O_RDONLY), "rb")
+
+
+def read_file(path: Path) -> bytes:
+    """All that is in a small file. Raises OSError."""
+    with open_to_read(path) as file:
+        return file.read()
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:

@@ -152,6 +152,8 @@ class Router:
                 ) from error
             try:
                 with disk_errors(f"the stores of {directory} cannot be looked at"):
+                    for place in (directory / "stores", self.config.bindings / bindings.DECISIONS):
+                        self.registry.directories.require_own(place)
                     bindings.take(self.config)
                     self.coordinator.open()  # first: if router.lock was deleted, the decisions' own lock tells
                     self.registry.open(progress)
@@ -755,7 +757,10 @@ class Router:
         return None if usage is None else usage.stats()
 
     def _start_usage_log(self, options: UsageOptions) -> None:
-        path = options.directory or self.config.directory / "usage"
+        path = options.directory
+        if path is None:
+            path = self.config.directory / "usage"
+            self.registry.directories.require_own(path)
         self._usage = UsageLog(path, options, self.registry.open_stores, self.config.file_mode)
         self._usage.open()
 

@@ -403,6 +403,7 @@ class StoreRegistry:
 
     def _made(self, config: StoreConfig, path: Path, name: str) -> StoreRow:
         """A store that is not recorded: made, unless a crash came after that. With its `exclusive` held."""
+        self._directories.require_own(path)
         if path.exists() and (self._config.may_create(config) or not is_empty(path)):
             return self._reconciler.adopt(config, name, path)
         require_directories(self._config, [config])

@@ -43,7 +43,7 @@ class LargeFiles:
 
     def begin(self, name: bytes, start: bytes) -> None:
         try:
-            make_directory(self.directory, self._file_mode)
+            make_directory(self.directory, self._file_mode, is_ours=True)
             fd = open_file(self._path(name, PART), os.O_RDWR | os.O_CREAT | os.O_EXCL, self._file_mode)
             self._writing[name] = fd
             write_all(fd, start, 0)

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from ..files import FILE_MODE, extend, is_out_of_files, sync_data, sync_file, write_all
+from ..files import FILE_MODE, extend, is_out_of_files, read_file, sync_data, sync_file, write_all
 from ..wal.file import File
 from . import lmdb_format as lm
 
@@ -101,7 +101,7 @@ class PageChecksums:
     def _read(self) -> tuple[int, int, array[int]]:
         """Commit, bytes in a page and checksums, as this file says."""
         try:
-            return decode(self.path.read_bytes())
+            return decode(read_file(self.path))
         except FileNotFoundError:
             raise IndexBrokenError("its checksums are missing") from None
 

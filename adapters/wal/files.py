@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from ...policies.errors import CorruptionError
-from ..files import FILE_MODE, allocate, new_directory, sync_file, write_all, zero_fill
+from ..files import FILE_MODE, allocate, new_directory, open_to_read, sync_file, write_all, zero_fill
 from .archive import Archive
 from .file import FILL_MAX, FILL_MIN, File
 from .format import COPIES, HEADER_BYTES, SegmentHeader
@@ -267,7 +267,7 @@ def segment_path(directory: Path, number: int) -> Path:
 
 def read_header(path: Path) -> SegmentHeader:
     """The header of one segment file. Raises CorruptionError."""
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         return SegmentHeader.decode(file.read(HEADER_BYTES), str(path))
 
 

@@ -25,7 +25,7 @@ from ...adapters.clock import now_us
 from ...adapters.core import Store
 from ...adapters.core.usage import ROW, WHOLE, Buffer, Recorder
 from ...adapters.directory import StoreDirectory, is_empty
-from ...adapters.files import FILE_MODE, disk_errors, sweep_unfinished, write_file
+from ...adapters.files import FILE_MODE, disk_errors, read_file, sweep_unfinished, write_file
 from ...adapters.wal import (
     SNAPSHOT,
     Log,
@@ -155,7 +155,7 @@ class UsageLog:
 
     def _require_version(self) -> None:
         path = self.path / VERSION_FILE
-        found = path.read_bytes() if path.exists() else b""
+        found = read_file(path) if path.exists() else b""
         if found != VERSION:
             what = f"a usage log of another version ({found[:20]!r})" if found else "something else than a usage log"
             raise ConfigError([f"{self.path} holds {what}, and was left as it is; choose another directory"])
