@@ -34,15 +34,22 @@ _ZEROS: Final = memoryview(bytes(1 << 20))
 """Once and for all: made for each store, they would stay behind in its memory."""
 
 
-def refused(what: str, error: OSError, after: str = "") -> StoreFullError:
+MAKE_ROOM: Final = (
+    "receive and ack messages, or purge them (a file goes once nothing in it is needed), call `compact`, or delete "
+    "something else there"
+)
+"""How a full disk that a store is on gets room."""
+
+
+def refused(what: str, error: OSError, after: str = "", how: str = "") -> StoreFullError:
     """What to raise, `from` the error, for one that is in FULL. `what`: what was refused, and why. It says then what to
-    do before the same is tried again, and `after` that."""
+    do before the same is tried again, and `after` that; `how`: in which ways a full disk gets room."""
     if error.errno == errno.EMFILE:
         step = f"raise `ulimit -n` (it is {limit()}) or have fewer files open, and try again"
     elif error.errno == errno.ENFILE:
         step = "raise the whole machine's limit (fs.file-max; `ulimit -n` is one process's), and try again"
     else:
-        return StoreFullError(f"{what}; free some space and try again{after}")
+        return StoreFullError(f"{what}; free some space and try again{how and f': {how}'}{after}")
     return OutOfDescriptorsError(f"{what}; {step}{after}")
 
 

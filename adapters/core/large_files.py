@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from ...policies.errors import StoreFailedError
-from ..files import FILE_MODE, FULL, make_directory, open_file, refused, sync_directory, sync_file, write_all
+from ..files import FILE_MODE, FULL, MAKE_ROOM, make_directory, open_file, refused, sync_directory, sync_file, write_all
 from .large import CHUNK_BYTES, CRC, NAME_BYTES, NAMED_AT, START_BYTES
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class LargeFiles:
         with suppress(OSError):
             self.remove(name)
         if error.errno in FULL:
-            raise refused(f"{self._what}: {error}", error, ". Nothing was sent") from error
+            raise refused(f"{self._what}: {error}", error, ". Nothing was sent", MAKE_ROOM) from error
         raise StoreFailedError(f"{self._what}: {error}; see to the disk and try again. Nothing was sent") from error
 
     def read(self, name: bytes, number: int, chunk_bytes: int) -> bytes:
@@ -107,7 +107,7 @@ class LargeFiles:
                 log.debug("%s: which message names it is not noted: %s", self._path(name), error)
                 return
             if error.errno in FULL:
-                raise refused(f"{self._what}: {error}", error, ". Nothing was sent") from error
+                raise refused(f"{self._what}: {error}", error, ". Nothing was sent", MAKE_ROOM) from error
             raise StoreFailedError(f"{self._what}: {error}; see to the disk and try again. Nothing was sent") from error
 
     def remove(self, name: bytes) -> None:
