@@ -110,13 +110,13 @@ class SegmentWriter:
             self._grow(size, promised)
             return
         except OSError as error:
-            if error.errno not in FULL or self.must_roll:
+            if error.errno not in FULL:
                 raise
         with self._prepare_lock:
             pass  # a file that was being prepared ahead had the last of the disk: it is in the pool, or gone
-        if leaves == GROWS:
+        if leaves == GROWS and not self.must_roll:
             self._grow(size, promised)
-        else:
+        else:  # also after a roll that was interrupted, whose segment takes nothing more
             self._use_reserve(size, leaves + (leaves != OWED and promised > 0))
 
     def _grow(self, size: int, promised: int) -> None:
