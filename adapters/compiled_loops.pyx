@@ -17,12 +17,14 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.types cimport off_t
-from posix.unistd cimport fdatasync, pwrite
+from posix.unistd cimport pwrite
 
 import os
 import time
 
 from google_crc32c import extend
+
+from ..policies.platform_files import BY_FDATASYNC
 
 
 cdef extern from "Python.h":
@@ -939,12 +941,19 @@ cdef Py_ssize_t put_rows(Rows rows, uchar *row, object change, uint32_t transact
 # Writing to a file
 
 
-cdef object system_pwrite = os.pwrite, system_fdatasync = os.fdatasync
+cdef object system_pwrite = os.pwrite, system_fdatasync = getattr(os, "fdatasync", None)
+cdef bint by_fdatasync = BY_FDATASYNC
 cdef double hands_over_until = 0.0, looks_until = 0.0
 
 cdef extern from *:
     """
     #include <sys/resource.h>
+    #include <unistd.h>
+
+    /* Called where policies/platform_files.py has found that it makes a file durable. */
+    #if !defined(_POSIX_SYNCHRONIZED_IO) || _POSIX_SYNCHRONIZED_IO <= 0
+    #define fdatasync fsync
+    #endif
 
     /* How often this thread has waited for something, such as a disk; -1 where that is not told. */
     static long waits(void)
@@ -958,6 +967,7 @@ cdef extern from *:
     }
     """
     long waits() noexcept nogil
+    int fdatasync(int) nogil
 
 
 cdef double monotonic() noexcept nogil:
@@ -1005,7 +1015,10 @@ def write_synced(fd, data, offset):
     cdef int descriptor, failed = 0
     cdef off_t at
     cdef const char *start
-    if type(data) is not bytes or os.pwrite is not system_pwrite or os.fdatasync is not system_fdatasync:
+    if (
+        not by_fdatasync or type(data) is not bytes
+        or os.pwrite is not system_pwrite or os.fdatasync is not system_fdatasync
+    ):
         return twin("write_synced")(fd, data, offset)
     size, descriptor, at, start = PyBytes_Size(data), fd, offset, PyBytes_AS_STRING(data)
     with nogil:

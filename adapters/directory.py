@@ -6,6 +6,7 @@ store.lock      while it is open: the owner's pid and host
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -14,7 +15,17 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..policies.errors import ConfigError, PlacementError, StoreFailedError
-from .files import FILE_MODE, FULL, make_directory, new_directory, open_file, sync_directory, unfinished, write_all
+from .files import (
+    FILE_MODE,
+    FULL,
+    make_directory,
+    new_directory,
+    read_file,
+    require_no_links,
+    sync_directory,
+    unfinished,
+    write_file,
+)
 from .locking import DirectoryLock
 
 Fill = Callable[[Path, bytes], bytes]
@@ -61,12 +72,7 @@ class StoreDirectory:
         try:
             new_directory(making, self.file_mode)
             store_id = fill(making, store_id)
-            fd = open_file(making / "store.id", os.O_WRONLY | os.O_CREAT | os.O_EXCL, self.file_mode)
-            try:
-                write_all(fd, f"{store_id.hex()}\n".encode(), 0)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            write_file(making / "store.id", f"{store_id.hex()}\n".encode(), self.file_mode)
             sync_directory(making)
             making.rename(self.path)
         except Exception:
@@ -78,9 +84,9 @@ class StoreDirectory:
         return store_id
 
     def identify(self) -> bytes | None:
-        """The id that is written here, None if there is none that reads."""
+        """The id that is written here, None if there is none that reads. Raises OSError."""
         try:
-            store_id = bytes.fromhex((self.path / "store.id").read_text().strip())
+            store_id = bytes.fromhex(read_file(self.path / "store.id").decode().strip())
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         return store_id if len(store_id) == 16 else None
@@ -95,16 +101,17 @@ class StoreDirectory:
 
     def lock(self) -> bytes:
         """Returns the id. Raises StoreLockedError, PlacementError if there is no such store, ConfigError if it cannot
-        be used, and OSError if there is no room for it now."""
+        be used, and OSError if there is no room for it now, or something in it is a symbolic link."""
         if not self.path.is_dir():
             raise PlacementError(f"{self.path}, the directory of store {self.name!r}, is missing; nothing was created")
-        store_id = self.read_id()  # what is no store gets no lock file
         try:
+            require_no_links(self.path)
+            store_id = self.read_id()  # what is no store gets no lock file
             self._lock.acquire()
             self._locked(store_id)
         except OSError as error:
             self._lock.release()
-            if error.errno in FULL:
+            if error.errno in FULL or error.errno == errno.ELOOP:
                 raise
             raise ConfigError(
                 [f"store {self.name!r} cannot be opened in {self.path}: {error.strerror} ({error.filename})"]

@@ -1,5 +1,5 @@
-"""What every part that keeps files needs: what a disk's errors mean, how files are made and written, how
-their names are made durable."""
+"""What every part that keeps files needs: what a disk's errors mean, how files are made and written, how they and their
+names are made durable. What differs from platform to platform is in policies/platform_files.py and here."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import lmdb
 
 from ..policies.config_options import FILE_MODE as FILE_MODE
 from ..policies.errors import ConfigError, OutOfDescriptorsError, StoreFailedError, StoreFullError
+from ..policies.platform_files import sync_data as sync_data
+from ..policies.platform_files import sync_directory as sync_directory
+from ..policies.platform_files import sync_file as sync_file
 from .acceleration import inner_loop
 from .descriptors import limit
 
@@ -27,17 +30,26 @@ FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG)) | OUT_OF_FILE
 may be tried again."""
 DENIED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST))
 """And of a place that is the wrong one."""
+_ZEROS: Final = memoryview(bytes(1 << 20))
+"""Once and for all: made for each store, they would stay behind in its memory."""
 
 
-def refused(what: str, error: OSError, after: str = "") -> StoreFullError:
+MAKE_ROOM: Final = (
+    "receive and ack messages, or purge them (a file goes once nothing in it is needed), call `compact`, or delete "
+    "something else there"
+)
+"""How a full disk that a store is on gets room."""
+
+
+def refused(what: str, error: OSError, after: str = "", how: str = "") -> StoreFullError:
     """What to raise, `from` the error, for one that is in FULL. `what`: what was refused, and why. It says then what to
-    do before the same is tried again, and `after` that."""
+    do before the same is tried again, and `after` that; `how`: in which ways a full disk gets room."""
     if error.errno == errno.EMFILE:
         step = f"raise `ulimit -n` (it is {limit()}) or have fewer files open, and try again"
     elif error.errno == errno.ENFILE:
         step = "raise the whole machine's limit (fs.file-max; `ulimit -n` is one process's), and try again"
     else:
-        return StoreFullError(f"{what}; free some space and try again{after}")
+        return StoreFullError(f"{what}; free some space and try again{how and f': {how}'}{after}")
     return OutOfDescriptorsError(f"{what}; {step}{after}")
 
 
@@ -53,6 +65,8 @@ def disk_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, lmdb.Error) as error:
+        if isinstance(error, OSError) and error.errno == errno.ELOOP:
+            raise ConfigError([f"{what}: {error.filename} is {error.strerror}"]) from error
         if isinstance(error, OSError) and error.errno in DENIED:
             step = "give this user the right to write there, or choose another directory"
             raise ConfigError([f"{what}: {error}; {step}"]) from error
@@ -63,13 +77,27 @@ def disk_errors(what: str) -> Iterator[None]:
         raise (StoreFullError if full else StoreFailedError)(f"{what}: {error}; {step}") from error
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def require_no_link(path: Path) -> None:
+    """Raise OSError (ELOOP) for a symbolic link. What a data directory holds is none: it would be read, written, cut or
+    removed where the link leads."""
+    if path.is_symlink():
+        raise _is_a_link(path)
+
+
+def require_no_links(directory: Path) -> None:
+    """The same for all that is in a directory, however deep, which is looked for without following any. Raises
+    OSError."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                raise _is_a_link(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                require_no_links(Path(entry.path))
+
+
+def _is_a_link(path: str | Path) -> OSError:
+    what = "a symbolic link, and nothing in a data directory may be one: what it leads to would be written over"
+    return OSError(errno.ELOOP, f"{what}. Put there what it leads to, or delete the link", str(path))
 
 
 def directory_mode(file_mode: int) -> int:
@@ -86,9 +114,11 @@ def new_directory(path: Path, file_mode: int) -> None:
             path.chmod(found & 0o7000 | mode)
 
 
-def make_directory(path: Path, file_mode: int = FILE_MODE) -> None:
+def make_directory(path: Path, file_mode: int = FILE_MODE, is_ours: bool = False) -> None:
     """Make a directory for files of this mode, and what is missing above it likewise, durably. What is there is left as
-    it is."""
+    it is; one that `is_ours`, and not where its user has said, may not be a link. Raises OSError."""
+    if is_ours:
+        require_no_link(path)
     missing = [p for p in (path, *path.parents) if not p.exists()]
     for made in reversed(missing):
         with suppress(FileExistsError):  # another thread or process was faster
@@ -100,8 +130,19 @@ def make_directory(path: Path, file_mode: int = FILE_MODE) -> None:
 
 def open_file(path: Path, flags: int, file_mode: int = FILE_MODE) -> int:
     """Open a file as os.open does, for this process alone; returns the descriptor. One that is made, with O_CREAT, has
-    this mode whatever the umask; one that is there keeps its own. Raises OSError."""
-    flags |= os.O_CLOEXEC
+    this mode whatever the umask; one that is there keeps its own. No symbolic link to a file will do. Raises OSError.
+    """
+    try:
+        return _open_file(path, flags | os.O_CLOEXEC, file_mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            require_no_link(path)
+        raise
+
+
+def _open_file(path: Path, flags: int, file_mode: int) -> int:
+    if not flags & os.O_DIRECTORY:
+        flags |= os.O_NOFOLLOW
     if not flags & os.O_CREAT:
         return os.open(path, flags)
     while True:
@@ -125,6 +166,17 @@ def open_file(path: Path, flags: int, file_mode: int = FILE_MODE) -> int:
     return fd
 
 
+def open_to_read(path: Path) -> BinaryIO:
+    """As Path.open("rb"), of no symbolic link. Raises OSError."""
+    return os.fdopen(open_file(path, os.O_RDONLY), "rb")
+
+
+def read_file(path: Path) -> bytes:
+    """All that is in a small file. Raises OSError."""
+    with open_to_read(path) as file:
+        return file.read()
+
+
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     """pwrite until all is written; the kernel may write less, most often just before it says that the disk is full."""
     written = os.pwrite(fd, data, offset)
@@ -144,21 +196,26 @@ def write_small(fd: int, data: bytes, offset: int) -> None:
 
 @inner_loop
 def write_synced(fd: int, data: bytes, offset: int) -> None:
-    """write_all, then fdatasync. Compiled, other threads take their turn once meanwhile instead of twice: whoever hands
+    """write_all, then sync_data. Compiled, other threads take their turn once meanwhile instead of twice: whoever hands
     the interpreter over may have to wait for it."""
     write_all(fd, data, offset)
-    os.fdatasync(fd)
+    sync_data(fd)
+
+
+def write_file(path: Path, data: bytes, file_mode: int = FILE_MODE) -> None:
+    """Make a file that holds `data`. It is durable, its name is once its directory is synced. Raises OSError."""
+    fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file_mode)
+    try:
+        write_all(fd, data, 0)
+        sync_file(fd)
+    finally:
+        os.close(fd)
 
 
 def replace_file(path: Path, data: bytes, file_mode: int = FILE_MODE) -> None:
     """Make a file that holds `data`, or replace it, whole or not at all whatever crash comes. Raises OSError."""
     making = path.with_name(f"{path.name}.tmp")
-    fd = open_file(making, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file_mode)
-    try:
-        write_all(fd, data, 0)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    write_file(making, data, file_mode)
     making.rename(path)
     sync_directory(path.parent)
 
@@ -188,12 +245,27 @@ def sweep_unfinished(directory: Path, name: str | None = None) -> int:
     return len(paths)
 
 
+def zero_fill(fd: int, start: int, end: int) -> None:
+    """Write zeros, so that later writes there allocate nothing and their sync need not touch the inode. Raises
+    OSError."""
+    while start < end:
+        size = min(len(_ZEROS), end - start)
+        write_all(fd, _ZEROS[:size], start)
+        start += size
+
+
+def allocate(fd: int, start: int, end: int) -> None:
+    """Take so much of the disk without writing it, for bytes that are about to be: a large batch is not written twice.
+    Where the operating system cannot, as macOS, zeros do it. Raises OSError."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, start, end - start)
+    else:
+        zero_fill(fd, start, end)
+
+
 def extend(fd: int, size: int) -> None:
     """Make a file so long, of zeros that have their place on the disk. Nobody else makes it longer meanwhile. Raises
     OSError."""
     start = os.fstat(fd).st_size
     if start < size:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, start, size - start)
-        else:
-            write_all(fd, bytes(size - start), start)
+        allocate(fd, start, size)

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from google_crc32c import extend as crc32c
 
-from .files import FILE_MODE, extend, sync_directory, write_all
+from .files import FILE_MODE, extend, sync_data, sync_directory, sync_file, write_all
 from .wal.file import File
 
 SLOT = struct.Struct("<8sIQQQI")
@@ -99,7 +99,7 @@ class RecordFile:
             write_all(file.fd, Slot(self._version, number, FIRST, FIRST, 0).encode(), number * SLOT_BYTES)
         with suppress(OSError):  # a full disk: it is made longer when something is written
             extend(file.fd, FIRST + SPARE + AHEAD)
-        os.fsync(file.fd)
+        sync_file(file.fd)
         made.rename(self._path)
         sync_directory(self._path.parent)
 
@@ -135,7 +135,7 @@ class RecordFile:
             raise DamagedError(slot.start, "its records are not those that were written")
         # Written again, not synced alone: after an error of a sync the kernel may take the page for clean.
         write_all(self._fd, slot.encode(), slot.number % 2 * SLOT_BYTES)
-        os.fdatasync(self._fd)
+        sync_data(self._fd)
         self._slot = slot
         return slot, data
 
@@ -197,10 +197,10 @@ class RecordFile:
         """As F3 says, with `data` written at an offset."""
         self._slot = None  # until it is done: interrupted, the file tells
         write_all(self._fd, data, at)
-        os.fdatasync(self._fd)
+        sync_data(self._fd)
         slot = Slot(self._version, last.number + 1, start, at + len(data), crc)
         write_all(self._fd, slot.encode(), slot.number % 2 * SLOT_BYTES)
-        os.fdatasync(self._fd)
+        sync_data(self._fd)
         self._allocated = max(self._allocated, slot.end)
         self._slot = slot
 

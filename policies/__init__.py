@@ -15,6 +15,7 @@
   StoreConfig), `config_options` (what options are made of), `config_checks` (what must hold between stores),
   `config_problems` (errors in the file's words), `config_yaml` (YAML with its lines), `config_schema` (JSON Schema).
 - `units`: sizes and durations as people write them.
+- `platform_files`: how a file is made durable on each platform. Nothing else syncs.
 - `errors`: every error that Anabranch raises on purpose.
 - `partitioning`: the advisor.
 - `activemq`: ActiveMQ's configuration, in and out.

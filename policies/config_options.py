@@ -63,7 +63,7 @@ class Model(BaseModel):
 class Options(Model):
     """What the options of every kind of store begin from."""
 
-    def _may_be_shown(self, option: str) -> bool:
+    def may_be_shown(self, option: str) -> bool:
         """Whether a secret option holds nothing that has to be kept secret, so that a file may repeat it."""
         return False
 

@@ -132,7 +132,7 @@ def _options(options: BaseModel, base: Path | None, store: str = "", notes: list
             continue
         elif isinstance(value, Path):
             data[key] = _path(value, base)
-        elif isinstance(value, SecretStr) and not (isinstance(options, Options) and options._may_be_shown(key)):
+        elif isinstance(value, SecretStr) and not (isinstance(options, Options) and options.may_be_shown(key)):
             variable = "_".join(["ANABRANCH", *re.findall("[A-Z0-9]+", f"{store}_{key}".upper())])
             told.append(f"{key} was given literally, which is not written here; set {variable}, or give it anew")
             if takes_text(fields[key]):

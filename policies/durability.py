@@ -19,7 +19,8 @@ class Sync(enum.Enum):
     """Every `sync_interval`: a power loss costs at most that plus one sync of work. Senders wait for a late sync."""
 
     NEVER = "never"
-    """When the operating system chooses: a power loss costs whatever it had not written by then."""
+    """When the operating system chooses: a power loss costs whatever it had not written by then. Nobody waits for the
+    disk; the background syncs once a store has been idle for a second, and when it writes the index out."""
 
 
 class OnCorruption(enum.Enum):

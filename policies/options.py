@@ -140,6 +140,8 @@ class StoreOptions(Options):
     """The most bytes of them that it holds, swapped ones included. None: likewise."""
     nonpersistent_memory: Annotated[int, Size(64 * KIB)] = 64 * MIB
     """The most bytes that they take in memory, what the store needs to find them included; others are swapped."""
+    roll_over_size: Annotated[int, Size(64 * KIB, GIB)] = 16 * MIB
+    """Bytes of one swap file; it is deleted when all messages in it are gone."""
     file_mode: Annotated[int, FileMode()] | None = None
     """Who may read and write the files that the store makes, in octal. None: as the whole file says."""
 
@@ -330,7 +332,7 @@ class SqlOptions(StoreOptions):
 
         def __init__(self, **values: Unpack[SqlValues]) -> None: ...
 
-    def _may_be_shown(self, option: str) -> bool:
+    def may_be_shown(self, option: str) -> bool:
         """A URL without a password, and with nothing behind its `?` that may be one."""
         if option != "url" or self.url is None:
             return False
@@ -408,8 +410,6 @@ class MemoryOptions(StoreOptions):
 
     max_bytes: Annotated[int, Size(64 * KIB)] = 64 * MIB
     """The most bytes that messages take in memory, what the store needs to find them included; others are swapped."""
-    roll_over_size: Annotated[int, Size(64 * KIB, GIB)] = 16 * MIB
-    """Bytes of one swap file; it is deleted when all messages in it are gone."""
     max_stored_bytes: Annotated[int, Size(1)] | None = None
     """The most bytes of messages that the store holds, swapped ones included. None: until the disk is full."""
 

@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 from .config_options import URL_SCHEME
 from .errors import ConfigError
+from .platform_files import sync_directory, sync_file
 
 
 def is_elsewhere(given: object) -> bool:
@@ -118,7 +119,7 @@ def write_files(directory: Path, texts: Mapping[str, str], *, overwrite: bool) -
     with scratch_directory(directory if there else directory.parent, "anabranch", 0o777) as scratch:
         for name, text in texts.items():
             _write(scratch / name, text)
-        _sync(scratch)
+        sync_directory(scratch)
         if not there:
             scratch.rename(directory)
         else:
@@ -126,7 +127,7 @@ def write_files(directory: Path, texts: Mapping[str, str], *, overwrite: bool) -
                 _move(scratch, directory, list(texts), overwrite=overwrite)
             except FileExistsError as error:
                 raise taken(Path(error.filename), ANOTHER_DIRECTORY) from None
-    _sync(directory if there else directory.parent)
+    sync_directory(directory if there else directory.parent)
     return [directory / name for name in texts]
 
 
@@ -140,14 +141,14 @@ def write_file(path: Path, write: Callable[[Path], object], *, overwrite: bool) 
         write(written)
         fd = os.open(written, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            sync_file(fd)
         finally:
             os.close(fd)
         try:
             _move(scratch, path.parent, [path.name], overwrite=overwrite)
         except FileExistsError:
             raise taken(path, ANOTHER_FILE) from None
-    _sync(path.parent)
+    sync_directory(path.parent)
 
 
 def write_new_file(path: Path, text: str) -> None:
@@ -159,14 +160,14 @@ def write_new_file(path: Path, text: str) -> None:
     with scratch_directory(path.parent, "anabranch") as scratch:
         _write(scratch / path.name, text)
         _link(scratch / path.name, path)
-    _sync(path.parent)
+    sync_directory(path.parent)
 
 
 def _write(path: Path, text: str) -> None:
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        sync_file(file.fileno())
 
 
 def check_files(directory: Path, names: Iterable[str], *, overwrite: bool) -> None:
@@ -229,11 +230,3 @@ def _link(source: Path, path: Path) -> None:
         if isinstance(error, FileExistsError) or path.is_symlink() or path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path)) from None
         source.rename(path)
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from ..adapters.files import make_directory, replace_file
+from ..adapters.files import make_directory, read_file, replace_file
 from ..policies.config import Config
 from ..policies.errors import PlacementError
 from .destinations_table import RECORD
@@ -85,6 +85,6 @@ def require(config: Config, may_be_new: bool = False) -> None:
 
 def _read(directory: Path) -> list[str]:
     try:
-        return (directory / MARK).read_text().splitlines()
+        return read_file(directory / MARK).decode().splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return []

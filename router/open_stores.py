@@ -195,6 +195,7 @@ class OpenStores:
         """A store by its row, opened for the caller, who has it exclusively and has to `unload` it."""
         self.unload(row.path)
         config, path = self._directories.options_of(row), self._directories.path(row)
+        self._directories.require_own(path)
         store = self.adapter(row.kind)(row.name, path, self._directories.options(config), config.index_directory)
         store.owner = self._owner
         self._loaded[row.path] = store

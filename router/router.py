@@ -153,6 +153,8 @@ class Router:
                 ) from error
             try:
                 with disk_errors(f"the stores of {directory} cannot be looked at"):
+                    for place in (directory / "stores", self.config.bindings / bindings.DECISIONS):
+                        self._registry.directories.require_own(place)
                     bindings.take(self.config)
                     self._coordinator.open()  # first: if router.lock was deleted, the decisions' own lock tells
                     self._registry.open(progress)
@@ -796,8 +798,10 @@ class Router:
         return None if usage is None else usage.stats()
 
     def _start_usage_log(self, options: UsageOptions) -> None:
-        path = options.directory or self.config.directory / "usage"
-        registry = self._registry
+        registry, path = self._registry, options.directory
+        if path is None:
+            path = self.config.directory / "usage"
+            registry.directories.require_own(path)
         self._usage = UsageLog(path, options, registry.open_stores, lambda: registry.config, self.config.file_mode)
         self._usage.open()
 

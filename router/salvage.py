@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from ..adapters.directory import is_empty
-from ..adapters.files import FULL, make_directory, refused, replace_file, sync_directory
+from ..adapters.files import FULL, make_directory, refused, replace_file, sync_directory, sync_file
 from ..adapters.journal import JournalStore
 from ..adapters.journal.directory import StoreDirectory
 from ..adapters.journal.salvage import LossReport, made_for_priorities, reports, store_id_of, summary
@@ -157,7 +157,7 @@ class _Copying:
                 view = memoryview(data)
                 while view:
                     view = view[made.write(view) :]
-            os.fsync(made.fileno())
+            sync_file(made.fileno())
         if lost:
             self.unreadable[str(path.relative_to(self._source))] = lost
 

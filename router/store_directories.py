@@ -37,6 +37,10 @@ class StoreDirectories:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        usage = config.usage.directory if config.usage is not None else None
+        named = [config.directory, config.bindings, usage, *(store.directory for store in config.stores)]
+        self._named = frozenset(path.absolute() for path in named if path is not None)
+        """Those that its user has chosen."""
         self.before: Config | None = None
         """What the stores were used with until now, where it is given: it says how to open those that the configuration
         does not have."""
@@ -69,6 +73,24 @@ class StoreDirectories:
 
     def path(self, row: StoreRow) -> Path:
         return self.config.directory / row.path
+
+    def require_own(self, path: Path) -> None:
+        """Raise ConfigError where a directory of ours, or one above it, is a symbolic link: up to the one that the
+        configuration names, which may be."""
+        path, ours = path.absolute(), list[Path]()
+        while path not in self._named:
+            if path == path.parent:
+                return  # an earlier configuration named it
+            ours.append(path)
+            path = path.parent
+        if link := next((one for one in ours if one.is_symlink()), None):
+            raise ConfigError(
+                [
+                    f"{link} is a symbolic link, and nothing in a data directory may be one. Put there what it leads "
+                    "to, or name that in the configuration: `directory` of the store or of `usage`, or "
+                    "`bindings_directory`"
+                ]
+            )
 
     def recorded(self, path: Path) -> str:
         """A path as it is recorded: relative where it lies in the data directory, so that this can be moved."""

@@ -441,6 +441,7 @@ class StoreRegistry:
 
     def _made(self, config: StoreConfig, path: Path, name: str) -> StoreRow:
         """A store that is not recorded: made, unless a crash came after that. With its `exclusive` held."""
+        self._directories.require_own(path)
         if path.exists() and (self._config._may_create(config) or not is_empty(path)):
             adopted = self._reconciler.adopt(config, name, path)
             if adopted is not None:

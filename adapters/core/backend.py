@@ -64,6 +64,8 @@ class Settings:
     nonpersistent_max_messages: int | None = None
     nonpersistent_max_bytes: int | None = None
     nonpersistent_memory: int = 64 << 20
+    roll_over_size: int = 16 << 20
+    """Bytes of a swap file of theirs."""
     message_bytes_max: int = 1 << 30
     large_message_size: int = 1 << 20
     """What is read from a file and is longer (bytes) is kept apart from its message."""
@@ -97,6 +99,7 @@ class Settings:
             nonpersistent_max_messages=options.nonpersistent_max_messages,
             nonpersistent_max_bytes=options.nonpersistent_max_bytes,
             nonpersistent_memory=options.nonpersistent_memory,
+            roll_over_size=options.roll_over_size,
             message_bytes_max=options.message_bytes_max,
             large_message_size=options.large_message_size,
             **others,

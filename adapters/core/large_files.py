@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from ...policies.errors import StoreFailedError
-from ..files import FILE_MODE, FULL, make_directory, open_file, refused, sync_directory, write_all
+from ..files import FILE_MODE, FULL, MAKE_ROOM, make_directory, open_file, refused, sync_directory, sync_file, write_all
 from .large import CHUNK_BYTES, CRC, NAME_BYTES, NAMED_AT, START_BYTES
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class LargeFiles:
 
     def begin(self, name: bytes, start: bytes) -> None:
         try:
-            make_directory(self.directory, self._file_mode)
+            make_directory(self.directory, self._file_mode, is_ours=True)
             fd = open_file(self._path(name, PART), os.O_RDWR | os.O_CREAT | os.O_EXCL, self._file_mode)
             self._writing[name] = fd
             write_all(fd, start, 0)
@@ -59,7 +59,7 @@ class LargeFiles:
     def publish(self, name: bytes, sync: bool) -> None:
         try:
             if sync:
-                os.fsync(self._writing[name])
+                sync_file(self._writing[name])
             os.close(self._writing.pop(name))
             self._path(name, PART).rename(self._path(name))
             if sync:
@@ -76,7 +76,7 @@ class LargeFiles:
         with suppress(OSError):
             self.remove(name)
         if error.errno in FULL:
-            raise refused(f"{self._what}: {error}", error, ". Nothing was sent") from error
+            raise refused(f"{self._what}: {error}", error, ". Nothing was sent", MAKE_ROOM) from error
         raise StoreFailedError(f"{self._what}: {error}; see to the disk and try again. Nothing was sent") from error
 
     def read(self, name: bytes, number: int, chunk_bytes: int) -> bytes:
@@ -99,7 +99,7 @@ class LargeFiles:
             try:
                 write_all(fd, named, NAMED_AT)
                 if sync:
-                    os.fsync(fd)
+                    sync_file(fd)
             finally:
                 os.close(fd)
         except OSError as error:
@@ -107,7 +107,7 @@ class LargeFiles:
                 log.debug("%s: which message names it is not noted: %s", self._path(name), error)
                 return
             if error.errno in FULL:
-                raise refused(f"{self._what}: {error}", error, ". Nothing was sent") from error
+                raise refused(f"{self._what}: {error}", error, ". Nothing was sent", MAKE_ROOM) from error
             raise StoreFailedError(f"{self._what}: {error}; see to the disk and try again. Nothing was sent") from error
 
     def remove(self, name: bytes) -> None:

@@ -96,14 +96,17 @@ class Nonpersistent:
         self.shadows = Catalog()
         """The shadows."""
         name = f"{engine.name} (not persistent)"
-        options = MemoryOptions(file_mode=file_mode, max_bytes=engine.backend.settings.nonpersistent_memory)
+        settings = engine.backend.settings
+        options = MemoryOptions(
+            file_mode=file_mode, max_bytes=settings.nonpersistent_memory, roll_over_size=settings.roll_over_size
+        )
         self._kept = MemoryRows(name, directory, options, True, self.shadows, engine.lock)
         self.shadow_rows = self._kept.rows
         """As Rows.rows, of a shadow and its subscriptions."""
         self.rows = MixedRows(engine.catalog, engine.backend, self._kept)
         """Of all messages of the store."""
         self._new_cost = NEW_COST
-        self._priorities = engine.backend.settings.priorities
+        self._priorities = settings.priorities
         self._window = engine.sequencer.volatile_window
         self._written: _Written | None = None
         self._applying = False

@@ -26,7 +26,7 @@ from ..core.plan import Plan
 from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..core.writers import Writer
 from ..descriptors import STORE
-from ..files import disk_errors
+from ..files import MAKE_ROOM, disk_errors
 from ..store_types import Progress
 from ..wal import format as w
 from ..wal import recovery
@@ -174,7 +174,7 @@ class JournalBackend(Backend):
         files = SegmentFiles(self._directory.journal, options.segment_size, lambda: self._log.count_sync(), file_mode)
         log_options = LogOptions(
             options.segment_size, options.batch_bytes_max, options.sync, options.sync_interval, options.pool_files,
-            "a send can be retried with the same message_id", options.min_files,
+            "a send can be retried with the same message_id", MAKE_ROOM, options.min_files,
         )  # fmt: skip
         self._log = Log(f"store {self.name!r}", store_id, files, log_options, self._encoder)
         self._index = Index(

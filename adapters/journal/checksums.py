@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from ..files import FILE_MODE, extend, is_out_of_files, write_all
+from ..files import FILE_MODE, extend, is_out_of_files, read_file, sync_data, sync_file, write_all
 from ..wal.file import File
 from . import lmdb_format as lm
 
@@ -101,7 +101,7 @@ class PageChecksums:
     def _read(self) -> tuple[int, int, array[int]]:
         """Commit, bytes in a page and checksums, as this file says."""
         try:
-            return decode(self.path.read_bytes())
+            return decode(read_file(self.path))
         except FileNotFoundError:
             raise IndexBrokenError("its checksums are missing") from None
 
@@ -110,7 +110,7 @@ class PageChecksums:
         if self.path.exists():
             file = File(self.path, os.O_RDWR)
             write_all(file.fd, bytes(HEADER.size + CRC.size), 0)
-            os.fdatasync(file.fd)
+            sync_data(file.fd)
 
     def reserve(self, pages: int) -> None:
         """Keep room for the checksums of so many pages. Raises OSError."""
@@ -142,9 +142,9 @@ class PageChecksums:
             commit, page_bytes, sums = self._of_last_commit(files.pages.fd)
             data = encode(commit, page_bytes, sums)
             write_all(files.sums.fd, data, 0)
-            os.fdatasync(files.sums.fd)
+            sync_data(files.sums.fd)
             if files.names is not None:
-                os.fsync(files.names.fd)
+                sync_file(files.names.fd)
         except OSError as error:
             self._give_up(error)
         else:
@@ -300,7 +300,7 @@ def _repeat_meta(fd: int, page_bytes: int, commit: int) -> None:
     lm.NUMBER.pack_into(page, 0, other)
     lm.NUMBER.pack_into(page, lm.META.size - lm.NUMBER.size, commit - 1)
     write_all(fd, bytes(page), other * page_bytes)
-    os.fdatasync(fd)
+    sync_data(fd)
 
 
 def encode(commit: int, page_bytes: int, sums: array[int]) -> bytes:

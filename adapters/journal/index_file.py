@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import lmdb
 
-from ..files import FILE_MODE, OUT_OF_FILES, extend, open_file, sync_directory, write_all
+from ..files import FILE_MODE, OUT_OF_FILES, extend, open_file, require_no_link, sync_directory, sync_file, write_all
 from ..malloc import large_blocks_mapped
 from ..wal.file import File
 from . import lmdb_format
@@ -111,9 +111,9 @@ class IndexFile:
             self.txn = None
         try:
             self.env.copy(str(path), compact=True)
-            path.chmod(self._file_mode & 0o666)
             descriptor = File(path, os.O_RDWR)
-            os.fsync(descriptor.fd)
+            os.fchmod(descriptor.fd, self._file_mode & 0o666)
+            sync_file(descriptor.fd)
             after = path.stat().st_size
             if after >= before:
                 return 0
@@ -181,6 +181,7 @@ class IndexFile:
 def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:
     """One file, no lock file: the directory's lock is the owner's. Raises OSError if no file can be opened any more,
     which says nothing about this one; lmdb.Error."""
+    require_no_link(path)
     try:
         with large_blocks_mapped():
             return lmdb.open(
@@ -204,7 +205,7 @@ def create_lmdb(path: Path, map_bytes: int, file_mode: int = FILE_MODE) -> None:
     fd = open_file(unfinished, os.O_RDWR | os.O_CREAT, file_mode)  # LMDB heeds the umask
     try:
         write_all(fd, lmdb_format.empty_file(map_bytes), 0)
-        os.fsync(fd)
+        sync_file(fd)
     finally:
         os.close(fd)
     unfinished.rename(path)

@@ -19,7 +19,7 @@ import msgspec
 
 from ...policies.errors import CorruptionError
 from ..core.place import OWN, SEQ, Place
-from ..files import make_directory, replace_file
+from ..files import make_directory, open_to_read, replace_file
 from ..wal import format as w
 from .salvage import LossReport, LostMessage, LostRecords, write_report
 
@@ -80,7 +80,7 @@ class LostMessages:
 
     def _keep(self, path: Path, offset: int, length: int, aside: Path) -> None:
         """The bytes, as they read now."""
-        make_directory(aside, self._file_mode)
-        with path.open("rb") as file:
+        make_directory(aside, self._file_mode, is_ours=True)
+        with open_to_read(path) as file:
             data = os.pread(file.fileno(), length, offset)
         replace_file(aside / f"{path.name}-{offset}", data, self._file_mode)

@@ -18,6 +18,7 @@ from ..core.keyed import Unchanged
 from ..core.plan import Plan
 from ..wal import format as w
 from ..wal.log import Log
+from ..wal.segment import Segment
 from ..wal.ticket import GROWS, OWED, SHRINKS, Tail, Ticket, WriteBatch
 from .applying import Applier
 from .encoding import ACK, ACK_PAYLOAD, ACK_RECORD, CODECS, SEND, SEND_HEAD, SEND_START
@@ -93,6 +94,9 @@ class JournalEncoder:
         ):
             return GROWS
         return max((_LEAVES.get(type(change), GROWS) for change in ticket.content), default=OWED)
+
+    def needed_bytes(self, segment: Segment) -> int:
+        return segment.live_bytes
 
     def reserve(self, size: int) -> None:
         self._applier.reserve(size)

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from google_crc32c import extend as crc32c
 
 from ..core import ReadError
-from ..files import FILE_MODE, make_directory, open_file
+from ..files import FILE_MODE, make_directory, open_file, open_to_read
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class SwapFiles:
         """The one that is written to."""
         file = self._current
         if file is None or file.end >= self._roll_over_bytes or file.number not in self._files:
-            make_directory(self.directory, self._file_mode)
+            make_directory(self.directory, self._file_mode, is_ours=True)
             self._last += 1
             file = SwapFile(self._last, self.directory / f"{self._last}.swap")
             self._files[file.number] = file
@@ -121,7 +121,7 @@ class SwapFiles:
     def read(self, address: Address) -> list[bytes]:
         """The records of an entry. Raises ReadError, which names file and offset (invariant 9), and OSError."""
         file, offset, length = address
-        with file.path.open("rb", buffering=0) as opened:
+        with open_to_read(file.path) as opened:
             fd = opened.fileno()
             start = os.pread(fd, min(length, AT_ONCE), offset)
             if len(start) != min(length, AT_ONCE) or start[:4] != MAGIC:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...policies.errors import AnabranchError, ConfigError, StoreFailedError, StoreFullError
 from ...policies.options import SqlOptions
-from ..files import refused
+from ..files import MAKE_ROOM, refused
 from . import dialects
 from .connections import connected, shown_url, words_of
 from .statements import keepalive_statement
@@ -69,7 +69,8 @@ class Database:
         if out_of_files is not None:
             return refused(f"store {self.name!r}: {words}", out_of_files)
         if dialects.is_full(error):
-            return StoreFullError(f"store {self.name!r}: its database is full: {words}; free some space")
+            what = f"store {self.name!r}: its database is full: {words}; free some space and try again"
+            return StoreFullError(f"{what}: {MAKE_ROOM}")
         where = shown_url(self.engine.url)
         if isinstance(error, DBAPIError) and not is_cut_off(error) and dialects.is_mistake(error):
             return StoreFailedError(f"store {self.name!r}: the database {where} refuses: {words}; nothing was changed")

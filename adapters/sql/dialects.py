@@ -49,9 +49,12 @@ def connect_args(url: URL) -> dict[str, Any]:
 
 def make_sqlite_file(url: URL, file_mode: int) -> None:
     """Make SQLite's file before SQLite would, whose own heeds the umask alone; the files that it makes beside it get
-    the mode of this one. Nothing for a server, for a file that is there, and for a `file:` URI. Raises OSError."""
+    the mode of this one. Nothing for a server, for a file that is there, which may be a link where a URL names it, and
+    for a `file:` URI. Raises OSError."""
     if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith("file:"):
-        os.close(open_file(Path(url.database), os.O_RDWR | os.O_CREAT, file_mode))
+        path = Path(url.database)
+        if not path.exists():
+            os.close(open_file(path, os.O_RDWR | os.O_CREAT, file_mode))
 
 
 def configure(engine: Engine) -> None:
@@ -67,7 +70,8 @@ def configure(engine: Engine) -> None:
 def _sqlite_connect(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # BEGIN is ours, below
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+    # The last two are macOS's F_FULLFSYNC, and mean nothing elsewhere.
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "fullfsync=1", "checkpoint_fullfsync=1"):
         cursor.execute(f"PRAGMA {pragma}").fetchall()
     cursor.close()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files import FILE_MODE, make_directory
+from ..files import FILE_MODE, make_directory, open_file, open_to_read, sync_directory, sync_file
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +27,26 @@ class Archive:
     file_mode: int = FILE_MODE
 
     def take(self, path: Path) -> None:
-        """Move a segment there. Raises OSError."""
-        make_directory(self.directory, self.file_mode)
-        shutil.move(path, self.directory / path.name)
+        """Move a segment there. Where that is another disk, it is there, durably, before it is here no more. Raises
+        OSError."""
+        make_directory(self.directory, self.file_mode, is_ours=True)
+        target = self.directory / path.name
+        try:
+            path.rename(target)
+            return
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        making = target.with_name(f"{target.name}.tmp")
+        fd = open_file(making, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self.file_mode)
+        with os.fdopen(fd, "wb") as copy, open_to_read(path) as segment:
+            shutil.copyfileobj(segment, copy, 1 << 20)
+            copy.flush()
+            shutil.copystat(path, making)  # how old it is decides how long it is kept
+            sync_file(fd)
+        making.rename(target)
+        sync_directory(self.directory)
+        path.unlink()
 
     def trim(self) -> None:
         """Remove what is beyond the limits. What cannot be removed is logged, and tried again next time."""

@@ -18,7 +18,7 @@ from typing import Final
 from google_crc32c import extend as crc32c
 
 from ...policies.compaction import BATCH_BYTES
-from ..files import write_all
+from ..files import sync_file, write_all
 from . import format as f
 from .file import File
 from .files import UNFINISHED_SUFFIX, SegmentFiles
@@ -95,7 +95,7 @@ class CopiesWriter:
         )  # fmt: skip
         write_all(self._file.fd, header.encode(), 0)
         self._files.count_sync()
-        os.fsync(self._file.fd)
+        sync_file(self._file.fd)
         names = self._files.names()
         self._unfinished.rename(self._path)
         self._files.sync_names(names)

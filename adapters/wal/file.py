@@ -6,13 +6,11 @@ import os
 from pathlib import Path
 from typing import Final
 
-from ..files import FILE_MODE, open_file, write_all
+from ..files import FILE_MODE, open_file
 
 FILL_MIN: Final = 64 * 1024
 FILL_MAX: Final = 1024 * 1024
 """Zero-fill goes ahead of the appends in chunks from FILL_MIN, doubling up to FILL_MAX (rule D5)."""
-_ZEROS: Final = memoryview(bytes(FILL_MAX))
-"""Once and for all: made for each store, they would stay behind in its memory."""
 
 
 class File:
@@ -31,20 +29,3 @@ class File:
     def __del__(self) -> None:
         if hasattr(self, "fd"):
             self._close(self.fd)
-
-
-def zero_fill(fd: int, start: int, end: int) -> None:
-    """Write zeros, so that later appends there allocate nothing and their fdatasync need not touch the inode."""
-    while start < end:
-        size = min(FILL_MAX, end - start)
-        write_all(fd, _ZEROS[:size], start)
-        start += size
-
-
-def allocate(fd: int, start: int, end: int) -> None:
-    """Take so much of the disk without writing it, for bytes that are about to be: a large batch is not written twice.
-    Where the operating system cannot, zeros do it. Raises OSError."""
-    if not hasattr(os, "posix_fallocate"):
-        zero_fill(fd, start, end)
-        return
-    os.posix_fallocate(fd, start, end - start)

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Final
 
 from ...policies.errors import CorruptionError
-from ..files import FILE_MODE, new_directory, write_all
+from ..files import FILE_MODE, allocate, new_directory, open_to_read, sync_file, write_all, zero_fill
 from .archive import Archive
-from .file import FILL_MAX, FILL_MIN, File, allocate, zero_fill
+from .file import FILL_MAX, FILL_MIN, File
 from .format import COPIES, HEADER_BYTES, SegmentHeader
 from .reserve import SPARE_SUFFIX, Reserve
 from .watermark import Watermark, WatermarkFile
@@ -145,7 +145,7 @@ class SegmentFiles:
             if spare is None and pooled is None and size:
                 _fill(file, HEADER_BYTES + size, header.capacity)
             self.count_sync()
-            os.fsync(file.fd)
+            sync_file(file.fd)
             allocated = os.fstat(file.fd).st_size
             names = self.names()
         except OSError:
@@ -169,7 +169,7 @@ class SegmentFiles:
         file = File(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC, self.file_mode)
         try:
             zero_fill(file.fd, 0, size)
-            os.fsync(file.fd)
+            sync_file(file.fd)
         except OSError:
             unfinished.unlink()
             raise
@@ -215,7 +215,7 @@ class SegmentFiles:
     def sync_names(self, names: File) -> None:
         """Make what was renamed or removed durable."""
         self.count_sync()
-        os.fsync(names.fd)
+        sync_file(names.fd)
 
     def _pool_path(self) -> Path:
         return self.directory / f"pool-{next(self._pool_numbers)}{POOL_SUFFIX}"
@@ -251,7 +251,7 @@ def _fill_up(path: Path, size: int) -> bool:
         if missing > 0:
             file = File(path, os.O_RDWR)
             zero_fill(file.fd, size - missing, size)
-            os.fsync(file.fd)
+            sync_file(file.fd)
     except OSError as error:
         log.debug("%s is not used again: %s", path, error)
         return False
@@ -267,7 +267,7 @@ def segment_path(directory: Path, number: int) -> Path:
 
 def read_header(path: Path) -> SegmentHeader:
     """The header of one segment file. Raises CorruptionError."""
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         return SegmentHeader.decode(file.read(HEADER_BYTES), str(path))
 
 

@@ -17,7 +17,7 @@ from ...policies.durability import Sync
 from ...policies.errors import AnabranchError, CorruptionError, OutcomeUnknownError, StoreFailedError
 from .. import locking
 from ..background import CoalescedJob
-from ..files import FULL, refused, write_small
+from ..files import FULL, is_out_of_files, refused, write_small
 from . import format as f
 from .files import SegmentFiles
 from .group_commit import GroupCommit
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 0.1
 """After so long without a write a synced mark is written, so that the last batch has a watermark behind it (J4)."""
+NEVER_IDLES: Final = 10
+"""Under `never` after so many times as long: who writes now and then has three syncs a second at most."""
 
 
 class Log(GroupCommit):
@@ -52,8 +54,8 @@ class Log(GroupCommit):
         self._in_flight: WriteBatch | None = None
         self._marked_lsn = 0
         self._last_write = 0.0
-        # Under `never` there is never anything to do.
-        self._idle_job = CoalescedJob(self._idle, never=options.sync is Sync.NEVER)
+        self._never = options.sync is Sync.NEVER
+        self._idle_job = CoalescedJob(self._idle)
         self._ended = True
         self.releases = 0
         """How often segments were released since it was made."""
@@ -65,6 +67,9 @@ class Log(GroupCommit):
         self._starved_at = 0
         self._hopeless = False
         """Nothing could be released for those that wait."""
+        self._hopeless_lsn = -1
+        """The end of the log when that was last so: nothing can have died until it is another. -1: what makes the log
+        hold more has found room since."""
         self._most = 0
         """So many tickets are tried together, the disk being full; 0: as many as there are."""
 
@@ -220,6 +225,9 @@ class Log(GroupCommit):
         """
         leaves = [self._encoder.leaves(ticket) for ticket in tickets]
         most = max(leaves, default=SHRINKS)
+        if tickets and most == GROWS and self._hopeless_lsn >= 0 and self._may_be_relieved() and self._sealing_pays():
+            self._starved_at, self._starved = self.releases, True  # first: what is written here would keep the segment
+            return False
         try:
             self._writer.make_room(size, promised, most)
         except StoreFailedError as error:
@@ -236,17 +244,35 @@ class Log(GroupCommit):
             if most < GROWS and len(tickets) > 1:
                 self._most = len(tickets) // 2  # what is left of the reserve may do for some of them
                 return False
-            if most == SHRINKS and tickets and not self._hopeless:
+            if tickets and (not self._hopeless if most == SHRINKS else self._may_be_relieved(error)):
                 self._starved_at, self._starved = self.releases, True
                 return False
             self._most, self._hopeless = 0, False
             what = f"{self.name} cannot grow: {error.strerror} ({self.files.directory})"
-            full = refused(what, error, ". Nothing was written")
+            full = refused(what, error, ". Nothing was written", self.options.room_advice)
             full.__cause__ = error.with_traceback(None)  # its frames would keep files open until they are collected
             self._dismiss([ticket for ticket, kind in zip(tickets, leaves, strict=True) if kind == most], full)
             return False
         self._most, self._hopeless = 0, False
+        if most == GROWS:
+            self._hopeless_lsn = -1
+        elif self._hopeless_lsn >= 0:
+            self._writer.limit = 0  # who makes it hold more comes here first
         return True
+
+    def _may_be_relieved(self, error: OSError | None = None) -> bool:
+        """Whether to look, for what makes the log hold more, if anything can be released: once after each change, where
+        it is counted what is needed."""
+        tail = self._writer.tail
+        return (
+            not self._hopeless and self._hopeless_lsn != tail.lsn
+            and (error is None or not is_out_of_files(error))
+            and self._encoder.needed_bytes(tail.segment) is not None
+        )  # fmt: skip
+
+    def _sealing_pays(self) -> bool:
+        needed = self._encoder.needed_bytes(self._writer.tail.segment)
+        return needed is not None and self._writer.sealing_pays(needed)
 
     def _fewer(self, tickets: list[Ticket]) -> tuple[list[Ticket], int]:
         """The first of them, as many as may be tried together, and the size of their batch."""
@@ -261,13 +287,38 @@ class Log(GroupCommit):
         with self._relief:
             if not self._starved:
                 return  # another thread has
+            lsn = self._writer.tail.lsn
             try:
                 if self.releases == self._starved_at:
+                    self.relief()  # all is applied then: it is known what is needed
+                if self.releases == self._starved_at and self._seal_spent():
                     self.relief()
             except AnabranchError as error:
                 log.debug("%s: nothing released: %s", self.name, error)
             self._hopeless = self.releases == self._starved_at
+            if self._hopeless:
+                self._hopeless_lsn = lsn
             self._starved = False
+
+    def _seal_spent(self) -> bool:
+        """On a disk that one segment fills: leave the segment that is being written if most of it is needed no more,
+        so that it is released once the rest is. Returns whether it was left."""
+        with self._lead:
+            try:
+                self._leader = get_ident()
+                if self._in_flight is not None:
+                    self._finish(self._in_flight)
+                if self._ended or self.failed is not None or not self._sealing_pays():
+                    return False
+                self._writer.seal()
+                return True
+            except OSError as error:
+                if self._writer.must_roll:
+                    self.fail(error)
+                log.debug("%s: no spare file could be begun: %s", self.name, error)
+                return False
+            finally:
+                self._leader = 0
 
     def _finish(self, batch: WriteBatch) -> None:
         """Write the batch, sync it if need be, make it count. Every step may be done twice."""
@@ -381,17 +432,25 @@ class Log(GroupCommit):
         finally:
             self._leader = 0
 
+    def _idle_seconds(self) -> float:
+        return IDLE_SECONDS * NEVER_IDLES if self._never else IDLE_SECONDS
+
+    def _until_idle(self) -> float:
+        """Seconds until nobody has written for so long that a mark is due; 0 once it is."""
+        return max(0.0, self._last_write + self._idle_seconds() - monotonic())
+
     def _schedule_idle(self) -> None:
-        self._idle_job.schedule(self.options.sync_interval if self._periodic else IDLE_SECONDS)
+        self._idle_job.schedule(self.options.sync_interval if self._periodic else self._idle_seconds())
 
     def _idle(self) -> None:
         """Some time after a write: sync what is due, and once nobody writes any more leave a mark."""
         if self._closed or self.failed is not None:
             return
         try:
-            self.sync()  # under `always` too: unsynced tickets
-            if monotonic() - self._last_write < IDLE_SECONDS:
-                self._schedule_idle()
+            if not self._never or not self._until_idle():
+                self.sync()  # under `always` too: unsynced tickets
+            if left := self._until_idle():
+                self._idle_job.schedule(self.options.sync_interval if self._periodic else left)
             else:
                 self._mark()
                 if self._syncer.durable_lsn < self._writer.tail.lsn:

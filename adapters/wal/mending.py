@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from google_crc32c import extend as crc32c
 
 from ...policies.errors import CorruptionError
-from ..files import FILE_MODE, make_directory, open_file, sync_directory, write_all
+from ..files import FILE_MODE, make_directory, open_file, open_to_read, sync_directory, sync_file, write_all
 from . import format as f
 from .copies import base_of
 from .crc import nonce_for, start_of
@@ -461,11 +461,11 @@ class Mender:
             fd = open_file(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC, self._file_mode)
             try:
                 if was_there:
-                    with path.open("rb") as original, open(fd, "wb", closefd=False) as copy:
+                    with open_to_read(path) as original, open(fd, "wb", closefd=False) as copy:
                         shutil.copyfileobj(original, copy, 1 << 20)
                 for offset, data in patches:
                     write_all(fd, data, offset)
-                os.fsync(fd)
+                sync_file(fd)
             finally:
                 os.close(fd)
             if aside is not None and path.exists():
@@ -474,7 +474,7 @@ class Mender:
             sync_directory(self._directory)
 
     def _keep(self, path: Path, aside: Path) -> None:
-        make_directory(aside, self._file_mode)
+        make_directory(aside, self._file_mode, is_ours=True)
         if not (aside / path.name).exists():
             os.link(path, aside / path.name)
             sync_directory(aside)
@@ -496,7 +496,7 @@ def _number(path: Path) -> int:
 
 def _is_of_other_version(path: Path) -> bool:
     """Whether the header is whole, and of another version."""
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         page = file.read(f.SEGMENT_HEADER.size)
     if len(page) < f.SEGMENT_HEADER.size or page[:8] != f.MAGIC:
         return False
@@ -511,7 +511,7 @@ def _find_batch(path: Path, log_id: bytes, nonce: int | None) -> tuple[int, int,
     A batch's checksum starts from the segment's seed: it gives that away, and the batch's first record proves it. Any
     nonce with that seed will do.
     """
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         file.seek(f.HEADER_BYTES)
         data = file.read(SEEK_BYTES)
     for at in _finds(data, f.BATCH_MAGIC):

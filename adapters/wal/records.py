@@ -8,6 +8,7 @@ from typing import Any
 from google_crc32c import extend as crc32c
 
 from . import format as f
+from .segment import Segment
 from .ticket import GROWS, OWED, SHRINKS, Tail, Ticket, WriteBatch
 
 _RECORD_BYTES = f.RECORD_HEADER.size
@@ -61,6 +62,9 @@ class RecordEncoder:
         if all(kind == f.SNAPSHOT for kind, _, _ in ticket.content):
             return OWED
         return SHRINKS if isinstance(ticket, RecordTicket) and ticket.shrinks else GROWS
+
+    def needed_bytes(self, segment: Segment) -> None:
+        return None
 
     def reserve(self, size: int) -> None:
         """What is read of it is kept in memory."""

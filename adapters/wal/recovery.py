@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from ...policies.errors import CorruptionError
-from ..files import write_all
+from ..files import sync_data, write_all
 from . import format as f
 from .file import File
 from .files import SegmentFiles
@@ -48,7 +48,7 @@ def settle(survey: Survey, files: SegmentFiles) -> None:
                 data = read_at(file, position, min(1 << 20, end - position))
                 write_all(file.fd, data, position)
                 position += len(data)
-            os.fdatasync(file.fd)
+            sync_data(file.fd)
     files.clean()
 
 

@@ -18,8 +18,8 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from ..files import FILE_MODE
-from .file import File, allocate
+from ..files import FILE_MODE, allocate
+from .file import File
 from .format import HEADER_BYTES
 
 SPARE_SUFFIX: Final = ".spare"
@@ -64,7 +64,7 @@ class Reserve:
                     file = File(path, os.O_RDWR)
                     allocate(file.fd, known, size)
                 elif known > 2 * size:
-                    os.truncate(path, size)
+                    _cut(path, size)
                 else:
                     continue
                 self._set([*(file for file in self.files if file[0] is not path), (path, size)])
@@ -104,7 +104,7 @@ class Reserve:
             size = min(self._size, path.stat().st_size)
             if size < BYTES_MIN:
                 return None
-            os.truncate(path, size)
+            _cut(path, size)
             spare = self._next_path()
         path.rename(spare)
         return spare, size
@@ -119,3 +119,8 @@ class Reserve:
 
     def _set(self, files: list[tuple[Path, int]]) -> None:
         self.files = tuple(sorted(files, key=lambda file: file[1]))
+
+
+def _cut(path: Path, size: int) -> None:
+    file = File(path, os.O_RDWR)
+    os.truncate(file.fd, size)

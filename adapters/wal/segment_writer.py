@@ -12,13 +12,13 @@ from typing import Final
 
 from ...policies.errors import CorruptionError
 from ..background import shared
-from ..files import FULL
+from ..files import FULL, allocate, zero_fill
 from . import format as f
-from .file import FILL_MAX, FILL_MIN, allocate, zero_fill
+from .file import FILL_MAX, FILL_MIN
 from .files import SegmentFiles
 from .segment import Segment, SegmentTable
 from .syncing import Syncer
-from .ticket import GROWS, OWED, Encoder, LogOptions, Tail
+from .ticket import GROWS, OWED, SHRINKS, Encoder, LogOptions, Tail
 from .watermark import Watermark, WatermarkFile
 
 log = logging.getLogger(__name__)
@@ -110,13 +110,13 @@ class SegmentWriter:
             self._grow(size, promised)
             return
         except OSError as error:
-            if error.errno not in FULL or self.must_roll:
+            if error.errno not in FULL:
                 raise
         with self._prepare_lock:
             pass  # a file that was being prepared ahead had the last of the disk: it is in the pool, or gone
-        if leaves == GROWS:
+        if leaves == GROWS and not self.must_roll:
             self._grow(size, promised)
-        else:
+        else:  # also after a roll that was interrupted, whose segment takes nothing more
             self._use_reserve(size, leaves + (leaves != OWED and promised > 0))
 
     def _grow(self, size: int, promised: int) -> None:
@@ -170,6 +170,17 @@ class SegmentWriter:
             if error.errno not in FULL or target < end:
                 raise
         segment.allocated = target
+
+    def sealing_pays(self, needed: int) -> bool:
+        """Whether to go on in a spare file, one that acks might begin as well, lets half of the segment that is being
+        written be released, or more. So many bytes of it are needed still."""
+        reserve, dead = self._files.reserve, self.tail.offset - f.HEADER_BYTES - needed
+        files = reserve.files
+        return len(files) > SHRINKS + (self.promised > 0) and dead >= max(needed, files[0][1] // 2)
+
+    def seal(self) -> None:
+        """Go on in a spare file. Raises OSError."""
+        self.roll(0, spare=self._files.reserve.files[0])
 
     # The next segment
 

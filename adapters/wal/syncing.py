@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
 
 from ..descriptors import shares, unsynced_files
-from ..files import write_synced
+from ..files import sync_data, write_synced
 from .file import File
 from .ticket import Tail
 
@@ -87,7 +86,7 @@ class Syncer:
     def _sync(self, files: Sequence[File]) -> None:
         for file in files:
             self.count += 1
-            os.fdatasync(file.fd)
+            sync_data(file.fd)
 
     def _done(self, earlier: Sequence[File], tail: Tail) -> None:
         for file in earlier:

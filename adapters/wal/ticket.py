@@ -28,6 +28,8 @@ class LogOptions:
     """Released files that are kept for use again. -1: all."""
     advice: str = ""
     """What errors say that one can do whose outcome is unknown."""
+    room_advice: str = ""
+    """And what they say that one can do where the disk is full."""
     min_files: int = 0
     """So many files of a log there are at least, those of the pool included: made ahead, and kept."""
 
@@ -141,6 +143,10 @@ class Encoder(Protocol):
 
     def leaves(self, ticket: Any) -> int:
         """OWED, SHRINKS or GROWS. Asked where the disk is full."""
+
+    def needed_bytes(self, segment: Segment) -> int | None:
+        """How much of a segment is needed still, as far as is known now; None where that is not counted. Asked where
+        the disk is full."""
 
     def reserve(self, size: int) -> None:
         """So many bytes may be written until this is asked next: keep the room that they will need elsewhere. Raises

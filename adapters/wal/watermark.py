@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from google_crc32c import extend as crc32c
 
-from ..files import FILE_MODE, sync_directory, write_all
+from ..files import FILE_MODE, sync_data, sync_directory, write_all
 from .file import File
 from .format import VERSION
 
@@ -98,7 +98,7 @@ class WatermarkFile:
             file = self._open()
             write_all(file.fd, encode(self._log_id, mark).ljust(PAGE_BYTES, b"\0"), self._page * PAGE_BYTES)
             self._count_sync()
-            os.fdatasync(file.fd)
+            sync_data(file.fd)
         except OSError as error:
             log.warning("%s cannot be written; damage of the newest segment may not be noticed: %s", self._path, error)
             return

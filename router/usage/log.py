@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import sys
 import threading
 import time
@@ -26,7 +25,7 @@ from ...adapters.clock import now_us
 from ...adapters.core import Store
 from ...adapters.core.usage import ROW, WHOLE, Buffer, Recorder
 from ...adapters.directory import StoreDirectory, is_empty
-from ...adapters.files import FILE_MODE, disk_errors, open_file, sweep_unfinished, write_all
+from ...adapters.files import FILE_MODE, disk_errors, read_file, sweep_unfinished, write_file
 from ...adapters.wal import (
     SNAPSHOT,
     Log,
@@ -88,12 +87,7 @@ class _Directory(StoreDirectory):
 
 def _empty_log(path: Path, log_id: bytes, segment_bytes: int, file_mode: int) -> bytes:
     create_log(path / "journal", log_id, segment_bytes, file_mode)
-    fd = open_file(path / VERSION_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file_mode)
-    try:
-        write_all(fd, VERSION, 0)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    write_file(path / VERSION_FILE, VERSION, file_mode)
     return log_id
 
 
@@ -170,7 +164,7 @@ class UsageLog:
 
     def _require_version(self) -> None:
         path = self.path / VERSION_FILE
-        found = path.read_bytes() if path.exists() else b""
+        found = read_file(path) if path.exists() else b""
         if found != VERSION:
             what = f"a usage log of another version ({found[:20]!r})" if found else "something else than a usage log"
             raise ConfigError([f"{self.path} holds {what}, and was left as it is; choose another directory"])

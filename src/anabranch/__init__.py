@@ -15,6 +15,9 @@ read on: docs/configuration.md, docs/transactions.md, docs/invariants.md, docs/f
 import logging
 from typing import TYPE_CHECKING, Any
 
+from .policies import platform_files as _platform_files  # noqa: F401  first: it refuses a platform that will not do
+
+# isort: split
 from .adapters.acceleration import accelerated
 from .adapters.messages import Headers, HeaderValue, LargeBody, Message, Outgoing, Readable, Reason, Receipt
 from .adapters.store_types import Counts, Listener, Progress, Settlement, StoreStats, Subscription, SubscriptionKey

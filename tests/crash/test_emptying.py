@@ -3,6 +3,7 @@ nothing else; also by whoever opens the stores anew, after a kill as well."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import signal
@@ -61,6 +62,28 @@ def acking(disk: Path, router: anabranch.Router, count: int) -> int:
     return count
 
 
+def sending_and_acking(disk: Path, router: anabranch.Router, count: int) -> int:
+    """So many, once there is room for them, which there is once what was there is acked; ten are left."""
+    queue = router.queue("q")
+    while queue.depth() and not _takes(queue, 500):
+        take(queue).ack()
+    while (message := queue.receive(timeout=0)) is not None:
+        message.ack()
+    for number in range(10 - count, 10):
+        queue.send(body_of(f"s.{number}", 500))
+        if number < 0:
+            take(queue).ack()
+    return count
+
+
+def _takes(queue: anabranch.Queue, size: int) -> bool:
+    try:
+        queue.send(body_of("first.0", size))
+    except anabranch.StoreFullError:
+        return False
+    return True
+
+
 def purging_in_pages(disk: Path, router: anabranch.Router, pages: int) -> int:
     """Of one message each, until there are so many; then it waits for its end."""
     done = 0
@@ -117,7 +140,8 @@ def send_all(disk: Path, queue: anabranch.Queue | anabranch.Topic, size: int) ->
                 sent.append(identity)
         except anabranch.StoreFullError as error:
             assert "store 'a'" in str(error)
-            assert "free some space" in str(error)
+            assert "free some space and try again: receive and ack messages" in str(error)
+            assert "call `compact`" in str(error)
         fill_up(disk / "filler")
     return sent
 
@@ -331,6 +355,63 @@ def test_destinations_go_and_new_ones_are_refused(disk: Path) -> None:
         ack_all(router.queue("q"), sent)
         router.reclaim()
         send_again(router, router.queue("q"))
+
+
+WHOLE_DISK = 32 * 1024 * 1024
+"""Bytes of a segment that never is full on such a disk, as with the default."""
+
+
+@pytest.mark.parametrize("size", [20, 500, 20_000])
+@pytest.mark.parametrize("sync", SYNCS)
+def test_a_disk_that_one_segment_fills_takes_messages_again(disk: Path, sync: Sync, size: int) -> None:
+    """Time and again, without reopening or `compact`. What lies in the segment has died, but it is the one that is
+    being written: it is left for a spare file, and goes."""
+    with anabranch.open(config(disk, sync, WHOLE_DISK)) as router:
+        queue = router.queue("q")
+        sent = send_all(disk, queue, size)
+        first = len(sent)
+        for _ in range(3):
+            ack_all(queue, sent)
+            sent = send_all(disk, queue, size)
+            assert 2 * len(sent) > first
+        assert contents(router) == {"q": sent}
+        assert violations(router) == []
+    with anabranch.open(config(disk, sync, WHOLE_DISK)) as router:
+        assert contents(router) == {"q": sent}
+
+
+@pytest.mark.parametrize("behind", [0, 1, 20])
+def test_a_queue_that_is_never_empty_goes_on_for_ever_on_a_disk_that_one_segment_fills(disk: Path, behind: int) -> None:
+    """What is sent where there still is a little room would keep that segment for ever, if it had to be empty."""
+    with anabranch.open(config(disk, segment_size=WHOLE_DISK)) as router:
+        queue = router.queue("q")
+        filled = len(send_all(disk, queue, 2000))
+        sizes, acked, number = itertools.cycle([2000, 300, 4000]), 0, filled
+        while acked < 5 * filled:
+            try:
+                queue.send(body_of(f"s.{number}", next(sizes)))
+                number += 1
+                refused = False
+            except anabranch.StoreFullError:
+                refused = True
+            if refused or queue.depth() > behind:
+                message = take(queue)
+                assert identity_of(message.body) == f"s.{acked}"
+                message.ack()
+                acked += 1
+        assert [identity_of(message.body) for message in queue.browse()] == [f"s.{n}" for n in range(acked, number)]
+        assert violations(router) == []
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_a_killed_process_leaves_a_disk_that_one_segment_fills_to_the_next(disk: Path, sync: Sync) -> None:
+    with anabranch.open(config(disk, sync, WHOLE_DISK)) as router:
+        sent = send_all(disk, router.queue("q"), 500)
+    elsewhere(disk, sync, "acking", len(sent) - 10)
+    assert elsewhere(disk, sync, "sending_and_acking", len(sent)) == len(sent)
+    with anabranch.open(config(disk, sync, WHOLE_DISK)) as router:
+        assert contents(router) == {"q": [f"s.{number}" for number in range(10)]}
+        assert violations(router) == []
 
 
 def test_sends_are_refused_and_acks_are_not_where_they_come_together(disk: Path) -> None:

@@ -320,3 +320,28 @@ def test_a_dead_letter_is_as_persistent_as_it_was(tmp_path: Path) -> None:
         assert [(m.body, m.persistent) for m in router.queue("q").browse()] == [(b"1", True), (b"0", False)]
     with anabranch.open(one(tmp_path)) as router:
         assert drained(router.queue("q")) == [b"1"]
+
+
+@pytest.mark.parametrize("kind", ["journal", "sql", "memory"])
+def test_their_swap_files_are_as_large_as_it_is_said(tmp_path: Path, kind: str) -> None:
+    """A file goes once all in it are gone: so small ones follow a queue that moves on, and a large one does not."""
+    models = {"journal": anabranch.JournalOptions, "sql": anabranch.SqlOptions, "memory": anabranch.MemoryOptions}
+    memory = "max_bytes" if kind == "memory" else "nonpersistent_memory"
+    files: dict[int, list[int]] = {}
+    for size in (64 * 1024, 1024 * 1024):
+        directory = tmp_path / str(size)
+        options = models[kind](roll_over_size=size, **{memory: 64 * 1024})
+        store = anabranch.StoreConfig("s", [">"], **{kind: options})
+        with anabranch.open(anabranch.Config(directory, [store])) as router:
+            queue = router.queue("q")
+            for number in range(40):
+                queue.send(b"%d" % number + bytes(20_000), persistent=False)
+            files[size] = [len(list(directory.glob("stores/s/swap/*.swap")))]
+            for number in range(30):
+                message = taken(queue)
+                assert message.body.rstrip(b"\0") == (b"%d" % number).rstrip(b"\0")
+                message.ack()
+            files[size].append(len(list(directory.glob("stores/s/swap/*.swap"))))
+    assert files[1024 * 1024] == [1, 1]
+    assert files[64 * 1024][0] > 5
+    assert files[64 * 1024][1] < files[64 * 1024][0] // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -74,3 +75,26 @@ def test_what_cannot_be_removed_is_told(
     Archive(place, max_bytes=150).trim()
     assert left(place) == [1]
     assert "000000000001.seg stays in the archive beyond its limits" in caplog.text
+
+
+def test_on_another_disk_it_is_there_before_it_is_here_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a link that lies there is replaced, not written through."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive/000000000002.seg").symlink_to(victim)
+    rename = Path.rename
+
+    def across(self: Path, target: Path) -> Path:
+        if self.parent != target.parent:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", across)
+    place = filled(tmp_path, [100, 200], [7000.0, 10.0])
+    assert [path.name for path in sorted(place.iterdir())] == ["000000000001.seg", "000000000002.seg"]
+    assert [path.stat().st_size for path in sorted(place.iterdir())] == [100, 200]
+    assert not list(tmp_path.glob("*.seg"))
+    assert victim.read_bytes() == b"precious"
+    Archive(place, max_age=3600.0).trim()
+    assert left(place) == [2]

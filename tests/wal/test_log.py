@@ -10,13 +10,13 @@ from time import monotonic
 
 import pytest
 
-from anabranch.adapters.wal import record_ticket
+from anabranch.adapters.wal import log, record_ticket
 from anabranch.adapters.wal.ticket import Tail
 from anabranch.policies.durability import Sync
-from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError, StoreFullError
+from anabranch.policies.errors import CorruptionError, OutcomeUnknownError, StoreFailedError, StoreFullError
 
 from ..contract.disk import eventually
-from .logs import KIND, SEGMENT_BYTES, created, killed, opened
+from .logs import KIND, SEGMENT_BYTES, created, killed, newest, opened
 
 
 def no(*_: object) -> None:
@@ -149,3 +149,33 @@ def test_what_is_written_while_all_else_is_synced_is_synced_soon(
     one.write(b"1")
     eventually(lambda: one.counted == [b"1", b"2"] and syncer.durable_lsn == log._writer.tail.lsn)
     one.close()
+
+
+@pytest.mark.parametrize("sync", list(Sync))
+def test_who_goes_on_writing_is_not_marked_and_under_never_not_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: Sync
+) -> None:
+    monkeypatch.setattr(log, "IDLE_SECONDS", 3600.0)
+    one = created(tmp_path / "log", sync=sync, sync_interval=3600.0)
+    one.write(b"1")
+    before = one.log.batches
+    one.log._idle()
+    assert one.log.batches == before
+    assert (one.log.durable_lsn == one.log.tail.lsn) == (sync is not Sync.NEVER)
+    one.close()
+
+
+@pytest.mark.parametrize("sync", list(Sync))
+def test_after_some_idleness_all_is_on_disk_and_vouched_for(tmp_path: Path, sync: Sync) -> None:
+    one = created(tmp_path / "log", sync=sync, sync_interval=0.01)
+    one.write(b"first", b"second")
+    eventually(lambda: one.log.batches == 3, lambda: one.log.batches)
+    assert one.log.durable_lsn == one.log.tail.lsn
+    left = killed(one, tmp_path / "left")
+    one.close()
+    segment = newest(left)
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"second")] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(CorruptionError, match="known to be on disk"):
+        opened(left)

@@ -10,7 +10,17 @@ from unittest import mock
 
 import pytest
 
-from anabranch.adapters.wal import SNAPSHOT, Needed, Reclaimer, SegmentFiles, Ticket, record_ticket, records, survey
+from anabranch.adapters.wal import (
+    SNAPSHOT,
+    Needed,
+    Reclaimer,
+    RecordEncoder,
+    SegmentFiles,
+    Ticket,
+    record_ticket,
+    records,
+    survey,
+)
 from anabranch.adapters.wal.records import RecordTicket
 from anabranch.adapters.wal.reserve import BYTES_MIN, FILES, Reserve
 from anabranch.adapters.wal.segment import Segment
@@ -187,3 +197,76 @@ def test_it_grows_and_is_cut_down_with_what_is_promised(tmp_path: Path) -> None:
     assert min(spare(tmp_path)) > 500_000
     reserve.keep(0, 0, 0)
     assert max(spare(tmp_path)) < 2 * BYTES_MIN
+
+
+class Once:
+    """Raises KeyboardInterrupt the first time that a spare file becomes a segment, before or after that."""
+
+    def __init__(self, before: bool) -> None:
+        self._before, self._rename, self.struck = before, Path.rename, False
+
+    def __call__(self, path: Path, target: Path) -> Path:
+        strikes = not self.struck and path.suffix == ".spare"
+        self.struck |= strikes
+        if strikes and self._before:
+            raise KeyboardInterrupt
+        renamed = self._rename(path, target)
+        if strikes:
+            raise KeyboardInterrupt
+        return renamed
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("grows", [True, False])
+def test_who_is_interrupted_while_a_spare_file_is_begun_stops_no_log(
+    tmp_path: Path, disk: FullDisk, monkeypatch: pytest.MonkeyPatch, before: bool, grows: bool
+) -> None:
+    one = created(tmp_path / "log")
+    reclaimer = releasing(one)
+    one.write(b"x")
+    disk.is_full = True
+    write_until_full(one)
+    count, once = len(one.counted), Once(before)
+    monkeypatch.setattr(Path, "rename", lambda path, target: once(path, target))
+    for number in range(3000):
+        try:
+            shrink(one, b"%d" % number * 20)
+        except KeyboardInterrupt:
+            break
+    assert once.struck
+    if grows:
+        with pytest.raises(StoreFullError):
+            one.write(b"more" * 20)
+    shrink(one, b"goes on")
+    assert one.log.failed is None
+    assert one.counted[count:][-1] == b"goes on"
+    reclaimer.finish()
+    one.close()
+
+
+def test_a_segment_in_which_little_is_needed_gives_way_to_a_spare_file(tmp_path: Path, disk: FullDisk) -> None:
+    """Where the disk is full, once after each change: the log has nothing else that could be released."""
+    one = created(tmp_path / "log", pool_files=0)
+    reclaimer = releasing(one)
+    relief = one.log.relief
+    one.log.relief = lambda: len(one.log.table.segments) > 1 and relief()
+    one.write(b"x")
+    disk.is_full = True
+    needed = SEGMENT_BYTES
+    with mock.patch.object(RecordEncoder, "needed_bytes", lambda *_: needed):
+        write_until_full(one)
+        assert [segment.number for segment in one.log.table.all] == [1]
+        releases = one.log.releases
+        with pytest.raises(StoreFullError):
+            one.write(b"more" * 100)
+        needed = 0
+        with pytest.raises(StoreFullError):
+            one.write(b"more" * 100)  # nothing has changed since it was looked at
+        shrink(one, b"less")
+        one.write(b"more" * 100)
+        assert one.log.releases > releases
+        assert 1 not in [segment.number for segment in one.log.table.all]
+        assert len(spare(tmp_path / "log")) == FILES
+    assert one.counted[-1] == b"more" * 100
+    reclaimer.finish()
+    one.close()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from io import BytesIO
@@ -409,6 +410,24 @@ def lazily(directory: Path, workload: Workload) -> None:
         marks.write("CLOSED", {})
 
 
+def idling(directory: Path, workload: Workload) -> None:
+    """Under a lazy policy, with pauses long enough for a mark: then all that was done is promised (rule J4)."""
+    marks = Marks()
+    with anabranch.open(config(directory, workload.options)) as router:
+        worker = Worker(router, marks, "i", vouched=False)
+        for turn in range(3):
+            for number in range(8):
+                worker.send("q", 6000)
+                if number % 3 == turn:
+                    worker.ack("q")
+            (store,) = router._registry.open_stores()
+            log = store.backend._log
+            while log._marked_lsn < log.tail.lsn:
+                time.sleep(0.01)
+            marks.write("CLOSED", {})
+        worker.send("q", 300)
+
+
 IN_SQLITE: Sequence[tuple[str, Callable[[Path, Workload], None], dict[str, Any]]] = (
     ("transactions", transactions, {}),
     ("many", many, {"batch_operations_max": 5}),
@@ -476,6 +495,10 @@ WORKLOADS = {
     "never": Workload(lazily, {"sync": "never", "checkpoint_operations": 6}, prefix=True),
     "periodic": Workload(lazily, {"sync": "periodic", "sync_interval": 0.05, "checkpoint_operations": 15}, prefix=True),
     **CROSS,
+    "idle-never": Workload(idling, {"sync": "never", "checkpoint_interval": 3600.0}, prefix=True),
+    "idle-periodic": Workload(
+        idling, {"sync": "periodic", "sync_interval": 0.05, "checkpoint_interval": 3600.0}, prefix=True
+    ),
     "kills-across": Workload(kills, {"checkpoint_operations": 40}),
     **KINDS,
     **MOVED,
