@@ -200,7 +200,9 @@ class GroupCommit(ABC):
         try:
             while not ticket.done:
                 if lead.locked():
-                    ticket.wait(HINT_WAIT)  # until it is done, or it may be time to lead
+                    ticket.attend()  # first: who lets go of the lead from now on wakes this thread
+                    if lead.locked():
+                        ticket.wait(HINT_WAIT)  # until it is done, or it may be time to lead
                     continue
                 with lead:
                     self._lead_once()
@@ -222,10 +224,12 @@ class GroupCommit(ABC):
             self._relieve()
         try:
             head = (self._unsynced_queue or self._queue)[0]
-        except IndexError:
+            if head.done:  # one that was refused alone stands at the head until somebody leads
+                head = next(ticket for ticket in [*self._unsynced_queue, *self._queue] if not ticket.done)
+        except (IndexError, StopIteration):
             return  # another thread leads
-        if self._unattended and (head.done or head.waiter is None):
-            self._attend()  # one that was refused alone stands at the head until somebody leads
+        if self._unattended and head.waiter is None:
+            self._attend()
         else:
             head.wake()  # who leads next hands on in turn
 
