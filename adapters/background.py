@@ -27,6 +27,8 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from .conditions import Promise
+
 log = logging.getLogger(__name__)
 
 WORKERS: Final = 2
@@ -111,7 +113,7 @@ class Background:
 
     def call(self, call: Callable[[], R]) -> Future[R]:
         """Run it on a leader. The future resolves on the notifier thread, with what it returns or raises."""
-        future: Future[R] = Future()
+        future: Future[R] = Promise()
         future.set_running_or_notify_cancel()
 
         def run() -> None:

@@ -12,12 +12,14 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from ..adapters.background import shared
+from ..adapters.conditions import unless_busy
 from ..adapters.core import Store
 from ..adapters.core.forwarding import follow
-from ..adapters.core.limits import no_waiting
+from ..adapters.core.limits import without_waiting
 from ..adapters.messages import EXPIRED, Message, Undelivered, require_leased
 from ..policies.destination import Destination
 from ..policies.errors import (
@@ -148,13 +150,7 @@ class DeadLetterSweeper:
 
     def _sweep_unless_busy(self, store: Store) -> int:
         """Nothing if another thread is at it: the store may be slow, or its disk hang."""
-        lock = self._lock_of(store.store_id)
-        if not lock.acquire(blocking=False):
-            return 0
-        try:
-            return self._sweep(store)
-        finally:
-            lock.release()
+        return unless_busy(self._lock_of(store.store_id), lambda: self._sweep(store)) or 0
 
     def _sweep(self, store: Store) -> int:
         count = 0
@@ -197,8 +193,8 @@ class DeadLetterSweeper:
             if source in full:
                 continue
             try:
-                with no_waiting():  # this thread works for all stores; what finds no room is tried again
-                    kept = self._dead_letter(store, pattern, some)
+                # This thread works for all stores; what finds no room is tried again.
+                kept = without_waiting(partial(self._dead_letter, store, pattern, some))
             except _REFUSED as error:
                 refused = True
                 if not alone:

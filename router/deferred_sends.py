@@ -15,6 +15,7 @@ from functools import partial
 from typing import Final
 
 from ..adapters.background import shared
+from ..adapters.conditions import Event, Promise, unless_busy
 from ..adapters.core import Store
 from ..adapters.core.gates import MovedError
 from ..adapters.messages import Receipt
@@ -35,7 +36,7 @@ class _Line:
         """Held by the background thread that sends it."""
         self.thread = 0
         """Which one that is."""
-        self.ended = threading.Event()
+        self.ended = Event()
         """All of it was handed to the store, and nothing comes after."""
 
 
@@ -55,7 +56,7 @@ class DeferredSends:
 
     def defer(self, destination: Destination, send: Send) -> Future[Receipt]:
         """Behind all that is deferred for it. With the lock held."""
-        future: Future[Receipt] = Future()
+        future: Future[Receipt] = Promise()
         future.set_running_or_notify_cancel()
         line = self._lines.setdefault(destination, _Line())
         try:
@@ -75,15 +76,15 @@ class DeferredSends:
         shared().lead(partial(self._run, destination, line))
 
     def _run(self, destination: Destination, line: _Line) -> None:
-        if not line.work.acquire(blocking=False):
-            return  # who is at work sends all
+        unless_busy(line.work, lambda: self._send_all(destination, line))  # who is at work sends all
+
+    def _send_all(self, destination: Destination, line: _Line) -> None:
         try:
             line.thread = threading.get_ident()
             while self._has_more(destination, line):
                 self._send_one(destination, *line.waiting.popleft())
         finally:
             line.thread = 0
-            line.work.release()
 
     def _has_more(self, destination: Destination, line: _Line) -> bool:
         with self.lock:
@@ -113,7 +114,7 @@ def once_more(
         return again() if isinstance(sent.exception(seconds), MovedError) else sent
     except TimeoutError:
         pass
-    future: Future[Receipt] = Future()
+    future: Future[Receipt] = Promise()
     future.set_running_or_notify_cancel()
 
     def known(done: Future[Receipt]) -> None:

@@ -62,13 +62,13 @@ def plan_of(config: Config, before: Config | None = None, restart: bool = False)
     lock_path = config.directory / "router.lock"
     owner = lock_path.read_bytes() if lock_path.exists() else None
     lock = DirectoryLock(lock_path, "the router", config.file_mode)
-    lock.acquire()
     try:
+        lock.acquire()
         what = f"what is in {config.directory} cannot be copied to be looked at"
         with disk_errors(what), tempfile.TemporaryDirectory(prefix="anabranch-") as scratch:
             return tuple(_plan(config, before, Path(scratch), restart))
     finally:
-        if owner is not None:
+        if owner is not None and lock.held:
             lock_path.write_bytes(owner)
         lock.release(remove=owner is None)
 
