@@ -14,7 +14,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from ..files import OUT_OF_FILES, open_file
-from .pool import KeptPool
+from .pool import KeptPool, note_cursor
 
 SQLITE_FILE: Final = "store.db"
 WRITES: Final = "anabranch_writes"
@@ -59,6 +59,7 @@ def configure(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
+        event.listen(engine, "before_cursor_execute", _sqlite_cursor)
         event.listen(engine, "handle_error", _sqlite_error)
     elif engine.dialect.name == "postgresql":
         event.listen(engine, "connect", _postgresql_connect)
@@ -77,6 +78,10 @@ def _sqlite_begin(connection: Connection) -> None:
     options = connection.get_execution_options()
     if not options.get(BARE, False):
         connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(WRITES, False) else "BEGIN")
+
+
+def _sqlite_cursor(connection: Connection, cursor: Any, *_: Any) -> None:
+    note_cursor(connection.info, cursor)
 
 
 def _sqlite_error(context: ExceptionContext) -> None:
@@ -236,7 +241,7 @@ def reclaim(connection: Connection) -> int:
         return 0
     wal = Path(f"{database}-wal")
     before = _size(wal)
-    connection.execution_options(**{BARE: True}).exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").all()
+    _truncate(connection.execution_options(**{BARE: True}))
     return max(0, before - _size(wal))
 
 
@@ -247,8 +252,19 @@ def compact(connection: Connection) -> int:
         return 0
     before = _size(Path(database)) + _size(Path(f"{database}-wal"))
     connection.execution_options(**{BARE: True}).exec_driver_sql("VACUUM")
-    connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").all()
+    _truncate(connection)
     return max(0, before - _size(Path(database)) - _size(Path(f"{database}-wal")))
+
+
+def _truncate(connection: Connection) -> None:
+    """Without a transaction. It waits for nobody: it would keep the lock for writing meanwhile, and who reads may be
+    long about it, a backup tool say. What it leaves is for the next time."""
+    before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+    connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+    try:
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").all()
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {before}")
 
 
 def _size(path: Path) -> int:
