@@ -1,4 +1,4 @@
-"""Waiting, and taking a lock that may be taken, where Ctrl-C leaves nothing locked.
+"""Waiting, and taking a lock that may be taken, where Ctrl-C leaves nothing locked (rule G6).
 
 `with lock` is safe: no signal comes between taking it and the block. Python's Event and Future are not, at one step:
 

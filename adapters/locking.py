@@ -8,8 +8,8 @@ for all locks of the process together, and at `require`, which owners call befor
 Why flock: it belongs to the open file. fcntl's record locks belong to the process, and closing any descriptor of the
 file drops them. Locks of open file descriptions (F_OFD_SETLK) are like flock's, and only Linux has them.
 
-No signal leaves anything locked that nobody can unlock. The table of this process (`_Watch`) knows each lock file from
-before it is opened until it is closed, and closes those whose DirectoryLock is gone.
+No signal leaves anything locked that nobody can unlock (rule G6). The table of this process (`_Watch`) knows each lock
+file from before it is opened until it is closed, and closes those whose DirectoryLock is gone.
 """
 
 from __future__ import annotations

@@ -17,10 +17,9 @@ from typing import Final
 from ..adapters.background import shared
 from ..adapters.conditions import Event, Promise, unless_busy
 from ..adapters.core import Store
-from ..adapters.core.gates import MovedError
 from ..adapters.messages import Receipt
 from ..policies.destination import Destination
-from ..policies.errors import AnabranchError
+from ..policies.errors import AnabranchError, ClosedError
 
 KNOWN_SECONDS: Final = 1.0
 
@@ -107,18 +106,19 @@ class DeferredSends:
 def once_more(
     sent: Future[Receipt], again: Callable[[], Future[Receipt]], seconds: float = KNOWN_SECONDS
 ) -> Future[Receipt]:
-    """`sent`; or, if its destination was about to move to another store and it was not sent, what `again` returns.
-    Waits until that is known, so that what the same thread sends next comes behind it; but at most a second, for it may
-    be the thread that would tell, or the disk hang; not at all (`seconds`) for what may have to wait for room."""
+    """`sent`; or what `again` returns, if it was not sent: its destination was about to move to another store, or its
+    store was closed. Waits until that is known, so that what the same thread sends next comes behind it; but at most a
+    second, for it may be the thread that would tell, or the disk hang; not at all (`seconds`) for what may have to wait
+    for room."""
     try:
-        return again() if isinstance(sent.exception(seconds), MovedError) else sent
+        return again() if isinstance(sent.exception(seconds), ClosedError) else sent
     except TimeoutError:
         pass
     future: Future[Receipt] = Promise()
     future.set_running_or_notify_cancel()
 
     def known(done: Future[Receipt]) -> None:
-        if not isinstance(done.exception(), MovedError):
+        if not isinstance(done.exception(), ClosedError):
             _copy(future, done)
             return
         try:

@@ -55,7 +55,6 @@ class Log(GroupCommit):
         self._last_write = 0.0
         # Under `never` there is never anything to do.
         self._idle_job = CoalescedJob(self._idle, never=options.sync is Sync.NEVER)
-        self._ended = True
         self.releases = 0
         """How often segments were released since it was made."""
         self.relief: Callable[[], object] = lambda: None

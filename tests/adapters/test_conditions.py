@@ -1,4 +1,4 @@
-"""Events, Futures and locks that may be taken, under Ctrl-C: nobody hangs afterwards."""
+"""Events, Futures and locks that may be taken, under Ctrl-C (rule G6): nobody hangs afterwards."""
 
 from __future__ import annotations
 
