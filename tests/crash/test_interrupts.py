@@ -23,6 +23,7 @@ import anabranch
 from anabranch.adapters.core.leases import Taker
 from anabranch.adapters.journal import JournalStore
 
+from ..contract.disk import PATIENCE, Parallel
 from ..garbage import set_aside
 from ..shares import Share
 from .ledger import body_of, contents, identity_of, violations
@@ -405,6 +406,18 @@ def test_upkeep_interrupted_anywhere_loses_nothing(router: anabranch.Router, wha
     assert reopened(router)["q"] == kept
 
 
+def others_open(directory: Path) -> None:
+    """Another thread can open another directory, use it and close it: nothing of the process is left locked."""
+
+    def run() -> None:
+        with anabranch.open(anabranch.Config(directory, [anabranch.StoreConfig("all", [">"])])) as router:
+            router.queue("q").send_nowait(b"1").result(PATIENCE)
+            router.queue("q").purge()
+
+    with Parallel(run) as other:
+        other.result()
+
+
 def test_close_interrupted_anywhere_can_be_closed_again(tmp_path: Path, share: Share) -> None:
     options = anabranch.JournalOptions(segment_size=64 * 1024)
     config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"], journal=options)])
@@ -417,6 +430,7 @@ def test_close_interrupted_anywhere_can_be_closed_again(tmp_path: Path, share: S
         return router.close
 
     def check(at: int, where: str) -> None:
+        others_open(tmp_path / "other")
         state["router"].close()
         with anabranch.open(config) as router:
             assert contents(router)["q"] == sent, where
@@ -424,7 +438,7 @@ def test_close_interrupted_anywhere_can_be_closed_again(tmp_path: Path, share: S
 
     state: dict[str, anabranch.Router] = {}
     sent: list[str] = []
-    assert everywhere(prepare, check, 5, share) > 20
+    assert everywhere(prepare, check, 5, share, (*OURS, *LIBRARY)) > 20
 
 
 def test_open_interrupted_anywhere_can_be_opened_again(tmp_path: Path, share: Share) -> None:
@@ -441,6 +455,7 @@ def test_open_interrupted_anywhere_can_be_opened_again(tmp_path: Path, share: Sh
         return run
 
     def check(at: int, where: str) -> None:
+        others_open(tmp_path / "other")
         while opened:
             opened.pop().close()
         with anabranch.open(config) as router:
@@ -448,7 +463,30 @@ def test_open_interrupted_anywhere_can_be_opened_again(tmp_path: Path, share: Sh
             assert violations(router) == [], where
             router.queue("q").purge()
 
-    assert everywhere(prepare, check, 23, share) > 200
+    assert everywhere(prepare, check, 23, share, (*OURS, *LIBRARY)) > 200
+
+
+@pytest.mark.parametrize("kind", ["journal", "memory", "sql"])
+def test_a_reopening_interrupted_anywhere_leaves_the_store_to_be_used(kind: str, tmp_path: Path, share: Share) -> None:
+    """By another thread at once."""
+    options: dict[str, Any] = {kind: {}}
+    store = anabranch.StoreConfig("all", [">"], **options)
+    with anabranch.open(anabranch.Config(tmp_path / "data", [store])) as router:
+        queue = router.queue("q")
+        queue.send(b"0")
+        sent = [] if kind == "memory" else [b"0"]
+
+        def check(at: int, where: str) -> None:
+            with Parallel(lambda: queue.send(b"%d" % at)) as other:
+                other.result()
+            found = [message.body for message in queue.browse()]
+            if kind == "memory":
+                assert found[-1:] == [b"%d" % at], where
+                return
+            sent.append(b"%d" % at)
+            assert found == sent, where
+
+        assert everywhere(lambda at: lambda: router.reopen("all"), check, 37, share, (*OURS, *LIBRARY)) > 200
 
 
 @pytest.mark.parametrize("kind", ["journal", "memory", "sql"])
@@ -469,6 +507,7 @@ def test_a_first_use_interrupted_anywhere_leaves_the_store_free(kind: str, tmp_p
 
     def check(at: int, where: str) -> None:
         router = routers.pop()
+        others_open(tmp_path / "other")
         try:
             router.queue("q").send(b"2")
         except anabranch.AnabranchError as error:
@@ -476,7 +515,7 @@ def test_a_first_use_interrupted_anywhere_leaves_the_store_free(kind: str, tmp_p
         assert [message.body for message in router.queue("q").browse()][-1:] == [b"2"], where
         router.close()
 
-    assert everywhere(prepare, check, 37, share) > 200
+    assert everywhere(prepare, check, 37, share, (*OURS, *LIBRARY)) > 200
 
 
 def test_a_read_of_a_database_interrupted_anywhere_raises_nothing_else(tmp_path: Path) -> None:
