@@ -408,6 +408,14 @@ def shared() -> Background:
     return _shared
 
 
+def unstruck(call: Callable[[], R]) -> R:
+    """What `call` returns, or raises, on a thread that no signal strikes. For what is not ours, and keeps a lock that a
+    signal can leave locked. It needs nothing that this thread may hold."""
+    if threading.get_ident() != threading.main_thread().ident:
+        return call()
+    return shared().call(call).result()
+
+
 def _after_fork_in_child() -> None:
     global _shared
     _shared = Background()

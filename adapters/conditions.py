@@ -36,13 +36,21 @@ class _Condition(threading.Condition):
     __enter__ = property(attrgetter("_lock.__enter__"))
     __exit__ = property(attrgetter("_lock.__exit__"))
 
+    def wait(self, timeout: float | None = None) -> bool:
+        try:
+            return super().wait(timeout)
+        except BaseException:
+            if not self._is_owned():  # type: ignore[attr-defined]  # struck just after it had given up the lock
+                self._lock.acquire()  # type: ignore[attr-defined]  # which the end of the block lets go of
+            raise
+
 
 class Event(threading.Event):
     """As that of `threading`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._cond.__class__ = _Condition  # type: ignore[attr-defined]
+        self._cond = _Condition()
 
 
 class Promise(concurrent.futures.Future[T]):

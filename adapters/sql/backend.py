@@ -192,7 +192,7 @@ class SqlBackend(Backend):
         self.guard = None
         self.outbox = None
         if self._engine is not None:
-            self._engine.dispose()
+            self._engine.pool.dispose()  # the engine's own would make another, and ask for a logger: see connections.py
         self._directory.unlock()
 
     def require_owned(self) -> None:

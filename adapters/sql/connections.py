@@ -18,6 +18,7 @@ from sqlalchemy.pool import NullPool
 
 from ...policies.errors import ConfigError, MissingExtraError
 from ...policies.options import SqlOptions
+from ..background import unstruck
 from . import dialects
 from .pool import KeptPool, taken
 from .statements import keepalive_statement
@@ -134,7 +135,8 @@ def _engine(url: URL, options: SqlOptions, **pool: Any) -> Engine:
         shown = url.difference_update_query(secrets)
         if options.creator is not None:
             pool["creator"] = _creating(options.creator, lambda: engine)
-        engine = create_engine(shown, hide_parameters=True, connect_args=arguments, **pool)
+        # It asks for loggers, and Python's logging has a lock that Ctrl-C can leave locked.
+        engine = unstruck(lambda: create_engine(shown, hide_parameters=True, connect_args=arguments, **pool))
     except NoSuchModuleError:
         raise ConfigError([f"SQLAlchemy knows no databases of the kind {url.drivername!r}: {shown_url(url)}"]) from None
     except ModuleNotFoundError as error:

@@ -11,10 +11,11 @@ from sqlalchemy import BigInteger, event, text
 from sqlalchemy.engine import URL, Connection, Engine, ExceptionContext
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError, StatementError
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.functions import FunctionElement
 
 from ..files import OUT_OF_FILES, open_file
-from .pool import KeptPool, note_cursor
+from .pool import KeptPool, close_cursors, note_cursor
 
 SQLITE_FILE: Final = "store.db"
 WRITES: Final = "anabranch_writes"
@@ -60,6 +61,7 @@ def configure(engine: Engine) -> None:
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
         event.listen(engine, "before_cursor_execute", _sqlite_cursor)
+        event.listen(engine, "close", _sqlite_close)
         event.listen(engine, "handle_error", _sqlite_error)
     elif engine.dialect.name == "postgresql":
         event.listen(engine, "connect", _postgresql_connect)
@@ -84,16 +86,18 @@ def _sqlite_cursor(connection: Connection, cursor: Any, *_: Any) -> None:
     note_cursor(connection.info, cursor)
 
 
+def _sqlite_close(_connection: Any, record: ConnectionPoolEntry) -> None:
+    # A cursor that is not closed would keep its connection's files open, and its transaction: SQLAlchemy leaves it so
+    # where the connection broke, or Ctrl-C struck.
+    close_cursors(record)
+
+
 def _sqlite_error(context: ExceptionContext) -> None:
     # What SQLite cannot open for writing once, after an I/O error say, it opens for reading, and the connection stays
     # so: it is given up as one that broke, and the next one opens the files anew. The index of the log (store.db-shm)
-    # is opened once for all connections of the process, so those that idle have to go too; and a cursor that is not
-    # closed, which SQLAlchemy leaves where the connection broke, would keep its connection's files open.
+    # is opened once for all connections of the process, so those that idle have to go too.
     if _is_read_only(context.original_exception):
         context.is_disconnect = True
-        execution = context.execution_context
-        if execution is not None and execution.cursor is not None:
-            execution.cursor.close()
         if context.engine is not None and isinstance(context.engine.pool, KeptPool):
             context.engine.pool.drop_idle()
 

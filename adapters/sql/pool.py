@@ -167,15 +167,15 @@ class KeptPool(Pool):
 
     def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
         _about(record)["used"] = time.monotonic()
-        _close_cursors(record)
+        close_cursors(record)
         self._put(record)
 
     def _put(self, record: ConnectionPoolEntry) -> None:
         with self._lock:
-            self._out.pop(record, None)
             dropped = self._disposed or record.dbapi_connection is None
             if not dropped:
                 self._idle.append(record)
+            self._out.pop(record, None)  # not before: who is struck between the two finds it there
             gate = self._waiters.popleft() if self._waiters else None
         if dropped:
             self._give_up(record)
@@ -387,7 +387,6 @@ class KeptPool(Pool):
             for slot in [slot for slot in self._slots if slot.use.is_since(number, me) and id(slot) not in known]:
                 self._slots.discard(slot)  # of a connection that was not made
         for record in lost:
-            _close_cursors(record)
             fairy = getattr(record, "fairy_ref", None)  # what SQLAlchemy would give it back by, later
             ((fairy() if fairy is not None else None) or record).invalidate()
             self._give_up(record)
@@ -425,7 +424,7 @@ def note_cursor(about: dict[Any, Any], cursor: Any) -> None:
     about.setdefault(CURSORS, deque(maxlen=CURSORS_MAX)).append(weakref.ref(cursor))
 
 
-def _close_cursors(record: ConnectionPoolEntry) -> None:
+def close_cursors(record: ConnectionPoolEntry) -> None:
     """Who was struck while it read may hold some, and with them the transaction."""
     cursors = record.info.get(CURSORS)
     while cursors:

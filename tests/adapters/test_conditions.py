@@ -44,25 +44,12 @@ def test_it_is_free_after_an_interruption_anywhere(seconds: float) -> None:
     assert everywhere(lambda at: lambda: unless_busy(lock, works, seconds), check, folders=(*OURS, __file__)) > 3
 
 
-def struck(wait: Callable[[], object]) -> Callable[[], object]:
-    """The Ctrl-C that Python turns into an error of its own where it has given up the lock is a Ctrl-C as well."""
-
-    def call() -> None:
-        try:
-            wait()
-        except RuntimeError as error:
-            assert isinstance(error.__context__, KeyboardInterrupt), error
-            raise error.__context__ from None
-
-    return call
-
-
 def test_who_sets_an_event_does_not_hang_after_an_interruption_anywhere() -> None:
     state: list[Event] = []
 
     def prepare(at: int) -> Callable[[], object]:
         state[:] = [Event()]
-        return struck(lambda: state[0].wait(0.001))
+        return lambda: state[0].wait(0.001)
 
     def check(at: int, where: str) -> None:
         with Parallel(state[0].set) as setting:
@@ -84,7 +71,7 @@ def test_futures_resolve_after_an_interruption_anywhere() -> None:
             with suppress(TimeoutError):
                 future.result(0.001)
 
-        return struck(wait)
+        return wait
 
     def check(at: int, where: str) -> None:
         other: Promise[int] = Promise()

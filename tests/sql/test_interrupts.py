@@ -269,13 +269,12 @@ def test_nothing_is_open_in_a_file_after_an_interruption_anywhere(call: str, tmp
             router.reopen("all")
 
         def check(at: int, where: str) -> None:
-            (busy, _, _) = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            assert not busy, where
-            other.execute("BEGIN IMMEDIATE").fetchall()
-            other.execute("ROLLBACK").fetchall()
+            # The background may be at it for a moment. Who began to read before anything was in the log keeps nobody
+            # from making it shorter.
+            eventually(lambda: can_write(other), lambda: where)
+            eventually(lambda: not other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0], lambda: where)
             if call != "open":
-                connections, idle = pool.counts()
-                assert connections == idle, where
+                eventually(lambda: len(set(pool.counts())) == 1, lambda: where)
             if len(kept) > 20:
                 kept.clear()
 
@@ -308,6 +307,14 @@ def test_nothing_is_open_at_a_server_after_an_interruption_anywhere(
 
         places = everywhere(lambda at: keeping(kept, lambda: READS[call](router)), check, 23, share, FOLDERS)
         assert places > 200
+
+
+def can_write(database: sqlite3.Connection) -> bool:
+    try:
+        database.execute("PRAGMA user_version = 1").fetchall()
+    except sqlite3.OperationalError:
+        return False
+    return True
 
 
 def released(message: Message | None) -> None:
