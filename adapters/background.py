@@ -27,6 +27,8 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from .conditions import Promise
+
 log = logging.getLogger(__name__)
 
 WORKERS: Final = 2
@@ -111,7 +113,7 @@ class Background:
 
     def call(self, call: Callable[[], R]) -> Future[R]:
         """Run it on a leader. The future resolves on the notifier thread, with what it returns or raises."""
-        future: Future[R] = Future()
+        future: Future[R] = Promise()
         future.set_running_or_notify_cancel()
 
         def run() -> None:
@@ -404,6 +406,14 @@ _shared = Background()
 def shared() -> Background:
     """The process's one."""
     return _shared
+
+
+def unstruck(call: Callable[[], R]) -> R:
+    """What `call` returns, or raises, on a thread that no signal strikes. For what is not ours, and keeps a lock that a
+    signal can leave locked. It needs nothing that this thread may hold."""
+    if threading.get_ident() != threading.main_thread().ident:
+        return call()
+    return shared().call(call).result()
 
 
 def _after_fork_in_child() -> None:

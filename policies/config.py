@@ -65,7 +65,7 @@ def load(path: str | Path, *, names_suffice: bool = False) -> Config:
         raise TypeError(f"a configuration is the path of a file, or an anabranch.Config, not {kind}: {path!r}")
     path = Path(path)
     config = _loads(_read(path), Base(path.parent.absolute(), names_suffice), str(path))
-    config.remember_file(path)
+    config._remember_file(path)
     return config
 
 

@@ -235,7 +235,7 @@ class Config(Model):
         """The file that it was loaded from. None for one that was made otherwise."""
         return self.__dict__.get(_FILE)
 
-    def remember_file(self, path: Path) -> None:
+    def _remember_file(self, path: Path) -> None:
         """It is no part of what two configurations are compared by."""
         self.__dict__[_FILE] = path
 

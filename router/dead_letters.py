@@ -16,11 +16,12 @@ from functools import partial
 from typing import Any, Final
 
 from ..adapters.background import shared
+from ..adapters.conditions import unless_busy
 from ..adapters.core import Store
 from ..adapters.core.failures import Failure, failure_of
 from ..adapters.core.forwarding import follow
 from ..adapters.core.headers import pack_headers
-from ..adapters.core.limits import no_waiting
+from ..adapters.core.limits import without_waiting
 from ..adapters.messages import EXPIRED, REJECTED, Message, Reason, Undelivered, require_leased
 from ..policies.destination import Destination
 from ..policies.errors import (
@@ -170,13 +171,7 @@ class DeadLetterSweeper:
 
     def _sweep_unless_busy(self, store: Store) -> int:
         """Nothing if another thread is at it: the store may be slow, or its disk hang."""
-        lock = self._lock_of(store.store_id)
-        if not lock.acquire(blocking=False):
-            return 0
-        try:
-            return self._sweep(store)
-        finally:
-            lock.release()
+        return unless_busy(self._lock_of(store.store_id), lambda: self._sweep(store)) or 0
 
     def _sweep(self, store: Store) -> int:
         count = 0
@@ -220,8 +215,8 @@ class DeadLetterSweeper:
             if source in full:
                 continue
             try:
-                with no_waiting():  # this thread works for all stores; what finds no room is tried again
-                    kept = self._dead_letter(store, pattern, some)
+                # This thread works for all stores; what finds no room is tried again.
+                kept = without_waiting(partial(self._dead_letter, store, pattern, some))
             except _REFUSED as error:
                 refused = True
                 if not alone:

@@ -15,11 +15,11 @@ from functools import partial
 from typing import Final
 
 from ..adapters.background import shared
+from ..adapters.conditions import Event, Promise, unless_busy
 from ..adapters.core import Store
-from ..adapters.core.gates import MovedError
 from ..adapters.messages import Receipt
 from ..policies.destination import Destination
-from ..policies.errors import AnabranchError
+from ..policies.errors import AnabranchError, ClosedError
 
 KNOWN_SECONDS: Final = 1.0
 
@@ -35,7 +35,7 @@ class _Line:
         """Held by the background thread that sends it."""
         self.thread = 0
         """Which one that is."""
-        self.ended = threading.Event()
+        self.ended = Event()
         """All of it was handed to the store, and nothing comes after."""
 
 
@@ -55,7 +55,7 @@ class DeferredSends:
 
     def defer(self, destination: Destination, send: Send) -> Future[Receipt]:
         """Behind all that is deferred for it. With the lock held."""
-        future: Future[Receipt] = Future()
+        future: Future[Receipt] = Promise()
         future.set_running_or_notify_cancel()
         line = self._lines.setdefault(destination, _Line())
         try:
@@ -75,15 +75,15 @@ class DeferredSends:
         shared().lead(partial(self._run, destination, line))
 
     def _run(self, destination: Destination, line: _Line) -> None:
-        if not line.work.acquire(blocking=False):
-            return  # who is at work sends all
+        unless_busy(line.work, lambda: self._send_all(destination, line))  # who is at work sends all
+
+    def _send_all(self, destination: Destination, line: _Line) -> None:
         try:
             line.thread = threading.get_ident()
             while self._has_more(destination, line):
                 self._send_one(destination, *line.waiting.popleft())
         finally:
             line.thread = 0
-            line.work.release()
 
     def _has_more(self, destination: Destination, line: _Line) -> bool:
         with self.lock:
@@ -106,18 +106,19 @@ class DeferredSends:
 def once_more(
     sent: Future[Receipt], again: Callable[[], Future[Receipt]], seconds: float = KNOWN_SECONDS
 ) -> Future[Receipt]:
-    """`sent`; or, if its destination was about to move to another store and it was not sent, what `again` returns.
-    Waits until that is known, so that what the same thread sends next comes behind it; but at most a second, for it may
-    be the thread that would tell, or the disk hang; not at all (`seconds`) for what may have to wait for room."""
+    """`sent`; or what `again` returns, if it was not sent: its destination was about to move to another store, or its
+    store was closed. Waits until that is known, so that what the same thread sends next comes behind it; but at most a
+    second, for it may be the thread that would tell, or the disk hang; not at all (`seconds`) for what may have to wait
+    for room."""
     try:
-        return again() if isinstance(sent.exception(seconds), MovedError) else sent
+        return again() if isinstance(sent.exception(seconds), ClosedError) else sent
     except TimeoutError:
         pass
-    future: Future[Receipt] = Future()
+    future: Future[Receipt] = Promise()
     future.set_running_or_notify_cancel()
 
     def known(done: Future[Receipt]) -> None:
-        if not isinstance(done.exception(), MovedError):
+        if not isinstance(done.exception(), ClosedError):
             _copy(future, done)
             return
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, cast
 from ..adapters.clock import now_ms
 from ..adapters.core import Store
 from ..adapters.core.large import Sized
-from ..adapters.core.sending import plain_bodies
+from ..adapters.core.sending import WaitingFuture, plain_bodies
 from ..adapters.core.waiting import delay_ms
 from ..adapters.messages import (
     DEFAULT_PRIORITY,
@@ -226,7 +226,7 @@ class Endpoint(Generic[T]):
             except ClosedError:
                 registry.require_open()
             else:
-                if registry.removals == removals and type(future) is Future:
+                if registry.removals == removals and type(future) is not WaitingFuture:
                     return future
                 if registry.removals != removals:
                     registry.record_again(destination)

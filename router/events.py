@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..adapters.background import shared
+from ..adapters.conditions import unless_busy
 from ..policies.destination import Destination
 
 log = logging.getLogger(__name__)
@@ -121,12 +122,14 @@ class EventListener:
         shared().lead(self._run)
 
     def _run(self) -> None:
-        while self._waiting and self._work.acquire(blocking=False):  # else who is at work looks once more
-            try:
-                while (event := self._next()) is not None:
-                    self._call(event)
-            finally:
-                self._work.release()
+        while self._waiting:
+            if not unless_busy(self._work, self._call_all):
+                return  # who is at work looks once more
+
+    def _call_all(self) -> bool:
+        while (event := self._next()) is not None:
+            self._call(event)
+        return True
 
     def _next(self) -> Event | None:
         try:

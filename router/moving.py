@@ -80,7 +80,7 @@ def _page(source: Queue, most: int) -> list[Message]:
 def _move(router: Router, target: Queue, page: list[Message]) -> None:
     with router._unlimited() as transaction:
         for message in page:
-            transaction.carry(
+            transaction._carry(
                 target.destination,
                 Outgoing(
                     message.content, message.headers, message.message_id, message.priority, message.expires_at_ms,

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
 from ..adapters.background import shared
+from ..adapters.conditions import unless_busy
 from ..adapters.core import Store
 from ..adapters.descriptors import STORE, read_files, shares
 from ..adapters.files import is_out_of_files, refused
@@ -352,17 +353,18 @@ class OpenStores:
 
     def close_if_idle(self, path: str) -> bool:
         """Close the store at a path unless somebody needs it open, or is closing or opening it; whether it did."""
-        store, lock = self._open.get(path), self.exclusive(path)
-        if not lock.acquire(blocking=False):
-            return False
+        store = self._open.get(path)
+        return store is not None and bool(
+            unless_busy(self.exclusive(path), lambda: self._close_if_retired(path, store))
+        )
+
+    def _close_if_retired(self, path: str, store: Store) -> bool:
         try:
-            if store is None or self._open.get(path) is not store or not self._retired(store):
+            if self._open.get(path) is not store or not self._retired(store):
                 return False
             self._close(path)
         except (AnabranchError, OSError) as error:
             log.warning("store %s failed while it was closed for being idle: %s", path, error)
-        finally:
-            lock.release()
         return True
 
     @staticmethod

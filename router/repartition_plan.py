@@ -93,13 +93,13 @@ def _looking_at(config: Config) -> Iterator[Path]:
     lock_path = config.directory / "router.lock"
     owner = lock_path.read_bytes() if lock_path.exists() else None
     lock = DirectoryLock(lock_path, "the router", config.file_mode)
-    lock.acquire()
     try:
+        lock.acquire()
         what = f"what is in {config.directory} cannot be copied to be looked at"
         with disk_errors(what), tempfile.TemporaryDirectory(prefix="anabranch-") as scratch:
             yield Path(scratch)
     finally:
-        if owner is not None:
+        if owner is not None and lock.held:
             lock_path.write_bytes(owner)
         lock.release(remove=owner is None)
 

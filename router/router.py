@@ -6,6 +6,7 @@ with anabranch.open("stores.yaml") as router:
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,10 +36,12 @@ from ..policies.errors import (
     StoreFailedError,
     TransactionError,
 )
+from ..policies.text import count_of
 from . import bindings, requeue
 from .addresses import Address, map_of, queue_of, resolve, topic_of
 from .bindings import DECISIONS
 from .codecs import Codec, Coder, codec_of
+from .consumer import Consumer
 from .dbapi import Connection
 from .dead_letters import DeadLetterSweeper
 from .endpoint import Endpoint, SendOptions
@@ -106,7 +109,7 @@ class Router:
         self.config = config
         self._lock = threading.RLock()
         self._directory_lock = DirectoryLock(
-            config.directory / "router.lock", "the router", config.file_mode, self._lose
+            config.directory / "router.lock", "the router", config.file_mode, self._lose, self._described
         )
         self._registry = StoreRegistry(config, self, self._directory_lock.require)
         """Where destinations live."""
@@ -136,24 +139,13 @@ class Router:
         Stores open on first use. Raises StoreLockedError, PlacementError (see invariant 6), CorruptionError,
         ConfigError for a directory that cannot be used, and StoreFullError for one that has no room now.
         """
-        directory = self.config.directory
         with self._lock:
+            if self._directory_lock.held:
+                self._directory_lock.acquire()  # which says that this very router is open
             try:
-                require_directories(self.config)
-                make_directory(directory, self.config.file_mode)
-                self._directory_lock.acquire()
-            except OSError as error:
-                if error.errno in FULL:
-                    raise refused(f"the data directory {directory} cannot be opened now: {error}", error) from error
-                raise ConfigError(
-                    [
-                        f"the data directory {directory} cannot be used: {error.strerror} ({error.filename}); it must "
-                        "be a directory that this user may write in, or another be chosen with `directory:`"
-                    ]
-                ) from error
-            try:
-                with disk_errors(f"the stores of {directory} cannot be looked at"):
-                    for place in (directory / "stores", self.config.bindings / bindings.DECISIONS):
+                self._take_directory()
+                with disk_errors(f"the stores of {self.config.directory} cannot be looked at"):
+                    for place in (self.config.directory / "stores", self.config.bindings / bindings.DECISIONS):
                         self._registry.directories.require_own(place)
                     bindings.take(self.config)
                     self._coordinator.open()  # first: if router.lock was deleted, the decisions' own lock tells
@@ -173,6 +165,38 @@ class Router:
                 self._close()
                 raise
         return self
+
+    def _take_directory(self) -> None:
+        directory = self.config.directory
+        try:
+            require_directories(self.config)
+            make_directory(directory, self.config.file_mode)
+            self._directory_lock.acquire()
+        except OSError as error:
+            if error.errno in FULL:
+                raise refused(f"the data directory {directory} cannot be opened now: {error}", error) from error
+            raise ConfigError(
+                [
+                    f"the data directory {directory} cannot be used: {error.strerror} ({error.filename}); it must "
+                    "be a directory that this user may write in, or another be chosen with `directory:`"
+                ]
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"<Router of {self.config.directory}>"
+
+    def _described(self) -> str:
+        """Itself, and what keeps it open, for who opens the same directory."""
+        handles = [
+            one
+            for one in gc.get_objects()
+            if (issubclass(type(one), Endpoint | Consumer | Map) and one._registry is self._registry)
+            or (issubclass(type(one), Message) and one._store.owner is self)
+        ]
+        if not handles:
+            return repr(self)
+        more = f" and {count_of(len(handles) - 1, 'other')}" if len(handles) > 1 else ""
+        return f"{self!r}, which {handles[0]!r}{more} can reach"
 
     def _opened(self, store: Store) -> None:
         """A store was opened, and nobody has it yet."""

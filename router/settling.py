@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..adapters.background import shared
+from ..adapters.conditions import Promise
 from ..adapters.core import Store
 from ..adapters.core.gates import LeaseMovedError
 from ..adapters.messages import REJECTED, Message, Reason
@@ -73,7 +74,7 @@ def settle_nowait(
         try:
             futures.append(call(store, of_store))
         except AnabranchError as error:
-            refused: Future[None] = Future()
+            refused: Future[None] = Promise()
             refused.set_exception(error)
             futures.append(refused)
     return _all(futures, lambda: None)
@@ -210,7 +211,7 @@ class TokenSettler:
 
 def _noted(future: Future[Results], places: Sequence[int], results: Results) -> Future[None]:
     """Resolves once what became of these tokens is in `results`."""
-    noted: Future[None] = Future()
+    noted: Future[None] = Promise()
 
     def note(done: Future[Results]) -> None:
         error = done.exception()
@@ -227,7 +228,7 @@ def _noted(future: Future[Results], places: Sequence[int], results: Results) -> 
 
 def _then(future: Future[T], go_on: Callable[[T], Future[T]]) -> Future[T]:
     """Resolves with what becomes of what `go_on` begins with the result."""
-    last: Future[T] = Future()
+    last: Future[T] = Promise()
     last.set_running_or_notify_cancel()
 
     def resolve(done: Future[T]) -> None:
@@ -249,7 +250,7 @@ def _then(future: Future[T], go_on: Callable[[T], Future[T]]) -> Future[T]:
 
 def _all(futures: Sequence[Future[None]], result: Callable[[], T]) -> Future[T]:
     """Resolves once all these have: with their first error, else with the result."""
-    future: Future[T] = Future()
+    future: Future[T] = Promise()
     future.set_running_or_notify_cancel()
     numbers = itertools.count(1)
 

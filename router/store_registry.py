@@ -15,6 +15,7 @@ from ..adapters.core import Store
 from ..adapters.core.forwarding import follow
 from ..adapters.core.gates import Gate, MovedError
 from ..adapters.core.leases import Lease
+from ..adapters.core.sending import WaitingFuture
 from ..adapters.directory import is_empty
 from ..adapters.files import disk_errors, remove_directory, sweep_unfinished
 from ..adapters.messages import Message, Receipt
@@ -32,7 +33,7 @@ from ..policies.errors import (
 )
 from ..policies.text import count_of
 from ..policies.wildcard import Match, Pattern
-from .deferred_sends import DeferredSends, once_more
+from .deferred_sends import KNOWN_SECONDS, DeferredSends, once_more
 from .destinations_table import RECORD, DestinationRow, DestinationsTable, StoreRow
 from .import_marker import require_no_import
 from .near_names import LOOKED_AT, near_name
@@ -500,15 +501,20 @@ class StoreRegistry:
             sent = send(store)
         except ClosedError:
             return self.send_deferred(destination, send, store)
-        if self.removals == removals:
-            return sent
-        return once_more(sent, lambda: self.send_deferred(destination, send, store))
+        return self._sent(sent, removals, lambda: self.send_deferred(destination, send, store))
 
     def _send_deferred(self, destination: Destination, send: Callable[[Store], Future[Receipt]]) -> Future[Receipt]:
         """On a background thread: `for_store`, once more if the destination was about to move."""
         removals = self.removals
         sent = self.for_store(destination, send)
-        return sent if self.removals == removals else once_more(sent, lambda: self._send_deferred(destination, send))
+        return self._sent(sent, removals, lambda: self._send_deferred(destination, send))
+
+    def _sent(self, sent: Future[Receipt], removals: int, again: Callable[[], Future[Receipt]]) -> Future[Receipt]:
+        """What becomes of a send, which is done `again` if it was not sent."""
+        moved = self.removals != removals
+        if not moved and type(sent) is not WaitingFuture:
+            return sent
+        return once_more(sent, again, KNOWN_SECONDS if moved else 0)
 
     def record_again(self, destination: Destination) -> None:
         """After a call with a store that was found before `removals` rose to what it is now: the destination may have

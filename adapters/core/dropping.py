@@ -98,13 +98,13 @@ class Oldest:
         seq, size = lease.seq, 0
         if sized:
             try:
-                with self._engine.reading():
-                    record = next(iter(self._engine.rows.bodies(lease.feeds[0].state, [lease.place])), None)
+                rows, state = self._engine.rows, lease.feeds[0].state
+                record = self._engine.reading(lambda: next(iter(rows.bodies(state, [lease.place])), None))
             except CorruptionError:  # it is there to be received, and told of
                 return
             if record is None:
                 return
-            size = len(record) + self._engine.bodies.size_at(lease.feeds[0].state, seq)
+            size = len(record) + self._engine.bodies.size_at(state, seq)
         grant.sizes.append(size)
         grant.victims.append(lease)  # first: who is interrupted knows what to give back
         for feed in lease.feeds:

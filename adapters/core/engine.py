@@ -12,8 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -550,14 +549,14 @@ class Engine:
             self.current()
             return question()
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Bodies are read meanwhile, with the lock held, all that has returned applied, and places looked up since:
-        none of them dies before the lock is let go, so a backend that looks one up once more need not ask for what is
-        pending. For that it uses `looked_up`."""
-        before, self._reader = self._reader, threading.get_ident()
+    def reading(self, work: Callable[[], T]) -> T:
+        """What `work` returns, which reads bodies with the lock held, all that has returned applied, and places looked
+        up since: none of them dies before the lock is let go, so a backend that looks one up once more need not ask for
+        what is pending. For that it uses `looked_up`."""
+        before = self._reader
         try:
-            yield
+            self._reader = threading.get_ident()
+            return work()
         finally:
             self._reader = before
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from ...policies.destination import Destination
 from ...policies.errors import AnabranchError, ClosedError
 from .. import locking
+from ..conditions import Event
 
 if TYPE_CHECKING:
     from .changes import Change
@@ -35,7 +36,7 @@ class Gate:
         """Set before it opens, where nobody can tell in which of two stores the destination is: who waits raises it."""
         self.reserves = False
         """It is that of a store to which a copy is made, until that is done or given up."""
-        self._opened = threading.Event()
+        self._opened = Event()
         self._keeper = threading.get_ident()
         self._generation = locking.generation
 

@@ -39,6 +39,7 @@ from ...policies.errors import (
     StoreFullError,
 )
 from ..background import CoalescedJob
+from ..conditions import unless_busy
 from ..messages import Outgoing, Readable, plain_body
 from .branches import Branch
 from .changes import Ack, AckRange, Change, Postponed, Returned, Send, SendMany, VolatileChange
@@ -169,8 +170,8 @@ class LargeBodies:
     def settle(self) -> None:
         """What is prepared is known: find which messages name what is there, and let go of what none does."""
         found, self._found = self._found, {}
-        with self._engine.lock, self._engine.reading():
-            self._settle(found)
+        with self._engine.lock:
+            self._engine.reading(lambda: self._settle(found))
         self.tidy()
 
     def _settle(self, found: dict[bytes, tuple[StoredBody, Kept]]) -> None:
@@ -505,8 +506,10 @@ class LargeBodies:
     def tidy(self) -> None:
         """Note and remove what there is to note and remove, as far as that can be done. Not on a path that anybody
         waits for; any thread."""
-        if not self.used or not self._work.acquire(blocking=False):
-            return
+        if self.used:
+            unless_busy(self._work, self._tidy)
+
+    def _tidy(self) -> None:
         try:
             self._engine.ensure_usable()
             self._engine.asked(lambda: None)  # what has been acked is among the suspects then
@@ -517,8 +520,6 @@ class LargeBodies:
             self._remove_garbage()
         except (AnabranchError, RuntimeError) as error:  # RuntimeError: in a signal handler (rule G3)
             log.debug("store %s: large bodies are left to the next time: %s", self._engine.name, error)
-        finally:
-            self._work.release()
 
     def tidy_if_needed(self) -> None:
         """Now and then, for what was let go of by who held it last."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -32,6 +31,7 @@ SHRINK_MESSAGES: Final = 100
 SHRINK_BYTES: Final = 1 << 20
 """Under `drop_old`: so much more than is sent goes with each send, where there is more than there may be."""
 
+T = TypeVar("T")
 What = TypeVar("What")
 
 
@@ -46,13 +46,13 @@ class _Waiting(threading.local):
 _waiting = _Waiting()
 
 
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """What this thread sends meanwhile does not wait where a store is full, but fails at once: for what works for many
-    stores, or tries again by itself."""
-    before, _waiting.allowed = _waiting.allowed, False
+def without_waiting(work: Callable[[], T]) -> T:
+    """What `work` returns. What it sends does not wait where a store is full, but fails at once: for what works for
+    many stores, or tries again by itself."""
+    before = _waiting.allowed
     try:
-        yield
+        _waiting.allowed = False
+        return work()
     finally:
         _waiting.allowed = before
 

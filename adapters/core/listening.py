@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...policies.errors import AnabranchError
 from ..background import shared
+from ..conditions import unless_busy
 from ..messages import Message, note_received
 from .damaged import is_damage
 from .forwarding import give_back
@@ -116,23 +117,21 @@ class Listener(Taker):
                 self._home[1].listeners.pop(self, None)
 
     def _run(self) -> None:
-        if not self._work.acquire(blocking=False):
-            return  # who is at work looks once more
-        try:
-            while self._due and not self._ended:
-                self._due = False
-                try:
-                    while (lease := self._next()) is not None:
-                        self._hand(lease)
-                except Exception as error:  # the store has stopped, its subscription is gone, its disk does not read
-                    if isinstance(error, MovedError) or self._home is not None:
-                        self._move_on()
-                    else:
-                        self._end(error)
-        finally:
-            self._work.release()
-        if self._due and not self._ended:
+        if unless_busy(self._work, self._hand_all) and self._due and not self._ended:  # who is at work looks once more
             shared().lead(self._run)
+
+    def _hand_all(self) -> bool:
+        while self._due and not self._ended:
+            self._due = False
+            try:
+                while (lease := self._next()) is not None:
+                    self._hand(lease)
+            except Exception as error:  # the store has stopped, its subscription is gone, its disk does not read
+                if isinstance(error, MovedError) or self._home is not None:
+                    self._move_on()
+                else:
+                    self._end(error)
+        return True
 
     def _move_on(self) -> None:
         """Its destination has moved before the message that it was given was read; or is about to move, and then it is

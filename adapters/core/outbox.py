@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast, runtim
 from ...policies.destination import Destination
 from ...policies.errors import AnabranchError, TransactionError
 from ..background import CoalescedJob, shared
+from ..conditions import Event
 from ..messages import LargeBody, Message, Outgoing, Readable, Receipt, require_leased
 from .branches import send_of
 from .changes import Ack, Change, Send, acks_of
@@ -179,7 +180,7 @@ class _Open:
         """It was told that it ends."""
         self.sure = False
         """What it committed was looked for once since, and not all of it was there."""
-        self.done = threading.Event()
+        self.done = Event()
 
 
 class Outbox:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...policies.errors import AnabranchError, StoreFullError
 from ...policies.limits import WhenFull
 from ..background import CoalescedJob
+from ..conditions import unless_busy
 from ..messages import Message
 from .changes import Change
 from .dropping import DropLog, Oldest
@@ -366,15 +367,15 @@ class Limits:
 
     def _serve_in_background(self) -> None:
         """For those that wait in no thread."""
-        if not self._serving.acquire(blocking=False):
-            return
-        try:
-            while self._submit_next():
-                pass
-        finally:
-            self._serving.release()
-        if any(waiter.submit is not None for waiter in list(self._line)):
+        if unless_busy(self._serving, self._submit_all) and any(
+            waiter.submit is not None for waiter in list(self._line)
+        ):
             self._job.schedule(POLL_SECONDS)
+
+    def _submit_all(self) -> bool:
+        while self._submit_next():
+            pass
+        return True
 
     def _submit_next(self) -> bool:
         """Whether there may be another."""

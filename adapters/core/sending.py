@@ -14,6 +14,7 @@ from ...policies.errors import AnabranchError, OutcomeUnknownError, StoreFullErr
 from .. import store_types
 from ..acceleration import inner_loop
 from ..background import shared
+from ..conditions import Promise
 from ..messages import DEFAULT_PRIORITY, DROPPED, Headers, Outgoing, Receipt, require_time
 from .changes import SMALL_BYTES, Change, Send, SendMany, VolatileChange, acks_of
 from .destination_changes import Subscribe, Unsubscribe
@@ -36,7 +37,7 @@ CHUNK: Final = 512
 """Messages of a send of many that are made at once: Ctrl-C may have to wait for so many."""
 
 
-class WaitingFuture(Future[Receipt]):
+class WaitingFuture(Promise[Receipt]):
     """Of a send that may have to wait for room, so that its destination may have moved to another store before."""
 
 
@@ -184,7 +185,7 @@ class Sending:
 
     def send_nowait(self, destination: Destination, ticket: Ticket) -> Future[Receipt]:
         """The future of a ticket for one message."""
-        future: Future[Receipt] = Future()
+        future: Future[Receipt] = Promise()
         future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
         ticket.future = (future, lambda done: Receipt(destination, *done.outcomes[0]))
         self._writer.submit_all([ticket])
@@ -209,7 +210,7 @@ class Sending:
     def send_nonpersistent_nowait(self, destination: Destination, message: Outgoing) -> Future[Receipt]:
         """Likewise: it is there on return, and the future resolves on a thread of ours."""
         (send,) = self.sends([(destination, message)])
-        future: Future[Receipt] = Future()
+        future: Future[Receipt] = Promise()
         future.set_running_or_notify_cancel()
         try:
             (outcome,) = self.write([send])

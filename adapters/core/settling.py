@@ -21,6 +21,7 @@ from ...policies.errors import (
     UnknownMessageError,
 )
 from ..background import shared
+from ..conditions import Promise
 from ..messages import Message, note_settled
 from ..store_types import Settlement
 from .changes import Ack, Change, acks_of, returned_of, uncounted_of
@@ -125,7 +126,7 @@ class Settling:
     ) -> Future[Any]:
         """Of what is LEAVING. What is raised took no effect, and the caller puts them back. The `messages` are held
         until then: what cannot be acked, and nobody else has, is then given back (abandoned.py)."""
-        future: Future[Any] = Future()
+        future: Future[Any] = Promise()
         future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
         changes = [*first, *acks_of(leases)]
         ticket = _ticket(changes, not first, sync, reservation, hold)
@@ -331,7 +332,7 @@ class Settling:
         """The same without waiting: the future resolves on a thread of ours."""
         results: list[AnabranchError | None] = [None] * len(tokens)
         taken: dict[int, Lease] = {}
-        future: Future[list[AnabranchError | None]] = Future()
+        future: Future[list[AnabranchError | None]] = Promise()
         future.set_running_or_notify_cancel()
 
         def settled(done: Future[Any]) -> None:

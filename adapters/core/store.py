@@ -1023,5 +1023,4 @@ class Store:
         violations = list(self.backend.check())
         if self._engine.nonpersistent is not None:
             violations += self._engine.nonpersistent.check()
-        with self._engine.reading():
-            return violations + list(self.bodies.violations())
+        return violations + self._engine.reading(lambda: list(self.bodies.violations()))

@@ -6,10 +6,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...policies.destination import Destination
-from ...policies.errors import AnabranchError, CorruptionError, DestinationError, OutcomeUnknownError
+from ...policies.errors import AnabranchError, ClosedError, CorruptionError, DestinationError, OutcomeUnknownError
 from .. import store_types
 from ..background import shared
 from ..messages import DROPPED, Message, Outgoing, Receipt
@@ -344,7 +345,8 @@ class Transactions:
         self._backend.before_outcome(branch, False)
 
         def rolled_back(outcome: bool) -> bool:
-            self._engine.asked(lambda: None)  # what it frees is free once it is applied
+            with suppress(ClosedError):  # with its leases, then
+                self._engine.asked(lambda: None)  # what it frees is free once it is applied
             return outcome
 
         return self._step(Rollback(branch), rolled_back, unsynced=True)

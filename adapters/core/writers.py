@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeVar
 
@@ -190,8 +191,9 @@ class Threaded:
     def close(self) -> None:
         while not self._ended:
             self._last = last = Ticket([], 0)
-            self._put([last])
-            self._await(last)
+            with suppress(ClosedError):  # another thread has closed it
+                self._put([last])
+                self._await(last)
 
     def _put(self, tickets: Sequence[Ticket]) -> None:
         with self._count_lock:
@@ -200,7 +202,15 @@ class Threaded:
             self._queued_bytes += sum(ticket.size for ticket in tickets)
         self._nudge()
         if self._ended:
+            self._require_written(tickets)
+
+    def _require_written(self, tickets: Sequence[Ticket]) -> None:
+        """It has been closed since it was asked whether it takes tickets (rule G7). What was queued before its end is
+        written: raise ClosedError if these came after that. Their caller may not wait for them."""
+        with self._lead:
             self._refuse_queued()
+        if any(type(ticket.error) is ClosedError for ticket in tickets):
+            raise ClosedError(f"store {self._engine.name!r} is closed")
 
     def _await(self, ticket: Ticket) -> None:
         while not ticket.done:
@@ -208,7 +218,8 @@ class Threaded:
             if not ticket.done:
                 self._nudge()
                 if self._ended:
-                    self._refuse_queued()
+                    with self._lead:
+                        self._refuse_queued()
 
     def _nudge(self) -> None:
         """See that the thread is there and looks at the queue."""
@@ -238,23 +249,29 @@ class Threaded:
         """Write what is queued; False if there was nothing. Called by the thread alone."""
         with self._lead:
             tickets: list[Ticket] = []
-            if self._ended:  # who queues now refuses it himself: were it taken out here as well, nobody might
+            if self._ended:
                 self._refuse_queued()
                 return False
             self._fetch(tickets)
             if not tickets:
                 return False
             self._gather(tickets)
-            try:
-                self._write(tickets)
-            except BaseException as error:  # a fault of ours, or of memory: who waits must hear of it
-                log.exception("store %s: a write has failed", self._engine.name)
-                self._engine.fail(error)
-                _refuse(tickets, self._engine.failure())
+            self._write_all(tickets)
             if self._last is not None and any(ticket is self._last for ticket in tickets):
-                self._ended = True
-                self._refuse_queued()
+                self._ended = True  # first: who queues from now on looks whether that was too late
+                while self._queue:
+                    rest: list[Ticket] = []
+                    self._fetch(rest)
+                    self._write_all(rest)
             return True
+
+    def _write_all(self, tickets: list[Ticket]) -> None:
+        try:
+            self._write(tickets)
+        except BaseException as error:  # a fault of ours, or of memory: who waits must hear of it
+            log.exception("store %s: a write has failed", self._engine.name)
+            self._engine.fail(error)
+            _refuse(tickets, self._engine.failure())
 
     def _fetch(self, tickets: list[Ticket]) -> None:
         """Add those from the queue that the same write has room for."""

@@ -31,12 +31,12 @@ from ..core.large import LargeStorage
 from ..core.leases import Feed
 from ..core.place import Place
 from ..core.plan import Plan
-from ..core.states import DestinationState, SubscriptionState
+from ..core.states import Catalog, DestinationState, SubscriptionState
 from ..files import FILE_MODE
 from ..store_types import Progress
 from . import create_tables, dialects, native_two_phase, removals
 from .checking import violations
-from .connections import connected, cut_off, database_url, open_engine, open_single, shown_url
+from .connections import cut_off, database_url, on_connection, open_engine, open_single, shown_url
 from .database import Database, is_cut_off
 from .directory import StoreDirectory
 from .duplicates import DuplicateRows
@@ -161,9 +161,7 @@ class SqlBackend(Backend):
         self._branches = BranchRows()
         try:
             removals.complete(database, statements)
-            with connected(self._engine) as connection:
-                loader = Loader(connection, statements, host.catalog, options.priorities, shown_url(self._engine.url))
-                found = loader.load(self._owner, progress)
+            loader, found = on_connection(self._engine, partial(self._load, host.catalog, progress))
         except SQLAlchemyError as error:
             raise database.error(error) from None
         self._batch = self._opened_at = loader.batch
@@ -178,6 +176,12 @@ class SqlBackend(Backend):
             self._native.recover(loader.branches)
         return found
 
+    def _load(self, catalog: Catalog, progress: Progress | None, connection: Connection) -> tuple[Loader, Found]:
+        assert self._engine is not None
+        where = shown_url(self._engine.url)
+        loader = Loader(connection, self._statements, catalog, self.options.priorities, where)
+        return loader, loader.load(self._owner, progress)
+
     def close(self, clean: bool) -> None:
         if self._native is not None and clean:
             self._native.close(self._branches.taken)
@@ -188,7 +192,7 @@ class SqlBackend(Backend):
         self.guard = None
         self.outbox = None
         if self._engine is not None:
-            self._engine.dispose()
+            self._engine.pool.dispose()  # the engine's own would make another, and ask for a logger: see connections.py
         self._directory.unlock()
 
     def require_owned(self) -> None:
@@ -233,25 +237,31 @@ class SqlBackend(Backend):
 
     def _write(self, plan: Plan) -> None:
         """Raises SQLAlchemyError if nothing took effect."""
-        committing = False
+        committing: Effects | None = None
         options = self.options
+
+        def write(connection: Connection) -> Effects:
+            nonlocal committing
+            written = Write(
+                connection, self._statements, options.chunk_size, options.priorities, self._branches.taken,
+                self._branches.next,
+            )  # fmt: skip
+            written.run_plan(plan, self._ids)
+            self._claim(connection, plan)
+            committing = written.effects
+            connection.commit()
+            return written.effects
+
         try:
-            with self._write_lock, self._database.writing() as connection:
-                write = Write(
-                    connection, self._statements, options.chunk_size, options.priorities, self._branches.taken,
-                    self._branches.next,
-                )  # fmt: skip
-                write.run_plan(plan, self._ids)
-                self._claim(connection, plan)
-                committing = True
-                connection.commit()
+            with self._write_lock:
+                effects = self._database.write(write)
         except SQLAlchemyError as error:
-            if not committing:
+            if committing is None:
                 raise
             # Its connection is closed by now: SQLite's holds no lock any more.
-            self._unknown = write.effects
+            self._unknown = committing
             raise self._outcome_unknown(error) from self._refusal(error)
-        self._took(write.effects)
+        self._took(effects)
 
     def _claim(self, connection: Connection, plan: Plan) -> None:
         """Say which transaction this is (U1). Raises StoreFailedError, for good, if it is not its turn."""
@@ -295,11 +305,10 @@ class SqlBackend(Backend):
         )
 
     def took_effect(self, plan: Plan) -> bool:
+        # FOR UPDATE: the server may not have noticed yet that we are cut off, and still be at it.
+        statement = self._statements["select.store.locked"]
         try:
-            with self._database.writing() as connection:
-                # FOR UPDATE: the server may not have noticed yet that we are cut off, and still be at it.
-                statement = self._statements["select.store.locked"]
-                row = connection.execute(statement, {"owner": self._owner}).one_or_none()
+            row = self._database.write(lambda c: c.execute(statement, {"owner": self._owner}).one_or_none())
         except SQLAlchemyError as error:
             raise self._database.error(error) from None
         last_batch = None if row is None else row[0]
@@ -394,7 +403,8 @@ class SqlBackend(Backend):
     # Upkeep
 
     def reclaim(self) -> int:
-        return self._database.read(dialects.reclaim)
+        with self._write_lock:  # else it would give up where it meets a write
+            return self._database.read(dialects.reclaim)
 
     def compact(self) -> int:
         with self._write_lock:

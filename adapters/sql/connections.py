@@ -6,11 +6,10 @@ import os
 import pkgutil
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, Connection, Engine, make_url
@@ -19,30 +18,39 @@ from sqlalchemy.pool import NullPool
 
 from ...policies.errors import ConfigError, MissingExtraError
 from ...policies.options import SqlOptions
+from ..background import unstruck
 from . import dialects
-from .pool import KeptPool
+from .pool import KeptPool, taken
 from .statements import keepalive_statement
 
 EXTRAS: Final = {"psycopg": "postgres"}
 """The extra that brings a driver."""
 _SECRET: Final = ("password", "passwd", "pwd", "secret", "token", "key")
 _MASK: Final = "***"
+T = TypeVar("T")
 
 
-@contextmanager
-def connected(engine: Engine, **options: Any) -> Iterator[Connection]:
-    """A connection with these execution options. Raises SQLAlchemyError; and KeyboardInterrupt also where SQLAlchemy,
-    struck by it as it cleans up, raises an AssertionError instead."""
-    before = sys.exception()
+def on_connection(engine: Engine, work: Callable[[Connection], T], **options: Any) -> T:
+    """What `work` returns, which is given a connection with these execution options. Raises SQLAlchemyError, and what
+    `work` raises.
+
+    Where Ctrl-C strikes, or a signal handler raises, nothing of it is open any more on return: neither its transaction,
+    for which others would wait, nor what it was reading. It is no context manager: struck at the end of its block, that
+    would have neither ended the transaction nor been asked again. SQLAlchemy, struck as it cleans up, raises an
+    AssertionError at times; that is a KeyboardInterrupt all the same.
+    """
+    before, since = sys.exception(), taken()
     try:
         with engine.connect().execution_options(**options) as connection:
-            yield connection
-    except Exception as error:
+            return work(connection)
+    except BaseException as error:
+        if isinstance(engine.pool, KeptPool):
+            engine.pool.end_since(since)
         interrupt: BaseException | None = error
-        while interrupt is not before and interrupt is not None:
-            if isinstance(interrupt, KeyboardInterrupt):
-                raise interrupt from None
+        while interrupt is not before and interrupt is not None and not isinstance(interrupt, KeyboardInterrupt):
             interrupt = interrupt.__context__
+        if isinstance(interrupt, KeyboardInterrupt) and interrupt is not error:
+            raise interrupt from None
         raise
 
 
@@ -127,7 +135,8 @@ def _engine(url: URL, options: SqlOptions, **pool: Any) -> Engine:
         shown = url.difference_update_query(secrets)
         if options.creator is not None:
             pool["creator"] = _creating(options.creator, lambda: engine)
-        engine = create_engine(shown, hide_parameters=True, connect_args=arguments, **pool)
+        # It asks for loggers, and Python's logging has a lock that Ctrl-C can leave locked.
+        engine = unstruck(lambda: create_engine(shown, hide_parameters=True, connect_args=arguments, **pool))
     except NoSuchModuleError:
         raise ConfigError([f"SQLAlchemy knows no databases of the kind {url.drivername!r}: {shown_url(url)}"]) from None
     except ModuleNotFoundError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Table, inspect, literal, select
 from sqlalchemy.engine import Connection
@@ -18,7 +18,7 @@ from sqlalchemy.schema import CreateSchema
 
 from ...policies.errors import ConfigError, PlacementError
 from ...policies.options import SqlOptions
-from .connections import connected, shown_url
+from .connections import on_connection, shown_url
 from .database import Database, is_cut_off
 from .dialects import is_locked, now_ms, one_at_a_time, wait_for_locks
 from .schema import VERSION, Schema, priority_index
@@ -31,20 +31,23 @@ LOCKED_SECONDS: Final = 3.0
 def prepare(database: Database, tables: Schema, options: SqlOptions, store_id: bytes) -> bytes:
     """The tables of a new store: whole or not at all, where the database can do that. Returns the id that it has.
     Raises ConfigError, PlacementError if they are another one's, StoreFailedError."""
+
+    def create(connection: Connection) -> bytes:
+        _require_unicode(database, connection)
+        one_at_a_time(connection)
+        existing = _existing_columns(connection, tables)
+        missing = [table for table in tables.tables if table.name not in existing]
+        if missing and not options.create_tables:
+            step = "create them (`anabranch schema create`), or see to the url and schema_prefix"
+            raise ConfigError([f"{_have_not(database, missing)}; {step}"])
+        _require_columns(database, tables, existing)
+        _create(connection, tables, missing)
+        adopted = _adopt(database, connection, tables, store_id, options.lease_expiration is not None)
+        connection.commit()
+        return adopted
+
     try:
-        with database.writing() as connection:
-            _require_unicode(database, connection)
-            one_at_a_time(connection)
-            existing = _existing_columns(connection, tables)
-            missing = [table for table in tables.tables if table.name not in existing]
-            if missing and not options.create_tables:
-                step = "create them (`anabranch schema create`), or see to the url and schema_prefix"
-                raise ConfigError([f"{_have_not(database, missing)}; {step}"])
-            _require_columns(database, tables, existing)
-            _create(connection, tables, missing)
-            store_id = _adopt(database, connection, tables, store_id, options.lease_expiration is not None)
-            connection.commit()
-            return store_id
+        return database.write(create)
     except SQLAlchemyError as error:
         raise database.error(error) from None
 
@@ -52,21 +55,23 @@ def prepare(database: Database, tables: Schema, options: SqlOptions, store_id: b
 def require(database: Database, tables: Schema, options: SqlOptions, store_id: bytes) -> None:
     """The tables of a store that is about to be opened are there, and its own. Raises ConfigError, PlacementError,
     StoreFailedError."""
+
+    def look(connection: Connection) -> Sequence[Any]:
+        _require_unicode(database, connection)
+        if not _all_there(connection, tables):
+            existing = _existing_columns(connection, tables)
+            missing = [table for table in tables.tables if table.name not in existing]
+            if missing:
+                raise PlacementError(
+                    f"{_have_not(database, missing)}; nothing was created. See to the url, schema_prefix and "
+                    "table_names, which say where the store's tables are; to move what is in those of before, give "
+                    "the new store another name and run `anabranch repartition`; or restore the database"
+                )
+            _require_columns(database, tables, existing)
+        return connection.execute(tables.store.select()).all()
+
     try:
-        with connected(database.engine) as connection:
-            _require_unicode(database, connection)
-            if not _all_there(connection, tables):
-                existing = _existing_columns(connection, tables)
-                missing = [table for table in tables.tables if table.name not in existing]
-                if missing:
-                    raise PlacementError(
-                        f"{_have_not(database, missing)}; nothing was created. See to the url, schema_prefix and "
-                        "table_names, which say where the store's tables are; to move what is in those of before, give "
-                        "the new store another name and run `anabranch repartition`; or restore the database"
-                    )
-                _require_columns(database, tables, existing)
-            rows = connection.execute(tables.store.select()).all()
-        _require_owner(database, rows, store_id)
+        _require_owner(database, on_connection(database.engine, look), store_id)
         if options.priorities and options.create_tables:
             _index(database, tables)
     except SQLAlchemyError as error:
@@ -76,7 +81,8 @@ def require(database: Database, tables: Schema, options: SqlOptions, store_id: b
 def _index(database: Database, tables: Schema) -> None:
     """It can wait for the next open, if somebody else is at MESSAGES: what is prepared natively is until its outcome,
     which comes after this."""
-    with database.writing() as connection:
+
+    def create(connection: Connection) -> None:
         wait_for_locks(connection, LOCKED_SECONDS)
         try:
             priority_index(tables).create(connection, checkfirst=True)
@@ -85,6 +91,8 @@ def _index(database: Database, tables: Schema) -> None:
             if not is_locked(error):
                 raise
             log.warning("store %s: MESSAGES is in use, it gets its index by priority at a later open", database.name)
+
+    database.write(create)
 
 
 def _all_there(connection: Connection, tables: Schema) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from sqlalchemy.engine import Connection, Engine
@@ -13,7 +12,7 @@ from ...policies.errors import AnabranchError, ConfigError, StoreFailedError, St
 from ...policies.options import SqlOptions
 from ..files import MAKE_ROOM, refused
 from . import dialects
-from .connections import connected, shown_url, words_of
+from .connections import on_connection, shown_url, words_of
 from .statements import keepalive_statement
 
 T = TypeVar("T")
@@ -29,16 +28,15 @@ class Database:
         """What `work` finds, in a transaction of its own that changes nothing. Raises StoreFailedError."""
         for last in (False, True):
             try:
-                with connected(self.engine) as connection:
-                    return work(connection)
+                return on_connection(self.engine, work)
             except SQLAlchemyError as error:
                 if last or not is_cut_off(error):  # a connection that had lain idle may be dead
                     raise self.error(error) from None
         raise AssertionError
 
-    def writing(self) -> AbstractContextManager[Connection]:
-        """A connection for a transaction that writes. Raises SQLAlchemyError."""
-        return connected(self.engine, **{dialects.WRITES: True})
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """What `work` returns, in a transaction that writes and that it commits. Raises SQLAlchemyError."""
+        return on_connection(self.engine, work, **{dialects.WRITES: True})
 
     def require_keepalive(self, options: SqlOptions) -> None:
         """Run `keepalive_statement` once, before anything depends on it. Raises ConfigError if the database takes it

@@ -11,10 +11,11 @@ from sqlalchemy import BigInteger, event, text
 from sqlalchemy.engine import URL, Connection, Engine, ExceptionContext
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError, StatementError
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.functions import FunctionElement
 
 from ..files import OUT_OF_FILES, open_file
-from .pool import KeptPool
+from .pool import KeptPool, close_cursors, note_cursor
 
 SQLITE_FILE: Final = "store.db"
 WRITES: Final = "anabranch_writes"
@@ -62,6 +63,8 @@ def configure(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
+        event.listen(engine, "before_cursor_execute", _sqlite_cursor)
+        event.listen(engine, "close", _sqlite_close)
         event.listen(engine, "handle_error", _sqlite_error)
     elif engine.dialect.name == "postgresql":
         event.listen(engine, "connect", _postgresql_connect)
@@ -83,16 +86,22 @@ def _sqlite_begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(WRITES, False) else "BEGIN")
 
 
+def _sqlite_cursor(connection: Connection, cursor: Any, *_: Any) -> None:
+    note_cursor(connection.info, cursor)
+
+
+def _sqlite_close(_connection: Any, record: ConnectionPoolEntry) -> None:
+    # A cursor that is not closed would keep its connection's files open, and its transaction: SQLAlchemy leaves it so
+    # where the connection broke, or Ctrl-C struck.
+    close_cursors(record)
+
+
 def _sqlite_error(context: ExceptionContext) -> None:
     # What SQLite cannot open for writing once, after an I/O error say, it opens for reading, and the connection stays
     # so: it is given up as one that broke, and the next one opens the files anew. The index of the log (store.db-shm)
-    # is opened once for all connections of the process, so those that idle have to go too; and a cursor that is not
-    # closed, which SQLAlchemy leaves where the connection broke, would keep its connection's files open.
+    # is opened once for all connections of the process, so those that idle have to go too.
     if _is_read_only(context.original_exception):
         context.is_disconnect = True
-        execution = context.execution_context
-        if execution is not None and execution.cursor is not None:
-            execution.cursor.close()
         if context.engine is not None and isinstance(context.engine.pool, KeptPool):
             context.engine.pool.drop_idle()
 
@@ -240,7 +249,7 @@ def reclaim(connection: Connection) -> int:
         return 0
     wal = Path(f"{database}-wal")
     before = _size(wal)
-    connection.execution_options(**{BARE: True}).exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").all()
+    _truncate(connection.execution_options(**{BARE: True}))
     return max(0, before - _size(wal))
 
 
@@ -251,8 +260,19 @@ def compact(connection: Connection) -> int:
         return 0
     before = _size(Path(database)) + _size(Path(f"{database}-wal"))
     connection.execution_options(**{BARE: True}).exec_driver_sql("VACUUM")
-    connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").all()
+    _truncate(connection)
     return max(0, before - _size(Path(database)) - _size(Path(f"{database}-wal")))
+
+
+def _truncate(connection: Connection) -> None:
+    """Without a transaction. It waits for nobody: it would keep the lock for writing meanwhile, and who reads may be
+    long about it, a backup tool say. What it leaves is for the next time."""
+    before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+    connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+    try:
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").all()
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {before}")
 
 
 def _size(path: Path) -> int:

@@ -44,12 +44,16 @@ class LargeRows:
 
     def _run(self, steps: Steps) -> None:
         """In one transaction, which may be done again: who was cut off cannot tell whether it was."""
+
+        def run(connection: Connection) -> None:
+            for name, parameters in steps:
+                connection.execute(self._statements[name], parameters)
+            connection.commit()
+
         for left in reversed(range(TRIES)):
             try:
-                with self._lock, self._database.writing() as connection:
-                    for name, parameters in steps:
-                        connection.execute(self._statements[name], parameters)
-                    connection.commit()
+                with self._lock:
+                    self._database.write(run)
                 return
             except SQLAlchemyError as error:
                 if not left or not (is_cut_off(error) or dialects.is_collision(error) or dialects.is_locked(error)):

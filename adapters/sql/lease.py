@@ -28,7 +28,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from ...policies.errors import StoreFailedError, StoreLockedError
 from ...policies.options import SqlOptions
 from . import dialects
-from .connections import connected, scrubbed, shown_url
+from .connections import on_connection, scrubbed, shown_url
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,8 @@ class Lease:
     def _try(self, locked_max: float) -> _Held | None:
         """Take it if it is free; None if it is ours now."""
         taken = {**self._owner, "node": self.node, "span": round(self._expiration * 1000)}
-        with connected(self._engine, **{dialects.WRITES: True}) as connection:
+
+        def take(connection: Connection) -> _Held | None:
             holder, left = self._row(connection)
             if holder is not None and holder != self.node and left > 0:
                 return _Held(holder, left)
@@ -165,6 +166,8 @@ class Lease:
                 return _Held(holder or "a node that has given it back", min(left, 0.0))
             connection.commit()
             return None
+
+        return on_connection(self._engine, take, **{dialects.WRITES: True})
 
     def _row(self, connection: Connection) -> tuple[str, float]:
         """Who has it, and for how many seconds more."""
@@ -186,10 +189,13 @@ class Lease:
             _open(gate)
         if not had:
             return
+
+        def give_back(connection: Connection) -> None:
+            connection.execute(self._statements["update.lease.released"], {**self._owner, "node": self.node})
+            connection.commit()
+
         try:
-            with connected(self._engine, **{dialects.WRITES: True}) as connection:
-                connection.execute(self._statements["update.lease.released"], {**self._owner, "node": self.node})
-                connection.commit()
+            on_connection(self._engine, give_back, **{dialects.WRITES: True})
         except SQLAlchemyError as error:
             log.warning("%s: the lease is not given back, it expires: %s", self._what, type(error).__name__)
 

@@ -29,7 +29,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
@@ -44,7 +43,7 @@ from ..core.changes import Send
 from ..core.records import kept_head
 from . import dialects
 from .columns import chunk_rows, message_row
-from .connections import connected, shown_url
+from .connections import on_connection, shown_url
 from .database import Database, is_cut_off
 from .statements import Statements
 
@@ -201,12 +200,14 @@ class Native:
         raise AssertionError
 
     def _prepare(self, transaction: bytes, rows: list[dict[str, Any]], parts: list[dict[str, Any]]) -> None:
-        with self._database.writing() as connection:
+        def prepare(connection: Connection) -> None:
             connection.execute(_lock, {"store": self._store, "branch": _number_of(transaction.hex())})
             connection.execute(self._statements["insert.message"], rows)
             if parts:
                 connection.execute(self._statements["insert.chunk"], parts)
             connection.exec_driver_sql(f"PREPARE TRANSACTION '{self._name(transaction)}'")
+
+        self._database.write(prepare)
 
     def _rows(self, sends: Sequence[Send], row: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Those in MESSAGES and those in CHUNKS."""
@@ -295,10 +296,14 @@ class Native:
         """COMMIT or ROLLBACK what is prepared natively, if it is. Raises StoreFailedError."""
         deadline = time.monotonic() + PATIENCE
         cut_off = False
+
+        def end(connection: Connection) -> None:
+            connection.exec_driver_sql(f"{how} PREPARED '{self._name(transaction)}'")
+
         while True:
             try:
-                with self._alone() as connection:
-                    connection.exec_driver_sql(f"{how} PREPARED '{self._name(transaction)}'")
+                # No part of a transaction.
+                on_connection(self._database.engine, end, isolation_level="AUTOCOMMIT")
                 return
             except SQLAlchemyError as error:
                 state = dialects.state_of(error)
@@ -322,10 +327,6 @@ class Native:
 
         while not self._database.read(ended) and time.monotonic() < deadline:
             time.sleep(PAUSE)
-
-    def _alone(self) -> AbstractContextManager[Connection]:
-        """For what is no part of a transaction."""
-        return connected(self._database.engine, isolation_level="AUTOCOMMIT")
 
 
 def _same_length(head: bytes, send: Send) -> bool:

@@ -8,6 +8,7 @@ can be left locked by a Ctrl-C.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import socket
@@ -16,8 +17,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import exc
 from sqlalchemy.pool import ConnectionPoolEntry, Pool
@@ -29,15 +31,49 @@ log = logging.getLogger(__name__)
 TRUST: Final = 1.0
 """Seconds for which a connection that was in use is believed to work still; after that it is asked first."""
 TICK_MAX: Final = 1.0
+CURSORS: Final = "cursors"
+CURSORS_MAX: Final = 8
+"""More than one statement is at work on a connection only while rows of another are read."""
 SLICE: Final = 0.1
 """Seconds; a wake-up that an interrupted thread failed to give is made up for after it."""
+
+
+class _Use(NamedTuple):
+    """Of a connection."""
+
+    since: float
+    """Monotonic."""
+    thread: int
+    """Whose it is."""
+    number: int
+    """As `taken`."""
+
+    def is_since(self, number: int, thread: int) -> bool:
+        """Whether this thread has taken it after that."""
+        return self.thread == thread and self.number > number
+
+
+_numbers: Final = itertools.count(1)
+
+
+def taken() -> int:
+    """A number: what is taken from now on, of any pool, has a higher one."""
+    return next(_numbers)
+
+
+def _use() -> _Use:
+    return _Use(time.monotonic(), threading.get_ident(), taken())
 
 
 class _Slot:
     """One connection's place among the most that there may be. Given back, or lost with the last who knew it: one who
     was interrupted, say."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "use")
+
+    def __init__(self, use: _Use) -> None:
+        self.use = use
+        """Whose it was made for."""
 
 
 class KeptPool(Pool):
@@ -74,8 +110,8 @@ class KeptPool(Pool):
         # perhaps in a thread that is in here, and so may a signal handler.
         self._lock = threading.RLock()
         self._idle: deque[ConnectionPoolEntry] = deque()  # used last: at the right, and taken first
-        # In use, since when. Weak: one whose user was interrupted before it had it is closed when nobody knows it.
-        self._out: weakref.WeakKeyDictionary[ConnectionPoolEntry, float] = weakref.WeakKeyDictionary()
+        # Weak: one whose user was interrupted before it had it is closed when nobody knows it.
+        self._out: weakref.WeakKeyDictionary[ConnectionPoolEntry, _Use] = weakref.WeakKeyDictionary()
         self._slots: weakref.WeakSet[_Slot] = weakref.WeakSet()
         self._waiters: deque[threading.Lock] = deque()
         self._kept = self._disposed = self._down = False
@@ -86,18 +122,19 @@ class KeptPool(Pool):
     def _do_get(self) -> ConnectionPoolEntry:
         deadline = time.monotonic() + self._timeout
         while True:
+            use, slot = _use(), None
             with self._lock:
-                record = self._idle.pop() if self._idle else None
-                slot = None
+                record = self._idle[-1] if self._idle else None
                 if record is None and (self._most < 0 or len(self._slots) < self._most):
-                    slot = _Slot()
+                    slot = _Slot(use)
                     self._slots.add(slot)
                 elif record is None:
                     gate = threading.Lock()
                     gate.acquire()
                     self._waiters.append(gate)
                 else:
-                    self._out[record] = time.monotonic()
+                    self._out[record] = use  # first: who is struck now finds it there (`end_since`)
+                    self._idle.pop()
             if record is not None:
                 self._doubted(record)
                 return record
@@ -122,7 +159,7 @@ class KeptPool(Pool):
             raise
         _about(record).update(slot=slot, used=time.monotonic(), asked=0.0)
         with self._lock:
-            self._out[record] = time.monotonic()
+            self._out[record] = slot.use
             kept, self._kept = self._kept, True
         if not kept:
             self._tick(weakref.ref(self))
@@ -130,14 +167,15 @@ class KeptPool(Pool):
 
     def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
         _about(record)["used"] = time.monotonic()
+        close_cursors(record)
         self._put(record)
 
     def _put(self, record: ConnectionPoolEntry) -> None:
         with self._lock:
-            self._out.pop(record, None)
             dropped = self._disposed or record.dbapi_connection is None
             if not dropped:
                 self._idle.append(record)
+            self._out.pop(record, None)  # not before: who is struck between the two finds it there
             gate = self._waiters.popleft() if self._waiters else None
         if dropped:
             self._give_up(record)
@@ -277,7 +315,7 @@ class KeptPool(Pool):
                     self._slots.discard(_about(record)["slot"])  # the next one counts without it
                 else:
                     asked.append(record)
-                    self._out[record] = time.monotonic()
+                    self._out[record] = _use()
         for record in closed:
             record.close()
         for record in asked:
@@ -301,7 +339,7 @@ class KeptPool(Pool):
                 if self._disposed or len(self._slots) >= self._least:
                     self._down = False
                     return
-                slot = _Slot()
+                slot = _Slot(_use())
                 self._slots.add(slot)
             try:
                 record = self._made(slot)
@@ -319,10 +357,11 @@ class KeptPool(Pool):
             return
         overdue = time.monotonic() - self._response_timeout
         with self._lock:
-            late = [record for record in self._in_use() if self._out.get(record, overdue) < overdue]
-            for record in late:
-                self._out[record] = time.monotonic()
-        for record in late:
+            uses = [(record, self._out.get(record)) for record in self._in_use()]
+            late = [(record, use) for record, use in uses if use is not None and use.since < overdue]
+            for record, use in late:
+                self._out[record] = use._replace(since=time.monotonic())
+        for record, _ in late:
             log.error("the database has not answered for %g seconds: the connection is cut off", self._response_timeout)
             self._shut_down(record)
 
@@ -332,6 +371,25 @@ class KeptPool(Pool):
             records = self._in_use()
         for record in records:
             self._shut_down(record)
+
+    def end_since(self, number: int) -> None:
+        """This thread was struck in a call that began when `taken` gave this number. What it has taken since, and not
+        given back, is closed, with all that it was at: its traceback may hold it for long."""
+        me = threading.get_ident()
+        with self._lock:
+            lost = [record for record in self._in_use() if self._out[record].is_since(number, me)]
+            there = [*self._idle, *self._in_use()]
+            for record in lost:
+                if record in self._idle:
+                    self._idle.remove(record)
+                self._out.pop(record)
+            known = {id(_about(record).get("slot")) for record in there}
+            for slot in [slot for slot in self._slots if slot.use.is_since(number, me) and id(slot) not in known]:
+                self._slots.discard(slot)  # of a connection that was not made
+        for record in lost:
+            fairy = getattr(record, "fairy_ref", None)  # what SQLAlchemy would give it back by, later
+            ((fairy() if fairy is not None else None) or record).invalidate()
+            self._give_up(record)
 
     def _shut_down(self, record: ConnectionPoolEntry) -> None:
         """Whoever waits for this connection's socket finds it at its end. No lock, no waiting. Nothing for one that was
@@ -358,6 +416,22 @@ class KeptPool(Pool):
 
 _left: Final[list[Any]] = []
 """What a forked child keeps, so that it is never closed."""
+
+
+def note_cursor(about: dict[Any, Any], cursor: Any) -> None:
+    """Of a connection whose driver ends a transaction for good only when what was being read is closed. `about`: its
+    `info`."""
+    about.setdefault(CURSORS, deque(maxlen=CURSORS_MAX)).append(weakref.ref(cursor))
+
+
+def close_cursors(record: ConnectionPoolEntry) -> None:
+    """Who was struck while it read may hold some, and with them the transaction."""
+    cursors = record.info.get(CURSORS)
+    while cursors:
+        cursor = cursors.pop()()
+        if cursor is not None:
+            with suppress(Exception):  # its connection is closed already
+                cursor.close()
 
 
 def _about(record: ConnectionPoolEntry) -> dict[Any, Any]:

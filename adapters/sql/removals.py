@@ -6,6 +6,8 @@ them a destination's row has a KIND below 0, and that of a subscription which ha
 
 from __future__ import annotations
 
+from sqlalchemy.engine import Connection
+
 from ...policies.destination import Destination, Kind
 from ..core.states import DestinationState
 from .database import Database
@@ -21,7 +23,8 @@ def complete(database: Database, statements: Statements) -> None:
     ended = [(row[0], -row[6], Destination(Kind.TOPIC, row[3])) for row in subscriptions if row[6] < 0]
     if not removed and not ended:
         return
-    with database.writing() as connection:
+
+    def remove(connection: Connection) -> None:
         write = Write(connection, statements, 0, False, {}, lambda: 0)
         for number, topic, name in ended:
             write.ack_range(DestinationState(topic, name), 0, LAST, number)
@@ -30,3 +33,5 @@ def complete(database: Database, statements: Statements) -> None:
             state.removed = True
             write.ack_range(state, 0, LAST, 0)
         connection.commit()
+
+    database.write(remove)

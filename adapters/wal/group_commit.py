@@ -72,6 +72,8 @@ class GroupCommit(ABC):
         """Tickets that make room wait at the head of the queue for some to be made first."""
         self._closed = True
         """It takes no more tickets."""
+        self._ended = True
+        """Nor is any written. Set with the lead, once nothing is queued."""
         self._generation = locking.generation
 
     @abstractmethod
@@ -129,21 +131,36 @@ class GroupCommit(ABC):
     # Submitting
 
     def submit(self, ticket: Ticket) -> Ticket:
-        """Queue it, and return it. It will be written in the order of submission."""
+        """Queue it, and return it. It will be written in the order of submission, also if the log is closed by then;
+        where it raises, it was not queued."""
         if self._leader or self._closed or self.failed is not None or len(self._queue) >= QUEUE_MAX:
             self._require_usable()
         elif self._generation != locking.generation:
             self.ensure_usable()
         (self._unsynced_queue if ticket.unsynced else self._queue).append(ticket)
+        if self._closed:
+            self._require_written((ticket,))
         if self._gathering is not None:
             self._look_whether_gathered()
         return ticket
+
+    def _require_written(self, tickets: Sequence[Ticket]) -> None:
+        """It was closed since it was asked whether it takes tickets (rule G7). Who closes it writes what is queued, and
+        then ends it: raise ClosedError if these came after that. Their caller may not wait for them."""
+        with self._lead:
+            if self._ended:
+                self._dismiss([ticket for ticket in tickets if not ticket.done], self._refusal())
+                self._drop_done()
+        if any(type(ticket.error) is ClosedError for ticket in tickets):
+            raise self._refusal()
 
     def submit_first(self, ticket: Ticket) -> None:
         """Before all that are queued: those wait for what it does."""
         self.ensure_usable()
         self._refuse_reentry()
         with self._lead:
+            if self._ended:
+                raise self._refusal()
             self._unsynced_queue.appendleft(ticket)
 
     def _require_usable(self) -> None:
@@ -165,6 +182,8 @@ class GroupCommit(ABC):
         """Queue them, next to each other: all, or none if this raises."""
         self._require_usable()
         self._queue.extend(tickets)
+        if self._closed:
+            self._require_written(tickets)
         if self._gathering is not None:
             self._look_whether_gathered()
 
@@ -200,7 +219,9 @@ class GroupCommit(ABC):
         try:
             while not ticket.done:
                 if lead.locked():
-                    ticket.wait(HINT_WAIT)  # until it is done, or it may be time to lead
+                    ticket.attend()  # first: who lets go of the lead from now on wakes this thread
+                    if lead.locked():
+                        ticket.wait(HINT_WAIT)  # until it is done, or it may be time to lead
                     continue
                 with lead:
                     self._lead_once()
@@ -222,10 +243,12 @@ class GroupCommit(ABC):
             self._relieve()
         try:
             head = (self._unsynced_queue or self._queue)[0]
-        except IndexError:
+            if head.done:  # one that was refused alone stands at the head until somebody leads
+                head = next(ticket for ticket in [*self._unsynced_queue, *self._queue] if not ticket.done)
+        except (IndexError, StopIteration):
             return  # another thread leads
-        if self._unattended and (head.done or head.waiter is None):
-            self._attend()  # one that was refused alone stands at the head until somebody leads
+        if self._unattended and head.waiter is None:
+            self._attend()
         else:
             head.wake()  # who leads next hands on in turn
 
@@ -306,6 +329,6 @@ class GroupCommit(ABC):
             while queue and queue[0].done:
                 queue.popleft()
 
-    def _dismiss(self, tickets: list[Ticket], error: BaseException) -> None:
+    def _dismiss(self, tickets: Sequence[Ticket], error: BaseException) -> None:
         for ticket in tickets:
             ticket.finish(error)

@@ -18,6 +18,7 @@ from ...policies.errors import AnabranchError, CorruptionError, OutcomeUnknownEr
 from .. import locking
 from ..background import CoalescedJob
 from ..files import FULL, is_out_of_files, refused, write_small
+from ..locking import gone_directory
 from . import format as f
 from .files import SegmentFiles
 from .group_commit import GroupCommit
@@ -116,6 +117,11 @@ class Log(GroupCommit):
         self._closed = True
         self._writer.let_go()
         self._syncer.let_go()
+
+    def fail(self, cause: BaseException) -> None:
+        """As GroupCommit's; a directory that was deleted is told as that."""
+        gone = gone_directory(self.files.directory / "*", self.name) if isinstance(cause, FileNotFoundError) else ""
+        super().fail(StoreFailedError(gone) if gone else cause)
 
     def _stop(self) -> None:
         self._writer.stop_preparing()

@@ -88,15 +88,18 @@ class Ticket:
         except (AttributeError, RuntimeError):
             pass  # nobody waits, or it was awake already
 
-    def wait(self, seconds: float) -> None:
-        """Until it may be done, or so long. One thread waits for it at a time."""
-        waiter = self.waiter
-        if waiter is None:
+    def attend(self) -> None:
+        """From now on `wake` ends a `wait`. One thread waits for it at a time."""
+        if self.waiter is None:
             waiter = threading.Lock()
             waiter.acquire()
             self.waiter = waiter
+
+    def wait(self, seconds: float) -> None:
+        """Until it may be done, or so long."""
+        self.attend()
         if not self.done:
-            waiter.acquire(timeout=seconds)
+            self.waiter.acquire(timeout=seconds)
 
 
 class Tail(NamedTuple):

@@ -20,7 +20,6 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from ...adapters.core import Store
 from ...adapters.core.limits import NoRoomYetError, may_wait
@@ -304,7 +303,7 @@ class Coordinator:
         while True:
             try:
                 for one in order:
-                    one.room = one.call(self._registry, partial(_reserve, one, since, one is full))
+                    one.call(self._registry, partial(_reserve, one, since, one is full))
                 return
             except NoRoomYetError:
                 if not may_wait() or one is full:
@@ -412,11 +411,15 @@ class Coordinator:
         participant.unclaim()
 
 
-def _reserve(participant: Participant, since: float, wait: bool, store: Store) -> Any:
-    return store.reserve(participant.sends, participant.acks, since, wait)
+def _reserve(participant: Participant, since: float, wait: bool, store: Store) -> None:
+    participant.room = store.reserve(participant.sends, participant.acks, since, wait)
+    participant.room_in = store
 
 
 def _prepare_in(p: Participant, transaction: GlobalTransaction, sync: bool, store: Store) -> Pending[None]:
+    if p.room_in is not store:
+        p.let_go_of_room()
+        _reserve(p, monotonic(), False, store)  # it waits for none while others have room, or are prepared
     return store.prepare(transaction.id, transaction.remembering, p.sends, p.acks, sync, p.room, p.changes)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from ...adapters.background import CoalescedJob, shared
+from ...adapters.conditions import unless_busy
 from ...adapters.core import Store
 from ...policies.errors import AnabranchError, PlacementError
 from ..decision_log import DecisionLog
@@ -79,11 +80,8 @@ class DecisionCleanup:
     def forget_of(self, store_id: bytes) -> None:
         """The same, where a store is about to be removed that decisions name. Waits for no disk for long, and not for
         ever for somebody else who is at it."""
-        if self._names(store_id) and self.busy.acquire(timeout=SYNC_SECONDS):
-            try:
-                self.forget(self.made_durable(self._done(), SYNC_SECONDS))
-            finally:
-                self.busy.release()
+        if self._names(store_id):
+            unless_busy(self.busy, lambda: self.forget(self.made_durable(self._done(), SYNC_SECONDS)), SYNC_SECONDS)
 
     def has_forgotten(self, store_id: bytes) -> bool:
         """Whether no decision names a store, nor will one after a crash: no router would open that misses it (rule T3).

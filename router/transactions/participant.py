@@ -26,6 +26,8 @@ class Participant:
 
     room: Any = None
     """What it has reserved for its sends, until it has prepared them."""
+    room_in: Store | None = None
+    """Where: one that was closed since, for being idle, has no room for it any more."""
     carried_out = False
     """Whether it has carried the outcome out."""
     receipts: Sequence[Receipt] = ()

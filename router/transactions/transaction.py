@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, cast, overload
 
 from ...adapters.background import shared
+from ...adapters.conditions import Promise, unless_busy
 from ...adapters.core import Store
 from ...adapters.core.failures import failure_of
 from ...adapters.core.forwarding import follow
@@ -235,7 +236,7 @@ class Transaction:
         message = checked(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms)
         self._send(destinations, message)
 
-    def carry(self, destination: Destination, message: Outgoing) -> None:
+    def _carry(self, destination: Destination, message: Outgoing) -> None:
         """Send at commit what was a message before, as it was. For who moves messages; else as `send`."""
         body = message.body
         if type(body) is not bytes:
@@ -496,7 +497,7 @@ class Transaction:
         """`commit` without waiting: it goes on on a thread of ours, on which the future resolves; what `commit` would
         raise, the future raises. No more can be done with the transaction meanwhile, and leaving its `with` block waits
         for nothing. Two that are committed so may take effect in either order."""
-        future: Future[list[Receipt]] = Future()
+        future: Future[list[Receipt]] = Promise()
         future.set_running_or_notify_cancel()
         job = partial(self._commit_in_background, future)
         try:
@@ -682,15 +683,14 @@ class Transaction:
 
     def _expire(self) -> None:
         """Its time is over: rolled back, unless it is just being committed."""
-        lock = self._own_lock
-        if not lock._is_owned() and lock.acquire(blocking=False):  # type: ignore[attr-defined]
-            try:
-                if self._global.state is ACTIVE and self._global.told is None:
-                    self._global.told = "timed out"
-                    self._roll_back()
-                    self._ended()
-            finally:
-                lock.release()
+        if not self._own_lock._is_owned():  # type: ignore[attr-defined]
+            unless_busy(self._own_lock, self._time_out)
+
+    def _time_out(self) -> None:
+        if self._global.state is ACTIVE and self._global.told is None:
+            self._global.told = "timed out"
+            self._roll_back()
+            self._ended()
 
 
 def _map_of(given: Map[Any] | Address) -> Destination:

@@ -22,6 +22,7 @@ from typing import Any, Final
 from ...adapters import locking
 from ...adapters.background import CoalescedJob, shared
 from ...adapters.clock import now_us
+from ...adapters.conditions import Event
 from ...adapters.core import Store
 from ...adapters.core.usage import ROW, WHOLE, Buffer, Recorder
 from ...adapters.directory import StoreDirectory, is_empty
@@ -216,7 +217,7 @@ class UsageLog:
         if sys.is_finalizing():  # no other thread runs any more
             self._close()
             return
-        closed, last = threading.Event(), self._last_file()
+        closed, last = Event(), self._last_file()
 
         def close() -> None:
             try:

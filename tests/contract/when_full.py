@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.limits import no_waiting
+from anabranch.adapters.core.limits import without_waiting
 from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.store_types import Counts, Subscription
 from anabranch.policies.errors import ClosedError, StoreFullError
@@ -156,10 +156,9 @@ class WhenFullContract:
         ):
             with pytest.raises(StoreFullError):
                 call()
-        with no_waiting():
-            store.send_many(A, [b"x"] * 2)
-            with pytest.raises(StoreFullError):
-                store.send(A, b"x")
+        without_waiting(lambda: store.send_many(A, [b"x"] * 2))
+        with pytest.raises(StoreFullError):
+            without_waiting(lambda: store.send(A, b"x"))
 
     def test_many_that_are_more_than_fit_go_one_after_the_other(self, disk: Disk) -> None:
         store = disk.create(max_messages=3, when_full="block", block_timeout=LONG)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core.limits import DiskRoom, Grant, NoRoomYetError, Room, may_wait, no_waiting
+from anabranch.adapters.core.limits import DiskRoom, Grant, NoRoomYetError, Room, may_wait, without_waiting
 from anabranch.adapters.volumes import Volume
 from anabranch.policies.errors import StoreFullError
 from anabranch.policies.limits import WhenFull
@@ -87,11 +87,10 @@ def test_a_grant_gives_back_all_of_it_once() -> None:
 
 def test_who_works_for_many_does_not_wait() -> None:
     assert may_wait()
-    with no_waiting():
-        assert not may_wait()
-        with no_waiting():
-            pass
-        assert not may_wait()
+    assert without_waiting(lambda: (may_wait(), without_waiting(may_wait), may_wait())) == (False, False, False)
+    assert may_wait()
+    with pytest.raises(ZeroDivisionError):
+        without_waiting(lambda: 1 // 0)
     assert may_wait()
     assert issubclass(NoRoomYetError, StoreFullError)
 

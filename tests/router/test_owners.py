@@ -242,7 +242,7 @@ class TestLocksThatAreDeleted:
             queue.send(b"1")
             queue.receive()
             (tmp_path / "data").rename(tmp_path / "elsewhere")
-            with pytest.raises(StoreFailedError, match=r"lock was deleted"):
+            with pytest.raises(StoreFailedError, match="data was deleted or renamed, or its disk went away"):
                 queue.receive(timeout=60)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 
 import anabranch
+from anabranch.adapters.sql import dialects
 from anabranch.policies.errors import StoreFailedError
 from anabranch.policies.options import SqlOptions
 
-from ..contract.disk import A, bodies
+from ..contract.disk import A, Parallel, bodies
 from .disk import SqliteDisk, directory_of
 
 CAPABILITIES_VERSION = 0x20080522
@@ -107,3 +109,24 @@ def test_a_store_that_has_failed_does_not_say_that_it_tries_again(
     with caplog.at_level(logging.ERROR), pytest.raises(StoreFailedError, match="close it and open it again") as caught:
         store.delete(A)  # a write that no read comes before
     assert "damaged" in str(caught.value) and "tries again" not in str(caught.value) + caplog.text
+
+
+@pytest.mark.parametrize("how", ["reclaim", "compact"])
+def test_giving_back_space_waits_for_nobody_who_reads(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backup tool, say, which reads for hours. Who writes would wait with it."""
+    monkeypatch.setattr(dialects, "BUSY_SECONDS", 3600.0)
+    with SqliteDisk(tmp_path) as disk:
+        store = disk.create()
+        store.send(A, b"1")
+        reader = sqlite3.connect(directory_of(store) / "store.db", isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM sqlite_master").fetchall()
+        store.send(A, b"2")
+        with Parallel(getattr(store, how)) as giving_back:
+            giving_back.result()
+        store.send(A, b"3")
+        reader.close()
+        assert getattr(store, how)() > 0
+        assert bodies(store) == [b"1", b"2", b"3"]

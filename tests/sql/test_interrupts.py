@@ -3,12 +3,16 @@ written is written by a thread that Ctrl-C does not reach; what is struck is who
 
 from __future__ import annotations
 
+import io
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import NullPool, create_engine
+from pydantic import SecretStr
+from sqlalchemy import NullPool, create_engine, text
 
+import anabranch
 from anabranch.adapters.core.leases import LEASED
 from anabranch.adapters.messages import Message
 from anabranch.adapters.sql import SqlStore
@@ -17,10 +21,11 @@ from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A, B, T, assert_whole, bodies, eventually, take
 from ..contract.preparing import OTHER, to, transaction
-from ..crash.test_interrupts import everywhere
+from ..crash.test_interrupts import LIBRARY, OURS, everywhere
 from ..shares import Share
 from .disk import SqliteDisk, directory_of
 
+FOLDERS = (*OURS, *LIBRARY, "/sqlalchemy/")
 DESK, BOOK = Subscription(T, "desk"), Subscription(T, "book")
 
 
@@ -238,6 +243,106 @@ def test_a_browse_interrupted_anywhere(store: SqlStore, share: Share) -> None:
         assert len(list(store.browse(A))) == 2, where
 
     assert everywhere(lambda at: lambda: list(store.browse(A)), check, 7, share) > 30
+
+
+READS: dict[str, Callable[[anabranch.Router], object]] = {
+    "browse": lambda router: list(router.queue("q").browse()),
+    "receive": lambda router: released(router.queue("q").receive()),
+    "get": lambda router: router.map("m").get("key"),
+    "items": lambda router: list(router.map("m").items()),
+    "large": lambda router: next(iter(router.queue("large").browse())).read(),
+    "send large": lambda router: router.queue("large").send(io.BytesIO(b"x" * 10_000), size=10_000),
+    "reclaim": lambda router: router.reclaim(),
+    "open": lambda router: router.reopen("all"),
+}
+
+
+@pytest.mark.parametrize("call", READS)
+def test_nothing_is_open_in_a_file_after_an_interruption_anywhere(call: str, tmp_path: Path, share: Share) -> None:
+    """While its traceback is kept, too: nobody waits for the transaction of who was struck, neither who writes nor who
+    makes the log shorter. Struck in SQLAlchemy's own code as well."""
+    kept: list[BaseException] = []
+    with opened(tmp_path / "data", anabranch.SqlOptions(large_message_size=5000)) as router:
+        other = sqlite3.connect(tmp_path / "data/stores/all/store.db", timeout=0, isolation_level=None)
+        pool = router._registry.open_stores()[0].backend._engine.pool  # type: ignore[attr-defined]
+        if call == "open":
+            router.reopen("all")
+
+        def check(at: int, where: str) -> None:
+            # The background may be at it for a moment. Who began to read before anything was in the log keeps nobody
+            # from making it shorter.
+            eventually(lambda: can_write(other), lambda: where)
+            eventually(lambda: not other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0], lambda: where)
+            if call != "open":
+                eventually(lambda: len(set(pool.counts())) == 1, lambda: where)
+            if len(kept) > 20:
+                kept.clear()
+
+        folders = (*OURS, *LIBRARY) if call == "open" else FOLDERS  # of SQLAlchemy there are too many places
+        places = everywhere(lambda at: keeping(kept, lambda: READS[call](router)), check, 23, share, folders)
+        assert places > (20 if call == "reclaim" else 200)
+        other.close()
+
+
+@pytest.mark.parametrize("call", ["browse", "get", "large", "send large"])
+def test_nothing_is_open_at_a_server_after_an_interruption_anywhere(
+    call: str, tmp_path: Path, postgres_url: str, share: Share
+) -> None:
+    """Nor is a place in the pool lost."""
+    kept: list[BaseException] = []
+    options = anabranch.SqlOptions(url=SecretStr(postgres_url), large_message_size=5000, pool_min=1, pool_max=3)
+    engine = create_engine(postgres_url, poolclass=NullPool)
+    with opened(tmp_path / "data", options) as router, engine.connect() as other:
+        pool = router._registry.open_stores()[0].backend._engine.pool  # type: ignore[attr-defined]
+        asked = text(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'anabranch' AND datname = "
+            "current_database() AND state <> 'idle'"
+        )
+
+        def check(at: int, where: str) -> None:
+            eventually(lambda: other.execute(asked).scalar_one() == 0, lambda: where)
+            eventually(lambda: len(set(pool.counts())) == 1, lambda: where)  # the background may be at it
+            if len(kept) > 20:
+                kept.clear()
+
+        places = everywhere(lambda at: keeping(kept, lambda: READS[call](router)), check, 23, share, FOLDERS)
+        assert places > 200
+
+
+def can_write(database: sqlite3.Connection) -> bool:
+    try:
+        database.execute("PRAGMA user_version = 1").fetchall()
+    except sqlite3.OperationalError:
+        return False
+    return True
+
+
+def released(message: Message | None) -> None:
+    if message is not None:
+        message.release()
+
+
+def opened(directory: Path, options: anabranch.SqlOptions) -> anabranch.Router:
+    """With something to read."""
+    router = anabranch.open(anabranch.Config(directory, [anabranch.StoreConfig("all", [">"], sql=options)]))
+    for number in range(3):
+        router.map("m").put(f"key{number or ''}", b"value")
+        router.queue("q").send(b"x" * 4500)
+    router.queue("large").send(b"x" * 10_000)
+    return router
+
+
+def keeping(kept: list[BaseException], call: Callable[[], object]) -> Callable[[], object]:
+    """As an interactive session keeps what was raised last."""
+
+    def run() -> None:
+        try:
+            call()
+        except KeyboardInterrupt as error:
+            kept.append(error)
+            raise
+
+    return run
 
 
 def test_a_transaction_of_the_users_own_interrupted_anywhere(store: SqlStore, share: Share) -> None:

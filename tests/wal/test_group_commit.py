@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.wal import RecordBatch, record_ticket
+from anabranch.adapters.wal import RecordBatch, group_commit, record_ticket
+from anabranch.adapters.wal.group_commit import GroupCommit
 from anabranch.policies.errors import ClosedError, StoreFullError
 
 from ..contract.disk import eventually
@@ -25,7 +26,7 @@ def one(tmp_path: Path) -> Iterator[Opened]:
 
 def writing(one: Opened, *payloads: bytes) -> list[threading.Thread]:
     """A thread for each."""
-    threads = [threading.Thread(target=one.write, args=(payload,)) for payload in payloads]
+    threads = [threading.Thread(target=one.write, args=(payload,), daemon=True) for payload in payloads]
     for thread in threads:
         thread.start()
     return threads
@@ -87,6 +88,76 @@ def test_what_nobody_waits_for_is_written_behind_one_that_was_refused_alone(one:
     one.log._hand_on()
     eventually(lambda: left.done)
     assert (len(refused), one.counted) == (1, [b"left"])
+
+
+class Lead:
+    """The lead; when somebody first sees that another thread has it, that one lets go of it at once, and hands on."""
+
+    def __init__(self, log: GroupCommit) -> None:
+        self._log, self._lock = log, threading.Lock()
+        self._lock.acquire()
+        self._seen = False
+
+    def locked(self) -> bool:
+        locked = self._lock.locked()
+        if locked and not self._seen:
+            self._seen = True
+            self._lock.release()
+            self._log._hand_on()
+        return locked
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_who_has_just_seen_another_thread_lead_is_not_passed_over(one: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was on its way to sleep when that thread handed on: the hint found nobody to wake."""
+    monkeypatch.setattr(group_commit, "HINT_WAIT", 3600.0)
+    monkeypatch.setattr(one.log, "_lead", Lead(one.log))
+    joined(writing(one, b"own"))
+    assert one.counted == [b"own"]
+
+
+def test_no_one_sleeps_behind_a_ticket_that_was_refused_alone(one: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is woken no more."""
+    monkeypatch.setattr(group_commit, "HINT_WAIT", 3600.0)
+    with one.log._lead:
+        refused = one.submit(b"refused")
+        refused.attend()
+        threads = writing(one, b"next")
+        eventually(lambda: len(one.log._queue) == 2 and one.log._queue[1].waiter is not None)
+        refused.finish(StoreFullError("there is no room for it"))
+    one.log._hand_on()
+    joined(threads)
+    assert one.counted == [b"next"]
+
+
+def test_nobody_needs_to_look_whether_somebody_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many threads, while marks are written and others come first: each is handed the lead, or its ticket is done."""
+    monkeypatch.setattr(group_commit, "HINT_WAIT", 3600.0)
+    one = created(tmp_path / "log")
+
+    def work(number: int) -> None:
+        for count in range(200):
+            if number:
+                one.write(b"%d.%d" % (number, count))
+            elif count % 2:
+                one.log._mark()
+            else:
+                ticket = record_ticket([(KIND, b"0.%d" % count, None)], sync=True)
+                ticket.unsynced = True
+                one.log.submit_first(ticket)
+                one.log.wait(ticket)
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    joined(threads)
+    assert len(one.counted) == 11 * 200 + 100
+    one.close()
 
 
 def test_what_a_signal_handlers_error_interrupts_is_led_by_others(one: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
