@@ -27,7 +27,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from .conditions import Promise
+from .conditions import Promise, Thread
 
 log = logging.getLogger(__name__)
 
@@ -386,7 +386,7 @@ class CoalescedJob:
 
 
 def _started(name: str, target: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=target, name=f"anabranch-{name}", daemon=True)
+    thread = Thread(target, name)
     thread.start()
     return thread
 

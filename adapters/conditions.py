@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -51,6 +51,14 @@ class Event(threading.Event):
     def __init__(self) -> None:
         super().__init__()
         self._cond = _Condition()
+
+
+class Thread(threading.Thread):
+    """A daemon, as that of `threading`, whose start can be interrupted: it waits for an Event."""
+
+    def __init__(self, target: Callable[..., object], name: str, args: Iterable[Any] = ()) -> None:
+        super().__init__(target=target, name=f"anabranch-{name}", args=args, daemon=True)
+        self._started = Event()
 
 
 class Promise(concurrent.futures.Future[T]):

@@ -168,7 +168,11 @@ def _open_file(path: Path, flags: int, file_mode: int) -> int:
 
 def open_to_read(path: Path) -> BinaryIO:
     """As Path.open("rb"), of no symbolic link. Raises OSError."""
-    return os.fdopen(open_file(path, os.O_RDONLY), "rb")
+    return open(path, "rb", opener=_open_file_to_read)  # in one step: the descriptor is never without an owner
+
+
+def _open_file_to_read(path: str, flags: int) -> int:
+    return open_file(Path(path), flags)
 
 
 def read_file(path: Path) -> bytes:

@@ -43,6 +43,7 @@ class StoreValues(TypedDict, total=False):
     nonpersistent_max_messages: int | None
     nonpersistent_max_bytes: Size | None
     nonpersistent_memory: Size
+    roll_over_size: Size
     file_mode: Mode | None
 
 
@@ -100,7 +101,6 @@ class MemoryValues(StoreValues, total=False):
     """Of memory alone."""
 
     max_bytes: Size
-    roll_over_size: Size
     max_stored_bytes: Size | None
 
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from ..adapters.files import replace_file
+from ..adapters.files import read_file, replace_file, require_no_link
 from ..policies.config import Config, JournalOptions, StoreConfig, dump_yaml, load, loads
 from ..policies.durability import Sync
 from ..policies.errors import ConfigError
@@ -128,6 +128,7 @@ def write_in_force(config: Config) -> None:
     has to be given, and nothing else is lost."""
     path = config.directory / NAME
     try:
+        require_no_link(path)
         text, before = _HEAD + dump_yaml(config, config.directory), text_of(config.directory)
         if text != before:
             replace_file(path, text.encode(), config.file_mode)
@@ -182,7 +183,7 @@ def text_of(directory: Path) -> str | None:
     """What is written there; None for nothing."""
     path = directory / NAME
     try:
-        return None if path.is_symlink() else path.read_text("utf-8")
+        return read_file(path).decode()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except UnicodeDecodeError:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ..adapters.conditions import Event
+from ..adapters.conditions import Event, Thread
 from ..adapters.core.branches import Branch
 from ..adapters.core.copying import Amount
 from ..adapters.core.live_copy import GivenUpError, LiveCopy, nonpersistent, volatile_count
@@ -72,7 +72,7 @@ class LiveRepartition:
         self._run = _Run(router, config, restart, path, told, self._go_on, prepared_seconds)
         self._stopped = Event()
         self._ended = Event()
-        self._thread = threading.Thread(target=self._work, name="anabranch-repartition", daemon=True)
+        self._thread = Thread(self._work, "repartition")
         self._done: Repartitioned | None = None
         self._error: BaseException | None = None
 

@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeVar
 
 from ...policies.errors import AnabranchError, ClosedError, OutcomeUnknownError, StoreFailedError
+from ..conditions import Thread
 from .backend import NotTakenError
 from .engine import Engine
 from .plan import Plan
@@ -228,10 +229,7 @@ class Threaded:
         if self._thread is None and not self._engine.forked:
             with self._count_lock:
                 if self._thread is None:
-                    thread = threading.Thread(
-                        target=_work, args=(weakref.ref(self), self._signals),
-                        name=f"anabranch-writer-{self._engine.name}", daemon=True,
-                    )  # fmt: skip
+                    thread = Thread(_work, f"writer-{self._engine.name}", (weakref.ref(self), self._signals))
                     thread.start()
                     self._thread = thread
 

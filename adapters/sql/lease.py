@@ -27,6 +27,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from ...policies.errors import StoreFailedError, StoreLockedError
 from ...policies.options import SqlOptions
+from ..conditions import Thread
 from . import dialects
 from .connections import on_connection, scrubbed, shown_url
 
@@ -131,9 +132,7 @@ class Lease:
             self._until, self._over = self._end(sent), False
         self._gates = [_taken(), _taken()]
         for target, gate, name in ((_renew, self._gates[0], "lease"), (_watch, self._gates[1], "lease-watch")):
-            threading.Thread(
-                target=target, args=(weakref.ref(self), gate), name=f"anabranch-{name}", daemon=True
-            ).start()
+            Thread(target, name, (weakref.ref(self), gate)).start()
         log.info("%s: the lease is ours, %s, for %g seconds", self._what, self.node, self._expiration)
 
     def _refused(self, held: _Held | SQLAlchemyError) -> StoreLockedError | StoreFailedError:

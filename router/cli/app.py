@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ...policies.config_problems import did_you_mean
 from ...policies.errors import (
     AnabranchError,
     ConfigError,
@@ -62,6 +63,13 @@ class App(click.Group):
             return None
         command: click.Command = import_module(f".{_MODULES.get(cmd_name, cmd_name)}", __package__).command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0][:1].isalpha() and args[0] not in COMMANDS:
+            ctx.fail(f"No such command {args[0]!r}; {did_you_mean(args[0], list(COMMANDS))}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

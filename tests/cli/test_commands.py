@@ -410,5 +410,7 @@ def test_explain_of_what_is_no_journal(tmp_path: Path) -> None:
 
 
 def test_an_unknown_command_or_option() -> None:
-    assert run("rout").exit_code == 2
+    mistyped = run("rout")
+    assert mistyped.exit_code == 2
+    assert mistyped.stderr.endswith("Error: No such command 'rout'; did you mean 'route'?\n")
     assert run("check", "--jsn").exit_code == 2

@@ -10,7 +10,7 @@ spread over all of it and over what is used of it; cut short, made longer, empti
 its kind from another store. Then everything is read and received, and one more message is sent to each store.
 
 Outcomes that are right: `right`, all is as it was; `named`, an error of ours that names the file or its store, and what
-is shown beside it is right; `ours`, an error of ours that names neither. `known` are limits that README.md tells.
+is shown beside it is right; `ours`, an error of ours that names neither. `known` are limits that docs/limits.md tells.
 Everything else is wrong: `lost`, `wrong`, `foreign` (another error), a signal's name, `hangs`. A line for each, and a
 table of kinds of files and outcomes at the end; exit code 1 if anything was wrong.
 """
@@ -295,7 +295,7 @@ def files_of(directory: Path) -> list[Path]:
 
 
 def known(trial: Trial, file: File, outcome: str, state: str) -> bool:
-    """Limits that README.md tells of: no checksum covers SQLite's files, and nothing vouches for what was written last
+    """Limits that docs/limits.md tells of: no checksum covers SQLite's files, and nothing vouches for what was written last
     before a kill."""
     if outcome not in ("lost", "wrong"):
         return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -139,14 +140,17 @@ def _places(code: CodeType) -> Places:
 def interrupted(at: int, call: Callable[[], object], folders: Sequence[str] = OURS) -> str:
     """Where the call was interrupted; empty if it got through."""
     interrupter = Interrupter(at, folders)
-    sys.settrace(interrupter.trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(None)
-        interrupter.forget()
+    with warnings.catch_warnings():
+        # Struck between the opening of a file and `with`, the file closes itself as the stack unwinds.
+        warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)
+        sys.settrace(interrupter.trace)
+        try:
+            call()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+            interrupter.forget()
     return interrupter.where
 
 

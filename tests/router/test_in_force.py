@@ -221,14 +221,17 @@ def test_no_secret_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     assert configuration_of("data").stores[0].options == anabranch.SqlOptions(**store)
 
 
-def test_a_link_is_not_followed() -> None:
+def test_a_link_is_told_of_and_not_followed(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither read nor replaced, as any link in a data directory."""
     Path("elsewhere").write_text(TWO.format("data"))
     anabranch.open("data").close()
     Path("data", NAME).unlink()
     Path("data", NAME).symlink_to(Path("elsewhere").absolute())
-    anabranch.open("data").close()
-    assert not Path("data", NAME).is_symlink() and Path("elsewhere").read_text() == TWO.format("data")
-    assert read_in_force(Path("data").absolute()) == Config("data", [ALL])
+    with anabranch.open("data") as router:
+        router.queue("q").send(b"1")
+        assert list(router.stats().stores) == [ALL.name]
+    assert Path("data", NAME).is_symlink() and Path("elsewhere").read_text() == TWO.format("data")
+    assert "is not written to" in caplog.text and "Put there what it leads to, or delete the link" in caplog.text
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])

@@ -120,7 +120,7 @@ def test_a_target_that_is_full_keeps_what_it_got(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("step", ["carry", "ack", "commit"])
+@pytest.mark.parametrize("step", ["_carry", "ack", "commit"])
 def test_interrupted_each_is_in_one_of_both(
     made: Callable[..., anabranch.Config], monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
 ) -> None:
