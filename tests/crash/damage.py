@@ -295,8 +295,8 @@ def files_of(directory: Path) -> list[Path]:
 
 
 def known(trial: Trial, file: File, outcome: str, state: str) -> bool:
-    """Limits that docs/limits.md tells of: no checksum covers SQLite's files, and nothing vouches for what was written last
-    before a kill."""
+    """Limits that docs/limits.md tells of: no checksum covers SQLite's files, and nothing vouches for what was written
+    last before a kill."""
     if outcome not in ("lost", "wrong"):
         return False
     if file.kind in ("database", "wal", "shm"):
