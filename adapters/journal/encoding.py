@@ -197,7 +197,7 @@ def _encode_declare(change: Declare) -> bytes:
     return DECLARE_START.pack(change.state.number, destination.kind.value) + destination.name.encode()
 
 
-def _decode_declare(record: Record, numbers: Numbers) -> Declare:
+def decode_declare(record: Record, numbers: Numbers) -> Declare:
     number, kind = DECLARE_START.unpack_from(record.payload)
     require_number(number)
     destination = Destination(Kind(kind), record.payload[DECLARE_START.size :].decode())
@@ -345,7 +345,7 @@ CODECS: Final[dict[type, Codec]] = {
     AckRange: Codec(ACK_RANGE, _encode_range, _decode_range),
     Returned: Codec(RETURNED, _encode_returned, _decode_returned),
     Postponed: Codec(POSTPONED, _encode_postponed, _decode_postponed),
-    Declare: Codec(DECLARE, _encode_declare, _decode_declare),
+    Declare: Codec(DECLARE, _encode_declare, decode_declare),
     Remove: Codec(REMOVE, _encode_remove, _decode_remove),
     Subscribe: Codec(SUBSCRIBE, _encode_subscribe, _decode_subscribe),
     Unsubscribe: Codec(UNSUBSCRIBE, _encode_unsubscribe, _decode_unsubscribe),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -29,12 +30,14 @@ from .copied import Compacted
 from .encoding import (
     COMPACTED,
     COMPACTED_PAYLOAD,
+    DECLARE,
     DECODERS,
     NUMBER,
     NUMBER_MAX,
     PREPARE,
     SEND,
     SEND_START,
+    decode_declare,
     decode_prepare,
     decode_send,
     require_number,
@@ -54,6 +57,9 @@ UNNAMED: Final = "salvaged"
 """Messages of a destination whose name is lost are in the queue of this name, a dot and the destination's number."""
 
 
+_PAGE_BITS: Final = 12
+_PAGE_MASK: Final = (1 << _PAGE_BITS) - 1
+
 _OF_NAMES: Final = (Declare, Remove, Subscribe, Unsubscribe)
 
 
@@ -72,6 +78,8 @@ class Replay:
         index.find_copies = self._find_copies
         self.seq = 0
         """The highest that was met."""
+        self._met = _Seqs()
+        """Those of all messages whose records were read."""
         self._sent = 0
         """That of the message before: one that is not above it may be there already."""
         self._after: Callable[[Tail], None] = lambda position: None
@@ -130,6 +138,8 @@ class Replay:
         total = sum(segment.end or survey.end.offset for segment in self._table.all)
         done = 0
         self._counted = {copies.number for copies in survey.copies} if self.is_mended else set()
+        if self._counted and latest is None:
+            self._declare_early(survey)
         for segment in (*survey.older, *survey.copies):
             segment.counts = True
             dead = kept[segment.number].dead_bits() if segment.number in kept else b""
@@ -144,6 +154,15 @@ class Replay:
             else:
                 self._segment(segment, w.HEADER_BYTES, segment.base_lsn - 1, end)
             done = _report(progress, done, end or 0, total)
+
+    def _declare_early(self, survey: Survey) -> None:
+        """Without a snapshot, files of copies are read before the records that declare their messages' destinations."""
+        for segment in survey.chain:
+            for batch in BatchReader(segment, w.HEADER_BYTES, segment.base_lsn - 1, segment.end):
+                for record in records_of(batch):
+                    if record.kind == DECLARE:
+                        with suppress(*MALFORMED):  # told when its turn comes
+                            self._index.declare(decode_declare(record, self._index).state)
 
     def _begin_with(self, latest: snapshots.Snapshot) -> None:
         index = self._index
@@ -277,18 +296,20 @@ class Replay:
 
     def _compacted(self, change: Compacted) -> Iterator[Change]:
         """In a mended journal the segments may be lost from which messages were copied, with the snapshot that let them
-        go. What was copied lived then: what is not there now counts from here on."""
-        there, found = self._index.rows, {}
+        go. Those of which no other record was read count from here on; the others that are not there have died, some
+        of them while the file was being written."""
+        there, known = self._index.rows, {}
         states = self._index.states
         yield Forget(())  # what is told before is applied first
         for one in change.messages:
             state = states.get(one.number)
-            found[one.own[0]] = state is not None and there.row(state, None, one.seq) is not None
-        yield Compacted(change.copies, [one for one in change.messages if found[one.own[0]]])
+            is_there = state is not None and there.row(state, None, one.seq) is not None
+            known[one.own[0]] = is_there or one.seq in self._met
+        yield Compacted(change.copies, [one for one in change.messages if known[one.own[0]]])
         copies = change.copies
         for batch in BatchReader(copies, w.HEADER_BYTES, copies.base_lsn - 1, copies.end):
             for record in records_of(batch):
-                if record.kind == SEND and not found.get(record.lsn, True):
+                if record.kind == SEND and not known.get(record.lsn, True):
                     yield self._send(record)
 
     def _name(self, change: Change) -> None:
@@ -360,8 +381,25 @@ class Replay:
             raise _malformed(record, ValueError(f"there is another message {send.seq} of {send.state.destination}"))
 
     def _meet(self, seq: int) -> None:
+        self._met.add(seq)
         if seq > self.seq:
             self.seq = seq
+
+
+class _Seqs:
+    """A set of seqs, a bit for each where they are dense."""
+
+    def __init__(self) -> None:
+        self._pages: dict[int, bytearray] = {}
+
+    def add(self, seq: int) -> None:
+        page = self._pages.get(seq >> _PAGE_BITS)
+        if page is None:
+            page = self._pages[seq >> _PAGE_BITS] = bytearray(1 << _PAGE_BITS - 3)
+        page[(seq & _PAGE_MASK) >> 3] |= 1 << (seq & 7)
+
+    def __contains__(self, seq: int) -> bool:
+        return _bit(self._pages.get(seq >> _PAGE_BITS, b""), seq & _PAGE_MASK)
 
 
 def _malformed(record: Record, error: Exception) -> CorruptionError:
@@ -370,7 +408,7 @@ def _malformed(record: Record, error: Exception) -> CorruptionError:
     return CorruptionError(str(record.segment.path), record.offset, reason, w.RESTORE)
 
 
-def _bit(bits: bytes, ordinal: int) -> bool:
+def _bit(bits: bytes | bytearray, ordinal: int) -> bool:
     return ordinal >> 3 < len(bits) and bool(bits[ordinal >> 3] & 1 << (ordinal & 7))
 
 

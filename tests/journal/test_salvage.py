@@ -15,6 +15,7 @@ from google_crc32c import extend as crc32c
 from anabranch.adapters.core.place import OWN, SEQ
 from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.journal.backend import JournalBackend
+from anabranch.adapters.journal.compaction import Compactor
 from anabranch.adapters.journal.replay import UNNAMED
 from anabranch.adapters.journal.salvage import LossReport, reports, salvage, summary
 from anabranch.adapters.store_types import Subscription
@@ -271,6 +272,48 @@ class TestOtherRecords:
         store = disk.reopen(store)
         bodies = {which.name: [m.body for m in store.browse(T, subscription=which.key)] for which in (one, two)}
         assert bodies == {"one": [b"1", b"3", b"4"], "two": [b"0", b"1", b"3", b"4"]}
+
+
+@pytest.mark.parametrize("has_snapshot", [False, True])
+def test_what_died_while_it_was_copied_stays_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_snapshot: bool
+) -> None:
+    """Its copy is on disk, and the record that says that the copies count comes after its ack. Without a snapshot the
+    copies are read before the record that declares their destination."""
+    JournalStore.create("s", tmp_path / "data", JournalOptions(**SMALL))
+    store = JournalStore("s", tmp_path / "data", JournalOptions(**SMALL))
+    store.open()
+    queue = Destination.queue("q")
+    publish = Compactor._publish
+    acked: list[int] = []
+
+    def late(self: Compactor, *args: Any) -> None:
+        is_first = not acked
+        for _ in range(3 if is_first else 0):
+            message = take(store, queue)
+            acked.append(message.seq)
+            message.ack()
+        publish(self, *args)
+        if is_first:
+            shutil.copytree(tmp_path / "data", tmp_path / "killed")
+
+    def fill() -> None:
+        store.send_many(A, [bytes(1000)] * 100)
+        for _ in range(100):
+            take(store, A).ack()
+
+    if has_snapshot:
+        fill()
+        store.reclaim()
+    monkeypatch.setattr(Compactor, "_publish", late)
+    sent = [receipt.seq for receipt in store.send_many(queue, [b"kept"] * 10)]
+    fill()
+    store.compact()
+    store.close()
+    (tmp_path / "killed/index.mdb").unlink()
+    flip(min((tmp_path / "killed/journal").glob("*.seg")), 40)
+    found, _ = salvaged(tmp_path / "killed")
+    assert [seq for seq in found if seq in sent] == [seq for seq in sent if seq not in acked]
 
 
 class TestDamage:
