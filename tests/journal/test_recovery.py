@@ -17,6 +17,7 @@ import pytest
 
 from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.wal import format as w
+from anabranch.adapters.wal import log
 from anabranch.policies.config import JournalOptions
 from anabranch.policies.destination import Destination
 from anabranch.policies.durability import Sync
@@ -33,6 +34,12 @@ from anabranch.policies.errors import (
 from ..contract.children import reaped
 from ..contract.disk import A, B, Parallel, assert_whole, bodies, drain, take
 from .disk import JournalDisk, directory_of, listing, segments_of
+
+
+@pytest.fixture
+def unmarked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing vouches for what was written last, however long the test takes."""
+    monkeypatch.setattr(log, "IDLE_SECONDS", 3600.0)
 
 
 @pytest.fixture
@@ -334,6 +341,7 @@ class TestDamage:
             disk.reopen(again)
         assert caught.value.path == str(path)
 
+    @pytest.mark.usefixtures("unmarked")
     def test_a_torn_tail_is_cut(self, disk: JournalDisk, caplog: pytest.LogCaptureFixture) -> None:
         store = disk.create(sync="never", checkpoint_interval=100)
         store.send_many(A, [b"x" * 100] * 10)
@@ -348,6 +356,7 @@ class TestDamage:
         assert bodies(disk.crash(again)) == [b"after"]
         assert_whole(again)
 
+    @pytest.mark.usefixtures("unmarked")
     def test_a_torn_tail_keeps_the_prefix(self, disk: JournalDisk) -> None:
         store = disk.create(sync="never", checkpoint_interval=100)
         for n in range(50):
@@ -615,6 +624,7 @@ def test_locked_names_this_process(disk: JournalDisk) -> None:
         disk.unopened(store).open()
 
 
+@pytest.mark.usefixtures("unmarked")
 def test_a_snapshot_above_the_watermark(disk: JournalDisk) -> None:
     """Killed just after a snapshot was written, with segments before it that were never known to be on disk and are
     still there: what counts of them is settled, the rest is not looked for."""

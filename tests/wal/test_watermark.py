@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.wal import format as w
+from anabranch.adapters.wal import log
 from anabranch.adapters.wal.watermark import NAME, PAGE_BYTES, Watermark, WatermarkFile
 from anabranch.policies.errors import CorruptionError
 
@@ -67,8 +68,9 @@ def test_a_segment_that_is_gone_before_anything_in_it_was_marked_is_named(tmp_pa
     one.close()
 
 
-def test_what_was_never_marked_may_be_cut_and_the_log_goes_on(tmp_path: Path) -> None:
+def test_what_was_never_marked_may_be_cut_and_the_log_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing vouches for the last batches of a killed process but themselves."""
+    monkeypatch.setattr(log, "IDLE_SECONDS", 3600.0)
     one = created(tmp_path / "log")
     one.write(b"a", b"b")
     left = killed(one, tmp_path / "left")
