@@ -412,13 +412,14 @@ def _messages(
     names: tuple[str, ...], spans: pd.DataFrame, rule: OperationSizes, rows: DataFrame, findings: list[Finding]
 ) -> tuple[tuple[DestinationTotals, ...], Ints]:
     """What each destination did, and how long after the sends its acks come, as `summary.lags_of`."""
-    send = f"flags & {workers.SEND} > 0"
+    send, pending = f"flags & {workers.SEND} > 0", f"ends = {workers.NEVER_POSITION}"
+    bits = f"CASE WHEN partner >= 0 THEN length(bin(abs(seq - partner))) WHEN {pending} THEN 0 ELSE -1 END"
     counts = grouped(
-        rows.selectExpr("*", "if(partner >= 0, length(bin(abs(seq - partner))), -1) AS bits"),
+        rows.selectExpr("*", f"{bits} AS bits"),
         ["d", "bits"],
         {
             "count": "count(*)",
-            "pending-sends": f"count_if({send} AND ends = {workers.NEVER_POSITION})",
+            "pending-sends": f"count_if({pending})",
             "unknown-acks": f"count_if(NOT {send} AND partner < 0)",
             "early-acks": f"count_if(NOT {send} AND partner > seq)",
             "repeated-sends": f"count_if(flags & {workers.REPEATED} > 0)",
@@ -434,9 +435,9 @@ def _messages(
     # What the first look could not know: the share of a transaction's own records.
     spans["bytes"] += spans["in_transactions"] * round(rule.transaction_share)
     sums = spans.groupby("name")[["sends", "acks", "bytes"]].sum().sort_index()
-    pending = counts["pending-sends"]
+    open_ = counts["pending-sends"]
     totals = tuple(
-        DestinationTotals(name, numbers[0], numbers[1], numbers[2], int(pending.get(d, 0)))
+        DestinationTotals(name, numbers[0], numbers[1], numbers[2], int(open_.get(d, 0)))
         for d, (name, numbers) in enumerate(zip(names, sums.to_numpy(np.int64).tolist(), strict=True))
     )
     return totals, lags

@@ -61,29 +61,36 @@ class Summary:
         return self.finish - self.begin
 
 
-def lags_of(destination: npt.NDArray[np.int32], lag: Ints, width: int) -> Ints:
-    """How many acks of each destination come so many positions after their send: in column k, of k bits."""
+def lags_of(acked: npt.NDArray[np.int32], lag: Ints, pending: npt.NDArray[np.int32], width: int) -> Ints:
+    """How many acks of each destination come so many positions after their send: in column k, of k bits.
+
+    In column 0 those that never come. `acked` and `pending` are destinations, of each ack and of each of these sends.
+    """
     bits = np.searchsorted(1 << np.arange(LAG_BITS - 1), np.abs(lag), side="right")
-    counts = np.bincount(destination.astype(np.int64) * LAG_BITS + bits, minlength=width * LAG_BITS)
-    return counts.reshape(width, LAG_BITS).astype(np.int64)
+    counts = np.bincount(acked.astype(np.int64) * LAG_BITS + bits, minlength=width * LAG_BITS)
+    counts = counts.reshape(width, LAG_BITS).astype(np.int64)
+    counts[:, 0] = np.bincount(pending, minlength=width)
+    return counts
 
 
 def bucket_length(operations: int, total_bytes: float, segment_bytes: int, lags: Ints) -> int:
     """How many positions of the global order make a bucket, `operations` of which there are. `lags`: as `lags_of`."""
     buckets = max(BUCKETS_A_SEGMENT * total_bytes / segment_bytes, BUCKETS_MIN)
     length = max(int(operations / buckets), 1)
+    longest = max(operations // BUCKETS_LEAST, length)
     rows_max = ROWS_MAX + ROWS_A_DESTINATION * len(lags)
-    while operations // length > BUCKETS_LEAST and _rows(operations // length + 1, length, lags) > rows_max:
-        length = length * 5 // 4 + 1
+    while length < longest and _rows(operations // length + 1, length, lags) > rows_max:
+        length = min(length * 5 // 4 + 1, longest)
     return length
 
 
 def _rows(buckets: int, length: int, lags: Ints) -> int:
-    """The most rows that a summary with so many buckets has, messages that are never acked aside.
+    """The most rows that a summary with so many buckets has.
 
     Where an ack comes less than n buckets after its send, those of one bucket's sends lie in n buckets and one more.
     """
     apart = (1 << np.arange(LAG_BITS, dtype=object)) // length + 2
+    apart[0] = 1
     lives = np.minimum(lags, np.minimum(buckets * apart, 1 << 62).astype(np.int64)).sum()
     return int(lives) + int(np.minimum(2 * lags.sum(axis=1), buckets).sum())
 
@@ -93,14 +100,19 @@ def summarise(operations: Operations, segment_bytes: int) -> Summary:
     positions = operations.seq - operations.seq[0]
     acks = np.flatnonzero(operations.send >= 0)
     sends = operations.send[acks]
-    lags = lags_of(operations.destination[acks], positions[acks] - positions[sends], len(operations.destinations))
+    open_ = np.flatnonzero(operations.end == NEVER)
+    lags = lags_of(
+        operations.destination[acks],
+        positions[acks] - positions[sends],
+        operations.destination[open_],
+        len(operations.destinations),
+    )
     length = bucket_length(int(positions[-1]) + 1, float(operations.size.sum()), segment_bytes, lags)
     bucket = positions // length
     size = operations.size.astype(float)
     rows = pd.DataFrame({"d": operations.destination, "bucket": bucket, "size": size, "squares": size**2})
     rows["time"] = operations.time
     sums = {"size": "sum", "squares": "sum", "time": "min"}
-    open_ = np.flatnonzero(operations.end == NEVER)
     whole = np.concatenate
     lives = pd.DataFrame(
         {

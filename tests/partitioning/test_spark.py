@@ -21,6 +21,8 @@ from anabranch.policies.partitioning import (
     generate,
     opening,
     recommend,
+    spark_trace,
+    summary,
     write_trace,
 )
 from anabranch.policies.partitioning.engine import Engine, LocalEngine
@@ -94,6 +96,60 @@ def test_every_figure_is_that_of_memory(spark: Any, tmp_path: Path, name: str, m
     with both(spark, table, tmp_path, table.num_rows // 3, model, clock) as (here, there):
         partitions = divisions(len(here.destinations), np.random.default_rng(1))
         assert_engines_agree(here, there, partitions, SEGMENT_BYTES)
+
+
+def test_a_summary_with_longer_buckets_is_the_same(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = generate(shape("topics"))
+    monkeypatch.setattr(summary, "ROWS_MAX", 4000)
+    monkeypatch.setattr(summary, "ROWS_A_DESTINATION", 0)
+    with both(spark, table, tmp_path, table.num_rows // 3, "kahadb", "ts") as (here, there):
+        found = here.summary(SEGMENT_BYTES)
+        assert len(found.bucket_start) < 900
+        assert_same(there.summary(SEGMENT_BYTES), found)
+
+
+def kept(spark: Any) -> int:
+    """How many frames are kept on workers' disks."""
+    return int(spark.sparkContext._jsc.sc().getPersistentRDDs().size())
+
+
+def test_nothing_stays_kept_after_an_error(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = generate(shape("topics", "5m"))
+    before = kept(spark)
+    options = RecommendOptions(segment_bytes=SEGMENT_BYTES, engine="spark")
+
+    def fails(*_: object) -> None:
+        assert kept(spark) > before
+        raise TraceError("as if it were wrong")
+
+    # While it is checked, and when all of it is there; of a workload its rows are kept too.
+    with monkeypatch.context() as patch, pytest.raises(TraceError, match="as if"):
+        patch.setattr(spark_trace, "_check_order", fails)
+        recommend(table, options)
+    assert kept(spark) == before
+    with monkeypatch.context() as patch, pytest.raises(TraceError, match="as if"):
+        patch.setattr(SparkEngine, "summary", fails)
+        recommend(shape("topics", "5m"), options)
+    assert kept(spark) == before
+
+
+def test_two_traces_at_once_in_one_session(spark: Any, tmp_path: Path) -> None:
+    """Neither is mixed up with the other, and the caller's session has no name that it had not."""
+    tables = [generate(shape(name, "5m")) for name in ("topics", "transactions")]
+    for number, table in enumerate(tables):
+        (tmp_path / str(number)).mkdir()
+        assert table.num_rows
+    spark.range(3).createOrReplaceTempView("anabranch_rows")
+    with (
+        both(spark, tables[0], tmp_path / "0", 500, "kahadb", "ts") as (here, there),
+        both(spark, tables[1], tmp_path / "1", 500, "kahadb", "seq") as (other_here, other_there),
+    ):
+        for a, b in ((here, there), (other_here, other_there)):
+            partitions = divisions(len(a.destinations), np.random.default_rng(1))
+            assert_engines_agree(a, b, partitions, SEGMENT_BYTES)
+    assert [view.name for view in spark.catalog.listTables()] == ["anabranch_rows"]
+    assert spark.table("anabranch_rows").count() == 3
+    spark.catalog.dropTempView("anabranch_rows")
 
 
 def odd_trace(seed: int) -> pa.Table:
