@@ -269,7 +269,7 @@ class SparkEngine:
             size=rows["size"].to_numpy(np.int64),
             time=time,
             send=np.where(partner < 0, -1, np.searchsorted(seq, partner)),
-            end=np.where(ends == ranges.NEVER_POSITION, NEVER, time[last]),
+            ends=np.where(ends == ranges.NEVER_POSITION, ranges.NEVER_POSITION, last),
             seq=seq + self._trace.first,
             transactions=self.transactions,
             totals=self.totals,
