@@ -31,7 +31,7 @@ from anabranch.policies.partitioning import (
     from_events,
     recommend,
 )
-from anabranch.policies.partitioning.answer import copied_bytes, headline, peak_bytes
+from anabranch.policies.partitioning.answer import headline, peak_bytes
 from anabranch.policies.partitioning.recommendation import FILES, Candidate
 from anabranch.policies.text import human_bytes
 from anabranch.router.cli.output import LocalPath, warnings_shown, working
@@ -210,7 +210,7 @@ def _table(found: Sequence[Candidate], measured: Sequence[DiskUse]) -> str:
         ("", ["all in one store", "custom, dlq apart", "as recommended"]),
         ("Anabranch, predicted", [human_bytes(peak_bytes(candidate)) for candidate in found]),
         ("Anabranch, measured", [human_bytes(use.peak_bytes) for use in measured]),
-        ("copied by compaction", [human_bytes(copied_bytes(candidate)) for candidate in found]),
+        ("copied by compaction", [human_bytes(candidate.copied_bytes) for candidate in found]),
         ("ActiveMQ, measured", [*map(human_bytes, BROKER), "-"]),
     ]
     return "\n".join(f"   {what:<20}" + "".join(f"{cell:>19}" for cell in cells) for what, cells in rows)

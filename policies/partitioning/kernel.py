@@ -28,43 +28,52 @@ import numpy.typing as npt
 
 from ..compaction import BATCH_BYTES, MESSAGES_MAX, TOGETHER
 from .jit import njit
-from .sizes import Model, OperationSizes
+from .sizes import OperationSizes
 
 Ints = npt.NDArray[np.int64]
 
 NEVER_POSITION: Final = 1 << 62
 """Where an ack stands that never comes."""
 ROOM: Final = 32
-"""Bytes more than an operation takes that have to be free in a segment of ours before it is written there."""
+"""`JournalRules.room` of our own journal."""
 COMPACTED_BYTES: Final = 48
 """The record that says that a file of copies counts, without its batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalRules:
-    """Whose journal it is, and how it is set."""
+    """How a journal keeps its files, as plain numbers."""
 
-    model: Model
     segment_bytes: int
     capacity: int
     """Bytes of a segment that operations can fill."""
-    batch_overhead: int
+    room: int = ROOM
+    """Bytes more than an operation takes that have to be free in a segment before it is written there."""
+    batch_overhead: int = 32
     """Bytes of an operation's size that are not its record's: a file of copies has larger batches."""
+    ack_rule: bool = False
+    """Whether an ack keeps its file for as long as the file of its message is there."""
     live_percent: int = 0
     """Files are compacted of which at most so much is live; 0: none is."""
     min_segments: int = 4
+    """So many segments are compacted together at least."""
     messages_max: int = MESSAGES_MAX
 
     @classmethod
-    def of(cls, sizes: OperationSizes, segment_bytes: int, live_percent: int, min_segments: int) -> JournalRules:
-        """KahaDB knows no compaction of messages."""
-        percent = live_percent if sizes.model == "anabranch" else 0
-        capacity = sizes.capacity(segment_bytes)
-        return cls(sizes.model, segment_bytes, capacity, sizes.sizes.batch_overhead, percent, min_segments)
-
-    @property
-    def room(self) -> int:
-        return ROOM if self.model == "anabranch" else 0
+    def of(
+        cls, sizes: OperationSizes, segment_bytes: int, live_percent: int, min_segments: int, *, ack_rule: bool = True
+    ) -> JournalRules:
+        """Those of a model. KahaDB copies no messages, and it alone has the ack rule, unless that is left out."""
+        ours = sizes.model == "anabranch"
+        return cls(
+            segment_bytes,
+            sizes.capacity(segment_bytes),
+            ROOM if ours else 0,
+            sizes.sizes.batch_overhead,
+            ack_rule and not ours,
+            live_percent if ours else 0,
+            min_segments,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +151,7 @@ class _Plain:
             self._ends,
             self._state,
             rules.capacity - rules.room,
-            rules.model == "kahadb",
+            rules.ack_rule,
         )
 
     def finish(self, last_position: int) -> StoreCourse:

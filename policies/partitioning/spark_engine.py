@@ -12,16 +12,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from . import workers
 from .engine import EXACT_OPERATIONS_MAX
-from .kernel import JournalRules, StoreCourse, StoreJournal
-from .model import CostModel, Partition, Retention, Segments, figures, peak_span, written_peak
-from .operations import NEVER, DestinationTotals, Floats, Ints, Operations, TransactionSet
+from .kernel import NEVER_POSITION, JournalRules, StoreCourse, StoreJournal
+from .model import (
+    CostModel,
+    Partition,
+    Retention,
+    Segments,
+    TimedCourse,
+    assembled,
+    figures,
+    peak_span,
+    written_peak,
+)
+from .operations import DestinationTotals, Floats, Ints, Operations, TransactionSet
 from .sizes import OperationSizes
 from .spark_trace import SparkTrace, aggregated
 from .summary import NO_ACK, Summary, assemble, bucket_length
@@ -29,6 +40,13 @@ from .trace import Finding
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+class _Store(NamedTuple):
+    """What a course is of: the same destinations keep other files by other rules."""
+
+    rules: JournalRules
+    members: tuple[int, ...]
 
 
 class SparkEngine:
@@ -44,7 +62,7 @@ class SparkEngine:
         self.count = trace.count
         facts = trace.facts
         self._last = int(facts["last"].max())
-        self._courses: dict[tuple[JournalRules, tuple[int, ...]], StoreCourse] = {}
+        self._courses: dict[_Store, TimedCourse] = {}
         self._operations: Operations | None = None
         if trace.operations_per_second > 0:
             self.begin, self.finish = (float(t) for t in self._times(np.array([0, self._last])))
@@ -73,7 +91,7 @@ class SparkEngine:
                 {"size": "sum(size)", "squares": "sum(size * size)", "time": "min(time)"},
             )
         )
-        never = f"ends = {workers.NEVER_POSITION}"
+        never = f"ends = {NEVER_POSITION}"
         lives = _columns(
             aggregated(
                 timed.where(f"partner >= 0 OR {never}").selectExpr(
@@ -104,25 +122,25 @@ class SparkEngine:
 
     # Stores ---------------------------------------------------------------------------------------------------------
 
+    def courses(self, partitions: Sequence[Partition], costs: CostModel) -> list[list[TimedCourse]]:
+        return self._found(partitions, costs.rules(self.sizes))
+
     def simulate(self, partitions: Sequence[Partition], segment_bytes: int) -> list[Segments]:
-        return self._simulate(partitions, self._rules(segment_bytes))
+        return self._simulate(partitions, JournalRules.of(self.sizes, segment_bytes, 0, 1))
 
     def compacted_peaks(self, partitions: Sequence[Partition], segment_bytes: int) -> list[int]:
-        simulated = self._simulate(partitions, self._rules(segment_bytes, chained=False))
-        span = peak_span(self.sizes.model, segment_bytes)
-        return [written_peak(begin, finish, span, self._bytes) for begin, finish in self._written_during(simulated)]
+        rules = JournalRules.of(self.sizes, segment_bytes, 0, 1, ack_rule=False)
+        return self._lasting_peaks(self._simulate(partitions, rules))
 
     def measure(self, partitions: Sequence[Partition], costs: CostModel) -> list[Retention]:
-        simulated = self.simulate(partitions, costs.segment_bytes)
-        span = peak_span(self.sizes.model, costs.segment_bytes)
-        peaks: list[int | None] = [None] * len(simulated)
-        if span:
-            peaks = [
-                written_peak(begin, finish, span, self._bytes) for begin, finish in self._written_during(simulated)
-            ]
+        rules = costs.rules(self.sizes)
+        found = self._found(partitions, rules)
+        peaks: list[int | None] = [None] * len(found)
+        if peak_span(self.sizes.model, costs.segment_bytes):
+            peaks = [*self._lasting_peaks(self._simulate(partitions, rules))]
         return [
             figures(
-                segments,
+                stores,
                 partition,
                 costs,
                 self.sizes,
@@ -131,67 +149,75 @@ class SparkEngine:
                 self.finish,
                 peak_files=peak,
             )
-            for segments, partition, peak in zip(simulated, partitions, peaks, strict=True)
+            for stores, partition, peak in zip(found, partitions, peaks, strict=True)
         ]
 
-    def _rules(self, segment_bytes: int, *, chained: bool = True) -> JournalRules:
-        capacity = self.sizes.capacity(segment_bytes)
-        model = self.sizes.model if chained else "anabranch"
-        return JournalRules(model, segment_bytes, capacity, self.sizes.sizes.batch_overhead)
-
     def _simulate(self, partitions: Sequence[Partition], rules: JournalRules) -> list[Segments]:
-        courses = self.courses(partitions, rules)
-        asked = [array for found in courses for course in found for array in (course.starts, course.ends)]
-        times = iter(np.split(self._times(np.concatenate(asked)), np.cumsum([len(array) for array in asked])[:-1]))
-        simulated = []
-        for found in courses:
-            store = np.repeat(np.arange(len(found), dtype=np.int32), [len(course.starts) for course in found])
-            both = [(next(times), next(times)) for _ in found]
-            order = np.argsort(np.concatenate([course.starts for course in found]), kind="stable")
-            start, end = (np.concatenate(arrays)[order] for arrays in zip(*both, strict=True))
-            simulated.append(Segments(store[order], start, end, rules.segment_bytes))
-        return simulated
+        return [
+            assembled(
+                [one.course.starts for one in found],
+                [one.time[np.searchsorted(one.course.changes, one.course.starts)] for one in found],
+                [one.time[np.searchsorted(one.course.changes, one.course.ends)] for one in found],
+                rules.segment_bytes,
+            )
+            for found in self._found(partitions, rules)
+        ]
 
-    def courses(self, partitions: Sequence[Partition], rules: JournalRules) -> list[list[StoreCourse]]:
-        """What each store of each partitioning has on disk; those that are not known yet in one pass."""
-        known = self._courses
-        asked = dict.fromkeys(members for partition in partitions for members in partition)
-        sets = [members for members in asked if (rules, members) not in known]
-        if sets:
-            flows = [self._flow(sets, group, rules) for group in self._groups(sets)]
-            found = functools.reduce(lambda one, other: one.unionAll(other), flows).toArrow()
-            for row in range(found.num_rows):
-                arrays = {name: found.column(name)[row].values.to_numpy() for name in workers.COURSE_ARRAYS}
-                counts = {name: found.column(name)[row].as_py() for name in workers.COURSE_COUNTS}
-                known[rules, sets[found.column("store")[row].as_py()]] = StoreCourse(**arrays, **counts)
-        return [[known[rules, members] for members in partition] for partition in partitions]
+    def _found(self, partitions: Sequence[Partition], rules: JournalRules) -> list[list[TimedCourse]]:
+        """The course of each store of each partitioning; those that are not known yet in one pass."""
+        if not rules.live_percent:
+            rules = replace(rules, min_segments=1)  # says nothing then, and is not asked for twice
+        # With the ack rule in force both are asked for in the end, and going through the order is most of it.
+        both = [rules, replace(rules, ack_rule=False)] if rules.ack_rule else [rules]
+        asked = [_Store(rule, members) for rule in both for partition in partitions for members in partition]
+        self._work_out([store for store in dict.fromkeys(asked) if store not in self._courses])
+        return [[self._courses[_Store(rules, members)] for members in partition] for partition in partitions]
 
-    def _groups(self, sets: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    def _work_out(self, stores: Sequence[_Store]) -> None:
+        if not stores:
+            return
+        flows = [self._flow(stores, group) for group in self._groups(stores)]
+        table = functools.reduce(lambda one, other: one.unionAll(other), flows).toArrow()
+        numbers = table.column("store").to_pylist()
+        found = []
+        for row in range(len(numbers)):
+            arrays = {name: table.column(name)[row].values.to_numpy() for name in workers.COURSE_ARRAYS}
+            counts = {name: table.column(name)[row].as_py() for name in workers.COURSE_COUNTS}
+            found.append(StoreCourse(**arrays, **counts))
+        times = self._times(np.concatenate([course.changes for course in found]))
+        cuts = np.cumsum([len(course.changes) for course in found])[:-1]
+        for number, course, time in zip(numbers, found, np.split(times, cuts), strict=True):
+            self._courses[stores[number]] = TimedCourse(course, time)
+
+    def _groups(self, stores: Sequence[_Store]) -> list[list[int]]:
         """The numbers of the stores that each task takes, so that all have about as many operations to go through."""
-        counts = [self._operations_of(members) for members in sets]
-        whole = sum(counts)
-        tasks = max(min(_parallelism(self._trace.rows), -(-whole // self.count)), 1)
+        counts = [sum(self.totals[d].sends + self.totals[d].acks for d in store.members) for store in stores]
+        tasks = min(_parallelism(self._trace.rows), -(-sum(counts) // self.count))
         groups: list[list[int]] = [[] for _ in range(tasks)]
         load = [0] * tasks
-        for number in sorted(range(len(sets)), key=lambda n: -counts[n]):
+        for number in sorted(range(len(stores)), key=lambda n: -counts[n]):
             least = load.index(min(load))
             groups[least].append(number)
             load[least] += counts[number]
         return [group for group in groups if group]
 
-    def _operations_of(self, members: Sequence[int]) -> int:
-        return sum(self.totals[d].sends + self.totals[d].acks for d in members)
-
-    def _flow(self, sets: Sequence[tuple[int, ...]], group: list[int], rules: JournalRules) -> DataFrame:
+    def _flow(self, stores: Sequence[_Store], group: list[int]) -> DataFrame:
         """The courses of these stores, by one task."""
         rows = self._trace.rows.select("seq", "d", "size", "partner", "ends")
-        needed = sorted({d for number in group for d in sets[number]})
+        needed = sorted({d for number in group for d in stores[number].members})
         if len(needed) < len(self.destinations):
             rows = rows.where(f"d IN ({', '.join(map(str, needed))})")
-        journals = {(number, sets[number]): StoreJournal(rules) for number in group}
+        journals = {(number, stores[number].members): StoreJournal(stores[number].rules) for number in group}
         task = functools.partial(workers.flow_task, journals, self._last)
-        # The ranges come in any order, and one after another; what is sorted already is sorted quickly.
+        # The ranges may come in any order; each is sorted already, and sorting what is sorted is quick.
         return rows.coalesce(1).sortWithinPartitions("seq").mapInArrow(task, workers.COURSES)
+
+    def _lasting_peaks(self, simulated: Sequence[Segments]) -> list[int]:
+        """The files at the peak of each partitioning, where a number of them must last to count."""
+        if not simulated:
+            return []
+        span = peak_span(self.sizes.model, simulated[0].segment_bytes)
+        return [written_peak(begin, finish, span, self._bytes) for begin, finish in self._written_during(simulated)]
 
     # Times ----------------------------------------------------------------------------------------------------------
 
@@ -250,7 +276,7 @@ class SparkEngine:
             size=size,
             time=time,
             send=np.where(partner < 0, -1, np.searchsorted(seq, partner)),
-            end=np.where(ends == workers.NEVER_POSITION, NEVER, time[last]),
+            ends=np.where(ends == NEVER_POSITION, NEVER_POSITION, last),
             seq=seq + self._trace.first,
             transactions=self.transactions,
             totals=self.totals,

@@ -25,6 +25,7 @@ from ..errors import TraceError
 from ..text import count_of
 from . import kernel, workers
 from .cluster import is_local
+from .kernel import NEVER_POSITION
 from .operations import SEQ_SPAN_MAX, Clock, DestinationTotals, Ints, TransactionSet, life_findings, size_findings
 from .sizes import SIZE_BYTES_MAX, JournalSizes, Model, OperationSizes
 from .summary import LAG_BITS
@@ -412,7 +413,7 @@ def _messages(
     names: tuple[str, ...], spans: pd.DataFrame, rule: OperationSizes, rows: DataFrame, findings: list[Finding]
 ) -> tuple[tuple[DestinationTotals, ...], Ints]:
     """What each destination did, and how long after the sends its acks come, as `summary.lags_of`."""
-    send, pending = f"flags & {workers.SEND} > 0", f"ends = {workers.NEVER_POSITION}"
+    send, pending = f"flags & {workers.SEND} > 0", f"ends = {NEVER_POSITION}"
     bits = f"CASE WHEN partner >= 0 THEN length(bin(abs(seq - partner))) WHEN {pending} THEN 0 ELSE -1 END"
     counts = grouped(
         rows.selectExpr("*", f"{bits} AS bits"),

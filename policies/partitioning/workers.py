@@ -13,10 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Ints = npt.NDArray[np.int64]
+from .kernel import NEVER_POSITION, Ints
 
-NEVER_POSITION = 1 << 62
-"""Behind every operation: where a message ends that is never acked."""
 NONE = -1
 SEND, REPEATED, SURPLUS, TWICE = 1, 2, 4, 8
 """Flags of an operation: it is a send, of an id sent again later, of a message acked more often than it needs; its

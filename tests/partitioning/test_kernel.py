@@ -14,7 +14,7 @@ from anabranch.policies.partitioning.kernel import NEVER_POSITION, JournalRules,
 from . import reference
 
 Arrays = tuple[npt.NDArray[np.int64], ...]
-RULES = JournalRules("anabranch", 8192, 7680, 32, 50, 2, messages_max=12)
+RULES = JournalRules(8192, 7680, live_percent=50, min_segments=2, messages_max=12)
 
 
 def operations(seed: int, count: int) -> Arrays:
@@ -89,7 +89,7 @@ def test_compacts_as_the_slow_model(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize(
-    "rules", [RULES, replace(RULES, live_percent=0), replace(RULES, model="kahadb", live_percent=0)]
+    "rules", [RULES, replace(RULES, live_percent=0), replace(RULES, ack_rule=True, live_percent=0)]
 )
 def test_pieces_make_no_difference(seed: int, rules: JournalRules) -> None:
     rows = operations(seed, 700)

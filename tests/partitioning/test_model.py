@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from anabranch.policies.errors import TraceError
 from anabranch.policies.partitioning import JournalSizes, UsageEvent, from_events
-from anabranch.policies.partitioning.model import CostModel, canonical, lasting_peak, measure, simulate
+from anabranch.policies.partitioning.kernel import JournalRules
+from anabranch.policies.partitioning.model import (
+    CostModel,
+    canonical,
+    lasting_peak,
+    measure,
+    simulate,
+)
 from anabranch.policies.partitioning.operations import build
 
 from . import reference
@@ -64,7 +71,8 @@ def test_agrees_with_the_naive_model(events: list[UsageEvent], kind: str, chains
         "separate": canonical([[i] for i in range(len(names))]),
         "mixed": canonical([range(0, len(names), 2), range(1, len(names), 2)]),
     }[kind]
-    found = simulate(operations, partition, CAPACITY)
+    rules = JournalRules.of(operations.sizes, CAPACITY, 0, 1)
+    found = simulate(operations, partition, replace(rules, room=0))
     stores = [{names[i] for i in members} for members in partition]
     expected = reference.segments(events, stores, CAPACITY, chains=chains)
     got = sorted(zip(found.store.tolist(), found.start.tolist(), found.end.tolist(), strict=True))
@@ -84,7 +92,7 @@ def test_one_store_by_hand() -> None:
         UsageEvent(6, 20.0, "send", "queue://a", "3", 90),
     ]
     operations = build(from_events(events), model="kahadb")
-    found = simulate(operations, ((0, 1),), 100)
+    found = simulate(operations, ((0, 1),), JournalRules.of(operations.sizes, 100, 0, 1))
     assert list(zip(found.start, found.end, strict=True)) == [(0, 10), (1, 3), (3, 4), (4, 20), (20, 20)]
     costs = CostModel(segment_bytes=100, overhead_segments=0)
     assert measure(operations, ((0, 1),), costs).mean_bytes == pytest.approx((10 + 2 + 1 + 16) * 100 / 20)

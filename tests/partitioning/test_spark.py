@@ -72,8 +72,13 @@ def assert_engines_agree(here: Engine, there: Engine, partitions: list[Partition
     for a, b in zip(there.simulate(partitions, segment_bytes), here.simulate(partitions, segment_bytes), strict=True):
         for name in ("store", "start", "end"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
-    costs = CostModel(segment_bytes)
-    assert there.measure(partitions, costs) == here.measure(partitions, costs)
+    for costs in (CostModel(segment_bytes, live_percent=0), CostModel(segment_bytes, min_segments=2)):
+        assert there.measure(partitions, costs) == here.measure(partitions, costs)
+        for a, b in zip(there.courses(partitions, costs), here.courses(partitions, costs), strict=True):
+            for one, other in zip(a, b, strict=True):
+                for name in ("level", "files"):
+                    np.testing.assert_array_equal(getattr(one.course, name), getattr(other.course, name), err_msg=name)
+                np.testing.assert_array_equal(one.time, other.time)
     if here.sizes.model == "kahadb":
         assert there.compacted_peaks(partitions, segment_bytes) == here.compacted_peaks(partitions, segment_bytes)
 
@@ -208,7 +213,7 @@ def test_odd_traces_too(spark: Any, tmp_path: Path, seed: int, model: Any, clock
         partitions = divisions(len(here.destinations), np.random.default_rng(seed))
         assert_engines_agree(here, there, partitions, 4097 if model == "kahadb" else 8192)
         a, b = here.operations(), there.operations()
-        for name in ("destination", "size", "time", "send", "end", "seq"):
+        for name in ("destination", "size", "time", "send", "ends", "seq"):
             np.testing.assert_array_equal(getattr(b, name), getattr(a, name), err_msg=name)
 
 
