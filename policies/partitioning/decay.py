@@ -42,8 +42,8 @@ def life_bytes(summary: Summary) -> Ints:
     without its acks', shared alike by its messages."""
     ack, batch = summary.sizes.overhead(False, False), summary.sizes.sizes.batch_overhead
     buckets = len(summary.bucket_start)
-    lives = np.repeat(np.arange(len(summary.destinations)), np.diff(summary.life_rows))
-    written = np.repeat(np.arange(len(summary.destinations)), np.diff(summary.byte_rows))
+    lives = np.repeat(np.arange(len(summary.totals)), np.diff(summary.life_rows))
+    written = np.repeat(np.arange(len(summary.totals)), np.diff(summary.byte_rows))
     keys = written * buckets + summary.byte_bucket
     sent = lives * buckets + summary.life_send
     place = np.searchsorted(keys, sent)
