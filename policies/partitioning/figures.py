@@ -21,14 +21,14 @@ import numpy as np
 
 from .confirm import ExactCosts
 from .engine import Engine
-from .evaluate import SetCosts
+from .evaluate import SetCosts, mask_members
 from .history import Bars, History, bars, history
 from .model import CostModel, Partition, TimedCourse, courses, timed
 from .operations import Floats, Operations
 from .pins import find_pins
 from .search import Constraints, ladder
 
-SIMULATED_OPERATIONS_MAX = 1_000_000_000
+SIMULATED_OPERATIONS_MAX = 200_000_000
 """Operations that may be simulated for figures of what else could be: some seconds."""
 DESTINATIONS_MAX = 200
 """Destinations that are told of one by one."""
@@ -125,13 +125,13 @@ class _Limited:
     def __init__(self, exact: ExactCosts) -> None:
         self._exact = exact
         self._known: dict[int, float] = {}
-        self._left = SIMULATED_OPERATIONS_MAX // max(len(exact.operations), 1)
+        self._left = SIMULATED_OPERATIONS_MAX
 
     def cost(self, mask: int) -> float | None:
         if mask not in self._known:
             if self._left <= 0:
                 return None
-            self._left -= 1
+            self._left -= sum(self._exact.operations.totals[d].operations for d in mask_members(mask))
             self._known[mask] = self._exact.cost(mask)
         return self._known[mask]
 

@@ -75,6 +75,11 @@ class JournalRules:
             min_segments,
         )
 
+    def limits(self) -> Ints:
+        """As compiled code takes them, whose places have names below."""
+        rules = self.segment_bytes, self.capacity, self.room, self.batch_overhead
+        return np.array([*rules, self.live_percent, self.min_segments, self.messages_max], np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class StoreCourse:
@@ -213,52 +218,39 @@ def _twice(array: Ints) -> Ints:
 # The state is a few arrays of rows. A file is a row of _FILES, a live message whose end is known or not a row of
 # _MESSAGES; the table finds, by an ack's position, the messages that end there.
 
-_GENERATION, _LIVE, _LIVE_BYTES, _TAKEN, _FIRST, _LAST, _THERE = range(7)
+GENERATION, LIVE, LIVE_BYTES, TAKEN, FIRST, LAST, THERE = range(7)
 """Columns of a file: how often what is in it was copied, live messages, their bytes, the bytes that it takes beside its
 header, its first and last live message, whether it is on disk."""
-_SIZE, _FILE, _BEFORE, _BEHIND, _ALIKE = range(5)
+SIZE, FILE, BEFORE, BEHIND, ALIKE = range(5)
 """Columns of a message: bytes of its record, its file, its neighbours there, the next one that ends where it does (or
 the next free row)."""
-_USED, _TAIL, _LEVEL, _ON_DISK, _WRITTEN, _COPIED, _MOST, _BORN, _FREE, _IN_TABLE, _CHANGES, _ROLLED, _SEEN = range(13)
-"""Places of single numbers: bytes used in the segment that is written (`_TAIL`), bytes and files on disk, sums, files
+_USED, TAIL, _LEVEL, _ON_DISK, _WRITTEN, _COPIED, _MOST, BORN, _FREE, _IN_TABLE, _CHANGES, _ROLLED, SEEN = range(13)
+"""Places of single numbers: bytes used in the segment that is written (`TAIL`), bytes and files on disk, sums, files
 ever, the first free message, keys in the table, rows of the course, whether a segment was begun, files
 ever when those on disk were gathered."""
-_NONE: Final = -1
+NONE: Final = -1
 
 
 class _Compacting:
     """A journal that compacts."""
 
     def __init__(self, rules: JournalRules) -> None:
-        self._rules = rules
+        self._limits = rules.limits()
         self._numbers = np.zeros(13, np.int64)
-        self._numbers[_TAIL] = self._numbers[_FREE] = _NONE
+        self._numbers[TAIL] = self._numbers[_FREE] = NONE
         self._files = np.empty((32, 7), np.int64)
         self._messages = np.empty((0, 5), np.int64)
-        self._table = np.full((16, 2), _NONE, np.int64)
+        self._table = np.full((16, 2), NONE, np.int64)
         self._course = np.empty((64, 3), np.int64)
         self._there = np.empty(0, np.int64)
 
     def feed(self, position: Ints, size: Ints, partner: Ints, ends: Ints) -> None:
-        rules = self._rules
-        limits = np.array(
-            [
-                rules.segment_bytes,
-                rules.capacity,
-                rules.room,
-                rules.batch_overhead,
-                rules.live_percent,
-                rules.min_segments,
-                rules.messages_max,
-            ],
-            np.int64,
-        )
         self._files, self._messages, self._table, self._course, self._there = _feed_compacting(
             position,
             size,
             partner,
             ends,
-            limits,
+            self._limits,
             self._numbers,
             self._files,
             self._messages,
@@ -283,7 +275,7 @@ class _Compacting:
 
 
 _SEGMENT_BYTES, _CAPACITY, _ROOM, _BATCH, _PERCENT, _LEAST, _MESSAGES = range(7)
-"""Places of the rules."""
+"""Places of the rules in `JournalRules.limits`."""
 
 
 @njit
@@ -304,14 +296,14 @@ def _feed_compacting(
     batch = limits[_BATCH]
     for i in range(len(position)):
         at = position[i]
-        if numbers[_BORN] + 2 > len(files):
-            files = _more_rows(files)
+        if numbers[BORN] + 2 > len(files):
+            files = more_rows(files)
         if numbers[_CHANGES] + 4 > len(course):
-            course = _more_rows(course)
+            course = more_rows(course)
         numbers[_ROLLED] = 0
         _write(size[i], at, limits, numbers, files, course)
         if partner[i] < 0 and ends[i] > at:
-            if numbers[_FREE] == _NONE:
+            if numbers[_FREE] == NONE:
                 messages = _more_messages(messages, numbers)
             if 2 * numbers[_IN_TABLE] >= len(table):
                 table = _more_table(table)
@@ -322,8 +314,8 @@ def _feed_compacting(
         if not numbers[_ROLLED]:
             continue
         while True:
-            there = _gathered(there, numbers, files)
-            sources = _choose(there, numbers[_TAIL], files, limits)
+            there = files_there(there, numbers, files)
+            sources = choose_files(there, numbers[TAIL], files, limits)
             if not len(sources):
                 break
             files, course = _compact(sources, at, limits, numbers, files, messages, course)
@@ -334,31 +326,31 @@ def _feed_compacting(
 @njit
 def _write(size: int, at: int, limits: Ints, numbers: Ints, files: Ints, course: Ints) -> None:
     """Write an operation, into a new segment where this one is full."""
-    tail = numbers[_TAIL]
+    tail = numbers[TAIL]
     numbers[_WRITTEN] += size
-    if tail == _NONE or (numbers[_USED] and numbers[_USED] + size + limits[_ROOM] > limits[_CAPACITY]):
-        born = numbers[_BORN]
-        files[born, _GENERATION] = files[born, _LIVE] = files[born, _LIVE_BYTES] = 0
-        files[born, _TAKEN] = limits[_CAPACITY]
-        files[born, _FIRST] = files[born, _LAST] = _NONE
-        files[born, _THERE] = 1
-        numbers[_BORN] = born + 1
+    if tail == NONE or (numbers[_USED] and numbers[_USED] + size + limits[_ROOM] > limits[_CAPACITY]):
+        born = numbers[BORN]
+        files[born, GENERATION] = files[born, LIVE] = files[born, LIVE_BYTES] = 0
+        files[born, TAKEN] = limits[_CAPACITY]
+        files[born, FIRST] = files[born, LAST] = NONE
+        files[born, THERE] = 1
+        numbers[BORN] = born + 1
         numbers[_LEVEL] += limits[_SEGMENT_BYTES]
         numbers[_ON_DISK] += 1
-        if tail != _NONE:
+        if tail != NONE:
             numbers[_ROLLED] = 1
-            if not files[tail, _LIVE]:
+            if not files[tail, LIVE]:
                 _note(at, numbers, course)
                 _release(tail, limits, numbers, files)
-        numbers[_TAIL] = born
+        numbers[TAIL] = born
         numbers[_USED] = 0
     numbers[_USED] += size
 
 
 @njit
 def _release(file: int, limits: Ints, numbers: Ints, files: Ints) -> None:
-    files[file, _THERE] = 0
-    numbers[_LEVEL] -= limits[_SEGMENT_BYTES] - limits[_CAPACITY] + files[file, _TAKEN]
+    files[file, THERE] = 0
+    numbers[_LEVEL] -= limits[_SEGMENT_BYTES] - limits[_CAPACITY] + files[file, TAKEN]
     numbers[_ON_DISK] -= 1
 
 
@@ -376,109 +368,109 @@ def _note(at: int, numbers: Ints, course: Ints) -> None:
 def _send(size: int, ends: int, numbers: Ints, files: Ints, messages: Ints, table: Ints) -> None:
     """Put a message into the segment that is written."""
     message = numbers[_FREE]
-    numbers[_FREE] = messages[message, _ALIKE]
-    messages[message, _SIZE] = size
-    messages[message, _ALIKE] = _NONE
-    _put(message, numbers[_TAIL], files, messages)
+    numbers[_FREE] = messages[message, ALIKE]
+    messages[message, SIZE] = size
+    messages[message, ALIKE] = NONE
+    put(message, numbers[TAIL], files, messages)
     if ends != NEVER_POSITION:
         slot = _slot(ends, table)
-        if table[slot, 0] == _NONE:
+        if table[slot, 0] == NONE:
             table[slot, 0] = ends
             numbers[_IN_TABLE] += 1
         else:
-            messages[message, _ALIKE] = table[slot, 1]
+            messages[message, ALIKE] = table[slot, 1]
         table[slot, 1] = message
 
 
 @njit
-def _put(message: int, file: int, files: Ints, messages: Ints) -> None:
+def put(message: int, file: int, files: Ints, messages: Ints) -> None:
     """Add a message behind a file's others."""
-    last = files[file, _LAST]
-    messages[message, _FILE] = file
-    messages[message, _BEFORE], messages[message, _BEHIND] = last, _NONE
-    if last == _NONE:
-        files[file, _FIRST] = message
+    last = files[file, LAST]
+    messages[message, FILE] = file
+    messages[message, BEFORE], messages[message, BEHIND] = last, NONE
+    if last == NONE:
+        files[file, FIRST] = message
     else:
-        messages[last, _BEHIND] = message
-    files[file, _LAST] = message
-    files[file, _LIVE] += 1
-    files[file, _LIVE_BYTES] += messages[message, _SIZE]
+        messages[last, BEHIND] = message
+    files[file, LAST] = message
+    files[file, LIVE] += 1
+    files[file, LIVE_BYTES] += messages[message, SIZE]
 
 
 @njit
 def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, table: Ints) -> None:
     """Take out the messages whose last ack stands here, and the files in which nothing is left."""
     slot = _slot(at, table)
-    if table[slot, 0] == _NONE:
+    if table[slot, 0] == NONE:
         return
     message = table[slot, 1]
     _forget(slot, table)
     numbers[_IN_TABLE] -= 1
-    while message != _NONE:
-        file, before, behind = messages[message, _FILE], messages[message, _BEFORE], messages[message, _BEHIND]
-        if before == _NONE:
-            files[file, _FIRST] = behind
+    while message != NONE:
+        file, before, behind = messages[message, FILE], messages[message, BEFORE], messages[message, BEHIND]
+        if before == NONE:
+            files[file, FIRST] = behind
         else:
-            messages[before, _BEHIND] = behind
-        if behind == _NONE:
-            files[file, _LAST] = before
+            messages[before, BEHIND] = behind
+        if behind == NONE:
+            files[file, LAST] = before
         else:
-            messages[behind, _BEFORE] = before
-        files[file, _LIVE] -= 1
-        files[file, _LIVE_BYTES] -= messages[message, _SIZE]
-        if not files[file, _LIVE] and file != numbers[_TAIL]:
+            messages[behind, BEFORE] = before
+        files[file, LIVE] -= 1
+        files[file, LIVE_BYTES] -= messages[message, SIZE]
+        if not files[file, LIVE] and file != numbers[TAIL]:
             _release(file, limits, numbers, files)
-        following = messages[message, _ALIKE]
-        messages[message, _ALIKE] = numbers[_FREE]
+        following = messages[message, ALIKE]
+        messages[message, ALIKE] = numbers[_FREE]
         numbers[_FREE] = message
         message = following
 
 
 @njit
-def _gathered(there: Ints, numbers: Ints, files: Ints) -> Ints:
+def files_there(there: Ints, numbers: Ints, files: Ints) -> Ints:
     """The files on disk, segments before copies: those of `there` that are left, and those made since."""
-    seen, born = numbers[_SEEN], numbers[_BORN]
-    numbers[_SEEN] = born
+    seen, born = numbers[SEEN], numbers[BORN]
+    numbers[SEEN] = born
     found = np.empty(len(there) + born - seen, np.int64)
     count = 0
     for copies in range(2):
         for place in range(len(found)):
             file = there[place] if place < len(there) else seen + place - len(there)
-            if files[file, _THERE] and (files[file, _GENERATION] > 0) == (copies > 0):
+            if files[file, THERE] and (files[file, GENERATION] > 0) == (copies > 0):
                 found[count] = file
                 count += 1
     return found[:count].copy()
 
 
 @njit
-def _choose(there: Ints, tail: int, files: Ints, limits: Ints) -> Ints:
+def choose_files(there: Ints, tail: int, files: Ints, limits: Ints) -> Ints:
     """The files to compact next, as `compaction.choose` has it; `tail` is still written."""
     header, bytes_max = limits[_SEGMENT_BYTES] - limits[_CAPACITY], limits[_CAPACITY]
     percent = limits[_PERCENT]
     generations = 0
     for file in there:
-        generations = max(generations, files[file, _GENERATION] + 1)
+        generations = max(generations, files[file, GENERATION] + 1)
     group = np.empty(len(there), np.int64)
     for generation in range(generations):
         count = 0
         for file in there:
-            if file != tail and files[file, _GENERATION] == generation and _is_dying(file, files, percent, header):
+            if file != tail and files[file, GENERATION] == generation and _is_dying(file, files, percent, header):
                 group[count] = file
                 count += 1
         if not count:
             continue
         share = np.empty(count)
         for k in range(count):
-            share[k] = files[group[k], _LIVE_BYTES] / (files[group[k], _TAKEN] + header)
+            share[k] = files[group[k], LIVE_BYTES] / (files[group[k], TAKEN] + header)
         order = np.argsort(share, kind="mergesort")
         first = _first(group[:count][order], files, 1 if generation else limits[_LEAST], bytes_max)
         if first:
             chosen = np.sort(order[:first])
             live = size = whole = 0
             for k in chosen:
-                live += files[group[k], _LIVE]
-                size += files[group[k], _LIVE_BYTES]
-                whole += files[group[k], _TAKEN] + header
+                live += files[group[k], LIVE]
+                size += files[group[k], LIVE_BYTES]
+                whole += files[group[k], TAKEN] + header
             after = size + header * max(-(-size // bytes_max), -(-live // limits[_MESSAGES]))
             if after * 100 <= percent * whole:
                 return group[:count][chosen]
@@ -486,10 +478,10 @@ def _choose(there: Ints, tail: int, files: Ints, limits: Ints) -> Ints:
         count = 0
         for file in there:
             if (
-                files[file, _GENERATION] == generation
+                files[file, GENERATION] == generation
                 and not _is_dying(file, files, percent, header)
-                and files[file, _TAKEN] * TOGETHER <= bytes_max
-                and files[file, _LIVE] * TOGETHER <= limits[_MESSAGES]
+                and files[file, TAKEN] * TOGETHER <= bytes_max
+                and files[file, LIVE] * TOGETHER <= limits[_MESSAGES]
             ):
                 group[count] = file
                 count += 1
@@ -501,7 +493,7 @@ def _choose(there: Ints, tail: int, files: Ints, limits: Ints) -> Ints:
 
 @njit
 def _is_dying(file: int, files: Ints, percent: int, header: int) -> bool:
-    dying: bool = files[file, _LIVE_BYTES] * 100 <= percent * (files[file, _TAKEN] + header)
+    dying: bool = files[file, LIVE_BYTES] * 100 <= percent * (files[file, TAKEN] + header)
     return dying
 
 
@@ -510,7 +502,7 @@ def _first(group: Ints, files: Ints, least: int, bytes_max: int) -> int:
     """How many of these, from the first on, are taken together; 0 if there are too few."""
     taken = size = 0
     for file in group:
-        size += files[file, _LIVE_BYTES]
+        size += files[file, LIVE_BYTES]
         if size > bytes_max and taken >= least:
             break
         taken += 1
@@ -529,40 +521,40 @@ def _compact(
 ) -> tuple[Ints, Ints]:
     """Copy what lives in these files; they go when all of it is copied."""
     header = limits[_SEGMENT_BYTES] - limits[_CAPACITY]
-    generation = files[sources[0], _GENERATION] + 1
-    copies, taken, batch = _NONE, 0, 0
+    generation = files[sources[0], GENERATION] + 1
+    copies, taken, batch = NONE, 0, 0
     for source in sources:
-        message = files[source, _FIRST]
-        while message != _NONE:
-            behind, size = messages[message, _BEHIND], messages[message, _SIZE]
-            if copies != _NONE and (
-                files[copies, _LIVE] >= limits[_MESSAGES] or header + taken + size > limits[_SEGMENT_BYTES]
+        message = files[source, FIRST]
+        while message != NONE:
+            behind, size = messages[message, BEHIND], messages[message, SIZE]
+            if copies != NONE and (
+                files[copies, LIVE] >= limits[_MESSAGES] or header + taken + size > limits[_SEGMENT_BYTES]
             ):
                 files, course = _publish(copies, taken, at, limits, numbers, files, course)
-                copies = _NONE
-            if copies == _NONE:
-                if numbers[_BORN] + 3 > len(files):
-                    files = _more_rows(files)
-                copies = numbers[_BORN]
-                numbers[_BORN] = copies + 1
-                files[copies, _GENERATION] = generation
-                files[copies, _LIVE] = files[copies, _LIVE_BYTES] = files[copies, _TAKEN] = 0
-                files[copies, _FIRST] = files[copies, _LAST] = _NONE
-                files[copies, _THERE] = 1
+                copies = NONE
+            if copies == NONE:
+                if numbers[BORN] + 3 > len(files):
+                    files = more_rows(files)
+                copies = numbers[BORN]
+                numbers[BORN] = copies + 1
+                files[copies, GENERATION] = generation
+                files[copies, LIVE] = files[copies, LIVE_BYTES] = files[copies, TAKEN] = 0
+                files[copies, FIRST] = files[copies, LAST] = NONE
+                files[copies, THERE] = 1
                 taken, batch = limits[_BATCH], 0
             elif taken - batch >= BATCH_BYTES:
                 batch = taken
                 taken += limits[_BATCH]
-            _put(message, copies, files, messages)
+            put(message, copies, files, messages)
             taken += size
             numbers[_COPIED] += size
             message = behind
-    if copies != _NONE:
+    if copies != NONE:
         files, course = _publish(copies, taken, at, limits, numbers, files, course)
     numbers[_MOST] = max(numbers[_MOST], generation)
     for source in sources:
-        files[source, _LIVE] = files[source, _LIVE_BYTES] = 0
-        files[source, _FIRST] = files[source, _LAST] = _NONE
+        files[source, LIVE] = files[source, LIVE_BYTES] = 0
+        files[source, FIRST] = files[source, LAST] = NONE
         _release(source, limits, numbers, files)
     return files, course
 
@@ -572,12 +564,12 @@ def _publish(
     copies: int, taken: int, at: int, limits: Ints, numbers: Ints, files: Ints, course: Ints
 ) -> tuple[Ints, Ints]:
     """Let a file of copies count, beside those that it was copied from."""
-    if numbers[_BORN] + 2 > len(files):
-        files = _more_rows(files)
+    if numbers[BORN] + 2 > len(files):
+        files = more_rows(files)
     if numbers[_CHANGES] + 4 > len(course):
-        course = _more_rows(course)
+        course = more_rows(course)
     _write(COMPACTED_BYTES + limits[_BATCH], at, limits, numbers, files, course)
-    files[copies, _TAKEN] = taken
+    files[copies, TAKEN] = taken
     numbers[_LEVEL] += limits[_SEGMENT_BYTES] - limits[_CAPACITY] + taken
     numbers[_ON_DISK] += 1
     _note(at, numbers, course)
@@ -585,7 +577,7 @@ def _publish(
 
 
 @njit
-def _more_rows(rows: Ints) -> Ints:
+def more_rows(rows: Ints) -> Ints:
     longer = np.empty((2 * len(rows), rows.shape[1]), np.int64)
     longer[: len(rows)] = rows
     return longer
@@ -598,8 +590,8 @@ def _more_messages(messages: Ints, numbers: Ints) -> Ints:
     longer = np.empty((max(2 * count, 64), messages.shape[1]), np.int64)
     longer[:count] = messages
     for message in range(count, len(longer)):
-        longer[message, _ALIKE] = message + 1
-    longer[len(longer) - 1, _ALIKE] = _NONE
+        longer[message, ALIKE] = message + 1
+    longer[len(longer) - 1, ALIKE] = NONE
     numbers[_FREE] = count
     return longer
 
@@ -618,7 +610,7 @@ def _slot(key: int, table: Ints) -> int:
     """The place of a key, or the empty one where it would be put."""
     slots = len(table)
     slot = _place(key, slots)
-    while table[slot, 0] != _NONE and table[slot, 0] != key:
+    while table[slot, 0] != NONE and table[slot, 0] != key:
         slot = (slot + 1) & (slots - 1)
     return slot
 
@@ -629,21 +621,21 @@ def _forget(slot: int, table: Ints) -> None:
     hole, at = slot, slot
     while True:
         at = (at + 1) & (slots - 1)
-        if table[at, 0] == _NONE:
+        if table[at, 0] == NONE:
             break
         home = _place(table[at, 0], slots)
         # It may move into the hole unless its home lies behind that.
         if (at - home) & (slots - 1) >= (at - hole) & (slots - 1):
             table[hole, 0], table[hole, 1] = table[at, 0], table[at, 1]
             hole = at
-    table[hole, 0] = _NONE
+    table[hole, 0] = NONE
 
 
 @njit
 def _more_table(table: Ints) -> Ints:
-    longer = np.full((2 * len(table), 2), _NONE, np.int64)
+    longer = np.full((2 * len(table), 2), NONE, np.int64)
     for k in range(len(table)):
-        if table[k, 0] != _NONE:
+        if table[k, 0] != NONE:
             slot = _slot(table[k, 0], longer)
             longer[slot, 0], longer[slot, 1] = table[k, 0], table[k, 1]
     return longer

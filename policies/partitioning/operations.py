@@ -52,6 +52,10 @@ class DestinationTotals:
     pending: int
     """Sends whose last ack the trace does not show."""
 
+    @property
+    def operations(self) -> int:
+        return self.sends + self.acks
+
 
 @dataclass(frozen=True, slots=True)
 class Operations:

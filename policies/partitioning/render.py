@@ -123,15 +123,13 @@ def _rows(recommendation: Recommendation, columns: Columns) -> list[str]:
 def candidate_note(recommendation: Recommendation) -> str:
     """What the headings of that table mean."""
     kahadb = recommendation.parameters["model"] == "kahadb"
-    note = (
-        "spanning tx: transactions over several stores. cost: disk over time, stores, spanning tx"
-        f"{'' if kahadb else ' and copying'} in one figure."
-    )
+    costs = f"disk over time, stores, spanning tx{'' if kahadb else ', copying'}"
+    note = f"spanning tx: transactions over several stores. cost: {costs}."
     if kahadb:
         return f"peak disk: what is to be expected of a broker, and between which it lies. {note}"
     if not is_compacting(recommendation):
-        return f"Without compaction: compact_live_percent is 0 in the configuration. {note}"
-    return f"copied: by compaction, which reads and writes so much once more. {note}"
+        return f"Without compaction: compact_live_percent is 0. {note}"
+    return f"copied: by compaction. {note}"
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
