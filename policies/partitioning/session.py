@@ -123,7 +123,8 @@ def reason_of(error: Exception) -> str:
         told = told or str(error)
     except Exception:  # that JVM is gone; then what it said before is all there is
         told = told or "its Java has ended"
-    lines = (told.strip() or type(error).__name__).splitlines()  # others are the stack, or advice
+    lines = (told.strip() or type(error).__name__).splitlines()  # others are the stack, or advice, or a number
+    lines = [line for line in lines if not line.strip().startswith("SQLSTATE:")] or lines
     # A Python of a worker tells its reason last.
     return lines[-1 if "Traceback" in lines[0] else 0].strip()[:_REASON_MAX]
 
