@@ -23,7 +23,7 @@ BUCKETS_MIN = 1024
 """Buckets of a short trace, whose segments are too few to give it a resolution in time; `BUCKETS_LEAST`: of one whose
 messages stay so long that there would be too many rows."""
 LAG_BITS = 64
-ROWS_MAX = 1_200_000
+ROWS_MAX = 600_000
 """Rows of bytes and lives together, about, of a few destinations: buckets are longer where there would be more."""
 ROWS_A_DESTINATION = 300
 """And as many more for each of them."""
