@@ -87,7 +87,7 @@ def _show(out: Path, archive: Path) -> None:
         for name, stores in (("together", {"all": (">",)}), ("apart", APART), ("recommended", best))
     ]
     home = out / "replayed" / "own"
-    recording = _config(home / "data", {"all": (">",)}, compact_live_percent=0)
+    recording = _config(home / "data", {"all": (">",)})
     loop = run_loop(recording.model_copy(update={"usage": UsageOptions()}), home / "advice", events)
 
     _say("1. What is on a broker's disk")
@@ -187,13 +187,12 @@ def _check_free(out: Path) -> None:
             )
 
 
-def _config(directory: Path, stores: Stores, compact_live_percent: int = 50) -> Config:
+def _config(directory: Path, stores: Stores) -> Config:
     """Journals with files of the broker's size, whose syncs would be all that takes time here."""
     options = anabranch.JournalOptions(
         sync=anabranch.Sync.NEVER,
         segment_size=SEGMENT_BYTES,
         pool_files=0,
-        compact_live_percent=compact_live_percent,
     )
     return Config(directory, [anabranch.StoreConfig(name, match, journal=options) for name, match in stores.items()])
 
