@@ -17,7 +17,7 @@ from anabranch.policies.errors import TraceError
 from anabranch.policies.partitioning import CurrentConfig, UsageEvent
 
 LOOK_EVERY: Final = 10
-"""Operations between two looks at the disk."""
+"""Operations between two looks at the disk, where nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class Replay:
         events: Iterable[UsageEvent],
         progress: Callable[[int, int], None] | None = None,
         look: Callable[[Router], tuple[int, int]] | None = None,
+        every: int = LOOK_EVERY,
     ) -> DiskUse:
         """Do queue events in order and watch the disk: `look` returns files and bytes, and is `disk_of` by default.
 
@@ -81,7 +82,7 @@ class Replay:
                 group.append(event)
                 if last[event.tx] == position:
                     split += self._do(router, open_transactions.pop(event.tx))
-            if position % LOOK_EVERY == 0 or position == len(events) - 1:
+            if position % every == 0 or position == len(events) - 1:
                 files, size = look(router)
                 peak_files, peak_bytes = max(peak_files, files), max(peak_bytes, size)
                 if progress is not None:

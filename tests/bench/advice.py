@@ -4,8 +4,8 @@
     python -m tests.bench.advice --random 20            # and so many random ones, 128 KiB segments
 
 Each workload is replayed through routers that have everything in one store, each destination in a store of its own, and
-what is recommended. Journals compact in the background, as by default; behind every few operations the replay waits
-until that is done, as it is where a day's operations take a day. For each it prints, predicted / measured: bytes of
+what is recommended. Journals compact in the background, as by default; behind each operation the replay waits until
+that is done, as it is where a day's operations take a day. For each it prints, predicted / measured: bytes of
 journal files at the peak and on average, and bytes copied; at last in how many cases the recommended one costs more, by
 measurement, than the better of the other two, and by how much.
 """
@@ -116,7 +116,7 @@ def random_workload(seed: int) -> Workload:
 
 @dataclass(slots=True)
 class Measured:
-    """What real stores took; `look` is called behind every few operations."""
+    """What real stores took; `look` is called behind each operation."""
 
     peak_bytes: int = 0
     copied_bytes: int = 0
@@ -125,13 +125,16 @@ class Measured:
 
     def look(self, router: anabranch.Router) -> tuple[int, int]:
         """Wait until the journals have compacted and released what they can. Returns files and bytes."""
-        backends = list(_backends(router))
-        for backend in backends:
+        stores = list(_stores(router))
+        backends = [backend for _, backend in stores]
+        for store, backend in stores:
             if id(backend) not in self._tails:
                 self._watch(backend, router)
             _release_dead(backend)
             number = backend._log.tail.segment.number
             if self._tails.get(id(backend), number) != number:
+                with store._engine.lock:
+                    store._engine.current()  # who writes next does it, else
                 idle = 0
                 while idle < IDLE:  # between two of them it has nothing under way for a moment
                     idle = 0 if _is_compacting(backend) else idle + 1
@@ -148,7 +151,7 @@ class Measured:
         release = backend._compactor._release
 
         def noted() -> object:
-            self._note(list(_backends(router)))
+            self._note([other for _, other in _stores(router)])
             return release()
 
         backend._compactor._release = noted
@@ -157,11 +160,11 @@ class Measured:
         self.peak_bytes = max(self.peak_bytes, _bytes(backends))
 
 
-def _backends(router: anabranch.Router) -> Iterator[JournalBackend]:
+def _stores(router: anabranch.Router) -> Iterator[tuple[Store, JournalBackend]]:
     for store in router._registry.open_stores():
         assert isinstance(store, Store)
         assert isinstance(store.backend, JournalBackend)
-        yield store.backend
+        yield store, store.backend
 
 
 def _bytes(backends: list[JournalBackend]) -> int:
@@ -199,7 +202,7 @@ def measure(candidate: Candidate, events: list[UsageEvent], directory: Path) -> 
     CopiesWriter.finish = counted  # type: ignore[method-assign,assignment]
     try:
         with anabranch.open(anabranch.Config(directory, stores)) as router:
-            Replay().run(router, events, look=found.look)
+            Replay().run(router, events, look=found.look, every=1)
     finally:
         CopiesWriter.finish = finish  # type: ignore[method-assign]
     return found
@@ -213,18 +216,13 @@ def check(name: str, workload: Workload, segment_bytes: int) -> float:
     answer = recommend(table, options)
     events = [UsageEvent(**row) for row in table.to_pylist()]
     times = np.array([event.ts for event in events])
-    looked = (
-        np.append(np.arange(0, len(events), 10), len(events) - 1)
-        if (len(events) - 1) % 10
-        else np.arange(0, len(events), 10)
-    )
     costs = {}
     for shown in SHOWN:
         candidate = answer.candidate(shown)
         with tempfile.TemporaryDirectory() as directory:
             found = measure(candidate, events, Path(directory) / "data")
         span = times[-1] - times[0]
-        mean = float((np.array(found.looks)[:-1] * np.diff(times[looked])).sum() / span)
+        mean = float((np.array(found.looks)[:-1] * np.diff(times)).sum() / span)
         fixed = candidate.cost - candidate.gib_hours - options.costs.copy_price * candidate.copied_bytes
         costs[shown] = mean * span / GIB / HOUR + fixed + options.costs.copy_price * found.copied_bytes
         print(
