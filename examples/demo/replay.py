@@ -1,7 +1,7 @@
 """Do again, through a router, what a usage trace says was done: how the advisor's predictions are put to the test.
 
 with anabranch.open(config) as router:
-    used = replay(router, events)
+    used = Replay().run(router, events)
     print(used.peak_bytes)
 """
 
@@ -137,8 +137,3 @@ def disk_of(router: Router) -> tuple[int, int]:
     stores = router.stats().stores.values()
     files = sum(count for store in stores for kind, count in store.segments.items() if kind != "pooled")
     return files, sum(store.capacity_bytes for store in stores)
-
-
-def replay(router: Router, events: Iterable[UsageEvent], progress: Callable[[int, int], None] | None = None) -> DiskUse:
-    """Replay events through a router that holds nothing before: see `Replay.run`."""
-    return Replay().run(router, events, progress)
