@@ -37,7 +37,8 @@ from anabranch.policies.text import human_bytes
 from anabranch.router.cli.output import LocalPath, warnings_shown, working
 
 from .loop import run_loop
-from .replay import DiskUse, replay
+from .replay import Replay
+from .watch import Watch
 
 SEGMENT_BYTES: Final = 512 * 1024
 ARCHIVE: Final = Path(__file__).parents[1] / "toymaker" / "toymaker-kahadb.tar.xz"
@@ -197,18 +198,19 @@ def _config(directory: Path, stores: Stores) -> Config:
     return Config(directory, [anabranch.StoreConfig(name, match, journal=options) for name, match in stores.items()])
 
 
-def _measure(directory: Path, stores: Stores, events: Sequence[UsageEvent]) -> DiskUse:
-    """Replay the events through a router of these stores."""
-    config = _config(directory, stores)
+def _measure(directory: Path, stores: Stores, events: Sequence[UsageEvent]) -> int:
+    """Replay the events through a router of these stores. Returns the bytes at the peak."""
+    config, watch = _config(directory, stores), Watch()
     with working(f"Replaying, {directory.name}") as progress, anabranch.open(config) as router:
-        return replay(router, events, progress)
+        Replay().run(router, events, progress, watch.look, every=1)
+    return watch.peak_bytes
 
 
-def _table(found: Sequence[Candidate], measured: Sequence[DiskUse]) -> str:
+def _table(found: Sequence[Candidate], measured: Sequence[int]) -> str:
     rows = [
         ("", ["all in one store", "custom, dlq apart", "as recommended"]),
         ("Anabranch, predicted", [human_bytes(peak_bytes(candidate)) for candidate in found]),
-        ("Anabranch, measured", [human_bytes(use.peak_bytes) for use in measured]),
+        ("Anabranch, measured", [human_bytes(size) for size in measured]),
         ("copied by compaction", [human_bytes(candidate.copied_bytes) for candidate in found]),
         ("ActiveMQ, measured", [*map(human_bytes, BROKER), "-"]),
     ]

@@ -1,7 +1,7 @@
 """Do again, through a router, what a usage trace says was done: how the advisor's predictions are put to the test.
 
 with anabranch.open(config) as router:
-    used = replay(router, events)
+    used = Replay().run(router, events)
     print(used.peak_bytes)
 """
 
@@ -17,7 +17,7 @@ from anabranch.policies.errors import TraceError
 from anabranch.policies.partitioning import CurrentConfig, UsageEvent
 
 LOOK_EVERY: Final = 10
-"""Operations between two looks at the disk."""
+"""Operations between two looks at the disk, where nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class Replay:
         events: Iterable[UsageEvent],
         progress: Callable[[int, int], None] | None = None,
         look: Callable[[Router], tuple[int, int]] | None = None,
+        every: int = LOOK_EVERY,
     ) -> DiskUse:
         """Do queue events in order and watch the disk: `look` returns files and bytes, and is `disk_of` by default.
 
@@ -81,7 +82,7 @@ class Replay:
                 group.append(event)
                 if last[event.tx] == position:
                     split += self._do(router, open_transactions.pop(event.tx))
-            if position % LOOK_EVERY == 0 or position == len(events) - 1:
+            if position % every == 0 or position == len(events) - 1:
                 files, size = look(router)
                 peak_files, peak_bytes = max(peak_files, files), max(peak_bytes, size)
                 if progress is not None:
@@ -136,8 +137,3 @@ def disk_of(router: Router) -> tuple[int, int]:
     stores = router.stats().stores.values()
     files = sum(count for store in stores for kind, count in store.segments.items() if kind != "pooled")
     return files, sum(store.capacity_bytes for store in stores)
-
-
-def replay(router: Router, events: Iterable[UsageEvent], progress: Callable[[int, int], None] | None = None) -> DiskUse:
-    """Replay events through a router that holds nothing before: see `Replay.run`."""
-    return Replay().run(router, events, progress)

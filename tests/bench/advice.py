@@ -4,8 +4,8 @@
     python -m tests.bench.advice --random 20            # and so many random ones, 128 KiB segments
 
 Each workload is replayed through routers that have everything in one store, each destination in a store of its own, and
-what is recommended. Journals compact in the background, as by default; behind every few operations the replay waits
-until that is done, as it is where a day's operations take a day. For each it prints, predicted / measured: bytes of
+what is recommended. Journals compact in the background, as by default; behind each operation the replay waits until
+that is done, as it is where a day's operations take a day. For each it prints, predicted / measured: bytes of
 journal files at the peak and on average, and bytes copied; at last in how many cases the recommended one costs more, by
 measurement, than the better of the other two, and by how much.
 """
@@ -14,19 +14,17 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from examples.demo.replay import Replay
+from examples.demo.watch import Watch
 
 import anabranch
-from anabranch.adapters.core import Store
-from anabranch.adapters.journal.backend import JournalBackend
 from anabranch.adapters.wal.copies import CopiesWriter
+from anabranch.adapters.wal.format import HEADER_BYTES
 from anabranch.adapters.wal.segment import Segment
 from anabranch.policies.partitioning import (
     Candidate,
@@ -39,8 +37,6 @@ from anabranch.policies.partitioning import (
 from anabranch.policies.partitioning.model import GIB, HOUR
 from anabranch.policies.units import KIB
 
-IDLE: Final = 3
-"""Compaction is done that was seen idle so often."""
 SHOWN: Final = ("all-together", "all-separate", "recommended")
 
 WORKLOADS: Final = {
@@ -116,70 +112,12 @@ def random_workload(seed: int) -> Workload:
 
 @dataclass(slots=True)
 class Measured:
-    """What real stores took; `look` is called behind every few operations."""
+    """What real stores took."""
 
-    peak_bytes: int = 0
-    copied_bytes: int = 0
-    looks: list[int] = field(default_factory=list)
-    _tails: dict[int, int] = field(default_factory=dict)
-
-    def look(self, router: anabranch.Router) -> tuple[int, int]:
-        """Wait until the journals have compacted and released what they can. Returns files and bytes."""
-        backends = list(_backends(router))
-        for backend in backends:
-            if id(backend) not in self._tails:
-                self._watch(backend, router)
-            _release_dead(backend)
-            number = backend._log.tail.segment.number
-            if self._tails.get(id(backend), number) != number:
-                idle = 0
-                while idle < IDLE:  # between two of them it has nothing under way for a moment
-                    idle = 0 if _is_compacting(backend) else idle + 1
-                    self._note(backends)
-                    time.sleep(0.0003)
-                _release_dead(backend)
-            self._tails[id(backend)] = number
-        self._note(backends)
-        self.looks.append(_bytes(backends))
-        return 0, self.looks[-1]
-
-    def _watch(self, backend: JournalBackend, router: anabranch.Router) -> None:
-        """Look also when copies are there beside what they were copied from."""
-        release = backend._compactor._release
-
-        def noted() -> object:
-            self._note(list(_backends(router)))
-            return release()
-
-        backend._compactor._release = noted
-
-    def _note(self, backends: list[JournalBackend]) -> None:
-        self.peak_bytes = max(self.peak_bytes, _bytes(backends))
-
-
-def _backends(router: anabranch.Router) -> Iterator[JournalBackend]:
-    for store in router._registry.open_stores():
-        assert isinstance(store, Store)
-        assert isinstance(store.backend, JournalBackend)
-        yield store.backend
-
-
-def _bytes(backends: list[JournalBackend]) -> int:
-    """Of all their journal files, the one that is written at its full size; pooled ones do not count."""
-    return sum(segment.capacity for backend in backends for segment in backend._log.table.all)
-
-
-def _release_dead(backend: JournalBackend) -> None:
-    """Release the files in which nothing lives, which the background does some moments later."""
-    tail = backend._log.tail.segment
-    if any(not segment.live and segment is not tail for segment in backend._log.table.all):
-        backend.reclaim()
-
-
-def _is_compacting(backend: JournalBackend) -> bool:
-    """Whether its compaction is under way, or about to be."""
-    compactor = backend._compactor
-    return not compactor._job.last.begun or compactor._lock.locked()
+    peak_bytes: int
+    looks: list[int]
+    """Bytes behind each operation."""
+    copied_bytes: int
 
 
 def measure(candidate: Candidate, events: list[UsageEvent], directory: Path) -> Measured:
@@ -188,21 +126,22 @@ def measure(candidate: Candidate, events: list[UsageEvent], directory: Path) -> 
         sync=anabranch.Sync.NEVER, segment_size=candidate.segment_bytes, pool_files=0, checkpoint_interval=3600
     )
     stores = [anabranch.StoreConfig(one.name, list(one.destinations), journal=journal) for one in candidate.stores]
-    found = Measured()
+    watch, copied = Watch(), 0
     finish = CopiesWriter.finish
 
     def counted(writer: CopiesWriter) -> Segment:
+        nonlocal copied
         segment = finish(writer)
-        found.copied_bytes += (segment.end or 0) - 4096
+        copied += (segment.end or 0) - HEADER_BYTES
         return segment
 
     CopiesWriter.finish = counted  # type: ignore[method-assign,assignment]
     try:
         with anabranch.open(anabranch.Config(directory, stores)) as router:
-            Replay().run(router, events, look=found.look)
+            Replay().run(router, events, look=watch.look, every=1)
     finally:
         CopiesWriter.finish = finish  # type: ignore[method-assign]
-    return found
+    return Measured(watch.peak_bytes, watch.looks, copied)
 
 
 def check(name: str, workload: Workload, segment_bytes: int) -> float:
@@ -213,18 +152,13 @@ def check(name: str, workload: Workload, segment_bytes: int) -> float:
     answer = recommend(table, options)
     events = [UsageEvent(**row) for row in table.to_pylist()]
     times = np.array([event.ts for event in events])
-    looked = (
-        np.append(np.arange(0, len(events), 10), len(events) - 1)
-        if (len(events) - 1) % 10
-        else np.arange(0, len(events), 10)
-    )
     costs = {}
     for shown in SHOWN:
         candidate = answer.candidate(shown)
         with tempfile.TemporaryDirectory() as directory:
             found = measure(candidate, events, Path(directory) / "data")
         span = times[-1] - times[0]
-        mean = float((np.array(found.looks)[:-1] * np.diff(times[looked])).sum() / span)
+        mean = float((np.array(found.looks)[:-1] * np.diff(times)).sum() / span)
         fixed = candidate.cost - candidate.gib_hours - options.costs.copy_price * candidate.copied_bytes
         costs[shown] = mean * span / GIB / HOUR + fixed + options.costs.copy_price * found.copied_bytes
         print(
