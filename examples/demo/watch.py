@@ -24,27 +24,25 @@ class Watch:
     peak_files: int = 0
     looks: list[int] = field(default_factory=list)
     """Bytes when each look was over."""
-    _tails: dict[int, int] = field(default_factory=dict)
+    _seen: set[int] = field(default_factory=set)
 
     def look(self, router: anabranch.Router) -> tuple[int, int]:
         """Wait until the journals have compacted and released what they can. Returns files and bytes."""
         stores = list(_stores(router))
         backends = [backend for _, backend in stores]
         for store, backend in stores:
-            if id(backend) not in self._tails:
+            if id(backend) not in self._seen:
                 self._watch(backend, router)
+            with store._engine.lock:
+                store._engine.current()  # who writes next does it, else
+            self._note(backends)
+            backend._compactor.notice()  # as every 5 seconds, and whenever a segment is full
+            idle = 0
+            while idle < IDLE and (idle or _is_compacting(backend)):  # between two it is idle for a moment
+                idle = 0 if _is_compacting(backend) else idle + 1
+                time.sleep(0.0003)
             _release_dead(backend)
-            number = backend._log.tail.segment.number
-            if self._tails.get(id(backend), number) != number:
-                with store._engine.lock:
-                    store._engine.current()  # who writes next does it, else
-                idle = 0
-                while idle < IDLE:  # between two of them it has nothing under way for a moment
-                    idle = 0 if _is_compacting(backend) else idle + 1
-                    self._note(backends)
-                    time.sleep(0.0003)
-                _release_dead(backend)
-            self._tails[id(backend)] = number
+            self._seen.add(id(backend))
         self._note(backends)
         files, size = _used(backends)
         self.looks.append(size)

@@ -27,6 +27,7 @@ from .kernel import (
     THERE,
     choose_files,
     files_there,
+    is_dying,
     more_rows,
     put,
 )
@@ -76,7 +77,7 @@ def decayed(
     limits: Ints,
 ) -> tuple[float, float]:
     """Byte-seconds on disk, and bytes copied."""
-    segment_bytes, capacity, room_more, batch = limits[0], limits[1], limits[2], limits[3]
+    segment_bytes, capacity, room_more = limits[0], limits[1], limits[2]
     header = segment_bytes - capacity
     buckets = len(bucket_start) - 1
     finish = bucket_start[buckets]
@@ -140,39 +141,17 @@ def decayed(
                     if not files[tail, LIVE]:
                         files[tail, THERE] = 0
                         held += (now - start[tail]) * segment_bytes
-                    while True:
-                        there = files_there(there, numbers, files)
-                        sources = choose_files(there, numbers[TAIL], files, limits)
-                        if not len(sources):
-                            break
-                        generation, copies = files[sources[0], GENERATION] + 1, NONE
-                        for source in sources:
-                            cohort = files[source, FIRST]
-                            while cohort != NONE:
-                                behind = cohorts[cohort, BEHIND]
-                                if copies == NONE or files[copies, TAKEN] + cohorts[cohort, SIZE] > capacity:
-                                    if numbers[BORN] + 1 > len(files):
-                                        files, start = more_rows(files), _longer(start)
-                                    copies = numbers[BORN]
-                                    numbers[BORN] = copies + 1
-                                    files[copies, :] = 0
-                                    files[copies, GENERATION] = generation
-                                    files[copies, TAKEN] = batch
-                                    files[copies, FIRST] = files[copies, LAST] = NONE
-                                    files[copies, THERE] = 1
-                                    start[copies] = now
-                                put(cohort, copies, files, cohorts)
-                                files[copies, TAKEN] += cohorts[cohort, SIZE]
-                                copied += cohorts[cohort, SIZE]
-                                cohort = behind
-                            files[source, THERE] = 0
-                            files[source, LIVE] = 0
-                            held += (now - start[source]) * (header + files[source, TAKEN])
+                    files, start, there, bytes_held, bytes_copied = _compact(
+                        now, limits, numbers, files, start, cohorts, there
+                    )
+                    held += bytes_held
+                    copied += bytes_copied
             else:
                 used += share
             cohort = base[b] + half // 2
             if half % 2 == 0 and cohorts[cohort, SIZE]:
                 put(cohort, numbers[TAIL], files, cohorts)
+        look = False
         k = first[b]
         while k != NONE:
             row = death[k]
@@ -184,8 +163,10 @@ def decayed(
                 if not part_size:
                     continue
                 file = cohorts[cohort, FILE]
+                was_dying = is_dying(file, files, limits)
                 cohorts[cohort, SIZE] -= part_size
                 files[file, LIVE_BYTES] -= part_size
+                look |= file != numbers[TAIL] and not was_dying and is_dying(file, files, limits)
                 if cohorts[cohort, SIZE]:
                     continue
                 before, behind = cohorts[cohort, BEFORE], cohorts[cohort, BEHIND]
@@ -203,10 +184,54 @@ def decayed(
                     end = max(min(life_time[row], finish), start[file])
                     held += (end - start[file]) * (header + files[file, TAKEN])
             k = following[k]
+        if look:
+            files, start, there, bytes_held, bytes_copied = _compact(
+                bucket_start[b + 1], limits, numbers, files, start, cohorts, there
+            )
+            held += bytes_held
+            copied += bytes_copied
     for file in range(numbers[BORN]):
         if files[file, THERE]:
             held += (finish - start[file]) * (header + files[file, TAKEN])
     return held, copied
+
+
+@njit
+def _compact(
+    now: float, limits: Ints, numbers: Ints, files: Ints, start: Floats, cohorts: Ints, there: Ints
+) -> tuple[Ints, Floats, Ints, float, float]:
+    """Compact what pays. Returns, beside arrays, byte-seconds of what goes and bytes copied."""
+    capacity, batch = limits[1], limits[3]
+    header = limits[0] - capacity
+    held, copied = 0.0, 0.0
+    while True:
+        there = files_there(there, numbers, files)
+        sources = choose_files(there, numbers[TAIL], files, limits)
+        if not len(sources):
+            return files, start, there, held, copied
+        generation, copies = files[sources[0], GENERATION] + 1, NONE
+        for source in sources:
+            cohort = files[source, FIRST]
+            while cohort != NONE:
+                behind = cohorts[cohort, BEHIND]
+                if copies == NONE or files[copies, TAKEN] + cohorts[cohort, SIZE] > capacity:
+                    if numbers[BORN] + 1 > len(files):
+                        files, start = more_rows(files), _longer(start)
+                    copies = numbers[BORN]
+                    numbers[BORN] = copies + 1
+                    files[copies, :] = 0
+                    files[copies, GENERATION] = generation
+                    files[copies, TAKEN] = batch
+                    files[copies, FIRST] = files[copies, LAST] = NONE
+                    files[copies, THERE] = 1
+                    start[copies] = now
+                put(cohort, copies, files, cohorts)
+                files[copies, TAKEN] += cohorts[cohort, SIZE]
+                copied += cohorts[cohort, SIZE]
+                cohort = behind
+            files[source, THERE] = 0
+            files[source, LIVE] = 0
+            held += (now - start[source]) * (header + files[source, TAKEN])
 
 
 @njit

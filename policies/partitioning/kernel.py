@@ -10,8 +10,9 @@ A store writes its operations into segments that an operation never straddles. W
                          here is there any more: ActiveMQ's ack rule. Every ack in an earlier segment stands before
                          every operation of this one, so one ascending sweep reaches the rule's fixed point
     anabranch            when it is full and no message in it is pending
-    anabranch, compact   the same, and whenever a segment is full, what pays is compacted, as policies/compaction.py
-                         says: the live messages of mostly dead files go into files of copies
+    anabranch, compact   the same, and whenever a segment is full, or a file has become mostly dead, what pays is
+                         compacted, as policies/compaction.py says: live messages go into files of copies. A store
+                         looks when a segment is full, and every 5 seconds (`checkpoint_interval`)
 
 All is counted in positions of the global order; whoever knows the clock turns them into times, which never fall along
 it. What is kept meanwhile grows with live messages and with segments, never with operations. A test holds the third
@@ -224,11 +225,13 @@ header, its first and last live message, whether it is on disk."""
 SIZE, FILE, BEFORE, BEHIND, ALIKE = range(5)
 """Columns of a message: bytes of its record, its file, its neighbours there, the next one that ends where it does (or
 the next free row)."""
-_USED, TAIL, _LEVEL, _ON_DISK, _WRITTEN, _COPIED, _MOST, BORN, _FREE, _IN_TABLE, _CHANGES, _ROLLED, SEEN = range(13)
+_USED, TAIL, _LEVEL, _ON_DISK, _WRITTEN, _COPIED, _MOST, BORN, _FREE, _IN_TABLE, _CHANGES, _LOOK, SEEN = range(13)
 """Places of single numbers: bytes used in the segment that is written (`TAIL`), bytes and files on disk, sums, files
-ever, the first free message, keys in the table, rows of the course, whether a segment was begun, files
-ever when those on disk were gathered."""
+ever, the first free message, keys in the table, rows of the course, whether it is time to look what
+pays to be compacted, files ever when those on disk were gathered."""
 NONE: Final = -1
+_GENERATIONS: Final = 64
+"""No message is copied more often (policies/compaction.py)."""
 
 
 class _Compacting:
@@ -300,7 +303,7 @@ def _feed_compacting(
             files = more_rows(files)
         if numbers[_CHANGES] + 4 > len(course):
             course = more_rows(course)
-        numbers[_ROLLED] = 0
+        numbers[_LOOK] = 0
         _write(size[i], at, limits, numbers, files, course)
         if partner[i] < 0 and ends[i] > at:
             if numbers[_FREE] == NONE:
@@ -311,7 +314,7 @@ def _feed_compacting(
         elif partner[i] >= 0:
             _die(at, limits, numbers, files, messages, table)
         _note(at, numbers, course)
-        if not numbers[_ROLLED]:
+        if not numbers[_LOOK]:
             continue
         while True:
             there = files_there(there, numbers, files)
@@ -338,7 +341,7 @@ def _write(size: int, at: int, limits: Ints, numbers: Ints, files: Ints, course:
         numbers[_LEVEL] += limits[_SEGMENT_BYTES]
         numbers[_ON_DISK] += 1
         if tail != NONE:
-            numbers[_ROLLED] = 1
+            numbers[_LOOK] = 1
             if not files[tail, LIVE]:
                 _note(at, numbers, course)
                 _release(tail, limits, numbers, files)
@@ -416,10 +419,14 @@ def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, tabl
             files[file, LAST] = before
         else:
             messages[behind, BEFORE] = before
+        was_dying = is_dying(file, files, limits)
         files[file, LIVE] -= 1
         files[file, LIVE_BYTES] -= messages[message, SIZE]
-        if not files[file, LIVE] and file != numbers[TAIL]:
-            _release(file, limits, numbers, files)
+        if file != numbers[TAIL]:
+            if not was_dying and is_dying(file, files, limits):
+                numbers[_LOOK] = 1
+            if not files[file, LIVE]:
+                _release(file, limits, numbers, files)
         following = messages[message, ALIKE]
         messages[message, ALIKE] = numbers[_FREE]
         numbers[_FREE] = message
@@ -428,18 +435,20 @@ def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, tabl
 
 @njit
 def files_there(there: Ints, numbers: Ints, files: Ints) -> Ints:
-    """The files on disk, segments before copies: those of `there` that are left, and those made since."""
+    """The files on disk, the oldest first: those of `there` that are left, and those made since."""
     seen, born = numbers[SEEN], numbers[BORN]
     numbers[SEEN] = born
     found = np.empty(len(there) + born - seen, np.int64)
     count = 0
-    for copies in range(2):
-        for place in range(len(found)):
-            file = there[place] if place < len(there) else seen + place - len(there)
-            if files[file, THERE] and (files[file, GENERATION] > 0) == (copies > 0):
-                found[count] = file
-                count += 1
-    return found[:count].copy()
+    for file in there:
+        if files[file, THERE]:
+            found[count] = file
+            count += 1
+    for file in range(seen, born):
+        if files[file, THERE]:
+            found[count] = file
+            count += 1
+    return found[:count]
 
 
 @njit
@@ -447,54 +456,73 @@ def choose_files(there: Ints, tail: int, files: Ints, limits: Ints) -> Ints:
     """The files to compact next, as `compaction.choose` has it; `tail` is still written."""
     header, bytes_max = limits[_SEGMENT_BYTES] - limits[_CAPACITY], limits[_CAPACITY]
     percent = limits[_PERCENT]
-    generations = 0
+    dying, small = np.zeros(_GENERATIONS, np.int64), np.zeros(_GENERATIONS, np.int64)
     for file in there:
-        generations = max(generations, files[file, GENERATION] + 1)
-    group = np.empty(len(there), np.int64)
-    for generation in range(generations):
+        if file != tail:
+            if is_dying(file, files, limits):
+                dying[files[file, GENERATION]] += 1
+            elif _is_small(file, files, limits):
+                small[files[file, GENERATION]] += 1
+    for generation in range(_GENERATIONS):
+        least = 1 if generation else limits[_LEAST]
+        if dying[generation] < least:
+            continue
+        group = np.empty(dying[generation], np.int64)
+        share = np.empty(dying[generation])
         count = 0
         for file in there:
-            if file != tail and files[file, GENERATION] == generation and _is_dying(file, files, percent, header):
+            if file != tail and files[file, GENERATION] == generation and is_dying(file, files, limits):
                 group[count] = file
+                share[count] = files[file, LIVE_BYTES] / (files[file, TAKEN] + header)
                 count += 1
-        if not count:
-            continue
-        share = np.empty(count)
-        for k in range(count):
-            share[k] = files[group[k], LIVE_BYTES] / (files[group[k], TAKEN] + header)
         order = np.argsort(share, kind="mergesort")
-        first = _first(group[:count][order], files, 1 if generation else limits[_LEAST], bytes_max)
+        first = _first(group[order], files, least, bytes_max)
         if first:
-            chosen = np.sort(order[:first])
+            chosen = group[np.sort(order[:first])]
             live = size = whole = 0
-            for k in chosen:
-                live += files[group[k], LIVE]
-                size += files[group[k], LIVE_BYTES]
-                whole += files[group[k], TAKEN] + header
+            for file in chosen:
+                live += files[file, LIVE]
+                size += files[file, LIVE_BYTES]
+                whole += files[file, TAKEN] + header
             after = size + header * max(-(-size // bytes_max), -(-live // limits[_MESSAGES]))
             if after * 100 <= percent * whole:
-                return group[:count][chosen]
-    for generation in range(1, generations):
+                return chosen
+    for generation in range(1, _GENERATIONS):
+        if small[generation] < TOGETHER:
+            continue
+        group = np.empty(small[generation], np.int64)
         count = 0
         for file in there:
             if (
-                files[file, GENERATION] == generation
-                and not _is_dying(file, files, percent, header)
-                and files[file, TAKEN] * TOGETHER <= bytes_max
-                and files[file, LIVE] * TOGETHER <= limits[_MESSAGES]
+                file != tail
+                and files[file, GENERATION] == generation
+                and not is_dying(file, files, limits)
+                and _is_small(file, files, limits)
             ):
                 group[count] = file
                 count += 1
-        first = _first(group[:count], files, TOGETHER, bytes_max)
+        first = _first(group, files, TOGETHER, bytes_max)
         if first:
-            return group[:first].copy()
-    return group[:0].copy()
+            return group[:first]
+    return there[:0]
 
 
 @njit
-def _is_dying(file: int, files: Ints, percent: int, header: int) -> bool:
-    dying: bool = files[file, LIVE_BYTES] * 100 <= percent * (files[file, TAKEN] + header)
+def is_dying(file: int, files: Ints, limits: Ints) -> bool:
+    """Whether at most `live_percent` of what it takes is live."""
+    header = limits[_SEGMENT_BYTES] - limits[_CAPACITY]
+    dying: bool = files[file, LIVE_BYTES] * 100 <= limits[_PERCENT] * (files[file, TAKEN] + header)
     return dying
+
+
+@njit
+def _is_small(file: int, files: Ints, limits: Ints) -> bool:
+    small: bool = (
+        files[file, GENERATION] > 0
+        and files[file, TAKEN] * TOGETHER <= limits[_CAPACITY]
+        and files[file, LIVE] * TOGETHER <= limits[_MESSAGES]
+    )
+    return small
 
 
 @njit

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from anabranch.policies.compaction import BATCH_BYTES, choose
+from anabranch.policies.compaction import BATCH_BYTES, choose, is_dying
 from anabranch.policies.partitioning import UsageEvent
 from anabranch.policies.partitioning.kernel import COMPACTED_BYTES, ROOM, JournalRules
 
@@ -167,6 +167,14 @@ class CompactingJournal:
             self._used = 0
         self._used += size
 
+    def die(self, message: int) -> bool:
+        """Whether its file has become mostly dead by that."""
+        file, header = self._where[message], self._segment_bytes - self._capacity
+        before = is_dying(file, self._rules.live_percent, header)
+        self._die(message)
+        after = is_dying(file, self._rules.live_percent, header)
+        return after and not before and file is not self.segments[-1]
+
     def _die(self, message: int) -> None:
         file = self._where.pop(message, None)
         if file is None:
@@ -202,7 +210,7 @@ class Course:
 def compacted(
     rules: JournalRules, position: Sequence[int], size: Sequence[int], partner: Sequence[int], ends: Sequence[int]
 ) -> Course:
-    """A store that compacts what pays whenever a segment of it is full."""
+    """A store that compacts what pays whenever a segment of it is full or a file becomes mostly dead."""
     journal, course = CompactingJournal(rules), Course()
     ending: dict[int, list[int]] = {}
     for row, (at, record, send, end) in enumerate(zip(position, size, partner, ends, strict=True)):
@@ -213,9 +221,10 @@ def compacted(
             ending.setdefault(end, []).append(row)
         else:
             journal.write(record)
+        crossed = False
         for message in ending.pop(at, ()):
-            journal._die(message)
-        if journal.segments[-1] is not writing:
+            crossed |= journal.die(message)
+        if crossed or journal.segments[-1] is not writing:
             while journal.compact():
                 pass
         now = journal.bytes, len(journal.segments) + len(journal.copies)
