@@ -18,6 +18,7 @@ from .kernel import (
     FIRST,
     GENERATION,
     LAST,
+    LEAST,
     LIVE,
     LIVE_BYTES,
     NONE,
@@ -118,6 +119,8 @@ def decayed(
     numbers[TAIL] = NONE
     there = np.empty(0, np.int64)
     used, held, copied = 0.0, 0.0, 0.0
+    # To look what pays takes a while: it is done once enough has changed. So many segments are dying, at most.
+    waiting, look = 0, False
     for b in range(buckets):
         parts = base[b + 1] - base[b]
         for half in range(2 * parts):
@@ -141,17 +144,21 @@ def decayed(
                     if not files[tail, LIVE]:
                         files[tail, THERE] = 0
                         held += (now - start[tail]) * segment_bytes
-                    files, start, there, bytes_held, bytes_copied = _compact(
-                        now, limits, numbers, files, start, cohorts, there
-                    )
-                    held += bytes_held
-                    copied += bytes_copied
+                    elif is_dying(tail, files, limits):
+                        waiting += 1
+                        look |= waiting >= limits[LEAST]
+                    if look:
+                        files, start, there, waiting, bytes_held, bytes_copied = _compact(
+                            now, limits, numbers, files, start, cohorts, there
+                        )
+                        held += bytes_held
+                        copied += bytes_copied
+                        look = False
             else:
                 used += share
             cohort = base[b] + half // 2
             if half % 2 == 0 and cohorts[cohort, SIZE]:
                 put(cohort, numbers[TAIL], files, cohorts)
-        look = False
         k = first[b]
         while k != NONE:
             row = death[k]
@@ -166,7 +173,9 @@ def decayed(
                 was_dying = is_dying(file, files, limits)
                 cohorts[cohort, SIZE] -= part_size
                 files[file, LIVE_BYTES] -= part_size
-                look |= file != numbers[TAIL] and not was_dying and is_dying(file, files, limits)
+                if file != numbers[TAIL] and not was_dying and is_dying(file, files, limits):
+                    waiting += files[file, GENERATION] == 0
+                    look |= files[file, GENERATION] > 0 or waiting >= limits[LEAST]
                 if cohorts[cohort, SIZE]:
                     continue
                 before, behind = cohorts[cohort, BEFORE], cohorts[cohort, BEHIND]
@@ -185,11 +194,12 @@ def decayed(
                     held += (end - start[file]) * (header + files[file, TAKEN])
             k = following[k]
         if look:
-            files, start, there, bytes_held, bytes_copied = _compact(
+            files, start, there, waiting, bytes_held, bytes_copied = _compact(
                 bucket_start[b + 1], limits, numbers, files, start, cohorts, there
             )
             held += bytes_held
             copied += bytes_copied
+            look = False
     for file in range(numbers[BORN]):
         if files[file, THERE]:
             held += (finish - start[file]) * (header + files[file, TAKEN])
@@ -199,8 +209,9 @@ def decayed(
 @njit
 def _compact(
     now: float, limits: Ints, numbers: Ints, files: Ints, start: Floats, cohorts: Ints, there: Ints
-) -> tuple[Ints, Floats, Ints, float, float]:
-    """Compact what pays. Returns, beside arrays, byte-seconds of what goes and bytes copied."""
+) -> tuple[Ints, Floats, Ints, int, float, float]:
+    """Compact what pays. Returns, beside arrays, how many segments are dying yet, byte-seconds of what goes, and bytes
+    copied."""
     capacity, batch = limits[1], limits[3]
     header = limits[0] - capacity
     held, copied = 0.0, 0.0
@@ -208,7 +219,11 @@ def _compact(
         there = files_there(there, numbers, files)
         sources = choose_files(there, numbers[TAIL], files, limits)
         if not len(sources):
-            return files, start, there, held, copied
+            waiting = 0
+            for file in there:
+                if file != numbers[TAIL] and not files[file, GENERATION] and is_dying(file, files, limits):
+                    waiting += 1
+            return files, start, there, waiting, held, copied
         generation, copies = files[sources[0], GENERATION] + 1, NONE
         for source in sources:
             cohort = files[source, FIRST]

@@ -277,7 +277,7 @@ class _Compacting:
         )
 
 
-_SEGMENT_BYTES, _CAPACITY, _ROOM, _BATCH, _PERCENT, _LEAST, _MESSAGES = range(7)
+_SEGMENT_BYTES, _CAPACITY, _ROOM, _BATCH, _PERCENT, LEAST, _MESSAGES = range(7)
 """Places of the rules in `JournalRules.limits`."""
 
 
@@ -464,7 +464,7 @@ def choose_files(there: Ints, tail: int, files: Ints, limits: Ints) -> Ints:
             elif _is_small(file, files, limits):
                 small[files[file, GENERATION]] += 1
     for generation in range(_GENERATIONS):
-        least = 1 if generation else limits[_LEAST]
+        least = 1 if generation else limits[LEAST]
         if dying[generation] < least:
             continue
         group = np.empty(dying[generation], np.int64)
