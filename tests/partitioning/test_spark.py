@@ -217,8 +217,9 @@ def test_odd_traces_too(spark: Any, tmp_path: Path, seed: int, model: Any, clock
             np.testing.assert_array_equal(getattr(b, name), getattr(a, name), err_msg=name)
 
 
-def test_recommendation_is_the_same_either_way(spark: Any, toymaker: pa.Table) -> None:
-    local = RecommendOptions(model="kahadb", segment_bytes=512 << 10, engine="local")
+@pytest.mark.parametrize("model", ["anabranch", "kahadb"])
+def test_recommendation_is_the_same_either_way(spark: Any, toymaker: pa.Table, model: Any) -> None:
+    local = RecommendOptions(model=model, segment_bytes=512 << 10, engine="local")
     with_spark = dataclasses.replace(local, engine="spark")
     a, b = recommend(toymaker, local), recommend(toymaker, with_spark)
     assert a.candidates == b.candidates
