@@ -164,7 +164,7 @@ class SparkEngine:
         ]
 
     def _found(self, partitions: Sequence[Partition], rules: JournalRules) -> list[list[TimedCourse]]:
-        """The course of each store of each partitioning; those that are not known yet in one pass."""
+        """Find the course of each store of each partitioning; those that are not known yet in one pass."""
         if not rules.live_percent:
             rules = replace(rules, min_segments=1)  # says nothing then, and is not asked for twice
         # With the ack rule in force both are asked for in the end, and going through the order is most of it.
@@ -190,7 +190,7 @@ class SparkEngine:
             self._courses[stores[number]] = TimedCourse(course, time)
 
     def _groups(self, stores: Sequence[_Store]) -> list[list[int]]:
-        """The numbers of the stores that each task takes, so that all have about as many operations to go through."""
+        """Share the stores, by number, among tasks that all have about as many operations to go through."""
         counts = [sum(self.totals[d].sends + self.totals[d].acks for d in store.members) for store in stores]
         tasks = min(_parallelism(self._trace.rows), -(-sum(counts) // self.count))
         groups: list[list[int]] = [[] for _ in range(tasks)]
@@ -202,7 +202,7 @@ class SparkEngine:
         return [group for group in groups if group]
 
     def _flow(self, stores: Sequence[_Store], group: list[int]) -> DataFrame:
-        """The courses of these stores, by one task."""
+        """Work out the courses of these stores, by one task."""
         rows = self._trace.rows.select("seq", "d", "size", "partner", "ends")
         needed = sorted({d for number in group for d in stores[number].members})
         if len(needed) < len(self.destinations):
@@ -213,7 +213,7 @@ class SparkEngine:
         return rows.coalesce(1).sortWithinPartitions("seq").mapInArrow(task, workers.COURSES)
 
     def _lasting_peaks(self, simulated: Sequence[Segments]) -> list[int]:
-        """The files at the peak of each partitioning, where a number of them must last to count."""
+        """Count the files at the peak of each partitioning, where a number of them must last to count."""
         if not simulated:
             return []
         span = peak_span(self.sizes.model, simulated[0].segment_bytes)
@@ -234,7 +234,7 @@ class SparkEngine:
         return result
 
     def _beside(self, column: str, values: Ints | Floats) -> DataFrame:
-        """The operations with one of these values, which are few."""
+        """Find the operations with one of these values, which are few."""
         from pyspark.sql.functions import broadcast
 
         timed = self._trace.timed()
@@ -286,12 +286,12 @@ class SparkEngine:
 
 
 def _columns(rows: DataFrame) -> dict[str, Any]:
-    """A small result, on the driver."""
+    """Bring a small result to the driver."""
     table = rows.toArrow()
     return {name: np.array(table.column(name)) for name in table.column_names}
 
 
 def _parallelism(rows: DataFrame) -> int:
-    """How many tasks run at a time."""
+    """Tell how many tasks run at a time."""
     context = getattr(rows.sparkSession, "_sc", None)  # a session of Spark Connect has none
     return 2 if context is None else int(context.defaultParallelism)

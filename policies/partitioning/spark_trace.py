@@ -75,7 +75,7 @@ class SparkTrace:
         return int(self.facts["count"].sum())
 
     def timed(self) -> DataFrame:
-        """The operations with `time`, their seconds on the chosen clock, and `written`, the bytes of all up to each."""
+        """Return the operations with `time`, seconds on the chosen clock, and `written`, the bytes of all up to each."""
         time = f"CAST(seq + ({self.first}) AS double) / {self.operations_per_second!r}D"
         if not self.operations_per_second > 0:
             time = "greatest(reached, before)"
@@ -189,13 +189,13 @@ def by_value(module: ModuleType) -> None:
 
 
 def grouped(rows: DataFrame, keys: list[str], values: dict[str, str]) -> pd.DataFrame:
-    """A small result, on the driver: for each of the keys what these expressions come to, by name."""
+    """Bring to the driver what these expressions come to for each of the keys, by name: a small result."""
     result: pd.DataFrame = aggregated(rows, keys, values).toArrow().to_pandas()
     return result
 
 
 def aggregated(rows: DataFrame, keys: list[str], values: dict[str, str]) -> DataFrame:
-    """For each of the keys what these expressions come to, by name."""
+    """Work out what these expressions come to for each of the keys, by name."""
     from pyspark.sql.functions import expr
 
     # Not by SQL over these rows: the view that it needs collides with others in the caller's session, and when it is
@@ -343,7 +343,7 @@ def _range_of(column: str, bounds: list[int]) -> str:
 
 
 def _facts(rows: DataFrame) -> pd.DataFrame:
-    """What there is in each range; the latest clock (`before`) and the bytes (`bytes_before`) of those before it."""
+    """Tell what is in each range; the latest clock (`before`) and the bytes (`bytes_before`) of those before it."""
     twice = f"flags & {workers.TWICE} > 0"
     facts = grouped(
         rows,
@@ -399,7 +399,7 @@ def _clock_findings(rows: DataFrame, facts: pd.DataFrame, source: str) -> list[F
 
 
 def _beside_ranges(rows: DataFrame, facts: pd.DataFrame) -> DataFrame:
-    """Each operation with the latest clock and the bytes of the ranges before its own."""
+    """Put the latest clock and the bytes of the ranges before its own beside each operation."""
     from pyspark.sql.functions import broadcast
 
     before = rows.sparkSession.createDataFrame(facts[["part", "before", "bytes_before"]])
@@ -412,7 +412,7 @@ def _beside_ranges(rows: DataFrame, facts: pd.DataFrame) -> DataFrame:
 def _messages(
     names: tuple[str, ...], spans: pd.DataFrame, rule: OperationSizes, rows: DataFrame, findings: list[Finding]
 ) -> tuple[tuple[DestinationTotals, ...], Ints]:
-    """What each destination did, and how long after the sends its acks come, as `summary.lags_of`."""
+    """Tell what each destination did, and how long after the sends its acks come, as `summary.lags_of`."""
     send, pending = f"flags & {workers.SEND} > 0", f"ends = {NEVER_POSITION}"
     bits = f"CASE WHEN partner >= 0 THEN length(bin(abs(seq - partner))) WHEN {pending} THEN 0 ELSE -1 END"
     counts = grouped(

@@ -1,8 +1,9 @@
 """What the search needs of a trace, whatever the trace's size: bytes and lives by bucket of the global order.
 
-A bucket is a run of operations about as long as a quarter of a segment of the whole journal. The summary says how many
-bytes each destination wrote in each bucket, and how its messages lead from the bucket of their send to the bucket of
-an ack. It is built here from arrays, or by Spark in `spark_engine`, to the same numbers.
+A bucket is a run of operations about as long as a quarter of a segment of the whole journal, or longer where there
+would be too many rows. The summary says how many bytes each destination wrote in each bucket, and how its messages lead
+from the bucket of their send to the bucket of an ack. It is built here from arrays, or by Spark in `spark_engine`, to
+the same numbers.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Summary:
 
 
 def lags_of(acked: npt.NDArray[np.int32], lag: Ints, pending: npt.NDArray[np.int32], width: int) -> Ints:
-    """How many acks of each destination come so many positions after their send: in column k, of k bits.
+    """Count the acks of each destination that come so many positions after their send: in column k, of k bits.
 
     In column 0 those that never come. `acked` and `pending` are destinations, of each ack and of each of these sends.
     """
@@ -74,7 +75,7 @@ def lags_of(acked: npt.NDArray[np.int32], lag: Ints, pending: npt.NDArray[np.int
 
 
 def bucket_length(operations: int, total_bytes: float, segment_bytes: int, lags: Ints) -> int:
-    """How many positions of the global order make a bucket, `operations` of which there are. `lags`: as `lags_of`."""
+    """Choose how many of the global order's positions, `operations` in all, make a bucket. `lags`: as `lags_of`."""
     buckets = max(BUCKETS_A_SEGMENT * total_bytes / segment_bytes, BUCKETS_MIN)
     length = max(int(operations / buckets), 1)
     longest = max(operations // BUCKETS_LEAST, length)
@@ -85,7 +86,7 @@ def bucket_length(operations: int, total_bytes: float, segment_bytes: int, lags:
 
 
 def _rows(buckets: int, length: int, lags: Ints) -> int:
-    """The most rows that a summary with so many buckets has.
+    """Bound the rows of a summary with so many buckets.
 
     Where an ack comes less than n buckets after its send, those of one bucket's sends lie in n buckets and one more.
     """

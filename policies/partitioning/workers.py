@@ -83,7 +83,7 @@ ORDERED = f"{MATCHED}, reached double, written long"
 
 
 def order_task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The operations of a range, in order, with the latest clock and the bytes of the range up to each of them."""
+    """Yield a range's operations, in order, with the latest clock and the bytes of the range up to each of them."""
     reached, written, at = -np.inf, 0, NONE
     for batch in batches:
         if not batch.num_rows:
@@ -132,7 +132,7 @@ def flow_task(
 
 
 def chunks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
-    """All rows by column, about so many at a time."""
+    """Yield all rows by column, about so many at a time."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
@@ -146,7 +146,7 @@ def chunks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[dict[str, n
 
 
 def rows_by_destination(destination: npt.NDArray[Any]) -> dict[int, Ints]:
-    """The rows of each destination, ascending."""
+    """Find the rows of each destination, ascending."""
     order = np.argsort(destination, kind="stable")
     numbers, begins = np.unique(destination[order], return_index=True)
     ends = np.append(begins[1:], len(order))
@@ -154,7 +154,7 @@ def rows_by_destination(destination: npt.NDArray[Any]) -> dict[int, Ints]:
 
 
 def rows_of(members: tuple[int, ...], of_destination: dict[int, Ints], count: int) -> Ints:
-    """The rows of all these destinations, ascending, out of so many."""
+    """Find the rows of all these destinations, ascending, out of so many."""
     held = [of_destination[d] for d in members if d in of_destination]
     if len(held) < 2:
         return held[0] if held else np.empty(0, np.int64)
