@@ -75,7 +75,7 @@ class SparkTrace:
         return int(self.facts["count"].sum())
 
     def timed(self) -> DataFrame:
-        """Return the operations with `time`, seconds on the chosen clock, and `written`, the bytes of all up to each."""
+        """Return the operations with `time`, by the chosen clock, and `written`, the bytes of all up to each."""
         time = f"CAST(seq + ({self.first}) AS double) / {self.operations_per_second!r}D"
         if not self.operations_per_second > 0:
             time = "greatest(reached, before)"
