@@ -4,7 +4,8 @@ How often one message is copied. Files are taken together that were copied equal
 if what they become is at most `live_percent` of what they take, with the headers of their files. So all that is ever
 copied for the n-th time is at most that share of what was copied n - 1 times: at 50 percent, of a TiB that was written
 no byte is copied more than 40 times, and all copying together costs no more than it cost to write it. Files of copies
-that stay small because what is in them goes on living are put together, TOGETHER of them at a time.
+that stay small because what is in them goes on living are put together, TOGETHER of them at a time; small is one that
+has at most one part in TOGETHER of the bytes and of the messages that a file may have, so that of many comes one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MESSAGES_MAX: Final = 8192
 BATCH_BYTES: Final = 64 * 1024
 """The batches of a file of copies are about as large, unless one record is larger."""
 TOGETHER: Final = 16
-"""So many small files of copies are put together, each with at most one part in TOGETHER of a segment."""
+"""So many small files of copies are put together, each with at most one part in TOGETHER of what one may have."""
 
 
 class Used(Protocol):
@@ -43,7 +44,14 @@ class Used(Protocol):
 F = TypeVar("F", bound=Used)
 
 
-def choose(files: Iterable[F], live_percent: int, min_segments: int, bytes_max: int, header_bytes: int) -> list[F]:
+def choose(
+    files: Iterable[F],
+    live_percent: int,
+    min_segments: int,
+    bytes_max: int,
+    header_bytes: int,
+    messages_max: int = MESSAGES_MAX,
+) -> list[F]:
     """The files that are to be compacted next, in the order in which they were given, none if it does not pay: of one
     generation, each with at most `live_percent` of live bytes, of all that it takes with its header, and together with
     about `bytes_max` of live bytes. Those go first that are deadest: least is twice on the disk meanwhile. Of segments
@@ -56,12 +64,15 @@ def choose(files: Iterable[F], live_percent: int, min_segments: int, bytes_max: 
             continue
         if is_dying(file, live_percent, header_bytes):
             dying.setdefault(file.generation, []).append(file)
-        elif file.generation and file.taken * TOGETHER <= bytes_max:
+        elif file.generation and file.taken * TOGETHER <= bytes_max and file.live * TOGETHER <= messages_max:
             small.setdefault(file.generation, []).append(file)
     for generation, group in sorted(dying.items()):
         deadest = sorted(group, key=lambda file: file.live_bytes / (file.taken + header_bytes))
         first = _first(deadest, 1 if generation else min_segments, bytes_max)
-        if first and _bytes_after(first, bytes_max, header_bytes) * 100 <= live_percent * _bytes(first, header_bytes):
+        if not first:
+            continue
+        after = _bytes_after(first, bytes_max, header_bytes, messages_max)
+        if after * 100 <= live_percent * _bytes(first, header_bytes):
             return [file for file in group if file in first]
     for _, group in sorted(small.items()):
         if first := _first(group, TOGETHER, bytes_max):
@@ -91,7 +102,7 @@ def _bytes(files: Sequence[Used], header_bytes: int) -> int:
     return sum(file.taken + header_bytes for file in files)
 
 
-def _bytes_after(files: Sequence[Used], bytes_max: int, header_bytes: int) -> int:
+def _bytes_after(files: Sequence[Used], bytes_max: int, header_bytes: int, messages_max: int) -> int:
     """What they will take, in as few files as may be."""
     live, size = sum(file.live for file in files), sum(file.live_bytes for file in files)
-    return size + header_bytes * max(-(-size // bytes_max), -(-live // MESSAGES_MAX))
+    return size + header_bytes * max(-(-size // bytes_max), -(-live // messages_max))

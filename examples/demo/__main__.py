@@ -31,13 +31,14 @@ from anabranch.policies.partitioning import (
     from_events,
     recommend,
 )
-from anabranch.policies.partitioning.answer import copied_bytes, headline, peak_bytes
+from anabranch.policies.partitioning.answer import headline, peak_bytes
 from anabranch.policies.partitioning.recommendation import FILES, Candidate
 from anabranch.policies.text import human_bytes
 from anabranch.router.cli.output import LocalPath, warnings_shown, working
 
 from .loop import run_loop
-from .replay import DiskUse, replay
+from .replay import Replay
+from .watch import Watch
 
 SEGMENT_BYTES: Final = 512 * 1024
 ARCHIVE: Final = Path(__file__).parents[1] / "toymaker" / "toymaker-kahadb.tar.xz"
@@ -87,7 +88,7 @@ def _show(out: Path, archive: Path) -> None:
         for name, stores in (("together", {"all": (">",)}), ("apart", APART), ("recommended", best))
     ]
     home = out / "replayed" / "own"
-    recording = _config(home / "data", {"all": (">",)}, compact_live_percent=0)
+    recording = _config(home / "data", {"all": (">",)})
     loop = run_loop(recording.model_copy(update={"usage": UsageOptions()}), home / "advice", events)
 
     _say("1. What is on a broker's disk")
@@ -187,30 +188,30 @@ def _check_free(out: Path) -> None:
             )
 
 
-def _config(directory: Path, stores: Stores, compact_live_percent: int = 50) -> Config:
+def _config(directory: Path, stores: Stores) -> Config:
     """Journals with files of the broker's size, whose syncs would be all that takes time here."""
     options = anabranch.JournalOptions(
         sync=anabranch.Sync.NEVER,
         segment_size=SEGMENT_BYTES,
         pool_files=0,
-        compact_live_percent=compact_live_percent,
     )
     return Config(directory, [anabranch.StoreConfig(name, match, journal=options) for name, match in stores.items()])
 
 
-def _measure(directory: Path, stores: Stores, events: Sequence[UsageEvent]) -> DiskUse:
-    """Replay the events through a router of these stores."""
-    config = _config(directory, stores)
+def _measure(directory: Path, stores: Stores, events: Sequence[UsageEvent]) -> int:
+    """Replay the events through a router of these stores. Returns the bytes at the peak."""
+    config, watch = _config(directory, stores), Watch()
     with working(f"Replaying, {directory.name}") as progress, anabranch.open(config) as router:
-        return replay(router, events, progress)
+        Replay().run(router, events, progress, watch.look, every=1)
+    return watch.peak_bytes
 
 
-def _table(found: Sequence[Candidate], measured: Sequence[DiskUse]) -> str:
+def _table(found: Sequence[Candidate], measured: Sequence[int]) -> str:
     rows = [
         ("", ["all in one store", "custom, dlq apart", "as recommended"]),
         ("Anabranch, predicted", [human_bytes(peak_bytes(candidate)) for candidate in found]),
-        ("Anabranch, measured", [human_bytes(use.peak_bytes) for use in measured]),
-        ("copied by compaction", [human_bytes(copied_bytes(candidate)) for candidate in found]),
+        ("Anabranch, measured", [human_bytes(size) for size in measured]),
+        ("copied by compaction", [human_bytes(candidate.copied_bytes) for candidate in found]),
         ("ActiveMQ, measured", [*map(human_bytes, BROKER), "-"]),
     ]
     return "\n".join(f"   {what:<20}" + "".join(f"{cell:>19}" for cell in cells) for what, cells in rows)

@@ -41,8 +41,7 @@ class Loop:
     def sentences(self) -> list[str]:
         first, second = self.operations
         return [
-            f"{first:,} operations went through one store with `usage: {{}}`, which does not compact: "
-            f"{disk(*self.before)}. {self.advice}",
+            f"{first:,} operations went through one store with `usage: {{}}`: {disk(*self.before)}. {self.advice}",
             f"`anabranch repartition` moved {count_of(self.moved_messages, 'message')} of "
             f"{count_of(self.moved_destinations, 'destination')}: {disk(*self.moved)}. The other {second:,} "
             f"operations: {disk(*self.after)} at the peak, and at the end {count_of(self.pending, 'message')} of "

@@ -1,7 +1,7 @@
 """Do again, through a router, what a usage trace says was done: how the advisor's predictions are put to the test.
 
 with anabranch.open(config) as router:
-    used = replay(router, events)
+    used = Replay().run(router, events)
     print(used.peak_bytes)
 """
 
@@ -17,7 +17,7 @@ from anabranch.policies.errors import TraceError
 from anabranch.policies.partitioning import CurrentConfig, UsageEvent
 
 LOOK_EVERY: Final = 10
-"""Operations between two looks at the disk."""
+"""Operations between two looks at the disk, where nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,18 @@ class Replay:
         return sum(map(len, self._pending.values()))
 
     def run(
-        self, router: Router, events: Iterable[UsageEvent], progress: Callable[[int, int], None] | None = None
+        self,
+        router: Router,
+        events: Iterable[UsageEvent],
+        progress: Callable[[int, int], None] | None = None,
+        look: Callable[[Router], tuple[int, int]] | None = None,
+        every: int = LOOK_EVERY,
     ) -> DiskUse:
-        """Do queue events in order and watch the disk.
+        """Do queue events in order and watch the disk: `look` returns files and bytes, and is `disk_of` by default.
 
-        Space is reclaimed before each look, so that the figures do not depend on how quick this machine's background
-        threads are. Raises TraceError for topic events, which are not replayed.
+        Raises TraceError for topic events, which are not replayed.
         """
+        look = look or disk_of
         events = list(events)
         last = {event.tx: position for position, event in enumerate(events) if event.tx is not None}
         open_transactions: dict[str, list[UsageEvent]] = {}
@@ -77,8 +82,8 @@ class Replay:
                 group.append(event)
                 if last[event.tx] == position:
                     split += self._do(router, open_transactions.pop(event.tx))
-            if position % LOOK_EVERY == 0 or position == len(events) - 1:
-                files, size = disk_of(router)
+            if position % every == 0 or position == len(events) - 1:
+                files, size = look(router)
                 peak_files, peak_bytes = max(peak_files, files), max(peak_bytes, size)
                 if progress is not None:
                     progress(position + 1, len(events))
@@ -126,13 +131,9 @@ def _body(event: UsageEvent) -> bytes:
 
 
 def disk_of(router: Router) -> tuple[int, int]:
-    """Journal files of all its stores, and their bytes, once what can go has gone."""
+    """Journal files of all its stores, and their bytes, once what can go has gone: the figures do not depend on how
+    quick this machine's background threads are."""
     router.reclaim()
     stores = router.stats().stores.values()
     files = sum(count for store in stores for kind, count in store.segments.items() if kind != "pooled")
     return files, sum(store.capacity_bytes for store in stores)
-
-
-def replay(router: Router, events: Iterable[UsageEvent], progress: Callable[[int, int], None] | None = None) -> DiskUse:
-    """Replay events through a router that holds nothing before: see `Replay.run`."""
-    return Replay().run(router, events, progress)

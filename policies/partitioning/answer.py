@@ -1,7 +1,6 @@
 """The answer in words: what to do, what that saves, what is typed next, and what goes where.
 
-`render` and `report` show the same. The figures are those of a journal as it runs by default, with compaction, where
-these were worked out; a note says so where they were not.
+`render` and `report` show the same.
 """
 
 from __future__ import annotations
@@ -35,20 +34,8 @@ def baseline(recommendation: Recommendation) -> Candidate:
 
 
 def peak_bytes(candidate: Candidate) -> int:
-    """Disk at the peak, by default: with compaction where that is known, in a broker where one is meant."""
-    if candidate.broker_peak is not None:
-        return candidate.broker_peak.bytes
-    return candidate.peak_bytes if candidate.compacted is None else candidate.compacted.peak_bytes
-
-
-def mean_bytes(candidate: Candidate) -> float:
-    """Disk on average, likewise."""
-    return candidate.mean_bytes if candidate.compacted is None else candidate.compacted.mean_bytes
-
-
-def copied_bytes(candidate: Candidate) -> int:
-    """What compaction copies; nothing where that is not known."""
-    return 0 if candidate.compacted is None else candidate.compacted.copied_bytes
+    """Disk at the peak; in a broker where one is meant."""
+    return candidate.peak_bytes if candidate.broker_peak is None else candidate.broker_peak.bytes
 
 
 def stays(recommendation: Recommendation) -> bool:
@@ -57,46 +44,61 @@ def stays(recommendation: Recommendation) -> bool:
     return {store.destinations for store in best.stores} == {store.destinations for store in base.stores}
 
 
+def is_compacting(recommendation: Recommendation) -> bool:
+    """Whether the figures are those of journals that compact."""
+    return bool(recommendation.parameters["compact_live_percent"])
+
+
 def headline(recommendation: Recommendation) -> str:
     """The answer in one sentence, with its figure."""
     best, base = recommendation.recommended, baseline(recommendation)
-    shown = "as configured now" if base.name == "current" else "in one store"
+    peak = human_bytes(peak_bytes(best))
+    in_force = base.name == "current"
+    if stays(recommendation):
+        leave = "Leave it as it is" if in_force else "Keep one store"
+        copied = f", and {human_bytes(best.copied_bytes)} are copied by compaction" if best.copied_bytes else ""
+        return f"{leave}: the journals take {peak} at the peak{copied}; {_alternative(recommendation)}."
     count = sum(len(store.destinations) for store in best.stores)
     what = "this destination" if count == 1 else f"these {count} destinations"
-    peak = human_bytes(peak_bytes(best))
-    if stays(recommendation):
-        return f"Leave {what} {shown}: the journals take {peak} at the peak, and no other division tried costs less."
     into = f"Put {what} into {count_of(len(best.stores), 'store')}"
+    if not in_force and len({store.sync for store in best.stores}) > 1:
+        into += ", so that what syncs less need not wait for what syncs more"
+    shown = "as configured now" if in_force else "in one store"
     saved = _savings(best, base)
     if not saved:
-        reason = _reason(best, base)
-        return f"{into}{reason}: the journals take {peak} at the peak, {human_bytes(peak_bytes(base))} {shown}."
+        return f"{into}: the journals take {peak} at the peak, {human_bytes(peak_bytes(base))} {shown}."
     price = peak_bytes(best) - peak_bytes(base)
     more = f", for {human_bytes(price)} more disk at the peak" if price > peak_bytes(base) * _NOTABLE else ""
     return f"{into}: {' and '.join([', '.join(saved[:-1]), saved[-1]] if saved[1:] else saved)} than {shown}{more}."
 
 
+def _alternative(recommendation: Recommendation) -> str:
+    """What the best other division would save."""
+    best = recommendation.recommended
+    saved = max((best.cost - other.cost for other in recommendation.candidates), default=0.0)
+    if saved <= best.cost * _NOTABLE:
+        return "no other division tried costs less"
+    return f"the best other division tried would save {saved / best.cost:.0%} of the cost".replace("%", " %")
+
+
 def _savings(best: Candidate, base: Candidate) -> list[str]:
     """What is less, a phrase each."""
-    found = []
-    for what, after, before in (
+    figures = [
         ("disk at the peak", peak_bytes(best), peak_bytes(base)),
-        ("to be copied by compaction", copied_bytes(best), copied_bytes(base)),
-    ):
+        ("disk on average", best.mean_bytes, base.mean_bytes),
+        ("to be copied by compaction", best.copied_bytes, base.copied_bytes),
+    ]
+    if peak_bytes(best) < peak_bytes(base) * (1 - _NOTABLE):
+        del figures[1]
+    found = []
+    for what, after, before in figures:
         if after < before * (1 - _NOTABLE):
             less = f"{100 * (1 - after / before):.0f} % less" if after else "nothing"
             found.append(f"{less} {what} ({human_bytes(after)}, not {human_bytes(before)})")
     spared = base.spanning_transactions - best.spanning_transactions
     if spared > 0:
-        found.append(f"{spared:,} fewer transactions over several stores")
+        found.append(f"{spared:,} fewer transactions over several stores, which sync twice in each")
     return found
-
-
-def _reason(best: Candidate, base: Candidate) -> str:
-    """Why a division is recommended that saves nothing at the peak."""
-    if len({store.sync for store in best.stores}) > 1:
-        return ", since they do not sync alike"
-    return f", which take {human_bytes(mean_bytes(best))} on average, not {human_bytes(mean_bytes(base))}"
 
 
 def cap_sentence(recommendation: Recommendation) -> str:

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..destination import Destination
 from ..durability import Sync
-from ..options import JournalOptions
 from ..wildcard import RouteTable
 from .broker import LOOK_SEGMENTS, BrokerPeak, broker_peak, expected_files
 from .catch_all import catch_all_store
-from .compacted import compacted
 from .engine import Engine
 from .model import Partition, Retention, canonical, lasting_peak
 from .patterns import filters
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
 
 CHANGES_MAX = 50
 """Changed stores of which it is said what each brings by itself."""
-COMPACTED_OPERATIONS_MAX = 200_000
-"""Operations of a trace up to which it is worked out what candidates take with compaction: some microseconds for each
-operation and candidate."""
 
 
 def candidates_of(
@@ -39,11 +34,6 @@ def candidates_of(
         _candidate(engine, name, partition, figures, policies, peaks.get(name), options)
         for name, (partition, figures) in partitions.items()
     ]
-    if options.model == "anabranch" and engine.has_operations and engine.count <= COMPACTED_OPERATIONS_MAX:
-        candidates = [
-            _with_compaction(candidate, engine, partition, options)
-            for candidate, (partition, _) in zip(candidates, partitions.values(), strict=True)
-        ]
     if options.current is not None:
         candidates[0] = _with_savings(candidates[0], engine, partitions, options)
     return candidates
@@ -89,6 +79,8 @@ def _candidate(
             sync=syncs[i].value,
             gib_hours=figures.store_gib_hours[i],
             peak_bytes=figures.store_peak_bytes[i],
+            written_bytes=figures.store_written_bytes[i],
+            copied_bytes=figures.store_copied_bytes[i],
         )
         for i, found in enumerate(filters(destinations, catch_all))
     )
@@ -108,6 +100,9 @@ def _candidate(
         gib_hours=figures.gib_hours,
         spanning_transactions=figures.spanning_transactions,
         cost=figures.cost,
+        written_bytes=figures.written_bytes,
+        copied_bytes=figures.copied_bytes,
+        most_copied=figures.most_copied,
         broker_peak=broker,
         segment_bytes=options.segment_bytes,
     )
@@ -154,21 +149,6 @@ def _broker_peaks(
     return found
 
 
-def _with_compaction(
-    candidate: Candidate, engine: Engine, partition: Partition, options: RecommendOptions
-) -> Candidate:
-    """What it takes if journals compact as they do unless they are configured otherwise."""
-    journal = JournalOptions()
-    use = compacted(
-        engine.operations(),
-        partition,
-        options.segment_bytes,
-        journal.compact_live_percent,
-        journal.compact_min_segments,
-    )
-    return replace(candidate, compacted=use)
-
-
 def _with_savings(
     recommended: Candidate,
     engine: Engine,
@@ -189,5 +169,6 @@ def _with_savings(
             stores[number],
             saves_mean_bytes=before.mean_bytes - after.mean_bytes,
             saves_peak_bytes=before.peak_bytes - after.peak_bytes,
+            saves_copied_bytes=before.copied_bytes - after.copied_bytes,
         )
     return replace(recommended, stores=tuple(stores))

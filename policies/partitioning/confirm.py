@@ -16,7 +16,7 @@ from .operations import Operations
 from .search import Constraints, refine
 from .summary import Summary
 
-REFINE_OPERATIONS_MAX = 500_000_000
+REFINE_OPERATIONS_MAX = 200_000_000
 """Operations that the last local search may simulate in all: some seconds."""
 
 
@@ -54,8 +54,8 @@ def improve_exactly(
     retention_weight: float = 1.0,
 ) -> list[Partition]:
     """The best of these by exact cost, improved; none where the trace is too large for that."""
-    # Two rounds, in each of which every destination is tried in every store and alone.
-    steps = 2 * len(summary.destinations) * (min(len(start) for start in starts) + 2)
+    # Two rounds each, in which every destination is tried in every store and alone.
+    steps = 2 * len(summary.destinations) * sum(len(start) + 2 for start in starts)
     if engine.count > EXACT_OPERATIONS_MAX or steps * engine.count > REFINE_OPERATIONS_MAX:
         return []
     exact = ExactCosts(summary, engine.operations(), costs, retention_weight)
@@ -63,5 +63,5 @@ def improve_exactly(
     def total(partition: Partition) -> tuple[float, Partition]:
         return sum(exact.cost(sum(1 << d for d in store)) for store in partition), partition
 
-    best = min(starts, key=total)
-    return [min(refine(exact, constraints, best), best, key=total)]
+    improved = [refine(exact, constraints, start) for start in starts]
+    return [min([*improved, *starts], key=total)]

@@ -88,6 +88,14 @@ class CurrentConfig:
         ]
         return max(sizes, default=JournalOptions().segment_size)
 
+    @property
+    def compaction(self) -> JournalOptions:
+        """The journal whose compaction is taken for all: that of most stores, the first of them; the default where
+        there is no journal."""
+        journals = [store.options for store in self.config.stores if isinstance(store.options, JournalOptions)]
+        kinds = [(one.compact_live_percent, one.compact_min_segments) for one in journals]
+        return journals[kinds.index(max(kinds, key=kinds.count))] if journals else JournalOptions()
+
     def to_json(self) -> dict[str, list[str]]:
         """Stores and their patterns."""
         return {store.name: list(store.match) for store in self.config.stores}

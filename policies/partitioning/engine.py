@@ -1,7 +1,8 @@
 """Who knows a trace: the arrays in this process, or Spark. Either gives the same figures to the last digit.
 
     engine.summary(segment_bytes)             what the search runs on
-    engine.simulate(partitions, segment_bytes)  every segment of each partitioning
+    engine.courses(partitions, costs)           what each store has on disk over time
+    engine.simulate(partitions, segment_bytes)  every segment of each partitioning, where nothing is compacted
     engine.measure(partitions, costs)           the exact figures of each
 
 `LocalEngine` holds the whole trace, some 400 bytes an operation while it is read. `spark_engine.SparkEngine` keeps it
@@ -13,7 +14,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from .model import CostModel, Partition, Retention, Segments, compacted_peak, measure, simulate
+from .kernel import JournalRules
+from .model import (
+    CostModel,
+    Partition,
+    Retention,
+    Segments,
+    TimedCourse,
+    compacted_peak,
+    courses,
+    measure,
+    simulate,
+    timed,
+)
 from .operations import DestinationTotals, Operations, TransactionSet
 from .sizes import OperationSizes
 from .summary import Summary, summarise
@@ -59,8 +72,11 @@ class Engine(Protocol):
     def summary(self, segment_bytes: int) -> Summary:
         """Bytes and lives by bucket."""
 
+    def courses(self, partitions: Sequence[Partition], costs: CostModel) -> list[list[TimedCourse]]:
+        """The course of each store of each partitioning."""
+
     def simulate(self, partitions: Sequence[Partition], segment_bytes: int) -> list[Segments]:
-        """The segments of each partitioning, in order of birth."""
+        """The segments of each partitioning, in order of birth, as they are without compaction."""
 
     def measure(self, partitions: Sequence[Partition], costs: CostModel) -> list[Retention]:
         """The exact figures of each partitioning."""
@@ -97,8 +113,13 @@ class LocalEngine:
     def summary(self, segment_bytes: int) -> Summary:
         return summarise(self._operations, segment_bytes)
 
+    def courses(self, partitions: Sequence[Partition], costs: CostModel) -> list[list[TimedCourse]]:
+        rules = costs.rules(self.sizes)
+        return [timed(self._operations, courses(self._operations, partition, rules)) for partition in partitions]
+
     def simulate(self, partitions: Sequence[Partition], segment_bytes: int) -> list[Segments]:
-        return [simulate(self._operations, partition, segment_bytes) for partition in partitions]
+        rules = JournalRules.of(self.sizes, segment_bytes, 0, 1)
+        return [simulate(self._operations, partition, rules) for partition in partitions]
 
     def measure(self, partitions: Sequence[Partition], costs: CostModel) -> list[Retention]:
         return [measure(self._operations, partition, costs) for partition in partitions]

@@ -1,6 +1,7 @@
 """What one store would cost, from the summary: the inner step of the search, well under a millisecond.
 
-The members' bytes are added by bucket and laid end to end into segments; a bucket belongs to the segment that its
+`decay` says what a store that compacts would cost; here is one that does not, or that KahaDB writes. The members' bytes
+are added by bucket and laid end to end into segments; a bucket belongs to the segment that its
 middle falls into, or, where a burst made it longer than a segment, to all that it mostly fills. A segment loses, at its
 end, half an operation on average (longer ones more often: the mean of the squares over the mean), so it holds that much
 less. Where a segment begins inside a bucket, time is interpolated. Then the same sweep as in the exact model. Where
@@ -16,6 +17,7 @@ import math
 
 import numpy as np
 
+from .decay import decayed, life_bytes
 from .jit import njit
 from .model import GIB, HOUR, CostModel
 from .operations import Floats, Ints
@@ -35,8 +37,12 @@ class SetCosts:
         self.summary = summary
         self.costs = costs
         self.retention_weight = retention_weight
-        self._known: dict[int, tuple[float, float]] = {}
-        self._capacity = float(summary.sizes.capacity(costs.segment_bytes))
+        self._known: dict[int, tuple[float, float, float]] = {}
+        """GiB-hours, spanning transactions, bytes copied."""
+        rules = costs.rules(summary.sizes)
+        self._limits = rules.limits()
+        self._room = float(rules.capacity - rules.room)
+        self._life_bytes = life_bytes(summary) if costs.compacts(summary.sizes.model) else None
         ahead = summary.sizes.sizes.segments_ahead
         self._ahead = ahead * costs.segment_bytes * summary.duration / GIB / HOUR
         self._overhead = costs.overhead_segments * costs.segment_bytes * summary.duration / GIB / HOUR
@@ -57,38 +63,39 @@ class SetCosts:
         return other
 
     def cost(self, mask: int) -> float:
-        """J of this store: retention, its overhead, and two syncs for every spanning transaction that touches it."""
+        """J of this store: retention, its overhead, two syncs for every spanning transaction that touches it, and what
+        compaction copies."""
         found = self._known.get(mask)
         if found is None:
             found = self._known[mask] = self._evaluate(mask)
-        retained, shared = found
-        return self.retention_weight * retained + self._overhead + 2 * self.costs.sync_price * shared
+        retained, shared, copied = found
+        disk = self.retention_weight * retained + self._overhead
+        return disk + 2 * self.costs.sync_price * shared + self.costs.copy_price * copied
 
     def retained(self, mask: int) -> float:
         """GiB-hours that its segments stay on disk."""
         self.cost(mask)
         return self._known[mask][0]
 
-    def _evaluate(self, mask: int) -> tuple[float, float]:
+    def copied(self, mask: int) -> float:
+        """Bytes that its compaction copies."""
+        self.cost(mask)
+        return self._known[mask][2]
+
+    def _evaluate(self, mask: int) -> tuple[float, float, float]:
         members = np.array(mask_members(mask), np.int64)
         s = self.summary
-        byte_seconds = _retained(
-            members,
-            s.byte_rows,
-            s.byte_bucket,
-            s.byte_sum,
-            s.byte_squares,
-            s.life_rows,
-            s.life_send,
-            s.life_ack,
-            s.life_time,
-            s.bucket_start,
-            self._capacity,
-            float(self.costs.segment_bytes),
-            s.sizes.model == "kahadb",
-        )
+        written = s.byte_rows, s.byte_bucket, s.byte_sum, s.byte_squares
+        lives = s.life_rows, s.life_send, s.life_ack, s.life_time
+        copied = 0.0
+        if self._life_bytes is not None:
+            byte_seconds, copied = decayed(members, *written, *lives, self._life_bytes, s.bucket_start, self._limits)
+        else:
+            chains = s.sizes.model == "kahadb"
+            segment_bytes = float(self.costs.segment_bytes)
+            byte_seconds = _retained(members, *written, *lives, s.bucket_start, self._room, segment_bytes, chains)
         shared = _spanning(members, len(s.destinations), self._group_rows, self._group_members, self._group_counts)
-        return byte_seconds / GIB / HOUR + self._ahead, float(shared)
+        return byte_seconds / GIB / HOUR + self._ahead, float(shared), copied
 
 
 def mask_members(mask: int) -> list[int]:

@@ -4,9 +4,10 @@ Every figure comes from the exact model. The summary only chooses what is worth 
 would be joined, where a destination would move, which partitioning to show for each number of stores. What would take
 too long on a large trace is None, and the report says so. Of many destinations those are told of that matter most.
 
-`build_figures` makes them of operations in memory. Who has the segments' lives alone (`model.Segments`) gives what
+`build_figures` makes them of operations in memory. Who has the stores' courses alone (`model.TimedCourse`) gives what
 follows from them, a `Picture` without bars, and leaves `stores`, `told` and `by_stores` empty: the report then shows
-what there is, and says what there is not.
+what there is, and says what there is not. A store that compacts keeps no file for one message: nothing is said of who
+keeps whose files then.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import numpy as np
 
 from .confirm import ExactCosts
 from .engine import Engine
-from .evaluate import SetCosts
+from .evaluate import SetCosts, mask_members
 from .history import Bars, History, bars, history
-from .model import CostModel, Partition, Segments
+from .model import CostModel, Partition, TimedCourse, courses, timed
 from .operations import Floats, Operations
 from .pins import find_pins
 from .search import Constraints, ladder
 
-SIMULATED_OPERATIONS_MAX = 1_000_000_000
+SIMULATED_OPERATIONS_MAX = 200_000_000
 """Operations that may be simulated for figures of what else could be: some seconds."""
 DESTINATIONS_MAX = 200
 """Destinations that are told of one by one."""
@@ -82,7 +83,7 @@ class DestinationFigures:
     bytes: int
     pending: int
     kept: tuple[Kept, ...]
-    """Under each partitioning of `Figures.pictures`."""
+    """Under each partitioning of `Figures.pictures`; empty where stores compact."""
     target: str | None
     """The store where moving it would cost least; ALONE for one of its own; None where it may not move."""
     move_cost: float | None
@@ -97,7 +98,7 @@ class Picture:
     stores: tuple[str, ...]
     history: History
     bars: Bars | None
-    """None where it is not known who keeps a segment."""
+    """None where stores compact, and where it is not known who keeps a segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ class Figures:
     """All names, which `Bars.holder` is a number into."""
     stores: tuple[StoreFigures, ...]
     told: tuple[DestinationFigures, ...]
-    """At most DESTINATIONS_MAX of the destinations, those first that keep most of what it is compared with."""
+    """At most DESTINATIONS_MAX of the destinations, those first that keep most of what is compared with it, or that
+    write most, where stores compact."""
     pictures: tuple[Picture, ...]
     """What it is compared with, and the recommended one; that alone where they are the same."""
     by_stores: tuple[tuple[int, float], ...]
@@ -123,13 +125,13 @@ class _Limited:
     def __init__(self, exact: ExactCosts) -> None:
         self._exact = exact
         self._known: dict[int, float] = {}
-        self._left = SIMULATED_OPERATIONS_MAX // max(len(exact.operations), 1)
+        self._left = SIMULATED_OPERATIONS_MAX
 
     def cost(self, mask: int) -> float | None:
         if mask not in self._known:
             if self._left <= 0:
                 return None
-            self._left -= 1
+            self._left -= sum(self._exact.operations.totals[d].operations for d in mask_members(mask))
             self._known[mask] = self._exact.cost(mask)
         return self._known[mask]
 
@@ -155,8 +157,8 @@ def build_figures(
     stays = _stays(operations, partition)
     near = _by_retention(stays)
     stores = _stores(operations, set_costs, constraints, limited, partition, names, stays)
-    told = sorted(range(len(operations.destinations)), key=lambda d: (-_weight(kept, d), operations.destinations[d]))
-    told = told[:DESTINATIONS_MAX]
+    weights = [_weight(kept, d) if kept else operations.totals[d].bytes for d in range(len(operations.destinations))]
+    told = sorted(range(len(weights)), key=lambda d: (-weights[d], operations.destinations[d]))[:DESTINATIONS_MAX]
     home = {d: number for number, members in enumerate(partition) for d in members}
     moves = {d: _move(set_costs, constraints, limited, masks, near, home[d], d) for d in told}
     return Figures(
@@ -182,13 +184,15 @@ def build_figures(
     )
 
 
-def figures_of_segments(engine: Engine, simulated: Sequence[Segments], names: Mapping[str, Sequence[str]]) -> Figures:
+def figures_of_courses(
+    engine: Engine, found: Sequence[Sequence[TimedCourse]], costs: CostModel, names: Mapping[str, Sequence[str]]
+) -> Figures:
     """What can be told where the trace is not in this process: the pictures over time. `names`: of the stores of each
-    partitioning that was simulated."""
-    ahead = engine.sizes.sizes.segments_ahead
+    partitioning whose courses these are."""
+    ahead = engine.sizes.sizes.segments_ahead * costs.segment_bytes
     pictures = [
-        Picture(name, tuple(stores), history(one, len(stores), engine.begin, engine.finish, ahead=ahead), None)
-        for (name, stores), one in zip(names.items(), simulated, strict=True)
+        Picture(name, tuple(stores), history(one, engine.begin, engine.finish, ahead_bytes=ahead), None)
+        for (name, stores), one in zip(names.items(), found, strict=True)
     ]
     return Figures(
         begin=engine.begin,
@@ -216,13 +220,17 @@ def _pictures(
     operations: Operations, costs: CostModel, partitions: Mapping[str, tuple[Partition, Sequence[str]]]
 ) -> tuple[tuple[Picture, ...], list[dict[int, Kept]]]:
     begin, finish = float(operations.time[0]), float(operations.time[-1])
-    ahead = operations.sizes.sizes.segments_ahead
+    ahead = operations.sizes.sizes.segments_ahead * costs.segment_bytes
+    rules = costs.rules(operations.sizes)
     pictures, kept = [], []
     for name, (partition, stores) in partitions.items():
-        segments, pins = find_pins(operations, partition, costs.segment_bytes)
-        over_time = history(segments, len(partition), begin, finish, ahead=ahead)
-        pictures.append(Picture(name, tuple(stores), over_time, bars(segments, pins.holder, finish)))
-        kept.append(_kept(operations, pins.kept, pins.held(segments, finish), finish - begin))
+        found = timed(operations, courses(operations, partition, rules))
+        over_time, drawn = history(found, begin, finish, ahead_bytes=ahead), None
+        if not costs.compacts(operations.sizes.model):
+            segments, pins = find_pins(operations, partition, rules)
+            drawn = bars(segments, pins.holder, finish)
+            kept.append(_kept(operations, pins.kept, pins.held(segments, finish), finish - begin))
+        pictures.append(Picture(name, tuple(stores), over_time, drawn))
     return tuple(pictures), kept
 
 

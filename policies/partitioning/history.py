@@ -1,16 +1,16 @@
-"""What a partitioning has on disk over time, as few enough points to draw: from the lives of its segments alone.
-
-Whoever knows when each segment starts and ends can make these, whatever simulated them.
+"""What a partitioning has on disk over time, as few enough points to draw: from the courses of its stores, and the
+lives of their segments where nothing is compacted, whatever simulated them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from .model import Segments
+from .model import Segments, TimedCourse
 from .operations import Floats, Ints
 from .pins import full_times
 
@@ -48,16 +48,14 @@ class Bars:
 
 
 def history(
-    segments: Segments, stores: int, begin: float, finish: float, *, ahead: int = 0, columns: int = COLUMNS
+    courses: Sequence[TimedCourse], begin: float, finish: float, *, ahead_bytes: int = 0, columns: int = COLUMNS
 ) -> History:
-    """What is on disk from begin to finish. `ahead`: segments of each store that are always there beside these."""
-    count = len(segments.start)
-    at = np.concatenate([segments.start, segments.end])
-    change = np.concatenate([np.ones(count, np.int64), -np.ones(count, np.int64)])
-    store = np.concatenate([segments.store, segments.store])
-    # One that ends where another begins is still there, as in model.lasting_peak.
-    order = np.lexsort((-change, at))
-    at, change, store = at[order], change[order], store[order]
+    """What is on disk from begin to finish. `ahead_bytes`: what each store always has beside its course."""
+    position = np.concatenate([one.course.changes for one in courses])
+    order = np.argsort(position, kind="stable")
+    store = np.repeat(np.arange(len(courses)), [len(one.time) for one in courses])[order]
+    at = np.concatenate([one.time for one in courses])[order]
+    change = np.concatenate([np.diff(one.course.level, prepend=0) for one in courses])[order]
     level = np.concatenate([[0], np.cumsum(change)])
     edges = np.linspace(begin, finish, columns + 1)
     first = np.searchsorted(at, edges[:-1], side="left")
@@ -65,12 +63,12 @@ def history(
     last[-1] = len(at)
     # The level after `n` changes is level[n]; a column begins with what the one before left.
     fullest = np.array([a + int(np.argmax(level[a : b + 1])) for a, b in zip(first, last, strict=True)], np.int64)
-    held = np.zeros((stores, columns), np.int64)
-    for number in range(stores):
+    held = np.zeros((len(courses), columns), np.int64)
+    for number in range(len(courses)):
         own = np.flatnonzero(store == number)
         running = np.concatenate([[0], np.cumsum(change[own])])
-        held[number] = running[np.searchsorted(own, fullest, side="left")] + ahead
-    return History(edges, held * segments.segment_bytes)
+        held[number] = running[np.searchsorted(own, fullest, side="left")] + ahead_bytes
+    return History(edges, held)
 
 
 def bars(segments: Segments, holder: npt.NDArray[np.int32], finish: float, most: int = BARS_MAX) -> Bars:

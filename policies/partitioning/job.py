@@ -30,8 +30,8 @@ from .current import CurrentConfig
 from .destination_usage import destination_usage
 from .engine import Engine
 from .evaluate import SetCosts
-from .figures import Figures, build_figures, figures_of_segments
-from .model import CostModel, Partition, Retention, canonical
+from .figures import Figures, build_figures, figures_of_courses
+from .model import COPY_RATE, CostModel, Partition, Retention, canonical
 from .opening import ENGINES, EngineName, Source, open_engine
 from .operations import CLOCKS, Clock
 from .pattern_options import wrong_patterns
@@ -50,6 +50,8 @@ _Finalist = tuple[float, Partition, Retention]
 _WEIGHTS = tuple(4.0**power for power in range(7))
 """How dear disk is made, step by step, while the peak is above its cap."""
 
+WORTH = 0.05
+"""Part that a partitioning has to save of what is there, that it is worth to move messages."""
 SEGMENTS_MAX = 10_000_000
 """Journal files that a trace may fill: each takes some dozens of bytes in every partitioning that is tried."""
 
@@ -80,6 +82,12 @@ class RecommendOptions:
     """Syncs a second that the disk can do. With `disk_gib` it prices the syncs that spanning transactions add."""
     overhead_segments: float = 0.5
     """Disk that a store costs by being there, in segments."""
+    copy_rate: float = COPY_RATE
+    """MiB a second that the disk can copy, each byte read once and written once. With `disk_gib` it prices what
+    compaction copies."""
+    compact_live_percent: int | None = None
+    """Under which share of live bytes our own journals compact a file; 0: they do not. None: as `current` has it, else
+    their default."""
     stores_max: int | None = None
     peak_bytes_max: int | None = None
     """A cap on all journals together; the cheapest partitioning found under it is recommended."""
@@ -99,7 +107,7 @@ class RecommendOptions:
 
     def check(self) -> None:
         """Raises ConfigError with everything that is wrong."""
-        above_0 = ("segment_bytes", "operations_per_second", "disk_gib", "sync_rate")
+        above_0 = ("segment_bytes", "operations_per_second", "disk_gib", "sync_rate", "copy_rate")
         problems = [
             f"{_named(n)} is {getattr(self, n)!r}; it must be above 0, and finite"
             for n in above_0
@@ -127,7 +135,17 @@ class RecommendOptions:
 
     @property
     def costs(self) -> CostModel:
-        return CostModel(self.segment_bytes, self.overhead_segments, self.disk_gib, self.sync_rate)
+        journal = JournalOptions() if self.current is None else self.current.compaction
+        percent = journal.compact_live_percent if self.compact_live_percent is None else self.compact_live_percent
+        return CostModel(
+            self.segment_bytes,
+            self.overhead_segments,
+            self.disk_gib,
+            self.sync_rate,
+            self.copy_rate,
+            percent,
+            journal.compact_min_segments,
+        )
 
 
 def recommend(
@@ -284,7 +302,8 @@ def _choose(
     if current is not None:
         compared["current"] = current
     known: dict[Partition, Retention] = {}
-    tried: list[Partition] = [] if current is None or not keeps(current, constraints) else [current]
+    # The summary may misjudge them, and no answer may cost more than what is there or anybody would think of.
+    tried = [partition for partition in dict.fromkeys(compared.values()) if keeps(partition, constraints)]
     finalists: list[_Finalist] = []
     for step, weight in enumerate(_WEIGHTS):
         weighted = set_costs.reweighted(weight)
@@ -313,11 +332,29 @@ def _choose(
             findings.append(Finding(PEAK_CAP, 1, message))
             allowed = [lowest]
         finalists = allowed + [entry for entry in finalists if entry not in allowed]
+    chosen = finalists[0]
+    base = compared.get("current", compared["all-together"])
+    if keeps(base, constraints) and not is_worth(chosen[2], known[base]):
+        left = (known[base].cost, base, known[base])
+        if options.peak_bytes_max is None or _under([left], options.peak_bytes_max):
+            finalists = [left, *(entry for entry in finalists if entry[1] != base)]
     named = {"recommended": finalists[0][1], **compared}
     others = [partition for _, partition, _ in finalists[1:] if partition not in named.values()]
     named.update(zip(("second", "third"), others, strict=False))
     partitions = {name: (partition, known[partition]) for name, partition in named.items()}
     return _Choice(options, set_costs, partitions, findings)
+
+
+def is_worth(after: Retention, before: Retention) -> bool:
+    """Whether a partitioning saves enough to be moved to: cost, or disk on average or at the peak."""
+    return any(
+        new <= old * (1 - WORTH)
+        for new, old in (
+            (after.cost, before.cost),
+            (after.mean_bytes, before.mean_bytes),
+            (after.peak_bytes, before.peak_bytes),
+        )
+    )
 
 
 def _under(finalists: list[_Finalist], peak_bytes_max: int) -> list[_Finalist]:
@@ -358,8 +395,9 @@ def _figures(
     if engine.has_operations:
         figures = build_figures(engine.operations(), set_costs, constraints, options.costs, pictured)
     else:
-        simulated = engine.simulate([partition for partition, _ in pictured.values()], options.segment_bytes)
-        figures = figures_of_segments(engine, simulated, {name: stores for name, (_, stores) in pictured.items()})
+        found = engine.courses([partition for partition, _ in pictured.values()], options.costs)
+        stores_of = {name: stores for name, (_, stores) in pictured.items()}
+        figures = figures_of_courses(engine, found, options.costs, stores_of)
     report("picture", 1.0)
     return figures
 
@@ -370,6 +408,8 @@ def _parameters(options: RecommendOptions, engine: Engine, tried: list[dict[str,
     values["pinned"] = [list(group) for group in options.pinned]
     values["current"] = options.current.to_json() if options.current is not None else None
     values["sizes"] = asdict(engine.sizes.sizes)
+    values["compact_live_percent"] = options.costs.live_percent if options.model == "anabranch" else 0
+    values["compact_min_segments"] = options.costs.min_segments
     values["segment_sizes"] = tried
     values["operations"] = engine.count
     values["duration_seconds"] = engine.finish - engine.begin

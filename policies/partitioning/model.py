@@ -1,39 +1,41 @@
-"""The retention model, exact: which journal segments a partitioning keeps on disk, and when.
+"""The exact model: what a partitioning has on disk over the trace, what compaction copies, and what that costs.
 
-A store's journal is the subsequence of operations of its destinations, cut into segments that an operation never
-straddles. A segment is on disk from its first operation to
+A store's journal is the subsequence of operations of its destinations; `kernel` says what is on disk after each of
+them. A store compacts by its own writing alone, so its course is the same in any partitioning, and costs add up over
+stores. Only the peak does not: the stores' courses are laid over each other, position by position.
+
+Where nothing is copied (`kahadb`, and our own journal with `compact_live_percent: 0`) a segment goes whole, and is on
+disk from its first operation to
 
     L[s] = max( the last time a message in s is finally acked (the trace's end, if one is not),
                 the start of s + 1,
                 L[t] for every earlier segment t with a message that an ack in s ends )    under `kahadb` only
 
 The third line is ActiveMQ's ack rule: an ack must outlive the message it ends, or a recovery would bring that message
-back, and so on down a chain. It is a fixed point that one ascending sweep reaches, because every ack in t stands before
-every operation of s. Our own journal has snapshots in its place. Replaying the broker's own trace under this rule gives
-exactly the 44 files that ActiveMQ 5.17 kept of 51, each by number.
+back, and so on down a chain. Our own journal has snapshots in its place. Replaying the broker's own trace under this
+rule gives exactly the 44 files that ActiveMQ 5.17 kept of 51, each by number.
 
-The peak counts files on disk at one moment. For KahaDB it counts the files that are there throughout the writing of
-half a segment: the broker cleans up from time to time and can only be looked at in between, so what overlaps for a
+The peak is the most bytes on disk at one moment. For KahaDB it counts the files that are there throughout the writing
+of half a segment: the broker cleans up from time to time and can only be looked at in between, so what overlaps for a
 moment is not seen. (On the toy maker's broker: 6 files split, as listed there; 7 for 341 and 278 operations of 46,771.)
-
-Everything is simulated in one pass over the trace for all stores of a partitioning at once.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from .jit import njit
+from .kernel import JournalRules, StoreCourse, StoreJournal
 from .operations import Floats, Ints, Operations, TransactionSet
 from .sizes import Model, OperationSizes
 
+MIB = float(1 << 20)
 GIB = float(1 << 30)
 HOUR = 3600.0
+COPY_RATE = 100.0
 
 PEAK_SPAN_SEGMENTS: dict[Model, float] = {"kahadb": 0.5, "anabranch": 0.0}
 """How long a number of files must last to count as a peak, in segments written meanwhile."""
@@ -44,7 +46,8 @@ Partition = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What makes a partitioning better than another: disk held over time, and syncs that spanning transactions add."""
+    """What makes a partitioning better than another: disk held over time, syncs that spanning transactions add, and
+    what compaction copies."""
 
     segment_bytes: int = 32 << 20
     overhead_segments: float = 0.5
@@ -52,11 +55,31 @@ class CostModel:
     disk_gib: float = 100.0
     sync_rate: float = 5000.0
     """Syncs a second that the disk can do. An hour of nothing but syncs costs as much as the whole disk for an hour."""
+    copy_rate: float = COPY_RATE
+    """MiB a second that the disk can copy: each byte is read once and written once. An hour of nothing but copying
+    costs as much as the whole disk for an hour."""
+    live_percent: int = 50
+    """A journal's `compact_live_percent`; 0: nothing is compacted."""
+    min_segments: int = 4
+    """A journal's `compact_min_segments`."""
 
     @property
     def sync_price(self) -> float:
         """GiB-hours that one sync is worth."""
         return self.disk_gib / (self.sync_rate * HOUR)
+
+    @property
+    def copy_price(self) -> float:
+        """GiB-hours that copying one byte is worth."""
+        return self.disk_gib / (self.copy_rate * MIB * HOUR)
+
+    def rules(self, sizes: OperationSizes) -> JournalRules:
+        """How each store's journal keeps its files."""
+        return JournalRules.of(sizes, self.segment_bytes, self.live_percent, self.min_segments)
+
+    def compacts(self, model: Model) -> bool:
+        """Whether messages are copied at all."""
+        return model == "anabranch" and self.live_percent > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +90,18 @@ class Segments:
     start: Floats
     end: Floats
     segment_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimedCourse:
+    """One store's course, with the time of each of its changes."""
+
+    course: StoreCourse
+    time: Floats
+
+    def byte_seconds(self, finish: float) -> float:
+        """Bytes on disk times time, to the trace's end."""
+        return float((self.course.level * np.diff(self.time, append=finish)).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,112 +117,99 @@ class Retention:
     """Journal bytes times time."""
     spanning_transactions: int
     cost: float
-    """J, in GiB-hours: retention, overhead of stores, price of the syncs that spanning transactions add."""
+    """J, in GiB-hours: retention, overhead of stores, prices of the syncs that spanning transactions add and of what
+    compaction copies."""
+    written_bytes: int
+    """What operations, and compaction's own records, put into the journals."""
+    copied_bytes: int
+    """What compaction copies: each byte is read once and written once."""
+    most_copied: int
+    """How often the message was copied that was copied most often."""
     store_gib_hours: tuple[float, ...]
     store_peak_bytes: tuple[int, ...]
     """Of each store by itself, at one moment."""
+    store_written_bytes: tuple[int, ...]
+    store_copied_bytes: tuple[int, ...]
 
 
 def canonical(stores: Sequence[Sequence[int]]) -> Partition:
     return tuple(sorted(tuple(sorted(store)) for store in stores if store))
 
 
-def simulate(operations: Operations, partition: Partition, segment_bytes: int, compacted: bool = False) -> Segments:
-    """The segments of each store. Destinations in no store are left out. `compacted`: no ack keeps a file."""
-    return simulate_rows(operations, partition, segment_bytes, compacted)[0]
+# Courses ------------------------------------------------------------------------------------------------------------
 
 
-def simulate_rows(
-    operations: Operations, partition: Partition, segment_bytes: int, compacted: bool = False
-) -> tuple[Segments, npt.NDArray[np.int32]]:
-    """The same, and the segment of each operation, -1 for one that is in no store."""
-    store_of = np.full(len(operations.destinations), -1, np.int32)
-    for number, members in enumerate(partition):
-        store_of[list(members)] = number
-    capacity = operations.sizes.capacity(segment_bytes)
-    segment, store, start, end = _assign(
-        operations.destination, operations.size, operations.time, store_of, len(partition), capacity
+def courses(operations: Operations, partition: Partition, rules: JournalRules) -> list[StoreCourse]:
+    """The course of each store, in rows. Destinations in no store are left out."""
+    found = []
+    for members in partition:
+        rows = rows_of(operations, members)
+        journal = StoreJournal(rules)
+        journal.feed(rows, operations.size[rows], operations.send[rows], operations.ends[rows])
+        found.append(journal.finish(len(operations) - 1))
+    return found
+
+
+def rows_of(operations: Operations, members: Sequence[int]) -> Ints:
+    """The rows of these destinations' operations."""
+    if len(members) == len(operations.destinations):
+        return np.arange(len(operations))
+    chosen = np.zeros(len(operations.destinations), np.bool_)
+    chosen[list(members)] = True
+    return np.flatnonzero(chosen[operations.destination])
+
+
+def timed(operations: Operations, found: Sequence[StoreCourse]) -> list[TimedCourse]:
+    return [TimedCourse(course, operations.time[course.changes]) for course in found]
+
+
+def simulate(operations: Operations, partition: Partition, rules: JournalRules) -> Segments:
+    """The segments of each store, where nothing is compacted."""
+    found = courses(operations, partition, rules)
+    time = operations.time
+    return assembled(
+        [course.starts for course in found],
+        [time[course.starts] for course in found],
+        [time[course.ends] for course in found],
+        rules.segment_bytes,
     )
-    _extend(segment, operations.end, end, float(operations.time[-1]))
-    if operations.sizes.model == "kahadb" and not compacted:
-        _chain(segment, operations.send, end)
-    return Segments(store, start, end, segment_bytes), segment
 
 
-@njit
-def _assign(
-    destination: npt.NDArray[np.int32],
-    size: Ints,
-    time: Floats,
-    store_of: npt.NDArray[np.int32],
-    stores: int,
-    capacity: int,
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Floats, Floats]:
-    """Segment of each operation (-1: in no store), and each segment's store, start and the start of its successor."""
-    count = len(time)
-    used = np.zeros(stores, np.int64)
-    current = np.full(stores, -1, np.int32)
-    segment = np.full(count, -1, np.int32)
-    store = np.empty(count, np.int32)
-    start = np.empty(count, np.float64)
-    end = np.empty(count, np.float64)
-    born = 0
-    for i in range(count):
-        b = store_of[destination[i]]
-        if b < 0:
-            continue
-        need = min(size[i], capacity)
-        if current[b] < 0 or used[b] + need > capacity:
-            if current[b] >= 0:
-                end[current[b]] = time[i]
-            store[born], start[born], end[born] = b, time[i], time[count - 1]
-            current[b] = born
-            used[b] = 0
-            born += 1
-        used[b] += need
-        segment[i] = current[b]
-    return segment, store[:born].copy(), start[:born].copy(), end[:born].copy()
+def assembled(
+    positions: Sequence[Ints], starts: Sequence[Floats], ends: Sequence[Floats], segment_bytes: int
+) -> Segments:
+    """The segments of several stores, by birth."""
+    store = np.repeat(np.arange(len(positions), dtype=np.int32), [len(one) for one in positions])
+    order = np.argsort(np.concatenate(positions), kind="stable")
+    return Segments(store[order], np.concatenate(starts)[order], np.concatenate(ends)[order], segment_bytes)
 
 
-@njit
-def _extend(segment: npt.NDArray[np.int32], op_end: Floats, end: Floats, finish: float) -> None:
-    """A segment lives as long as its last message."""
-    for i in range(len(segment)):
-        s = segment[i]
-        if s >= 0:
-            end[s] = max(end[s], min(op_end[i], finish))
-
-
-@njit
-def _chain(segment: npt.NDArray[np.int32], send: Ints, end: Floats) -> None:
-    """The ack rule. In the trace's order, end[t] is final when the first ack from a later segment is reached."""
-    for i in range(len(segment)):
-        s = segment[i]
-        if s >= 0 and send[i] >= 0:
-            t = segment[send[i]]
-            if 0 <= t < s:
-                end[s] = max(end[s], end[t])
+# Figures ------------------------------------------------------------------------------------------------------------
 
 
 def measure(operations: Operations, partition: Partition, costs: CostModel) -> Retention:
     """The exact figures of a partitioning."""
-    segments = simulate(operations, partition, costs.segment_bytes)
+    rules = costs.rules(operations.sizes)
+    found = timed(operations, courses(operations, partition, rules))
     span = peak_span(operations.sizes.model, costs.segment_bytes)
-    peak_files = _peak(operations, segments, span) if span else None
+    peak_files = None
+    if span:
+        peak_files = _peak(operations, simulate(operations, partition, rules), span)
     begin, finish = float(operations.time[0]), float(operations.time[-1])
     return figures(
-        segments, partition, costs, operations.sizes, operations.transactions, begin, finish, peak_files=peak_files
+        found, partition, costs, operations.sizes, operations.transactions, begin, finish, peak_files=peak_files
     )
 
 
 def compacted_peak(operations: Operations, partition: Partition, segment_bytes: int) -> int:
     """The files at the peak without the ack rule: what a broker's ack compaction can bring it down to."""
-    segments = simulate(operations, partition, segment_bytes, compacted=True)
+    rules = JournalRules.of(operations.sizes, segment_bytes, 0, 1, ack_rule=False)
+    segments = simulate(operations, partition, rules)
     return _peak(operations, segments, peak_span(operations.sizes.model, segment_bytes))
 
 
 def figures(
-    segments: Segments,
+    found: Sequence[TimedCourse],
     partition: Partition,
     costs: CostModel,
     sizes: OperationSizes,
@@ -197,40 +219,48 @@ def figures(
     *,
     peak_files: int | None,
 ) -> Retention:
-    """What a partitioning of these segments costs, in a trace from `begin` to `finish`.
+    """What a partitioning whose stores take these courses costs, in a trace from `begin` to `finish`.
 
-    `peak_files`: the files at the peak where one must last to count; None: the most at any moment.
+    `peak_files`: the files at the peak where one must last to count; None: every moment counts.
     """
     ahead = sizes.sizes.segments_ahead
-    held = (segments.end - segments.start) * costs.segment_bytes
-    kept_ahead = ahead * costs.segment_bytes * (finish - begin)
-    seconds = np.bincount(segments.store, weights=held, minlength=len(partition)) + kept_ahead
-    peaks = _peaks_by_store(segments, len(partition))
+    ahead_bytes = ahead * costs.segment_bytes
+    seconds = [one.byte_seconds(finish) + ahead_bytes * (finish - begin) for one in found]
     if peak_files is None:
-        peak_files = lasting_peak(segments.start, segments.end, 0.0)
-    peak_files += ahead * len(partition)
-    gib_hours = float(seconds.sum()) / GIB / HOUR
+        peak_bytes, peak_files = together(found)
+    else:
+        peak_bytes = peak_files * costs.segment_bytes
+    held = sum(seconds)
+    gib_hours = held / GIB / HOUR
+    copied = [one.course.copied for one in found]
     spanning, touches = spanning_transactions(transactions, partition)
     overhead = costs.overhead_segments * costs.segment_bytes * len(partition) * (finish - begin) / GIB / HOUR
     return Retention(
-        mean_bytes=float(seconds.sum()) / (finish - begin),
-        peak_bytes=peak_files * costs.segment_bytes,
-        peak_files=peak_files,
+        mean_bytes=held / (finish - begin),
+        peak_bytes=peak_bytes + ahead_bytes * len(partition),
+        peak_files=peak_files + ahead * len(partition),
         gib_hours=gib_hours,
         spanning_transactions=spanning,
-        cost=gib_hours + overhead + 2 * costs.sync_price * touches,
-        store_gib_hours=tuple(float(x) / GIB / HOUR for x in seconds),
-        store_peak_bytes=tuple((peak + ahead) * costs.segment_bytes for peak in peaks),
+        cost=gib_hours + overhead + 2 * costs.sync_price * touches + costs.copy_price * sum(copied),
+        written_bytes=sum(one.course.written for one in found),
+        copied_bytes=sum(copied),
+        most_copied=max((one.course.most_copied for one in found), default=0),
+        store_gib_hours=tuple(x / GIB / HOUR for x in seconds),
+        store_peak_bytes=tuple(int(one.course.level.max(initial=0)) + ahead_bytes for one in found),
+        store_written_bytes=tuple(one.course.written for one in found),
+        store_copied_bytes=tuple(copied),
     )
 
 
-def _peaks_by_store(segments: Segments, stores: int) -> list[int]:
-    """The most files of each store by itself, at one moment."""
-    order = np.argsort(segments.store, kind="stable")
-    start, end = segments.start[order], segments.end[order]
-    edges = np.searchsorted(segments.store[order], np.arange(stores + 1))
-    cuts = [slice(first, last) for first, last in itertools.pairwise(edges.tolist())]
-    return [lasting_peak(start[cut], end[cut], 0.0) for cut in cuts]
+def together(found: Sequence[TimedCourse]) -> tuple[int, int]:
+    """The most bytes, and the most files, that these stores have on disk at one position of the global order."""
+    at = np.concatenate([one.course.changes for one in found])
+    order = np.argsort(at, kind="stable")
+    most = []
+    for values in ([one.course.level for one in found], [one.course.files for one in found]):
+        change = np.concatenate([np.diff(value, prepend=0) for value in values])
+        most.append(int(np.cumsum(change[order]).max(initial=0)))
+    return most[0], most[1]
 
 
 def peak_span(model: Model, segment_bytes: int) -> float:

@@ -19,13 +19,14 @@ import pyarrow.compute as pc
 
 from ..errors import TraceError
 from ..text import count_of
+from .kernel import NEVER_POSITION
+from .kernel import Ints as Ints
 from .sizes import JournalSizes, Model, OperationSizes
 from .trace import Finding, backwards_finding, canonical_destination, check_times
 
 Clock = Literal["ts", "seq"]
 CLOCKS: tuple[Clock, ...] = ("ts", "seq")
 
-Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 NEVER = float("inf")
 SEQ_SPAN_MAX = (1 << 62) - 1
@@ -51,6 +52,10 @@ class DestinationTotals:
     pending: int
     """Sends whose last ack the trace does not show."""
 
+    @property
+    def operations(self) -> int:
+        return self.sends + self.acks
+
 
 @dataclass(frozen=True, slots=True)
 class Operations:
@@ -62,8 +67,9 @@ class Operations:
     time: Floats
     send: Ints
     """For an ack: the row of the send that it ends; -1 for a send and for an ack of an unknown message."""
-    end: Floats
-    """For a send: the time of its last ack, NEVER if it did not come. For an ack: its own time."""
+    ends: Ints
+    """For a send: the row of its last ack, NEVER_POSITION if that did not come, its own where it waits for none. For an
+    ack: its own row."""
     seq: Ints
     transactions: tuple[TransactionSet, ...]
     totals: tuple[DestinationTotals, ...]
@@ -72,6 +78,12 @@ class Operations:
 
     def __len__(self) -> int:
         return len(self.time)
+
+    @property
+    def end(self) -> Floats:
+        """The times of `ends`, NEVER for what did not come."""
+        times: Floats = np.append(self.time, NEVER)[np.minimum(self.ends, len(self.time))]
+        return times
 
     @property
     def duration(self) -> float:
@@ -115,15 +127,15 @@ def build(
         source,
     )
     needed = np.where(is_send, _int_column(table, "acks_needed", 1), 0)
-    send, end = _lives(table.column("message_id"), destination, is_send, needed, time, findings)
-    totals = _totals(names, destination, is_send, rule.rows(is_send, tx >= 0, size, body), end)
+    send, ends = _lives(table.column("message_id"), destination, is_send, needed, findings)
+    totals = _totals(names, destination, is_send, rule.rows(is_send, tx >= 0, size, body), ends)
     return Operations(
         destinations=names,
         destination=destination,
         size=rule.rows(is_send, tx >= 0, size, body),
         time=time,
         send=send,
-        end=end,
+        ends=ends,
         seq=seq,
         transactions=transactions,
         totals=totals,
@@ -231,9 +243,8 @@ def _lives(
     destination: npt.NDArray[np.int32],
     is_send: npt.NDArray[np.bool_],
     needed: Ints,
-    time: Floats,
     findings: list[Finding],
-) -> tuple[Ints, Floats]:
+) -> tuple[Ints, Ints]:
     encoded = ids.combine_chunks().dictionary_encode()
     id_codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     keys = id_codes * (int(destination.max()) + 1) + destination
@@ -245,26 +256,24 @@ def _lives(
     last_ack[message[acks]] = acks
     ack_count = np.bincount(message[acks], minlength=len(distinct))
 
-    partner = np.full(len(time), -1, np.int64)
+    partner = np.full(len(is_send), -1, np.int64)
     partner[acks] = last_send[message[acks]]
-    end = time.copy()
+    ends = np.arange(len(is_send))
     of_send = message[sends]
     done = ack_count[of_send] >= needed[sends]
-    acked = ack_count[of_send] > 0
-    end[sends] = np.where(done, np.where(acked, time[last_ack[of_send]], time[sends]), NEVER)
-    end[sends] = np.maximum(end[sends], time[sends])
+    ends[sends] = np.where(done, np.maximum(last_ack[of_send], sends), NEVER_POSITION)
     findings += life_findings(
         len(sends),
         len(acks),
         {
             "unknown-acks": int((partner[acks] < 0).sum()),
             "early-acks": int((partner[acks] > acks).sum()),
-            "pending-sends": int(np.isinf(end[sends]).sum()),
+            "pending-sends": int((ends[sends] == NEVER_POSITION).sum()),
             "repeated-sends": int((last_send[of_send] != sends).sum()),
             "surplus-acks": int((ack_count[of_send] > np.maximum(needed[sends], 1)).sum()),
         },
     )
-    return partner, end
+    return partner, ends
 
 
 def life_findings(sends: int, acks: int, counts: Mapping[str, int]) -> list[Finding]:
@@ -333,13 +342,13 @@ def _totals(
     destination: npt.NDArray[np.int32],
     is_send: npt.NDArray[np.bool_],
     size: Ints,
-    end: Floats,
+    ends: Ints,
 ) -> tuple[DestinationTotals, ...]:
     width = len(names)
     sends = np.bincount(destination[is_send], minlength=width)
     acks = np.bincount(destination[~is_send], minlength=width)
     total = np.bincount(destination, weights=size, minlength=width)
-    pending = np.bincount(destination[is_send & np.isinf(end)], minlength=width)
+    pending = np.bincount(destination[is_send & (ends == NEVER_POSITION)], minlength=width)
     return tuple(
         DestinationTotals(name, int(sends[i]), int(acks[i]), int(total[i]), int(pending[i]))
         for i, name in enumerate(names)

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .jit import njit
-from .model import Partition, Segments, simulate_rows
+from .kernel import JournalRules
+from .model import Partition, Segments, assembled, courses, rows_of
 from .operations import Floats, Ints, Operations
 
 NOBODY = -1
@@ -55,15 +56,15 @@ def full_times(segments: Segments, finish: float) -> Floats:
     return full
 
 
-def find_pins(operations: Operations, partition: Partition, segment_bytes: int) -> tuple[Segments, Pins]:
-    """The segments of a partitioning, exactly as `model.simulate` has them, and who keeps them."""
-    segments, segment = simulate_rows(operations, partition, segment_bytes)
+def find_pins(operations: Operations, partition: Partition, rules: JournalRules) -> tuple[Segments, Pins]:
+    """The segments of a partitioning that does not compact, as `model.simulate` has them, and who keeps them."""
+    segments, segment = _segments(operations, partition, rules)
     finish = float(operations.time[-1])
     full = full_times(segments, finish)
-    chains = operations.sizes.model == "kahadb"
-    holder = _holders(segment, operations.destination, operations.send, operations.end, full, finish, chains)
+    end = operations.end
+    holder = _holders(segment, operations.destination, operations.send, end, full, finish, rules.ack_rule)
     where, whose, size, own = _shares(
-        segment, operations.destination, operations.size, operations.end, len(operations.destinations), finish
+        segment, operations.destination, operations.size, end, len(operations.destinations), finish
     )
     waits = segments.end[where] - np.maximum(full[where], own)
     by = holder[where]
@@ -73,6 +74,22 @@ def find_pins(operations: Operations, partition: Partition, segment_bytes: int) 
     totals = np.bincount(place, weights=size[chosen] * waits[chosen], minlength=len(keys))
     kept = {divmod(int(key), width): float(total) for key, total in zip(keys, totals, strict=True)}
     return segments, Pins(holder, kept)
+
+
+def _segments(operations: Operations, partition: Partition, rules: JournalRules) -> tuple[Segments, _Numbers]:
+    """The segments, and the segment of each operation, -1 for one that is in no store."""
+    found = courses(operations, partition, rules)
+    starts, ends = [course.starts for course in found], [course.ends for course in found]
+    time = operations.time
+    segments = assembled(starts, [time[start] for start in starts], [time[end] for end in ends], rules.segment_bytes)
+    number = np.argsort(np.argsort(np.concatenate(starts), kind="stable"), kind="stable").astype(np.int32)
+    segment = np.full(len(operations), -1, np.int32)
+    first = 0
+    for members, start in zip(partition, starts, strict=True):
+        rows = rows_of(operations, members)
+        segment[rows] = number[first + np.searchsorted(start, rows, side="right") - 1]
+        first += len(start)
+    return segments, segment
 
 
 @njit
@@ -87,7 +104,7 @@ def _holders(
             until[s] = min(op_end[i], finish)
             holder[s] = destination[i]
     if chains:
-        # In the order of model._chain, so that `until` is final where it is read.
+        # In the trace's order `until` is final where it is read: by the first ack from a later segment.
         for i in range(len(segment)):
             s = segment[i]
             if s >= 0 and send[i] >= 0:

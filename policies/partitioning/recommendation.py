@@ -21,7 +21,6 @@ from ..outputs import check_files, is_elsewhere, local_path, write_files
 from ..units import format_size
 from .broker import BrokerPeak
 from .catch_all import CATCH_ALL, REST, unseen_sync
-from .compacted import CompactedUse
 from .destination_usage import DestinationUsage
 from .recommendation_schema import VERSION
 from .trace import Finding
@@ -44,9 +43,13 @@ class StorePlan:
     sync: str
     gib_hours: float
     peak_bytes: int
+    written_bytes: int
+    copied_bytes: int
+    """What compaction copies: each byte is read once and written once."""
     saves_mean_bytes: float | None = None
     """Disk on average, if of the current configuration this store alone were changed; None where it is as it was."""
     saves_peak_bytes: int | None = None
+    saves_copied_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +63,17 @@ class Candidate:
     gib_hours: float
     spanning_transactions: int
     cost: float
+    written_bytes: int
+    """What operations put into the journals, and compaction's own records."""
+    copied_bytes: int
+    """What compaction copies: each byte is read once and written once. 0 without compaction, as under ActiveMQ's
+    model."""
+    most_copied: int
+    """How often the message is copied that is copied most often."""
     segment_bytes: int
     """Size of one journal file."""
     broker_peak: BrokerPeak | None = None
     """What ActiveMQ is to be expected to take, under its model."""
-    compacted: CompactedUse | None = None
-    """What our own journals take with compaction, which the other figures are without; None where it was not worked
-    out, and under ActiveMQ's model."""
 
     @property
     def catch_all(self) -> str | None:
@@ -84,8 +91,10 @@ class Candidate:
             "gib_hours": self.gib_hours,
             "spanning_transactions": self.spanning_transactions,
             "cost": self.cost,
+            "written_bytes": self.written_bytes,
+            "copied_bytes": self.copied_bytes,
+            "most_copied": self.most_copied,
             "broker_peak": asdict(self.broker_peak) if self.broker_peak else None,
-            "compacted": asdict(self.compacted) if self.compacted else None,
         }
 
 

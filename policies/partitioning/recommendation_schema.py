@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 """Of the document: it rises when a field goes or means something else, not when one is added."""
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -54,16 +54,6 @@ def recommendation_schema() -> dict[str, Any]:
                 "Bytes at the peak: what is to be expected, and between which it lies.",
                 {"bytes": _COUNT, "low_bytes": _COUNT, "high_bytes": _COUNT},
             ),
-            "compacted": _object(
-                "What stores take that compact.",
-                {
-                    "peak_bytes": _with(_COUNT, "The most that all stores hold at one time."),
-                    "mean_bytes": _with(_AMOUNT, "Averaged over the trace's time."),
-                    "written_bytes": _with(_COUNT, "What operations put into the journals."),
-                    "copied_bytes": _with(_COUNT, "What compaction copied."),
-                    "most_copied": _with(_COUNT, "How often one message was copied at most."),
-                },
-            ),
             "destination": _destination(),
             "finding": _object(
                 "What the trace could not tell; docs/advisor.md lists the codes.",
@@ -95,14 +85,12 @@ def _candidate() -> dict[str, Any]:
             "gib_hours": _with(_AMOUNT, "Journal bytes times time."),
             "spanning_transactions": _with(_COUNT, "Transactions over several stores."),
             "cost": _with(_AMOUNT, "J, in GiB-hours: what is minimised."),
+            "written_bytes": _with(_COUNT, "What operations put into the journals, and compaction's own records."),
+            "copied_bytes": _with(_COUNT, "What compaction copies; each byte is read once and written once."),
+            "most_copied": _with(_COUNT, "How often the message is copied that is copied most often."),
             "broker_peak": {
                 "description": "What ActiveMQ is to be expected to have at the peak; null under Anabranch's model.",
                 "anyOf": [{"type": "null"}, {"$ref": "#/$defs/broker_peak"}],
-            },
-            "compacted": {
-                "description": "What the stores take with compaction, which the other figures are without; null under "
-                "ActiveMQ's model, and where the trace is too long for it.",
-                "anyOf": [{"type": "null"}, {"$ref": "#/$defs/compacted"}],
             },
         },
     )
@@ -118,10 +106,13 @@ def _store() -> dict[str, Any]:
             "sync": {"enum": ["always", "periodic", "never"]},
             "gib_hours": _AMOUNT,
             "peak_bytes": _with(_COUNT, "The most that this store holds by itself."),
+            "written_bytes": _COUNT,
+            "copied_bytes": _with(_COUNT, "What compaction copies."),
             "saves_mean_bytes": _or_null(
                 {"type": "number"}, "Disk on average, if of `current` this store alone were changed; null: it is not."
             ),
             "saves_peak_bytes": _or_null({"type": "integer"}, "The same at the peak."),
+            "saves_copied_bytes": _or_null({"type": "integer"}, "The same of what compaction copies."),
         },
     )
 
@@ -153,6 +144,12 @@ def _parameters() -> dict[str, Any]:
             "disk_gib": _AMOUNT,
             "sync_rate": _AMOUNT,
             "overhead_segments": _AMOUNT,
+            "copy_rate": _with(_AMOUNT, "MiB a second that the disk can copy."),
+            "compact_live_percent": _with(
+                {"type": "integer", "minimum": 0, "maximum": 95},
+                "Under which share of live bytes a file is compacted; 0: none is, as under ActiveMQ's model.",
+            ),
+            "compact_min_segments": {"type": "integer", "minimum": 1},
             "stores_max": _or_null(_COUNT, "A limit on the stores; null: none."),
             "peak_bytes_max": _or_null(_COUNT, "A cap on the peak; null: none."),
             "durability": {"type": "object", "additionalProperties": {"enum": ["always", "periodic", "never"]}},

@@ -10,10 +10,9 @@ from ..units import format_size
 from .answer import (
     cap_sentence,
     command_note,
-    copied_bytes,
     headline,
+    is_compacting,
     listed,
-    mean_bytes,
     moves,
     next_command,
     peak_bytes,
@@ -86,13 +85,13 @@ def candidate_columns(recommendation: Recommendation) -> Columns:
     columns: list[tuple[str, Callable[[Candidate], str]]] = [
         ("candidate", lambda c: c.name),
         ("stores", lambda c: str(len(c.stores))),
-        (_MEAN, lambda c: human_bytes(mean_bytes(c))),
+        (_MEAN, lambda c: human_bytes(c.mean_bytes)),
         ("peak disk", lambda c: human_bytes(peak_bytes(c))),
     ]
     if best.broker_peak is not None:
         columns.append(("between", _range))
-    if best.compacted is not None:
-        columns.append(("copied", lambda c: human_bytes(copied_bytes(c))))
+    if is_compacting(recommendation):
+        columns.append(("copied", lambda c: human_bytes(c.copied_bytes)))
     columns.append(("spanning tx", lambda c: f"{c.spanning_transactions:,}"))
     columns.append(("cost", lambda c: ratio(c.cost / best.cost) if best.cost and c is not best else ""))
     return columns
@@ -123,12 +122,14 @@ def _rows(recommendation: Recommendation, columns: Columns) -> list[str]:
 
 def candidate_note(recommendation: Recommendation) -> str:
     """What the headings of that table mean."""
-    note = "spanning tx: transactions over several stores. cost: disk over time, stores and spanning tx in one figure."
-    if recommendation.parameters["model"] == "kahadb":
+    kahadb = recommendation.parameters["model"] == "kahadb"
+    costs = f"disk over time, stores, spanning tx{'' if kahadb else ', copying'}"
+    note = f"spanning tx: transactions over several stores. cost: {costs}."
+    if kahadb:
         return f"peak disk: what is to be expected of a broker, and between which it lies. {note}"
-    if recommendation.recommended.compacted is None:
-        return f"Without compaction. {note}"
-    return f"copied: by compaction, which is on by default. {note}"
+    if not is_compacting(recommendation):
+        return f"Without compaction: compact_live_percent is 0. {note}"
+    return f"copied: by compaction. {note}"
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

@@ -27,8 +27,8 @@ from .answer import (
     baseline,
     cap_sentence,
     command_note,
-    copied_bytes,
     headline,
+    is_compacting,
     moves,
     next_command,
     peak_bytes,
@@ -47,9 +47,9 @@ STORES_SHOWN = 60
 MOVES_SHOWN = 15
 LISTED_MAX = 200
 _NO_FIGURES: dict[str, Any] = {
-    "histories": [], "lives": [], "told": [], "kinds": [], "curve": None, "keeper_sentence": None,
+    "histories": [], "lives": [], "told": [], "kinds": [], "keepers": [], "curve": None, "keeper_sentence": None,
 }  # fmt: skip
-_PARTS = {"histories": "disk over time", "lives": "who keeps which journal files", "told": "who keeps whose bytes"}
+_PARTS = {"histories": "disk over time", "lives": "who keeps which journal files", "told": "each destination"}
 _NOT_TRIED = "not tried, since the trace is large"
 _EPOCH_FROM = 946_684_800.0
 """2000-01-01: a trace's clock before it counts from somewhere else."""
@@ -89,8 +89,12 @@ def _content(recommendation: Recommendation, out: str | None) -> dict[str, Any]:
         **shown,
         "colour": signs.colour,
         "pattern": signs.pattern,
-        "uncompacted": best.compacted is not None,
-        "missing": [what for key, what in _PARTS.items() if not shown[key]],
+        "compacts": is_compacting(recommendation),
+        "missing": [
+            what
+            for key, what in _PARTS.items()
+            if not shown[key] and (key != "lives" or not is_compacting(recommendation))
+        ],
         "name_short": NAME_SHORT,
         "headline": headline(recommendation),
         "cap": None if recommendation.cap_kept else cap_sentence(recommendation),
@@ -129,9 +133,9 @@ def _numbers(recommendation: Recommendation) -> list[tuple[str, str]]:
     found = [(f"disk at the peak, {base.name}", human_bytes(peak_bytes(base)))]
     if not stays(recommendation):
         found.append(("disk at the peak, recommended", human_bytes(peak_bytes(best))))
-    if best.compacted is not None:
-        now = "" if stays(recommendation) else f", {human_bytes(copied_bytes(base))} {base.name}"
-        found.append((f"copied by compaction{now}", human_bytes(copied_bytes(best))))
+    if is_compacting(recommendation):
+        now = "" if stays(recommendation) else f", {human_bytes(base.copied_bytes)} {base.name}"
+        found.append((f"copied by compaction{now}", human_bytes(best.copied_bytes)))
     return [*found, ("transactions over several stores", f"{best.spanning_transactions:,}")]
 
 
@@ -159,6 +163,7 @@ def _store(store: StorePlan, figures: Figures | None, scale: Scale) -> dict[str,
         ("disk, mean", human_bytes(store.gib_hours * GIB * HOUR / scale.duration)),
         ("disk, peak", human_bytes(store.peak_bytes)),
         ("sync", store.sync),
+        *([("copied by compaction", human_bytes(store.copied_bytes))] if store.copied_bytes else []),
     ]
     nearest = None
     found = next((one for one in figures.stores if one.name == store.name), None) if figures else None
@@ -191,13 +196,18 @@ def _acked(seconds: float, scale: Scale) -> str:
 def _parameters(recommendation: Recommendation, scale: Scale) -> list[tuple[str, str]]:
     given = recommendation.parameters
     figures = recommendation.figures
+    percent = given["compact_live_percent"]
+    ours = f"our own journal, {f'compacted where at most {percent} % lives' if percent else 'without compaction'}"
     rows = [
-        ("model", "our own journal" if given["model"] == "anabranch" else "ActiveMQ's KahaDB, with its ack rule"),
+        ("model", ours if given["model"] == "anabranch" else "ActiveMQ's KahaDB, with its ack rule"),
         ("clock", "order alone (seq)" if scale.timeless else "the trace's own (ts)"),
         ("operations in the trace", f"{given['operations']:,}"),
         ("length of the trace", scale.time(scale.duration)),
         ("journal file", format_size(given["segment_bytes"])),
-        ("disk", f"{given['disk_gib']:g} GiB, {given['sync_rate']:g} syncs a second"),
+        (
+            "disk",
+            f"{given['disk_gib']:g} GiB, {given['sync_rate']:g} syncs a second, copies {given['copy_rate']:g} MiB/s",
+        ),
     ]
     if figures and not scale.timeless and figures.begin >= _EPOCH_FROM:
         rows.insert(4, ("from", _date(figures.begin)))
@@ -215,6 +225,7 @@ def _date(seconds: float) -> str:
 def _figures(figures: Figures, signs: Signs, scale: Scale, recommendation: Recommendation) -> dict[str, Any]:
     return {
         **pictures_of(figures, signs, scale, len(recommendation.recommended.stores)),
+        "keepers": [picture.candidate for picture in figures.pictures if figures.told and figures.told[0].kept],
         "keeper_sentence": _keeper_sentence(figures),
         "told": [_destination(one, scale) for one in figures.told],
         "told_left": len(figures.destinations) - len(figures.told),
@@ -223,7 +234,7 @@ def _figures(figures: Figures, signs: Signs, scale: Scale, recommendation: Recom
 
 def _keeper_sentence(figures: Figures) -> dict[str, str] | None:
     """Who keeps most under what the recommended one is compared with."""
-    told = [one for one in figures.told if one.kept[0].files]
+    told = [one for one in figures.told if one.kept and one.kept[0].files]
     if not told:
         return None
     worst = max(told, key=lambda one: (one.kept[0].file_bytes, one.name))

@@ -93,9 +93,10 @@ def _stores(
             shown = ", ".join(f"{n} from {current.store_of(n).name}" for n in moved[:8])
             store.notes.append(f"takes {shown}" + (f" and {len(moved) - 8} more" if len(moved) > 8 else ""))
         if plan.saves_mean_bytes is not None and moved:
+            copied = f", {_change(plan.saves_copied_bytes)} to be copied" if plan.saves_copied_bytes else ""
             store.notes.append(
                 f"this change alone: {_change(plan.saves_mean_bytes)} disk on average, "
-                f"{_change(plan.saves_peak_bytes or 0)} at the peak"
+                f"{_change(plan.saves_peak_bytes or 0)} at the peak{copied}"
             )
         _set(store, "sync", Sync(plan.sync), plan.sync)
     for store in stores.values():

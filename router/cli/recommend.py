@@ -82,9 +82,11 @@ class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only sin
     help="A cap on all journals together at the peak. Where none found keeps it: exit code 1.",
 )
 @click.option(
-    "--disk-gib", type=float, default=100.0, show_default=True, help="The disk's size, for the price of a sync."
+    "--disk-gib", type=float, default=100.0, show_default=True, help="The disk's size, for the price of its time."
 )
 @click.option("--sync-rate", type=float, default=5000.0, show_default=True, help="Syncs a second that the disk can do.")
+@click.option("--copy-rate", type=float, default=100.0, show_default=True,
+              help="MiB a second that the disk copies, each byte read once and written once.")  # fmt: skip
 @engine_options
 @json_option
 @click.pass_context
@@ -107,6 +109,7 @@ def command(
     peak_max: int | None,
     disk_gib: float,
     sync_rate: float,
+    copy_rate: float,
     master: str | None,
     engine: str,
     as_json: bool,
@@ -115,8 +118,8 @@ def command(
 
     Reads how they were used, simulates which journal files every partitioning would have kept, and writes the best
     one as a configuration. What a trace and a workload look like, what the figures and the warnings mean, which model
-    and which clock to choose: docs/advisor.md. --disk-gib and --sync-rate weigh disk against transactions over
-    several stores.
+    and which clock to choose: docs/advisor.md. --disk-gib, --sync-rate and --copy-rate weigh disk against transactions
+    over several stores and against what compaction copies.
 
     Where no partitioning keeps the cap of --peak-max, the one with the lowest peak is written, the summary says so
     first, and the exit code is 1.
@@ -153,6 +156,7 @@ def command(
         clock=clock or ("seq" if kahadb_directory is not None else "ts"),  # type: ignore[arg-type]
         disk_gib=disk_gib,
         sync_rate=sync_rate,
+        copy_rate=copy_rate,
         stores_max=stores_max,
         peak_bytes_max=peak_max,
         engine=engine,  # type: ignore[arg-type]

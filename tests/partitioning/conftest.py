@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from anabranch import Config, StoreConfig
+from anabranch import Config, JournalOptions, StoreConfig
 from anabranch.adapters.kahadb import usage_trace
 from anabranch.policies.partitioning import CurrentConfig, Workload, from_events, generate
 
@@ -80,9 +80,11 @@ _SHAPES = {
 }
 
 
-def in_force(stores: dict[str, list[str]]) -> CurrentConfig:
+def in_force(stores: dict[str, list[str]], compact_live_percent: int = 50) -> CurrentConfig:
     """A configuration of journals with defaults: names and patterns."""
-    return CurrentConfig(Config("data", [StoreConfig(name, patterns) for name, patterns in stores.items()]))
+    journal = JournalOptions(compact_live_percent=compact_live_percent)
+    configured = [StoreConfig(name, patterns, journal=journal) for name, patterns in stores.items()]
+    return CurrentConfig(Config("data", configured))
 
 
 def shape(name: str, duration: str = "1h") -> Workload:

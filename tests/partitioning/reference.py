@@ -1,14 +1,18 @@
-"""The retention model once more, written from its definition without regard to speed.
+"""The models once more, written from their definitions without regard to speed.
 
-A store's segments are found one at a time, and the ack rule is iterated to its fixed point.
+`segments`: a store's segments are found one at a time, and the ack rule is iterated to its fixed point.
+`CompactingJournal`: a store of ours that compacts, with an object a message, and the journal's own choice of files.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from anabranch.policies.compaction import BATCH_BYTES, choose, is_dying
 from anabranch.policies.partitioning import UsageEvent
+from anabranch.policies.partitioning.kernel import COMPACTED_BYTES, ROOM, JournalRules
 
 
 def segments(
@@ -66,3 +70,165 @@ def _key(event: UsageEvent) -> tuple[str, str]:
 def peak(files: Sequence[tuple[int, float, float]]) -> int:
     """The most on disk at one moment."""
     return max(sum(start <= at <= end for _, start, end in files) for _, at, _ in files)
+
+
+class File:
+    """One of the journal's."""
+
+    __slots__ = ("generation", "live", "live_bytes", "messages", "taken")
+
+    def __init__(self, generation: int, taken: int) -> None:
+        self.generation, self.taken = generation, taken
+        self.live = self.live_bytes = 0
+        self.messages: dict[int, int] = {}
+        """The bytes of those that live, in the order in which they lie there."""
+
+    def put(self, message: int, size: int) -> None:
+        self.messages[message] = size
+        self.live += 1
+        self.live_bytes += size
+
+
+class CompactingJournal:
+    """One store's. Sizes of records are without their batch's header."""
+
+    def __init__(self, rules: JournalRules) -> None:
+        self._rules = rules
+        self._segment_bytes, self._capacity = rules.segment_bytes, rules.capacity
+        self._used = 0
+        self._where: dict[int, File] = {}
+        self.segments: list[File] = [File(0, self._capacity)]
+        """Those in which something lives, and the one that is being written, the last."""
+        self.copies: list[File] = []
+        self.written = self.copied = self.most_copied = 0
+
+    def send(self, message: int, size: int) -> None:
+        """A message whose record takes so many bytes."""
+        self.write(size)
+        self.segments[-1].put(message, size)
+        self._where[message] = self.segments[-1]
+
+    def ack(self, message: int, size: int) -> None:
+        """By a record of so many bytes."""
+        self.write(size)
+        self._die(message)
+
+    def compact(self, min_segments: int | None = None) -> int:
+        """Once, if it pays; returns how many files were copied from."""
+        least = self._rules.min_segments if min_segments is None else min_segments
+        header = self._segment_bytes - self._capacity
+        files, rules = [*self.segments[:-1], *self.copies], self._rules
+        sources = choose(files, rules.live_percent, least, self._capacity, header, rules.messages_max)
+        if not sources:
+            return 0
+        moved = [(message, size) for source in sources for message, size in source.messages.items()]
+        generation = 1 + sources[0].generation
+        file: File | None = None
+        end = batch = 0
+        for message, size in moved:
+            if file is not None and (
+                file.live >= self._rules.messages_max or header + end + size > self._segment_bytes
+            ):
+                self._publish(file, end)
+                file = None
+            if file is None:
+                file, end, batch = File(generation, 0), self._rules.batch_overhead, 0
+            elif end - batch >= BATCH_BYTES:
+                batch = end
+                end += self._rules.batch_overhead
+            file.put(message, size)
+            end += size
+        if file is not None:
+            self._publish(file, end)
+        return len(sources)
+
+    @property
+    def files(self) -> list[tuple[int, int, int, int]]:
+        """Generation, live messages, their bytes and the file's, header included, of each that is needed."""
+        header = self._segment_bytes - self._capacity
+        needed = [*(s for s in self.segments if s.live), *self.copies]
+        return [(file.generation, file.live, file.live_bytes, header + file.taken) for file in needed]
+
+    @property
+    def bytes(self) -> int:
+        """Of all files, the one that is being written at its full size."""
+        header = self._segment_bytes - self._capacity
+        taken = self._segment_bytes * len(self.segments)
+        return taken + sum(header + file.taken for file in self.copies) if self.copies else taken
+
+    def write(self, size: int) -> None:
+        """A record of so many bytes, of which nothing more is needed."""
+        size += self._rules.batch_overhead
+        self.written += size
+        if self._used and self._used + size + ROOM > self._capacity:
+            if not self.segments[-1].live:
+                self.segments.pop()
+            self.segments.append(File(0, self._capacity))
+            self._used = 0
+        self._used += size
+
+    def die(self, message: int) -> bool:
+        """Whether its file has become mostly dead by that."""
+        file, header = self._where[message], self._segment_bytes - self._capacity
+        before = is_dying(file, self._rules.live_percent, header)
+        self._die(message)
+        after = is_dying(file, self._rules.live_percent, header)
+        return after and not before and file is not self.segments[-1]
+
+    def _die(self, message: int) -> None:
+        file = self._where.pop(message, None)
+        if file is None:
+            return
+        size = file.messages.pop(message)
+        file.live -= 1
+        file.live_bytes -= size
+        if not file.live and file is not self.segments[-1]:
+            (self.copies if file.generation else self.segments).remove(file)
+
+    def _publish(self, file: File, taken: int) -> None:
+        """Its messages are there from now on."""
+        self.write(COMPACTED_BYTES)
+        for message, size in file.messages.items():
+            self._die(message)
+            self._where[message] = file
+            self.copied += size
+        file.taken = taken
+        self.copies.append(file)
+        self.most_copied = max(self.most_copied, file.generation)
+
+
+@dataclass(slots=True)
+class Course:
+    """What a store that compacts has on disk."""
+
+    levels: list[tuple[int, int, int]] = field(default_factory=list)
+    """Position, bytes and files, where these have changed."""
+    sums: tuple[int, int, int] = (0, 0, 0)
+    """Bytes written and copied, and how often the message was copied that was copied most often."""
+
+
+def compacted(
+    rules: JournalRules, position: Sequence[int], size: Sequence[int], partner: Sequence[int], ends: Sequence[int]
+) -> Course:
+    """A store that compacts what pays whenever a segment of it is full or a file becomes mostly dead."""
+    journal, course = CompactingJournal(rules), Course()
+    ending: dict[int, list[int]] = {}
+    for row, (at, record, send, end) in enumerate(zip(position, size, partner, ends, strict=True)):
+        writing = journal.segments[-1]
+        record -= rules.batch_overhead
+        if send < 0 and end > at:
+            journal.send(row, record)
+            ending.setdefault(end, []).append(row)
+        else:
+            journal.write(record)
+        crossed = False
+        for message in ending.pop(at, ()):
+            crossed |= journal.die(message)
+        if crossed or journal.segments[-1] is not writing:
+            while journal.compact():
+                pass
+        now = journal.bytes, len(journal.segments) + len(journal.copies)
+        if not course.levels or course.levels[-1][1:] != now:
+            course.levels.append((at, *now))
+    course.sums = journal.written, journal.copied, journal.most_copied
+    return course

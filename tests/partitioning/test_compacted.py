@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from anabranch.adapters.journal.compaction import Compactor
 from anabranch.adapters.journal.encoding import SEND_OVERHEAD
 from anabranch.adapters.messages import Message
 from anabranch.adapters.wal import format as w
+from anabranch.policies.compaction import choose
 from anabranch.policies.partitioning import UsageEvent
-from anabranch.policies.partitioning.compacted import CompactingJournal, compacted
+from anabranch.policies.partitioning.kernel import JournalRules
+from anabranch.policies.partitioning.model import CostModel, measure
 from anabranch.policies.partitioning.operations import build
 from anabranch.policies.partitioning.sizes import JournalSizes
 from anabranch.policies.partitioning.trace import from_events
@@ -23,6 +26,7 @@ from anabranch.policies.partitioning.trace import from_events
 from ..contract.disk import A, B, C, assert_whole, drain, take
 from ..journal.disk import JournalDisk
 from ..shares import Share
+from .reference import CompactingJournal
 
 SEGMENT = 64 * 1024
 SIZES = JournalSizes(send_overhead=SEND_OVERHEAD + HEAD.size)
@@ -44,8 +48,8 @@ def test_the_same_files_after_each_step(
     """Random sends and acks: of some queues messages stay for long. Compaction comes where the test has it come, in
     both; nothing is released meanwhile, which would write snapshots."""
     chance = random.Random(seed)
-    monkeypatch.setattr("anabranch.policies.partitioning.compacted.MESSAGES_MAX", 40)
     monkeypatch.setattr("anabranch.adapters.journal.compaction.MESSAGES_MAX", 40)
+    monkeypatch.setattr("anabranch.adapters.journal.compaction.choose", functools.partial(choose, messages_max=40))
     monkeypatch.setattr(Compactor, "notice", lambda self: None)
     with JournalDisk(tmp_path, pool_files=0, sync="never", compact_live_percent=percent) as disk:
         store = disk.create(checkpoint_interval=3600.0, checkpoint_operations=1_000_000)
@@ -55,7 +59,9 @@ def test_the_same_files_after_each_step(
             store.send(queue, b"")
         for queue in queues:
             drain(store, queue)
-        model = CompactingJournal(SEGMENT, percent, least, SIZES)
+        model = CompactingJournal(
+            JournalRules(SEGMENT, SIZES.capacity(SEGMENT), live_percent=percent, min_segments=least, messages_max=40)
+        )
         model._used = store.backend._log.tail.offset - w.HEADER_BYTES
         waiting: dict[int, list[tuple[int, Message]]] = {at: [] for at in range(3)}
         sent = compacted_times = 0
@@ -93,8 +99,8 @@ def test_what_is_never_acked_is_copied_a_few_times() -> None:
         if n % 50:
             add("ack", "queue://a", f"{n}")
     operations = build(from_events(events))
-    plain = compacted(operations, ((0,),), SEGMENT, 0, 4)
-    use = compacted(operations, ((0,),), SEGMENT, 50, 4)
+    plain = measure(operations, ((0,),), CostModel(SEGMENT, live_percent=0))
+    use = measure(operations, ((0,),), CostModel(SEGMENT))
     pending = 100 * (1000 + SIZES.send_overhead)
     assert plain.peak_bytes > 5_000_000
     assert plain.copied_bytes == 0

@@ -179,7 +179,7 @@ def test_a_configuration_that_is_best_is_left_as_it_is(tmp_path: Path) -> None:
     config = Config(tmp_path / "data", stores)
     table = from_events(usage(ledger=False))
     answer = recommend(table, RecommendOptions(segment_bytes=SEGMENT, engine="local", current=CurrentConfig(config)))
-    assert render_text(answer).startswith("Leave these 2 destinations as configured now")
+    assert render_text(answer).startswith("Leave it as it is: the journals take ")
     assert revised(answer, tmp_path) == config
 
 

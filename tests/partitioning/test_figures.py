@@ -13,7 +13,18 @@ from anabranch.policies.partitioning import RecommendOptions, generate, recommen
 from anabranch.policies.partitioning.evaluate import SetCosts
 from anabranch.policies.partitioning.figures import ALONE, Figures, build_figures
 from anabranch.policies.partitioning.history import bars, history
-from anabranch.policies.partitioning.model import CostModel, Partition, Segments, canonical, measure, simulate
+from anabranch.policies.partitioning.kernel import JournalRules
+from anabranch.policies.partitioning.model import (
+    CostModel,
+    Partition,
+    Segments,
+    canonical,
+    courses,
+    measure,
+    simulate,
+    timed,
+    together,
+)
 from anabranch.policies.partitioning.operations import Operations, build
 from anabranch.policies.partitioning.pins import NOBODY, find_pins, full_times
 from anabranch.policies.partitioning.search import Constraints
@@ -45,17 +56,18 @@ def plain_pins(
     operations: Operations, partition: Partition, chains: bool
 ) -> tuple[list[int], dict[tuple[int, int], float]]:
     """Holder of each segment, and byte-seconds by (whose, by whom), one segment and one operation after another."""
-    segments = simulate(operations, partition, SEGMENT_BYTES)
+    rules = JournalRules.of(operations.sizes, SEGMENT_BYTES, 0, 1)
+    segments = simulate(operations, partition, rules)
     finish = float(operations.time[-1])
     full = full_times(segments, finish)
     capacity = operations.sizes.capacity(SEGMENT_BYTES)
     store_of = {d: number for number, members in enumerate(partition) for d in members}
     current, used, where, born = {}, {}, [], 0
     for d, size in zip(operations.destination.tolist(), operations.size.tolist(), strict=True):
-        store, need = store_of[d], min(size, capacity)
-        if store not in current or used[store] + need > capacity:
+        store = store_of[d]
+        if store not in current or used[store] + size + rules.room > capacity:
             current[store], used[store], born = born, 0, born + 1
-        used[store] += need
+        used[store] += size
         where.append(current[store])
     ends = [min(end, finish) for end in operations.end.tolist()]
     reasons: list[list[tuple[float, int]]] = [[] for _ in range(born)]
@@ -92,8 +104,9 @@ def test_who_keeps_a_segment(name: str, model: Model) -> None:
     operations = build(generate(shape(name, "10m")), model=model)
     width = len(operations.destinations)
     for partition in (canonical([range(width)]), canonical([range(0, width, 2), range(1, width, 2)])):
-        segments, pins = find_pins(operations, partition, SEGMENT_BYTES)
-        assert segments.end.tolist() == simulate(operations, partition, SEGMENT_BYTES).end.tolist()
+        rules = JournalRules.of(operations.sizes, SEGMENT_BYTES, 0, 1)
+        segments, pins = find_pins(operations, partition, rules)
+        assert segments.end.tolist() == simulate(operations, partition, rules).end.tolist()
         holders, kept = plain_pins(operations, partition, model == "kahadb")
         assert pins.holder.tolist() == holders
         assert pins.kept.keys() == kept.keys()
@@ -103,25 +116,31 @@ def test_who_keeps_a_segment(name: str, model: Model) -> None:
         assert sum(files for files, _ in held.values()) == sum(holder != NOBODY for holder in holders)
 
 
-def test_what_is_on_disk_over_time() -> None:
-    rng = np.random.default_rng(5)
-    for count, stores in ((1, 1), (40, 3), (700, 5)):
-        start = np.sort(rng.integers(0, 90, count)).astype(float)
-        end = np.minimum(start + rng.integers(0, 30, count), 100.0)
-        store = rng.integers(0, stores, count).astype(np.int32)
-        segments = Segments(store, start, end, 10)
-        found = history(segments, stores, 0.0, 100.0, ahead=1, columns=17)
-        assert found.held.shape == (stores, 17)
-        moments = np.unique(np.concatenate([start, end, (start + end) / 2, np.linspace(0, 100, 2001)]))
-        for column in range(17):
-            low, high = found.edges[column], found.edges[column + 1]
-            inside = [at for at in moments if low <= at < high or (column == 16 and at == high)]
-            most = max(int(((start <= at) & (at <= end)).sum()) for at in inside)
-            assert found.total[column] == 10 * (most + stores)
-            compositions = {
-                tuple(((start <= at) & (at <= end) & (store == b)).sum() for b in range(stores)) for at in inside
-            }
-            assert sum(tuple(found.held[:, column] // 10 - 1) == one for one in compositions) == 1
+@pytest.mark.parametrize("percent", [50, 0])
+def test_what_is_on_disk_over_time(percent: int) -> None:
+    """By column the fullest moment of all stores together, and what each of them holds then."""
+    operations = build(generate(shape("batches")))
+    rules = CostModel(SEGMENT_BYTES, live_percent=percent).rules(operations.sizes)
+    found = timed(operations, courses(operations, ((0, 3), (1, 2), (4,)), rules))
+    begin, finish = float(operations.time[0]), float(operations.time[-1])
+    drawn = history(found, begin, finish, ahead_bytes=10, columns=17)
+    changes = sorted(
+        (at, time, number, level)
+        for number, one in enumerate(found)
+        for at, time, level in zip(
+            one.course.changes.tolist(), one.time.tolist(), one.course.level.tolist(), strict=True
+        )
+    )
+    levels = [(begin, (0, 0, 0))]
+    for _, time, number, level in changes:
+        levels.append((time, tuple(level if b == number else old for b, old in enumerate(levels[-1][1]))))
+    for column in range(17):
+        low, high = drawn.edges[column], drawn.edges[column + 1]
+        before = [now for time, now in levels if time < low][-1:]
+        inside = before + [now for time, now in levels if low <= time < high or (column == 16 and time == high)]
+        assert drawn.total[column] == 3 * 10 + max(map(sum, inside))
+        assert tuple((drawn.held[:, column] - 10).tolist()) in inside
+    assert drawn.total.max() == 3 * 10 + together(found)[0]
 
 
 def test_bars_are_all_or_an_even_sample() -> None:
@@ -185,7 +204,7 @@ def test_rules_are_kept_by_what_else_could_be() -> None:
 
 def test_a_large_trace_is_not_simulated_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     operations = build(generate(shape("transactions")))
-    monkeypatch.setattr("anabranch.policies.partitioning.figures.SIMULATED_OPERATIONS_MAX", 2 * len(operations))
+    monkeypatch.setattr("anabranch.policies.partitioning.figures.SIMULATED_OPERATIONS_MAX", 0)
     figures, _ = figures_of(operations, canonical([[0, 1], [2, 3], [4]]))
     assert [store.merged_cost for store in figures.stores] == [None] * 3
     assert {one.move_cost for one in figures.told} == {None}

@@ -24,8 +24,7 @@ from anabranch.policies.partitioning import (
     render_text,
     write_trace,
 )
-from anabranch.policies.partitioning.compacted import compacted
-from anabranch.policies.partitioning.operations import Clock, build
+from anabranch.policies.partitioning.operations import Clock
 from anabranch.policies.partitioning.recommendation import store_names
 from anabranch.policies.partitioning.sizes import Model
 from anabranch.policies.text import human_bytes
@@ -63,7 +62,9 @@ def test_the_toy_maker_as_activemq_keeps_it(toymaker: pa.Table, clock: str) -> N
 def test_the_toy_maker_in_our_own_store(toymaker: pa.Table) -> None:
     answer = recommend(toymaker, RecommendOptions(segment_bytes=512 << 10, clock="seq", engine="local"))
     assert answer.recommended.broker_peak is None
-    assert answer.recommended.peak_bytes < 0.5 * answer.candidate("all-together").peak_bytes
+    together = answer.candidate("all-together")
+    assert answer.recommended.copied_bytes < 0.5 * together.copied_bytes
+    assert answer.recommended.cost < 0.8 * together.cost
     assert answer.recommended.spanning_transactions == 0
 
 
@@ -75,10 +76,11 @@ def test_json_has_the_agreed_shape(toymaker: pa.Table) -> None:
     assert {"all-together", "all-separate", "recommended"} <= set(names)
     assert len(names) == len(set(names))
     for candidate in document["candidates"]:
-        figures = {"mean_bytes", "peak_bytes", "gib_hours", "spanning_transactions", "cost", "broker_peak", "compacted"}
+        figures = {"mean_bytes", "peak_bytes", "gib_hours", "spanning_transactions", "cost", "broker_peak"}
+        figures |= {"written_bytes", "copied_bytes", "most_copied"}
         assert set(candidate) == {"name", "stores", "segment_bytes"} | figures
         keys = {"name", "destinations", "filters", "sync", "gib_hours", "peak_bytes"}
-        keys |= {"saves_mean_bytes", "saves_peak_bytes"}
+        keys |= {"written_bytes", "copied_bytes", "saves_mean_bytes", "saves_peak_bytes", "saves_copied_bytes"}
         assert all(set(store) == keys for store in candidate["stores"])
         destinations = sorted(name for store in candidate["stores"] for name in store["destinations"])
         assert destinations == sorted(total for total in document["candidates"][1]["stores"][0]["destinations"])
@@ -129,27 +131,21 @@ def test_the_text_says_what_matters(toymaker: pa.Table) -> None:
         assert piece in rest
 
 
-def test_what_candidates_take_with_compaction_is_said(toymaker: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_compaction_copies_is_said(toymaker: pa.Table) -> None:
     """In one store compaction makes up for what a division would save, by copying."""
     options = RecommendOptions(segment_bytes=512 << 10, clock="seq", engine="local")
     answer = recommend(toymaker, options)
-    together, best = answer.candidate("all-together").compacted, answer.recommended.compacted
-    assert together is not None
-    assert best is not None
-    operations = build(toymaker, clock="seq")
-    assert together == compacted(operations, (tuple(range(len(operations.destinations))),), 512 << 10, 50, 4)
-    assert together.peak_bytes < 0.5 * answer.candidate("all-together").peak_bytes
-    assert best.peak_bytes <= answer.recommended.peak_bytes
+    without = recommend(toymaker, replace(options, compact_live_percent=0)).candidate("all-together")
+    together, best = answer.candidate("all-together"), answer.recommended
+    assert together.peak_bytes < 0.5 * without.peak_bytes
     assert best.copied_bytes < together.copied_bytes
     text = " ".join(render_text(answer, 120).split())
     assert f"all-together 1 {human_bytes(together.mean_bytes)} {human_bytes(together.peak_bytes)}" in text
     assert f"{human_bytes(together.copied_bytes)} 0 " in text
-    assert "copied: by compaction, which is on by default." in text
-    assert answer.to_json()["recommended"]["compacted"]["peak_bytes"] == best.peak_bytes
-    monkeypatch.setattr("anabranch.policies.partitioning.candidates.COMPACTED_OPERATIONS_MAX", 10)
-    for unsaid in (recommend(toymaker, options), recommend(toymaker, replace(options, model="kahadb"))):
-        assert all(candidate.compacted is None for candidate in unsaid.candidates)
-        assert "copied" not in render_text(unsaid)
+    assert "copied: by compaction" in text
+    assert answer.to_json()["recommended"]["copied_bytes"] == best.copied_bytes
+    assert "copied" not in render_text(recommend(toymaker, replace(options, model="kahadb")))
+    assert without.copied_bytes == 0
 
 
 @pytest.mark.parametrize("model", ["anabranch", "kahadb"])
@@ -184,7 +180,7 @@ def test_nothing_to_gain_is_said() -> None:
         events.append(UsageEvent(2 * i + 1, i + 0.5, "ack", f"queue://q{i % 2}", str(i), 50))
     answer = recommend(from_events(events), OPTIONS)
     assert len(answer.recommended.stores) == 1
-    assert render_text(answer).startswith("Leave these 2 destinations in one store")
+    assert render_text(answer).startswith("Keep one store: the journals take ")
     assert "left nothing open" in render_text(answer)
 
 

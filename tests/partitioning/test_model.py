@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from anabranch.policies.errors import TraceError
 from anabranch.policies.partitioning import JournalSizes, UsageEvent, from_events
-from anabranch.policies.partitioning.model import CostModel, canonical, lasting_peak, measure, simulate
+from anabranch.policies.partitioning.kernel import JournalRules
+from anabranch.policies.partitioning.model import (
+    CostModel,
+    canonical,
+    lasting_peak,
+    measure,
+    simulate,
+)
 from anabranch.policies.partitioning.operations import build
 
 from . import reference
@@ -64,7 +71,8 @@ def test_agrees_with_the_naive_model(events: list[UsageEvent], kind: str, chains
         "separate": canonical([[i] for i in range(len(names))]),
         "mixed": canonical([range(0, len(names), 2), range(1, len(names), 2)]),
     }[kind]
-    found = simulate(operations, partition, CAPACITY)
+    rules = JournalRules.of(operations.sizes, CAPACITY, 0, 1)
+    found = simulate(operations, partition, replace(rules, room=0))
     stores = [{names[i] for i in members} for members in partition]
     expected = reference.segments(events, stores, CAPACITY, chains=chains)
     got = sorted(zip(found.store.tolist(), found.start.tolist(), found.end.tolist(), strict=True))
@@ -84,7 +92,7 @@ def test_one_store_by_hand() -> None:
         UsageEvent(6, 20.0, "send", "queue://a", "3", 90),
     ]
     operations = build(from_events(events), model="kahadb")
-    found = simulate(operations, ((0, 1),), 100)
+    found = simulate(operations, ((0, 1),), JournalRules.of(operations.sizes, 100, 0, 1))
     assert list(zip(found.start, found.end, strict=True)) == [(0, 10), (1, 3), (3, 4), (4, 20), (20, 20)]
     costs = CostModel(segment_bytes=100, overhead_segments=0)
     assert measure(operations, ((0, 1),), costs).mean_bytes == pytest.approx((10 + 2 + 1 + 16) * 100 / 20)
@@ -134,7 +142,7 @@ def test_the_broker_that_wrote_the_toy_makers_journal(toymaker: pa.Table, clock:
     assert ours.peak_files < together.peak_files / 2
 
 
-def test_a_coarse_clock_makes_peaks_higher_and_the_order_alone_does_not(toymaker: pa.Table) -> None:
+def test_a_coarse_clock_makes_the_peaks_of_kahadb_higher_and_the_order_alone_does_not(toymaker: pa.Table) -> None:
     """The figures of docs/advisor.md."""
     whole = toymaker.set_column(1, "ts", pc.floor(toymaker.column("ts")))
     peaks = {}
@@ -146,12 +154,13 @@ def test_a_coarse_clock_makes_peaks_higher_and_the_order_alone_does_not(toymaker
             split = canonical([*slow, [i for i in number.values() if [i] not in slow]])
             found = measure(operations, split, CostModel(segment_bytes=512 << 10)).peak_files
             peaks.setdefault(model, []).append(found)
-    assert peaks == {"anabranch": [7, 7, 11, 7], "kahadb": [6, 6, 15, 6]}
+    assert peaks == {"anabranch": [7, 7, 7, 7], "kahadb": [6, 6, 15, 6]}
 
 
 @given(traces())
 @settings(max_examples=100)
-def test_a_peak_is_never_lower_by_time_than_by_order(events: list[UsageEvent]) -> None:
+def test_a_peak_by_time_is_that_by_order_or_higher(events: list[UsageEvent]) -> None:
+    """Higher only for KahaDB, whose files are looked at by the clock."""
     partition = canonical([[i] for i in range(len({event.destination for event in events}))])
     for model in ("anabranch", "kahadb"):
         try:
@@ -161,8 +170,9 @@ def test_a_peak_is_never_lower_by_time_than_by_order(events: list[UsageEvent]) -
             )
         except TraceError:  # no time passes, or nothing is sent
             return
-        costs = CostModel(segment_bytes=CAPACITY)
-        assert measure(by_time, partition, costs).peak_files >= measure(by_order, partition, costs).peak_files
+        peaks = [measure(one, partition, CostModel(CAPACITY)).peak_files for one in (by_time, by_order)]
+        assert peaks[0] >= peaks[1]
+        assert model == "kahadb" or peaks[0] == peaks[1]
 
 
 def test_a_peak_must_last() -> None:

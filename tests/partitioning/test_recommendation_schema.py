@@ -47,7 +47,7 @@ def test_a_recommendation_is_as_the_schema_says(name: str) -> None:
     answer = json.loads(json.dumps(recommend_best(generate(shape(name)), options, sizes).to_json(), allow_nan=False))
     validator = Draft202012Validator(schema)
     validator.validate(answer)
-    assert answer["version"] == 1
+    assert answer["version"] == 2
     assert set(answer["parameters"]) == set(schema["$defs"]["parameters"]["properties"])
     assert [tried["segment_bytes"] for tried in answer["parameters"]["segment_sizes"]] == sizes
     for part in ("candidate", "store", "destination", "tried"):

@@ -108,21 +108,21 @@ def test_it_says_what_the_summary_says(toymaker: pa.Table, tmp_path: Path) -> No
     assert len(page) < 60_000
 
 
-def test_figures_are_those_with_compaction() -> None:
-    """Of the recommended stores and of those in force, and of each candidate; the pictures are without, and say so."""
+def test_figures_are_those_of_journals_as_they_are_configured() -> None:
+    """With compaction, by default, or without; of files that are kept it speaks where nothing is compacted."""
     table = generate(shape("never-acked"))
     names = sorted(set(table.column("destination").to_pylist()))
-    answer = recommend(table, replace(OPTIONS, current=in_force({"all": names})))
-    text = Reader(render_html(answer)).text
-    now, best = answer.candidate("current").compacted, answer.recommended.compacted
-    assert now is not None
-    assert best is not None
-    assert now.copied_bytes > 0
-    assert f"disk at the peak, current{human_bytes(now.peak_bytes)}" in text
-    assert f"copied by compaction, {human_bytes(now.copied_bytes)} current{human_bytes(best.copied_bytes)}" in text
-    assert "Without compaction." in text
-    row = text[text.index("current" + "1" + human_bytes(now.mean_bytes)) :]
-    assert row.startswith(f"current1{human_bytes(now.mean_bytes)}{human_bytes(now.peak_bytes)}")
+    for percent in (50, 0):
+        current = in_force({"all": names}, compact_live_percent=percent)
+        answer = recommend(table, replace(OPTIONS, current=current))
+        now, best = answer.candidate("current"), answer.recommended
+        text = Reader(render_html(answer)).text
+        assert f"disk at the peak, current{human_bytes(now.peak_bytes)}" in text
+        copied = f"copied by compaction, {human_bytes(now.copied_bytes)} current{human_bytes(best.copied_bytes)}"
+        assert (copied in text) is (percent > 0) is (now.copied_bytes > 0)
+        assert ("compact_live_percent is 0" in text) is (percent == 0)
+        assert ("Journal files, and who keeps them" in text) is (percent == 0)
+        assert "Not worked out" not in text
 
 
 def test_what_changes_stands_under_the_first_sentence() -> None:
@@ -184,7 +184,7 @@ def test_nothing_to_gain() -> None:
     for names in (["queue://a", "queue://b"], ["queue://only"]):
         answer = recommend(from_events(events(names, 300, 301)), OPTIONS)
         text = Reader(render_html(answer)).text
-        assert text.count("Leave ") == 1
+        assert text.count("Keep one store: ") == 1
         assert "Disk over time, all-together" not in text, "where it is the recommended one, it is shown once"
         assert "Disk over time, recommended" in text
 
@@ -196,14 +196,14 @@ def test_a_cap_that_cannot_be_kept_comes_first() -> None:
 
 
 def test_what_was_not_worked_out_is_said(toymaker: pa.Table) -> None:
-    answer = recommend(toymaker, replace(OPTIONS, segment_bytes=512 << 10))
+    answer = recommend(toymaker, replace(OPTIONS, segment_bytes=512 << 10, compact_live_percent=0))
     assert answer.figures is not None
     assert "Not worked out" not in Reader(render_html(answer)).text
     pictures = tuple(replace(picture, bars=None) for picture in answer.figures.pictures)
     lives_alone = replace(answer.figures, pictures=pictures, stores=(), told=(), by_stores=())
     for figures, drawn, missing in (
-        (lives_alone, 2, "who keeps which journal files; who keeps whose bytes"),
-        (None, 0, "disk over time; who keeps which journal files; who keeps whose bytes"),
+        (lives_alone, 2, "who keeps which journal files; each destination"),
+        (None, 0, "disk over time; who keeps which journal files; each destination"),
     ):
         reader = Reader(render_html(replace(answer, figures=figures)))
         assert f"Not worked out in this run: {missing}." in reader.text
@@ -261,14 +261,14 @@ def test_many_destinations_are_told_of_in_bounds() -> None:
         {"all-together": (canonical([range(1000)]), ["all"]), "recommended": (stores, called)},
     )
     plans = tuple(
-        StorePlan(name, tuple(names[d] for d in members), tuple(names[d] for d in members), "always", 0.1, 1 << 20)
-        for name, members in zip(called, stores, strict=True)
+        StorePlan(name, (members := tuple(names[d] for d in ds)), members, "always", 0.1, 1 << 20, 1 << 20, 0)
+        for name, ds in zip(called, stores, strict=True)
     )
     page = render_html(replace(small, figures=figures, recommended=replace(small.recommended, stores=plans)))
     check_alone(page)
     text = Reader(page).text
     assert len(page.encode()) < 1_000_000
-    assert "800 more destinations keep less." in text
+    assert "800 more destinations write less." in text
     assert "40 more stores are in recommendation.json and stores.yaml." in text
     assert "94 other stores" in text
 

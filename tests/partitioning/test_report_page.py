@@ -72,7 +72,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         UsageEvent(seq, at, op, name, key, 60, None, 1, None, 900 if op == "send" else None)
         for seq, (at, op, name, key) in enumerate(merged)
     ]
-    options = RecommendOptions(segment_bytes=SEGMENT_BYTES, engine="local")
+    options = RecommendOptions(segment_bytes=SEGMENT_BYTES, engine="local", compact_live_percent=0)
     paths = recommend(from_events(rows), options).write(tmp_path_factory.mktemp("report"))
     return paths[3]
 

@@ -11,13 +11,15 @@ import pyarrow as pa
 import pytest
 
 from anabranch.policies.errors import ConfigError
-from anabranch.policies.partitioning import RecommendOptions, Workload, generate, recommend
+from anabranch.policies.partitioning import Recommendation, RecommendOptions, Workload, generate, recommend
 from anabranch.policies.partitioning.alike import cells
 from anabranch.policies.partitioning.confirm import ExactCosts
 from anabranch.policies.partitioning.evaluate import SetCosts, mask_members
+from anabranch.policies.partitioning.job import WORTH
 from anabranch.policies.partitioning.model import CostModel, Partition, measure
 from anabranch.policies.partitioning.operations import Operations, build
 from anabranch.policies.partitioning.search import Constraints, keeps, ladder, search
+from anabranch.policies.partitioning.sizes import Model
 from anabranch.policies.partitioning.summary import Summary, retention_quantile, summarise
 
 from .conftest import SEGMENT_BYTES, shape
@@ -45,6 +47,16 @@ def optimum(operations: Operations, summary: Summary) -> float:
     return min(sum(exact.cost(store) for store in stores) for stores in partitions(len(operations.destinations)))
 
 
+def assert_good(answer: Recommendation, optimum: float) -> None:
+    """What costs least was found, and is recommended, unless it saves too little for that."""
+    assert min(candidate.cost for candidate in answer.candidates) <= optimum * 1.005
+    together, apart = answer.candidate("all-together"), answer.candidate("all-separate")
+    if answer.recommended.stores == together.stores:
+        assert together.cost * (1 - WORTH) <= min(optimum, apart.cost)
+    else:
+        assert answer.recommended.cost <= min(optimum * 1.005, together.cost, apart.cost)
+
+
 @pytest.mark.parametrize("model", ["anabranch", "kahadb"])
 def test_within_half_a_percent_of_the_optimum(shaped: tuple[str, pa.Table], model: str) -> None:
     """On the six shapes."""
@@ -52,7 +64,7 @@ def test_within_half_a_percent_of_the_optimum(shaped: tuple[str, pa.Table], mode
     operations = build(table, model=model)  # type: ignore[arg-type]
     best = optimum(operations, summarise(operations, SEGMENT_BYTES))
     options = RecommendOptions(model=model, segment_bytes=SEGMENT_BYTES, sync_rate=50_000.0, engine="local")  # type: ignore[arg-type]
-    assert recommend(table, options).recommended.cost <= best * 1.005
+    assert_good(recommend(table, options), best)
 
 
 def random_workload(seed: int) -> Workload:
@@ -82,7 +94,7 @@ def test_within_half_a_percent_on_random_workloads(seed: int) -> None:
     operations = build(table, model=model)  # type: ignore[arg-type]
     best = optimum(operations, summarise(operations, SEGMENT_BYTES))
     options = RecommendOptions(model=model, segment_bytes=SEGMENT_BYTES, sync_rate=50_000.0, engine="local")  # type: ignore[arg-type]
-    assert recommend(table, options).recommended.cost <= best * 1.005
+    assert_good(recommend(table, options), best)
 
 
 @pytest.mark.parametrize("model", ["anabranch", "kahadb"])
@@ -90,24 +102,28 @@ def test_the_summary_agrees_with_the_exact_model(shaped: tuple[str, pa.Table], m
     _, table = shaped
     operations = build(table, model=model)  # type: ignore[arg-type]
     sets = SetCosts(summarise(operations, SEGMENT_BYTES), COSTS)
-    errors = []
+    errors, copied = [], []
     for mask in range(1, 1 << len(operations.destinations)):
-        exact = measure(operations, (tuple(mask_members(mask)),), COSTS).gib_hours
-        errors.append(abs(sets.retained(mask) / exact - 1))
+        found = measure(operations, (tuple(mask_members(mask)),), COSTS)
+        errors.append(abs(sets.retained(mask) / found.gib_hours - 1))
+        copied.append(abs(sets.copied(mask) - found.copied_bytes) / found.written_bytes)
     # An hour is some hundred segments at most, and one message may keep one of them: coarser than a real trace.
     assert np.mean(errors) < 0.04
     assert max(errors) < 0.16
+    assert np.mean(copied) < 0.03
+    assert max(copied) < 0.12
 
 
-def test_the_summary_is_close_where_segments_are_many() -> None:
-    operations = build(generate(shape("slow-among-fast", "20h")), model="kahadb")
+@pytest.mark.parametrize(("model", "mean", "most"), [("kahadb", 0.0024, 0.025), ("anabranch", 0.02, 0.08)])
+def test_the_summary_is_close_where_segments_are_many(model: Model, mean: float, most: float) -> None:
+    operations = build(generate(shape("slow-among-fast", "20h")), model=model)
     sets = SetCosts(summarise(operations, SEGMENT_BYTES), COSTS)
     errors = []
     for mask in range(1, 1 << len(operations.destinations)):
         exact = measure(operations, (tuple(mask_members(mask)),), COSTS).gib_hours
         errors.append(abs(sets.retained(mask) / exact - 1))
-    assert np.mean(errors) < 0.0024
-    assert max(errors) < 0.025
+    assert np.mean(errors) < mean
+    assert max(errors) < most
 
 
 class TableCosts:
@@ -172,10 +188,13 @@ def test_many_destinations(summary: Summary) -> None:
 
 
 def test_heuristics_come_close_to_the_optimum(summary: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
-    costs = SetCosts(part(summary, 10), COSTS)
-    exact = total(costs, search(costs)[0])
-    monkeypatch.setattr("anabranch.policies.partitioning.search.EXACT_ATOMS_MAX", 0)
-    assert total(costs, search(costs)[0]) <= exact * 1.005
+    """Compaction makes many divisions nearly alike, so that a search step by step may end earlier."""
+    for percent, most in ((0, 1.005), (50, 1.02)):
+        costs = SetCosts(part(summary, 10), replace(COSTS, live_percent=percent))
+        monkeypatch.setattr("anabranch.policies.partitioning.search.EXACT_ATOMS_MAX", 12)
+        exact = total(costs, search(costs)[0])
+        monkeypatch.setattr("anabranch.policies.partitioning.search.EXACT_ATOMS_MAX", 0)
+        assert total(costs, search(costs)[0]) <= exact * most
 
 
 @pytest.mark.parametrize("count", [8, 30])
@@ -248,16 +267,15 @@ def test_each_durability_has_a_cell_however_many_there_are(crowd: Summary, monke
 def test_a_ladder_of_many_puts_apart_what_writes_most(crowd: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
     constraints = Constraints(pinned=((0, 4), (4, 6)))
     costs, few = SetCosts(crowd, COSTS), SetCosts(crowd, COSTS)
-    start = search(costs, constraints)[0]
+    start = search(SetCosts(crowd, COSTS), constraints)[0]
     most = len(start) + 4
-    before = costs.evaluated
     whole = ladder(costs, constraints, start, most)
     monkeypatch.setattr("anabranch.policies.partitioning.search.CELLS_MAX", 20)
     monkeypatch.setattr("anabranch.policies.partitioning.search.LADDER_ATOMS", 6)
     steps = ladder(few, constraints, start, most)
     assert max(steps) == max(whole) == most
     assert steps[len(start)] == start
-    assert few.evaluated < costs.evaluated - before
+    assert few.evaluated < costs.evaluated
     heaviest = sorted(range(90), key=lambda d: -crowd.totals[d].bytes)[:8]
     for count in range(len(start) + 1, most + 1):
         assert keeps(steps[count], constraints)

@@ -86,3 +86,10 @@ def test_no_message_is_copied_often() -> None:
     assert most <= 12  # log2(4000)
     pending = sum(one.live_bytes for one, _ in files)
     assert sum(one.taken for one, _ in files) < 2 * pending + 12 * 3 * 2000
+
+
+def test_files_that_are_full_of_messages_are_not_put_together() -> None:
+    """They would become as many, and be put together once more, for ever."""
+    small = [File(n, 10, 10, generation=1) for n in range(TOGETHER)]
+    assert choose(small, 50, 2, 1000, 0, messages_max=10 * TOGETHER)
+    assert not choose(small, 50, 2, 1000, 0, messages_max=10 * TOGETHER - 1)

@@ -1,0 +1,669 @@
+"""The journal of one store, exact: what is on disk after each of its operations, and how much compaction copies.
+
+    journal = StoreJournal(rules)
+    journal.feed(position, size, partner, ends)     # arrays, as often as there are more
+    course = journal.finish(last_position)
+
+A store writes its operations into segments that an operation never straddles. When a segment goes depends on the rules:
+
+    kahadb               when it is full, no message in it is pending, and no earlier segment whose messages are acked
+                         here is there any more: ActiveMQ's ack rule. Every ack in an earlier segment stands before
+                         every operation of this one, so one ascending sweep reaches the rule's fixed point
+    anabranch            when it is full and no message in it is pending
+    anabranch, compact   the same, and whenever a segment is full, or a file has become mostly dead, what pays is
+                         compacted, as policies/compaction.py says: live messages go into files of copies. A store
+                         looks when a segment is full, and every 5 seconds (`checkpoint_interval`)
+
+All is counted in positions of the global order; whoever knows the clock turns them into times, which never fall along
+it. What is kept meanwhile grows with live messages and with segments, never with operations. A test holds the third
+kind to a slow model that is itself held to a real store, the others to definitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..compaction import BATCH_BYTES, MESSAGES_MAX, TOGETHER
+from .jit import njit
+from .sizes import OperationSizes
+
+Ints = npt.NDArray[np.int64]
+
+NEVER_POSITION: Final = 1 << 62
+"""Where an ack stands that never comes."""
+ROOM: Final = 32
+"""`JournalRules.room` of our own journal."""
+COMPACTED_BYTES: Final = 48
+"""The record that says that a file of copies counts, without its batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRules:
+    """How a journal keeps its files, as plain numbers."""
+
+    segment_bytes: int
+    capacity: int
+    """Bytes of a segment that operations can fill."""
+    room: int = ROOM
+    """Bytes more than an operation takes that have to be free in a segment before it is written there."""
+    batch_overhead: int = 32
+    """Bytes of an operation's size that are not its record's: a file of copies has larger batches."""
+    ack_rule: bool = False
+    """Whether an ack keeps its file for as long as the file of its message is there."""
+    live_percent: int = 0
+    """Files are compacted of which at most so much is live; 0: none is."""
+    min_segments: int = 4
+    """So many segments are compacted together at least."""
+    messages_max: int = MESSAGES_MAX
+
+    @classmethod
+    def of(
+        cls, sizes: OperationSizes, segment_bytes: int, live_percent: int, min_segments: int, *, ack_rule: bool = True
+    ) -> JournalRules:
+        """Those of a model. KahaDB copies no messages, and it alone has the ack rule, unless that is left out."""
+        ours = sizes.model == "anabranch"
+        return cls(
+            segment_bytes,
+            sizes.capacity(segment_bytes),
+            ROOM if ours else 0,
+            sizes.sizes.batch_overhead,
+            ack_rule and not ours,
+            live_percent if ours else 0,
+            min_segments,
+        )
+
+    def limits(self) -> Ints:
+        """As compiled code takes them, whose places have names below."""
+        rules = self.segment_bytes, self.capacity, self.room, self.batch_overhead
+        return np.array([*rules, self.live_percent, self.min_segments, self.messages_max], np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCourse:
+    """What one store has on disk over the trace, and what it wrote."""
+
+    changes: Ints
+    """Positions, ascending. Of several alike, the earlier ones are what there is for a moment: copies beside what they
+    are copied from, a segment that goes beside one that begins."""
+    level: Ints
+    """Bytes on disk from each change to the next."""
+    files: Ints
+    """Files on disk."""
+    written: int
+    """Bytes of operations, and of compaction's own records."""
+    copied: int
+    """Bytes of messages that compaction read and wrote once more."""
+    most_copied: int
+    """How often the message was copied that was copied most often."""
+    starts: Ints
+    ends: Ints
+    """Positions at which each segment began and went, in order of birth. Both are empty where the store compacts."""
+
+
+class StoreJournal:
+    """One store's, fed with its own operations in their order."""
+
+    def __init__(self, rules: JournalRules) -> None:
+        self._rules = rules
+        self._plain = _Plain(rules) if not rules.live_percent else None
+        self._compacting = _Compacting(rules) if rules.live_percent else None
+
+    def feed(self, position: Ints, size: Ints, partner: Ints, ends: Ints) -> None:
+        """Go on with these operations, by ascending position.
+
+        `partner`: for an ack the position of its send, -1 for a send and where no send is known. `ends`: for a send the
+        position of the last ack, NEVER_POSITION if that never comes.
+        """
+        if self._plain is not None:
+            self._plain.feed(position, size, partner, ends)
+        elif self._compacting is not None:
+            self._compacting.feed(position, size, partner, ends)
+
+    def finish(self, last_position: int) -> StoreCourse:
+        """The course to the end of the trace."""
+        if self._plain is not None:
+            return self._plain.finish(last_position)
+        assert self._compacting is not None
+        return self._compacting.finish()
+
+
+# Segments that go whole -----------------------------------------------------------------------------------------------
+
+
+class _Plain:
+    """A journal of which no message is copied."""
+
+    def __init__(self, rules: JournalRules) -> None:
+        self._rules = rules
+        self._starts = np.empty(16, np.int64)
+        self._ends = np.empty(16, np.int64)
+        self._state = np.zeros(2, np.int64)
+        """How many segments there are, and the bytes used in the last."""
+        self._written = 0
+
+    def feed(self, position: Ints, size: Ints, partner: Ints, ends: Ints) -> None:
+        rules = self._rules
+        self._written += int(size.sum())
+        self._starts, self._ends = _feed_plain(
+            position,
+            size,
+            partner,
+            ends,
+            self._starts,
+            self._ends,
+            self._state,
+            rules.capacity - rules.room,
+            rules.ack_rule,
+        )
+
+    def finish(self, last_position: int) -> StoreCourse:
+        count = int(self._state[0])
+        starts, ends = self._starts[:count].copy(), np.minimum(self._ends[:count], last_position)
+        if count:
+            ends[-1] = last_position
+        at = np.concatenate([starts, ends])
+        change = np.repeat(np.array([1, -1], np.int64), count)
+        order = np.lexsort((-change, at))  # one that goes where another begins is there beside it for a moment
+        files = np.cumsum(change[order])
+        return StoreCourse(at[order], files * self._rules.segment_bytes, files, self._written, 0, 0, starts, ends)
+
+
+@njit
+def _feed_plain(
+    position: Ints,
+    size: Ints,
+    partner: Ints,
+    ends: Ints,
+    seg_start: Ints,
+    seg_end: Ints,
+    state: Ints,
+    room: int,
+    chains: bool,
+) -> tuple[Ints, Ints]:
+    """A segment that is full is there until the next has begun, at least."""
+    count, used = state[0], state[1]
+    for i in range(len(position)):
+        at = position[i]
+        if count == 0 or (used and used + size[i] > room):
+            if count == len(seg_start):
+                seg_start, seg_end = _twice(seg_start), _twice(seg_end)
+            if count:
+                seg_end[count - 1] = max(seg_end[count - 1], at)
+            seg_start[count] = seg_end[count] = at
+            count += 1
+            used = 0
+        used += size[i]
+        last = count - 1
+        if partner[i] < 0:
+            seg_end[last] = max(seg_end[last], ends[i])
+        elif chains and seg_start[0] <= partner[i] < seg_start[last]:
+            earlier = np.searchsorted(seg_start[:count], partner[i], side="right") - 1
+            seg_end[last] = max(seg_end[last], seg_end[earlier])
+    state[0], state[1] = count, used
+    return seg_start, seg_end
+
+
+@njit
+def _twice(array: Ints) -> Ints:
+    longer = np.empty(2 * len(array), np.int64)
+    longer[: len(array)] = array
+    return longer
+
+
+# Segments that are compacted ------------------------------------------------------------------------------------------
+
+# The state is a few arrays of rows. A file is a row of _FILES, a live message whose end is known or not a row of
+# _MESSAGES; the table finds, by an ack's position, the messages that end there.
+
+GENERATION, LIVE, LIVE_BYTES, TAKEN, FIRST, LAST, THERE = range(7)
+"""Columns of a file: how often what is in it was copied, live messages, their bytes, the bytes that it takes beside its
+header, its first and last live message, whether it is on disk."""
+SIZE, FILE, BEFORE, BEHIND, ALIKE = range(5)
+"""Columns of a message: bytes of its record, its file, its neighbours there, the next one that ends where it does (or
+the next free row)."""
+_USED, TAIL, _LEVEL, _ON_DISK, _WRITTEN, _COPIED, _MOST, BORN, _FREE, _IN_TABLE, _CHANGES, _LOOK, SEEN = range(13)
+"""Places of single numbers: bytes used in the segment that is written (`TAIL`), bytes and files on disk, sums, files
+ever, the first free message, keys in the table, rows of the course, whether it is time to look what
+pays to be compacted, files ever when those on disk were gathered."""
+NONE: Final = -1
+_GENERATIONS: Final = 64
+"""No message is copied more often (policies/compaction.py)."""
+
+
+class _Compacting:
+    """A journal that compacts."""
+
+    def __init__(self, rules: JournalRules) -> None:
+        self._limits = rules.limits()
+        self._numbers = np.zeros(13, np.int64)
+        self._numbers[TAIL] = self._numbers[_FREE] = NONE
+        self._files = np.empty((32, 7), np.int64)
+        self._messages = np.empty((0, 5), np.int64)
+        self._table = np.full((16, 2), NONE, np.int64)
+        self._course = np.empty((64, 3), np.int64)
+        self._there = np.empty(0, np.int64)
+
+    def feed(self, position: Ints, size: Ints, partner: Ints, ends: Ints) -> None:
+        self._files, self._messages, self._table, self._course, self._there = _feed_compacting(
+            position,
+            size,
+            partner,
+            ends,
+            self._limits,
+            self._numbers,
+            self._files,
+            self._messages,
+            self._table,
+            self._course,
+            self._there,
+        )
+
+    def finish(self) -> StoreCourse:
+        numbers, course = self._numbers, self._course[: self._numbers[_CHANGES]]
+        nothing = np.empty(0, np.int64)
+        return StoreCourse(
+            course[:, 0].copy(),
+            course[:, 1].copy(),
+            course[:, 2].copy(),
+            int(numbers[_WRITTEN]),
+            int(numbers[_COPIED]),
+            int(numbers[_MOST]),
+            nothing,
+            nothing,
+        )
+
+
+_SEGMENT_BYTES, _CAPACITY, _ROOM, _BATCH, _PERCENT, LEAST, _MESSAGES = range(7)
+"""Places of the rules in `JournalRules.limits`."""
+
+
+@njit
+def _feed_compacting(
+    position: Ints,
+    size: Ints,
+    partner: Ints,
+    ends: Ints,
+    limits: Ints,
+    numbers: Ints,
+    files: Ints,
+    messages: Ints,
+    table: Ints,
+    course: Ints,
+    there: Ints,
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """`there`: the files on disk, as they were last gathered."""
+    batch = limits[_BATCH]
+    for i in range(len(position)):
+        at = position[i]
+        if numbers[BORN] + 2 > len(files):
+            files = more_rows(files)
+        if numbers[_CHANGES] + 4 > len(course):
+            course = more_rows(course)
+        numbers[_LOOK] = 0
+        _write(size[i], at, limits, numbers, files, course)
+        if partner[i] < 0 and ends[i] > at:
+            if numbers[_FREE] == NONE:
+                messages = _more_messages(messages, numbers)
+            if 2 * numbers[_IN_TABLE] >= len(table):
+                table = _more_table(table)
+            _send(size[i] - batch, ends[i], numbers, files, messages, table)
+        elif partner[i] >= 0:
+            _die(at, limits, numbers, files, messages, table)
+        _note(at, numbers, course)
+        if not numbers[_LOOK]:
+            continue
+        while True:
+            there = files_there(there, numbers, files)
+            sources = choose_files(there, numbers[TAIL], files, limits)
+            if not len(sources):
+                break
+            files, course = _compact(sources, at, limits, numbers, files, messages, course)
+            _note(at, numbers, course)
+    return files, messages, table, course, there
+
+
+@njit
+def _write(size: int, at: int, limits: Ints, numbers: Ints, files: Ints, course: Ints) -> None:
+    """Write an operation, into a new segment where this one is full."""
+    tail = numbers[TAIL]
+    numbers[_WRITTEN] += size
+    if tail == NONE or (numbers[_USED] and numbers[_USED] + size + limits[_ROOM] > limits[_CAPACITY]):
+        born = numbers[BORN]
+        files[born, GENERATION] = files[born, LIVE] = files[born, LIVE_BYTES] = 0
+        files[born, TAKEN] = limits[_CAPACITY]
+        files[born, FIRST] = files[born, LAST] = NONE
+        files[born, THERE] = 1
+        numbers[BORN] = born + 1
+        numbers[_LEVEL] += limits[_SEGMENT_BYTES]
+        numbers[_ON_DISK] += 1
+        if tail != NONE:
+            numbers[_LOOK] = 1
+            if not files[tail, LIVE]:
+                _note(at, numbers, course)
+                _release(tail, limits, numbers, files)
+        numbers[TAIL] = born
+        numbers[_USED] = 0
+    numbers[_USED] += size
+
+
+@njit
+def _release(file: int, limits: Ints, numbers: Ints, files: Ints) -> None:
+    files[file, THERE] = 0
+    numbers[_LEVEL] -= limits[_SEGMENT_BYTES] - limits[_CAPACITY] + files[file, TAKEN]
+    numbers[_ON_DISK] -= 1
+
+
+@njit
+def _note(at: int, numbers: Ints, course: Ints) -> None:
+    """Write down what is on disk, where that has changed."""
+    count = numbers[_CHANGES]
+    if count and course[count - 1, 1] == numbers[_LEVEL] and course[count - 1, 2] == numbers[_ON_DISK]:
+        return
+    course[count, 0], course[count, 1], course[count, 2] = at, numbers[_LEVEL], numbers[_ON_DISK]
+    numbers[_CHANGES] = count + 1
+
+
+@njit
+def _send(size: int, ends: int, numbers: Ints, files: Ints, messages: Ints, table: Ints) -> None:
+    """Put a message into the segment that is written."""
+    message = numbers[_FREE]
+    numbers[_FREE] = messages[message, ALIKE]
+    messages[message, SIZE] = size
+    messages[message, ALIKE] = NONE
+    put(message, numbers[TAIL], files, messages)
+    if ends != NEVER_POSITION:
+        slot = _slot(ends, table)
+        if table[slot, 0] == NONE:
+            table[slot, 0] = ends
+            numbers[_IN_TABLE] += 1
+        else:
+            messages[message, ALIKE] = table[slot, 1]
+        table[slot, 1] = message
+
+
+@njit
+def put(message: int, file: int, files: Ints, messages: Ints) -> None:
+    """Add a message behind a file's others."""
+    last = files[file, LAST]
+    messages[message, FILE] = file
+    messages[message, BEFORE], messages[message, BEHIND] = last, NONE
+    if last == NONE:
+        files[file, FIRST] = message
+    else:
+        messages[last, BEHIND] = message
+    files[file, LAST] = message
+    files[file, LIVE] += 1
+    files[file, LIVE_BYTES] += messages[message, SIZE]
+
+
+@njit
+def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, table: Ints) -> None:
+    """Take out the messages whose last ack stands here, and the files in which nothing is left."""
+    slot = _slot(at, table)
+    if table[slot, 0] == NONE:
+        return
+    message = table[slot, 1]
+    _forget(slot, table)
+    numbers[_IN_TABLE] -= 1
+    while message != NONE:
+        file, before, behind = messages[message, FILE], messages[message, BEFORE], messages[message, BEHIND]
+        if before == NONE:
+            files[file, FIRST] = behind
+        else:
+            messages[before, BEHIND] = behind
+        if behind == NONE:
+            files[file, LAST] = before
+        else:
+            messages[behind, BEFORE] = before
+        was_dying = is_dying(file, files, limits)
+        files[file, LIVE] -= 1
+        files[file, LIVE_BYTES] -= messages[message, SIZE]
+        if file != numbers[TAIL]:
+            if not was_dying and is_dying(file, files, limits):
+                numbers[_LOOK] = 1
+            if not files[file, LIVE]:
+                _release(file, limits, numbers, files)
+        following = messages[message, ALIKE]
+        messages[message, ALIKE] = numbers[_FREE]
+        numbers[_FREE] = message
+        message = following
+
+
+@njit
+def files_there(there: Ints, numbers: Ints, files: Ints) -> Ints:
+    """The files on disk, the oldest first: those of `there` that are left, and those made since."""
+    seen, born = numbers[SEEN], numbers[BORN]
+    numbers[SEEN] = born
+    found = np.empty(len(there) + born - seen, np.int64)
+    count = 0
+    for file in there:
+        if files[file, THERE]:
+            found[count] = file
+            count += 1
+    for file in range(seen, born):
+        if files[file, THERE]:
+            found[count] = file
+            count += 1
+    return found[:count]
+
+
+@njit
+def choose_files(there: Ints, tail: int, files: Ints, limits: Ints) -> Ints:
+    """The files to compact next, as `compaction.choose` has it; `tail` is still written."""
+    header, bytes_max = limits[_SEGMENT_BYTES] - limits[_CAPACITY], limits[_CAPACITY]
+    percent = limits[_PERCENT]
+    dying, small = np.zeros(_GENERATIONS, np.int64), np.zeros(_GENERATIONS, np.int64)
+    for file in there:
+        if file != tail:
+            if is_dying(file, files, limits):
+                dying[files[file, GENERATION]] += 1
+            elif _is_small(file, files, limits):
+                small[files[file, GENERATION]] += 1
+    for generation in range(_GENERATIONS):
+        least = 1 if generation else limits[LEAST]
+        if dying[generation] < least:
+            continue
+        group = np.empty(dying[generation], np.int64)
+        share = np.empty(dying[generation])
+        count = 0
+        for file in there:
+            if file != tail and files[file, GENERATION] == generation and is_dying(file, files, limits):
+                group[count] = file
+                share[count] = files[file, LIVE_BYTES] / (files[file, TAKEN] + header)
+                count += 1
+        order = np.argsort(share, kind="mergesort")
+        first = _first(group[order], files, least, bytes_max)
+        if first:
+            chosen = group[np.sort(order[:first])]
+            live = size = whole = 0
+            for file in chosen:
+                live += files[file, LIVE]
+                size += files[file, LIVE_BYTES]
+                whole += files[file, TAKEN] + header
+            after = size + header * max(-(-size // bytes_max), -(-live // limits[_MESSAGES]))
+            if after * 100 <= percent * whole:
+                return chosen
+    for generation in range(1, _GENERATIONS):
+        if small[generation] < TOGETHER:
+            continue
+        group = np.empty(small[generation], np.int64)
+        count = 0
+        for file in there:
+            if (
+                file != tail
+                and files[file, GENERATION] == generation
+                and not is_dying(file, files, limits)
+                and _is_small(file, files, limits)
+            ):
+                group[count] = file
+                count += 1
+        first = _first(group, files, TOGETHER, bytes_max)
+        if first:
+            return group[:first]
+    return there[:0]
+
+
+@njit
+def is_dying(file: int, files: Ints, limits: Ints) -> bool:
+    """Whether at most `live_percent` of what it takes is live."""
+    header = limits[_SEGMENT_BYTES] - limits[_CAPACITY]
+    dying: bool = files[file, LIVE_BYTES] * 100 <= limits[_PERCENT] * (files[file, TAKEN] + header)
+    return dying
+
+
+@njit
+def _is_small(file: int, files: Ints, limits: Ints) -> bool:
+    small: bool = (
+        files[file, GENERATION] > 0
+        and files[file, TAKEN] * TOGETHER <= limits[_CAPACITY]
+        and files[file, LIVE] * TOGETHER <= limits[_MESSAGES]
+    )
+    return small
+
+
+@njit
+def _first(group: Ints, files: Ints, least: int, bytes_max: int) -> int:
+    """How many of these, from the first on, are taken together; 0 if there are too few."""
+    taken = size = 0
+    for file in group:
+        size += files[file, LIVE_BYTES]
+        if size > bytes_max and taken >= least:
+            break
+        taken += 1
+    return taken if taken >= least else 0
+
+
+@njit
+def _compact(
+    sources: Ints,
+    at: int,
+    limits: Ints,
+    numbers: Ints,
+    files: Ints,
+    messages: Ints,
+    course: Ints,
+) -> tuple[Ints, Ints]:
+    """Copy what lives in these files; they go when all of it is copied."""
+    header = limits[_SEGMENT_BYTES] - limits[_CAPACITY]
+    generation = files[sources[0], GENERATION] + 1
+    copies, taken, batch = NONE, 0, 0
+    for source in sources:
+        message = files[source, FIRST]
+        while message != NONE:
+            behind, size = messages[message, BEHIND], messages[message, SIZE]
+            if copies != NONE and (
+                files[copies, LIVE] >= limits[_MESSAGES] or header + taken + size > limits[_SEGMENT_BYTES]
+            ):
+                files, course = _publish(copies, taken, at, limits, numbers, files, course)
+                copies = NONE
+            if copies == NONE:
+                if numbers[BORN] + 3 > len(files):
+                    files = more_rows(files)
+                copies = numbers[BORN]
+                numbers[BORN] = copies + 1
+                files[copies, GENERATION] = generation
+                files[copies, LIVE] = files[copies, LIVE_BYTES] = files[copies, TAKEN] = 0
+                files[copies, FIRST] = files[copies, LAST] = NONE
+                files[copies, THERE] = 1
+                taken, batch = limits[_BATCH], 0
+            elif taken - batch >= BATCH_BYTES:
+                batch = taken
+                taken += limits[_BATCH]
+            put(message, copies, files, messages)
+            taken += size
+            numbers[_COPIED] += size
+            message = behind
+    if copies != NONE:
+        files, course = _publish(copies, taken, at, limits, numbers, files, course)
+    numbers[_MOST] = max(numbers[_MOST], generation)
+    for source in sources:
+        files[source, LIVE] = files[source, LIVE_BYTES] = 0
+        files[source, FIRST] = files[source, LAST] = NONE
+        _release(source, limits, numbers, files)
+    return files, course
+
+
+@njit
+def _publish(
+    copies: int, taken: int, at: int, limits: Ints, numbers: Ints, files: Ints, course: Ints
+) -> tuple[Ints, Ints]:
+    """Let a file of copies count, beside those that it was copied from."""
+    if numbers[BORN] + 2 > len(files):
+        files = more_rows(files)
+    if numbers[_CHANGES] + 4 > len(course):
+        course = more_rows(course)
+    _write(COMPACTED_BYTES + limits[_BATCH], at, limits, numbers, files, course)
+    files[copies, TAKEN] = taken
+    numbers[_LEVEL] += limits[_SEGMENT_BYTES] - limits[_CAPACITY] + taken
+    numbers[_ON_DISK] += 1
+    _note(at, numbers, course)
+    return files, course
+
+
+@njit
+def more_rows(rows: Ints) -> Ints:
+    longer = np.empty((2 * len(rows), rows.shape[1]), np.int64)
+    longer[: len(rows)] = rows
+    return longer
+
+
+@njit
+def _more_messages(messages: Ints, numbers: Ints) -> Ints:
+    """Twice as many, the new ones free."""
+    count = len(messages)
+    longer = np.empty((max(2 * count, 64), messages.shape[1]), np.int64)
+    longer[:count] = messages
+    for message in range(count, len(longer)):
+        longer[message, ALIKE] = message + 1
+    longer[len(longer) - 1, ALIKE] = NONE
+    numbers[_FREE] = count
+    return longer
+
+
+# The table: open addressing, linear probing, and deletion by moving what follows.
+
+
+@njit
+def _place(key: int, slots: int) -> int:
+    """Where a key belongs in a table whose length is a power of two."""
+    return ((key * 0x2545F4914F6CDD1D) >> 20) & (slots - 1)
+
+
+@njit
+def _slot(key: int, table: Ints) -> int:
+    """The place of a key, or the empty one where it would be put."""
+    slots = len(table)
+    slot = _place(key, slots)
+    while table[slot, 0] != NONE and table[slot, 0] != key:
+        slot = (slot + 1) & (slots - 1)
+    return slot
+
+
+@njit
+def _forget(slot: int, table: Ints) -> None:
+    slots = len(table)
+    hole, at = slot, slot
+    while True:
+        at = (at + 1) & (slots - 1)
+        if table[at, 0] == NONE:
+            break
+        home = _place(table[at, 0], slots)
+        # It may move into the hole unless its home lies behind that.
+        if (at - home) & (slots - 1) >= (at - hole) & (slots - 1):
+            table[hole, 0], table[hole, 1] = table[at, 0], table[at, 1]
+            hole = at
+    table[hole, 0] = NONE
+
+
+@njit
+def _more_table(table: Ints) -> Ints:
+    longer = np.full((2 * len(table), 2), NONE, np.int64)
+    for k in range(len(table)):
+        if table[k, 0] != NONE:
+            slot = _slot(table[k, 0], longer)
+            longer[slot, 0], longer[slot, 1] = table[k, 0], table[k, 1]
+    return longer
