@@ -37,7 +37,7 @@ def command(config: Config, name: str, yes: bool, as_json: bool) -> None:
 
     with opened(config) as router:
         destination = resolve(name)
-        require_known(router, destination)
+        require_known(router, destination, loses=True)
         confirm(f"Delete {destination} in {config.directory}, {_held(router, destination)}?", yes)
         removed = router.delete(destination)
     if as_json:

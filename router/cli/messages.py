@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from ...policies.config_problems import did_you_mean
 from ...policies.destination import Kind
 from ...policies.errors import DestinationError
 from ...policies.text import human_bytes
@@ -34,6 +33,8 @@ HEX_BYTES: Final = 16
 """Of a body that is no text, so many are shown."""
 LINES: Final = 20
 """Lines of a text that a terminal shows."""
+NAMES: Final = 5
+"""Of what is there so many are named."""
 CHUNK: Final = 1 << 16
 _MSGPACK: Final = "application/msgpack"
 _JSON: Final = "application/json"
@@ -60,10 +61,10 @@ def yes_option(command: Command) -> Command:
 # Queues --------------------------------------------------------------------------------------------------------------
 
 
-def queue_in(router: Router, name: str) -> Queue:
-    """A queue that has been used. Raises DestinationError for another."""
+def queue_in(router: Router, name: str, *, loses: bool = False) -> Queue:
+    """A queue that has been used; `loses` as of `require_known`. Raises DestinationError for another."""
     queue = router.queue(name)
-    require_known(router, queue.destination)
+    require_known(router, queue.destination, loses=loses)
     return queue
 
 
@@ -76,12 +77,26 @@ def backlog_in(router: Router, name: str) -> Queue | Topic:
     return router.topic(destination) if destination.kind is Kind.TOPIC else router.queue(destination)
 
 
-def require_known(router: Router, destination: Destination) -> None:
-    """Raise DestinationError for what nobody has used."""
-    if not router.exists(destination):
-        known = [str(one) for one in router.destinations(destination.kind.scheme)]
-        there = did_you_mean(str(destination), known) if known else "there is none yet"
-        raise DestinationError(f"{router.config.directory} has no {destination}; {there}")
+def require_known(router: Router, destination: Destination, *, loses: bool = False) -> None:
+    """Raise DestinationError for what nobody has used. Where the command `loses` what it is given, no name is suggested
+    but one that is a slip away."""
+    from ..near_names import alike_name, near_name
+
+    if router.exists(destination):
+        return
+    known = router.destinations(destination.kind.scheme)
+    near = near_name(destination, known) or (None if loses else alike_name(destination, known))
+    shown = [as_given(one) for one in known[:NAMES]]
+    more = f" and {len(known) - NAMES:,} more" if len(known) > NAMES else ""
+    there = f"it has {', '.join(shown)}{more}" if shown else "there is none yet"
+    if near is not None:
+        there = f"did you mean {as_given(near)}?"
+    raise DestinationError(f"{router.config.directory} has no {destination}; {there}")
+
+
+def as_given(destination: Destination) -> str:
+    """The name as a command is given it: a queue needs no scheme."""
+    return printable(destination.name if destination.kind is Kind.QUEUE else str(destination))
 
 
 def confirm(question: str, yes: bool) -> None:

@@ -142,8 +142,8 @@ def test_a_directory_in_use_says_who_uses_it() -> None:
         (("move", "data", "jobs"), "Missing argument 'TARGET'"),
         (("stats", "data", "-c", "stores.yaml"), "says the directory already; leave DIR, data, out"),
         (("browse", "-c", "stores.yaml", "data", "jobs"), "leave DIR, data, out"),
-        (("browse", "data", "job"), "has no queue://job; did you mean 'queue://jobs'?"),
-        (("receive", "data", "x"), "has no queue://x; did you mean 'queue://jobs'"),
+        (("browse", "data", "job"), "has no queue://job; did you mean jobs?"),
+        (("receive", "data", "x"), "has no queue://x; it has jobs"),
         (("purge", "data", "x", "--yes"), "has no queue://x"),
         (("delete", "data", "topic://x", "--yes"), "has no topic://x; there is none yet"),
         (("requeue", "data", "x"), "has no queue://x"),
@@ -166,6 +166,27 @@ def test_bad_input_changes_nothing(arguments: tuple[str, ...], says: str) -> Non
     result = run(*arguments, code=1 if "nowhere" in arguments else 2)
     assert says in result.stderr and "Traceback" not in result.output
     assert bodies("jobs") == [b"1"]
+
+
+def test_a_name_is_compared_with_names_of_its_kind() -> None:
+    """`queue://` makes no two names alike. What loses messages suggests a slip alone."""
+    with anabranch.open("data") as router:
+        for queue in ("orders", "a", "b", "c", "d", "e"):
+            router.queue(queue).declare()
+        router.topic("prices").subscribe("desk")
+        router.topic("order").subscribe("desk")
+    it_has = "it has a, b, c, d, e and 1 more\n"
+    for command, *options in (("browse",), ("receive",), ("purge", "--yes"), ("delete", "--yes")):
+        loses = bool(options)
+        for name, says in {
+            "odrers": "did you mean orders?\n",
+            "ordexs": it_has if loses else "did you mean orders?\n",
+            "zebra": it_has,
+        }.items():
+            assert run(command, "data", name, *options, code=2).stderr.endswith(f"has no queue://{name}; {says}")
+    assert "did you mean topic://prices?" in run("browse", "data", "topic://price", code=2).stderr
+    says = "has no topic://orders; did you mean topic://order?"
+    assert says in run("browse", "data", "topic://orders", code=2).stderr
 
 
 # What there is --------------------------------------------------------------------------------------------------------
