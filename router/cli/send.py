@@ -12,6 +12,7 @@ import click
 from ...policies.config import Config
 from ...policies.destination import Kind
 from .directory import on_directory, opened
+from .messages import as_given
 from .output import LocalPath, echo_json, json_option
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def command(
         elif body == "-":
             content = sys.stdin.buffer
         router = stack.enter_context(opened(config, create=create))
+        new = _new_queues(router, queue)
         receipts = router.send(queue, content, headers, message_id, **options)
         lost = [str(one.destination) for one in receipts if _is_lost(router, one)]
     if as_json:
@@ -92,8 +94,24 @@ def command(
         for one in receipts:
             what = "dropped, since it is full" if one.dropped else f"sent, number {one.seq}"
             click.echo(f"{one.destination}: {'there already' if one.duplicate else what}")
+    for note in new:
+        click.echo(note, err=True)
     for name in lost:
         click.echo(f"Warning: {name} has no durable subscription, so nobody gets this message", err=True)
+
+
+def _new_queues(router: Router, queue: str) -> list[str]:
+    """Return a line for each queue that the message makes: its name may be a slip."""
+    from ..addresses import resolve_all
+    from ..near_names import near_name
+
+    notes = []
+    for destination in dict.fromkeys(resolve_all(queue)):
+        if destination.kind is Kind.QUEUE and not router.exists(destination):
+            near = near_name(destination, router.destinations(Kind.QUEUE.scheme))
+            meant = f"; did you mean {as_given(near)}?" if near is not None else ""
+            notes.append(f"{destination} is a new queue{meant}")
+    return notes
 
 
 def _is_lost(router: Router, receipt: Receipt) -> bool:

@@ -298,6 +298,15 @@ def test_send_makes_a_directory_if_it_is_told_to() -> None:
     assert bodies("jobs") == [b"1"]
 
 
+def test_send_says_that_a_queue_is_new() -> None:
+    assert run("send", "data", "jobs", "1", "--create").stderr == "queue://jobs is a new queue\n"
+    assert run("send", "data", "jobs", "2").stderr == ""
+    result = run("send", "data", "jbos,zebra,jobs", "3", "--json")
+    assert result.stderr == "queue://jbos is a new queue; did you mean jobs?\nqueue://zebra is a new queue\n"
+    assert len(json.loads(result.stdout)["sent"]) == 3
+    run("send", "data", "jobs.>", "4", code=2)
+
+
 def test_send_as_json_and_to_several() -> None:
     with anabranch.open("data") as router:
         router.topic("t").subscribe("desk")
