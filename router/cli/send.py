@@ -83,7 +83,7 @@ def command(
         router = stack.enter_context(opened(config, create=create))
         new = _new_queues(router, queue)
         receipts = router.send(queue, content, headers, message_id, **options)
-        lost = [str(one.destination) for one in receipts if _is_lost(router, one)]
+        lost = [f"{one.destination} {why}" for one in receipts if (why := _why_lost(router, one)) is not None]
     if as_json:
         sent = [
             {"destination": str(one.destination), "seq": one.seq, "duplicate": one.duplicate, "dropped": one.dropped}
@@ -96,8 +96,8 @@ def command(
             click.echo(f"{one.destination}: {'there already' if one.duplicate else what}")
     for note in new:
         click.echo(note, err=True)
-    for name in lost:
-        click.echo(f"Warning: {name} has no durable subscription, so nobody gets this message", err=True)
+    for warning in lost:
+        click.echo(f"Warning: {warning}, so nobody gets this message", err=True)
 
 
 def _new_queues(router: Router, queue: str) -> list[str]:
@@ -114,6 +114,11 @@ def _new_queues(router: Router, queue: str) -> list[str]:
     return notes
 
 
-def _is_lost(router: Router, receipt: Receipt) -> bool:
-    topic = receipt.destination
-    return topic.kind is Kind.TOPIC and not router.topic(topic).subscriptions()
+def _why_lost(router: Router, receipt: Receipt) -> str | None:
+    """Return why nobody ever gets what was sent; None where somebody may."""
+    destination = receipt.destination
+    if destination.kind is Kind.TOPIC and not router.topic(destination).subscriptions():
+        return "has no durable subscription"
+    if not receipt.dropped and router._registry.for_held(destination, lambda store: store.volatile, False):
+        return "is in a store that is in memory alone, and that goes when this command ends"
+    return None

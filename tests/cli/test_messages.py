@@ -315,6 +315,21 @@ def test_send_as_json_and_to_several() -> None:
     assert "topic://nobody has no durable subscription" in run("send", "data", "topic://nobody", "1").stderr
 
 
+def test_send_warns_of_what_goes_with_the_command() -> None:
+    memory = anabranch.StoreConfig("fast", ["fast.>", "topic://fast.>"], memory={})
+    config = anabranch.Config("data", [memory, anabranch.StoreConfig("all", [">"], journal={"sync": "never"})])
+    with anabranch.open(config) as router:
+        for queue in ("fast.jobs", "jobs"):
+            router.queue(queue).declare()
+    result = run("send", "data", "fast.jobs,jobs", "1")
+    assert result.stderr == (
+        "Warning: queue://fast.jobs is in a store that is in memory alone, and that goes when this command ends, so "
+        "nobody gets this message\n"
+    )
+    assert bodies("fast.jobs") == [] and bodies("jobs") == [b"1"]
+    assert "has no durable subscription, so nobody" in run("send", "data", "topic://fast.t", "1").stderr
+
+
 def test_send_with_a_delay_and_an_end() -> None:
     run("send", "data", "jobs", "later", "--delay", "3600", "--create")
     run("send", "data", "jobs", "gone", "--expires", "0.001")
