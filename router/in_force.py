@@ -10,6 +10,7 @@ be given.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,10 @@ _HEAD: Final = (
     "# Written by Anabranch at each open: the configuration that this directory was opened under last.\n"
     f"# Not to be edited, since it is written anew; a {FILE} beside it goes before it.\n"
 )
+_ENDS: Final = (".yaml", ".yml")
+"""Of a configuration file."""
+_OTHER_ENDS: Final = frozenset((".json", ".toml", ".ini", ".conf", ".cfg"))
+"""Of those that others read."""
 _MARKS: Final = ("router.lock", "placement.records", "placement.mdb", "bindings.id", NAME)
 """Any of these is in each data directory that was ever opened."""
 _ALL: Final = "all"
@@ -61,10 +66,24 @@ def configuration_of(source: str | PathLike[str] | Config | None) -> Config:
         raise ConfigError([f"{text!r} is no path; {_WAYS}"])
     path = Path(text)
     try:
-        is_file = not path.is_dir() and (path.suffix.lower() in (".yaml", ".yml") or path.exists())
+        is_file = not path.is_dir() and (path.suffix.lower() in _ENDS or path.exists())
     except OSError as error:
         raise ConfigError([f"{path} cannot be opened: {error.strerror}"]) from None
+    if not is_file and not path.is_dir() and _is_named_as_a_file(path):
+        raise ConfigError(
+            [
+                f"{path} does not exist, and is named as a configuration file, which ends in .yaml or .yml; if it is "
+                "to be a data directory, make it first"
+            ]
+        )
     return load(path) if is_file else of_directory(path)
+
+
+def _is_named_as_a_file(path: Path) -> bool:
+    """Whether it ends as configurations do, or nearly so: `stores.ymal`, `stores.toml`, `stores.yaml.bak`."""
+    *others, last = [suffix.lower() for suffix in path.suffixes] or [""]
+    is_near = len(last) >= len(".yml") and bool(difflib.get_close_matches(last, _ENDS, n=1, cutoff=0.75))
+    return is_near or last in _OTHER_ENDS or any(suffix in _ENDS for suffix in others)
 
 
 def file_of(path: Path) -> Path:

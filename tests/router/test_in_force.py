@@ -98,6 +98,23 @@ def test_a_directory_named_as_a_file_would_be() -> None:
     assert configuration_of("settings").directory == Path("data").absolute()
 
 
+SLIPS = ["stores.ymal", "stores.yalm", "x/stores.yamll", "stores.yam", "stores.JSON", "stores.toml", "stores.yaml.bak"]
+
+
+@pytest.mark.parametrize("name", [*SLIPS, "stores.yml~", "stores.yaml.2026-11-26", "stores.conf", "stores.ini"])
+def test_a_slip_in_a_file_s_name_makes_no_directory(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"does not exist, and is named as a configuration file, which ends in"):
+        anabranch.open(name)
+    assert list(Path().iterdir()) == []
+    Path(name).mkdir(parents=True)
+    assert bodies(name) == []
+
+
+@pytest.mark.parametrize("name", ["data.eu", "orders.2026", ".data", "data.mail", "data.ml", "a.b.c", "shop.html"])
+def test_other_directories_have_dots_in_their_names(name: str) -> None:
+    assert bodies(name) == []
+
+
 def test_one_of_an_older_version() -> None:
     """It does not say what it was opened under: of stores of other names nothing is guessed."""
     with anabranch.open(load_of("data")) as router:
