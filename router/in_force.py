@@ -24,6 +24,7 @@ from pydantic import BaseModel
 
 from ..adapters.files import read_file, replace_file, require_no_link
 from ..policies.config import Config, JournalOptions, StoreConfig, dump_yaml, load, loads
+from ..policies.config_options import from_home
 from ..policies.durability import Sync
 from ..policies.errors import ConfigError
 
@@ -64,7 +65,7 @@ def configuration_of(source: str | PathLike[str] | Config | None) -> Config:
         raise TypeError(f"a source is a path as str or pathlib.Path, not {type(source).__name__}: {source!r}; {_WAYS}")
     if not text.strip() or "\0" in text:
         raise ConfigError([f"{text!r} is no path; {_WAYS}"])
-    path = Path(text)
+    path = from_home(text)
     try:
         is_file = not path.is_dir() and (path.suffix.lower() in _ENDS or path.exists())
     except OSError as error:

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import anabranch
 from anabranch import Config, JournalOptions, StoreConfig, Sync
 from anabranch.policies.config import load
 from anabranch.policies.errors import ConfigError, PlacementError, StoreLockedError
+from anabranch.router.cli.app import app
 from anabranch.router.in_force import KEPT, NAME, configuration_of, read_in_force
+from anabranch.router.salvage import salvage
 
 from .disk import Faults
 
@@ -96,6 +99,31 @@ def test_a_directory_named_as_a_file_would_be() -> None:
     assert bodies("odd.yaml") == []
     Path("settings").write_text(TWO.format("data"))  # and the other way round
     assert configuration_of("settings").directory == Path("data").absolute()
+
+
+def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shell, and `directory:` of a file, take it: by whatever names the path."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    given: list[str | Path | Config] = ["~/data", Path("~/data"), Config("~/data", [ALL])]
+    for number, source in enumerate(given):
+        with anabranch.open(source) as router:
+            assert router.queue("jobs").send(b"1").seq == number + 1
+    run = CliRunner().invoke(app, ["send", "~/data", "jobs", "4"])
+    assert run.exit_code == 0 and run.output == "queue://jobs: sent, number 4\n"
+    salvage("~/data", "~/salvaged")
+    assert bodies("~/salvaged") == [b"1", b"1", b"1", b"4"]
+    Path("home/stores.yaml").write_text(TWO.format("~/other"))
+    sources: list[str | Config] = ["~/stores.yaml", load("~/stores.yaml")]
+    for source in sources:
+        assert bodies(source) == []
+    assert anabranch.policies.config.warnings("~/stores.yaml") == []
+    assert {path.name for path in Path("home").iterdir()} == {"data", "salvaged", "stores.yaml", "other"}
+    assert [path.name for path in Path().iterdir()] == ["home"]
+
+
+def test_the_home_of_nobody_is_a_name_as_a_shell_takes_it() -> None:
+    assert bodies("~no-such-user") == bodies(Config("~nobody-else", [ALL])) == []
+    assert {path.name for path in Path().iterdir()} == {"~no-such-user", "~nobody-else"}
 
 
 SLIPS = ["stores.ymal", "stores.yalm", "x/stores.yamll", "stores.yam", "stores.JSON", "stores.toml", "stores.yaml.bak"]
