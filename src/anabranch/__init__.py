@@ -12,7 +12,6 @@ A router maps destination patterns to independent stores, each with its own jour
 read on: docs/configuration.md, docs/transactions.md, docs/invariants.md, docs/format.md.
 """
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from .policies import platform_files as _platform_files  # noqa: F401  first: it refuses a platform that will not do
@@ -94,8 +93,6 @@ from .router.xid import Xid
 
 if TYPE_CHECKING:
     from .router.data_manager import DataManager as DataManager
-
-logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "Address",
