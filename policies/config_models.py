@@ -36,6 +36,7 @@ from .config_options import (
 )
 from .config_problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
 from .destination import Destination
+from .errors import MissingExtraError
 from .kinds import DEFAULT_KIND, known_kinds, options_model
 from .limits import OF_NONPERSISTENT, OF_STORE
 from .options import JournalOptions, MemoryOptions, SqlOptions, TransactionOptions, UsageOptions, dead_letter_name
@@ -367,7 +368,7 @@ def validated_options(kind: str, value: object, context: object) -> tuple[BaseMo
     """The options of a known kind, from a model or a mapping, or what is wrong with them."""
     try:
         model = options_model(kind)
-    except ValueError as error:
+    except (ValueError, MissingExtraError) as error:
         return None, [Located((kind,), str(error))]
     if isinstance(value, model):
         return value, []

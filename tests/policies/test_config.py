@@ -460,6 +460,15 @@ def test_kinds_that_cannot_be() -> None:
 
 
 @pytest.mark.usefixtures("vault")
+def test_a_third_party_s_kind_that_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "site" / "vault_adapter_missing.py").write_text(
+        "import anabranch\nraise anabranch.MissingExtraError('vaults need hvac: pip install hvac')\n"
+    )
+    text = "directory: d\nstores:\n- {name: a, match: [a], broken: {x: 1}}\n"
+    assert one(text) == (3, "store 'a': broken: vaults need hvac: pip install hvac")
+
+
+@pytest.mark.usefixtures("vault")
 def test_defaults_of_a_kind_need_not_be_whole() -> None:
     defaults = "defaults: {vault: {batch: 2KiB, password: a}}"
     text = f"directory: d\n{defaults}\nstores:\n- {{name: a, match: [a], vault: {{url: x}}}}\n"
