@@ -57,11 +57,10 @@ def find_logs(directory: Path) -> list[Path]:
                  if _has_segments(found)]  # fmt: skip
         if found:
             return found
-    if not directory.is_dir():
-        raise TraceError(f"there is no usage log at {directory}; give the directory usage/ of a data directory")
+    what = f"{directory} holds no usage log" if directory.is_dir() else f"there is no usage log at {directory}"
     raise TraceError(
-        f"{directory} holds no usage log; switch it on with `usage: {{}}` in stores.yaml, or give the directory usage/ "
-        "of a data directory"
+        f"{what}: a router records its use once it is switched on with `usage: {{}}` in stores.yaml; give its data "
+        "directory then, or the directory usage/ of that"
     )
 
 
