@@ -22,7 +22,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from ..adapters.files import read_file, replace_file, require_no_link
+from ..adapters.files import DENIED, read_file, replace_file, require_no_link
 from ..policies.config import Config, JournalOptions, StoreConfig, dump_yaml, load, loads
 from ..policies.config_options import from_home
 from ..policies.durability import Sync
@@ -67,17 +67,22 @@ def configuration_of(source: str | PathLike[str] | Config | None) -> Config:
         raise ConfigError([f"{text!r} is no path; {_WAYS}"])
     path = from_home(text)
     try:
-        is_file = not path.is_dir() and (path.suffix.lower() in _ENDS or path.exists())
+        if path.is_dir():
+            return of_directory(path)
+        if path.suffix.lower() in _ENDS or path.exists():
+            return load(path)
+        if _is_named_as_a_file(path):
+            raise ConfigError(
+                [
+                    f"{path} does not exist, and is named as a configuration file, which ends in .yaml or .yml; if it "
+                    "is to be a data directory, make it first"
+                ]
+            )
+        return of_directory(path)
     except OSError as error:
-        raise ConfigError([f"{path} cannot be opened: {error.strerror}"]) from None
-    if not is_file and not path.is_dir() and _is_named_as_a_file(path):
-        raise ConfigError(
-            [
-                f"{path} does not exist, and is named as a configuration file, which ends in .yaml or .yml; if it is "
-                "to be a data directory, make it first"
-            ]
-        )
-    return load(path) if is_file else of_directory(path)
+        where = f" ({error.filename})" if error.filename not in (None, str(path)) else ""
+        step = "; give this user the right to read and write there, or choose another" if error.errno in DENIED else ""
+        raise ConfigError([f"{path} cannot be opened: {error.strerror}{where}{step}"]) from None
 
 
 def _is_named_as_a_file(path: Path) -> bool:

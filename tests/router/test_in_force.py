@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +217,38 @@ def test_bad_input(source: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){says}"):
         anabranch.open(source)
     assert sorted(Path().rglob("*")) == before
+
+
+def test_what_this_user_may_not_enter_or_read(tmp_path: Path) -> None:
+    """A directory that is closed to others, what lies in one, and a data directory whose owner has opened it to them,
+    but not what is in it."""
+    for name in ("data", "shut/data"):
+        with anabranch.open(name) as router:
+            router.queue("jobs").send(b"1")
+    Path("data").chmod(0o755)
+    Path("shut").chmod(0o700)
+    Path("shut/stores.yaml").write_text(TWO.format("data"))
+    for directory in (tmp_path, *tmp_path.parents):
+        mode = stat.S_IMODE(directory.stat().st_mode)
+        if os.getuid() == 0 and mode & 0o055 != 0o055:
+            directory.chmod(mode | 0o055)  # pytest's own, which root keeps to itself
+    program = (
+        "import os, sys, anabranch\n"
+        "if os.getuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "for path in sys.argv[1:]:\n"
+        "    try: anabranch.open(path)\n"
+        "    except anabranch.ConfigError as error: print(error)\n"
+    )
+    if os.getuid() != 0:
+        for name in ("data/stores", "shut"):
+            Path(name).chmod(0)
+    paths = ["data", "shut", "shut/data", "shut/new", "shut/stores.yaml"]
+    done = subprocess.run([sys.executable, "-c", program, *paths], capture_output=True, text=True, check=True)
+    for name in ("data/stores", "shut"):
+        Path(name).chmod(0o700)
+    for path, said in zip(paths, done.stdout.splitlines(), strict=True):
+        assert said.startswith(f"{path} cannot be opened")
+        assert "Permission denied" in said
 
 
 def test_one_that_is_open_already() -> None:
