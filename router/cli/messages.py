@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from ...policies.destination import Kind
+from ...policies.destination import Destination, Kind, wildcard_in
 from ...policies.errors import DestinationError
 from ...policies.text import human_bytes
 
 if TYPE_CHECKING:
     from ...adapters.messages import Message
-    from ...policies.destination import Destination
     from ..queue import Queue
     from ..router import Router
     from ..topic import Topic
@@ -61,18 +60,40 @@ def yes_option(command: Command) -> Command:
 # Queues --------------------------------------------------------------------------------------------------------------
 
 
+def destination_in(text: str) -> Destination:
+    """The one destination that a command is given; a bare name is a queue. Raises DestinationError."""
+    if "," in text:
+        raise DestinationError(f"{text!r} has a comma, which stands between several names: give one")
+    destination = Destination.parse(text)
+    wildcard = wildcard_in(destination.name)
+    if wildcard is not None:
+        raise DestinationError(
+            f"{destination} holds the wildcard {wildcard}: give one name; `anabranch queues` lists those there are"
+        )
+    return destination
+
+
+def queue_named(router: Router, name: str) -> Queue:
+    """A queue, new or not. Raises DestinationError for a topic or a map."""
+    destination = destination_in(name)
+    if destination.kind is not Kind.QUEUE:
+        others = "; `browse` and `tail` show its messages" if destination.kind is Kind.TOPIC else ""
+        raise DestinationError(f"{destination} is a {destination.kind.name.lower()}: give a queue{others}")
+    return router.queue(destination)
+
+
 def queue_in(router: Router, name: str, *, loses: bool = False) -> Queue:
     """A queue that has been used; `loses` as of `require_known`. Raises DestinationError for another."""
-    queue = router.queue(name)
+    queue = queue_named(router, name)
     require_known(router, queue.destination, loses=loses)
     return queue
 
 
 def backlog_in(router: Router, name: str) -> Queue | Topic:
     """A queue, or a topic, that has been used. Raises DestinationError for another."""
-    from ..addresses import resolve
-
-    destination = resolve(name)
+    destination = destination_in(name)
+    if destination.kind is Kind.MAP:
+        raise DestinationError(f"{destination} is a map, which has no messages: give a queue or a topic")
     require_known(router, destination)
     return router.topic(destination) if destination.kind is Kind.TOPIC else router.queue(destination)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from ...policies.config import Config
-from ...policies.destination import Kind
+from ...policies.destination import Destination, Kind
+from ...policies.errors import DestinationError
 from .directory import on_directory, opened
-from .messages import as_given
+from .messages import as_given, destination_in
 from .output import LocalPath, echo_json, json_option
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ def command(
         elif body == "-":
             content = sys.stdin.buffer
         router = stack.enter_context(opened(config, create=create))
-        new = _new_queues(router, queue)
+        new = _new_queues(router, _destinations(queue))
         receipts = router.send(queue, content, headers, message_id, **options)
         lost = [f"{one.destination} {why}" for one in receipts if (why := _why_lost(router, one)) is not None]
     if as_json:
@@ -100,13 +102,20 @@ def command(
         click.echo(f"Warning: {warning}, so nobody gets this message", err=True)
 
 
-def _new_queues(router: Router, queue: str) -> list[str]:
+def _destinations(text: str) -> list[Destination]:
+    destinations = [destination_in(part.strip()) for part in text.split(",")]
+    for destination in destinations:
+        if destination.kind is Kind.MAP:
+            raise DestinationError(f"{destination} is a map, to which nothing is sent: give a queue or a topic")
+    return destinations
+
+
+def _new_queues(router: Router, destinations: Iterable[Destination]) -> list[str]:
     """Return a line for each queue that the message makes: its name may be a slip."""
-    from ..addresses import resolve_all
     from ..near_names import near_name
 
     notes = []
-    for destination in dict.fromkeys(resolve_all(queue)):
+    for destination in dict.fromkeys(destinations):
         if destination.kind is Kind.QUEUE and not router.exists(destination):
             near = near_name(destination, router.destinations(Kind.QUEUE.scheme))
             meant = f"; did you mean {as_given(near)}?" if near is not None else ""
