@@ -104,7 +104,7 @@ def test_each_command_finds_its_directory(arguments: tuple[str, ...], how: str) 
 
 @pytest.mark.parametrize("command", ["stats", "queues", "compact", "transactions"])
 def test_without_anything_it_is_the_file_here(command: str) -> None:
-    assert "stores.yaml: no such file" in run(command, code=2).stderr
+    assert "Error: no stores.yaml is here; give DIR, the data directory, or -c FILE" in run(command, code=2).stderr
     Path("stores.yaml").write_text("directory: data\nstores: [{name: a, match: ['>']}]\n")
     anabranch.open("stores.yaml").close()
     run(command)
