@@ -231,6 +231,16 @@ def test_queues() -> None:
 
 
 @pytest.mark.usefixtures("kind")
+def test_a_queue_that_was_only_received_from_is_not_listed() -> None:
+    with anabranch.open("data") as router:
+        router.queue("jobs").declare()
+        assert router.queue("jbos").receive(timeout=0.01) is None
+    for _ in range(2):
+        found = json.loads(run("queues", "data", "--json").stdout)["queues"]
+        assert [row["queue"] for row in found] == ["queue://jobs"]
+
+
+@pytest.mark.usefixtures("kind")
 def test_browse_shows_what_is_text_and_hints_at_what_is_none() -> None:
     with anabranch.open("data") as router:
         jobs = router.queue("jobs")
