@@ -428,6 +428,11 @@ def test_tail_shows_what_is_there_and_what_comes(priorities: bool) -> None:
     assert len(bodies("dlq")) == 3
 
 
+@pytest.mark.parametrize("command", ["tail", "requeue"])
+def test_the_help_says_which_queue_has_the_dead_letters(command: str) -> None:
+    assert "that `dead_letter:` names in the configuration" in " ".join(run(command, "--help").stdout.split())
+
+
 # What changes things --------------------------------------------------------------------------------------------------
 
 
