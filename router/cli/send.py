@@ -15,7 +15,7 @@ from ...policies.destination import Destination, Kind
 from ...policies.errors import DestinationError
 from .directory import on_directory, opened
 from .messages import as_given, destination_in
-from .output import LocalPath, echo_json, json_option
+from .output import LocalPath, Seconds, echo_json, json_option
 
 if TYPE_CHECKING:
     from ...adapters.messages import Receipt
@@ -42,8 +42,9 @@ def _header(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]
               help="A header; may be given more than once.")  # fmt: skip
 @click.option("--id", "message_id", metavar="ID", help="The message id: sent again under it, it is stored once.")
 @click.option("--priority", type=click.IntRange(0, 65535), metavar="N", help="Its priority; the highest comes first.")
-@click.option("--delay", type=click.FloatRange(min=0), metavar="SECONDS", help="Nobody receives it before.")
-@click.option("--expires", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+@click.option("--delay", type=Seconds(min=0), metavar="SECONDS",
+              help="Nobody receives it before. A number, or 500ms, 2m.")  # fmt: skip
+@click.option("--expires", type=Seconds(min=0, min_open=True), metavar="SECONDS",
               help="Nobody receives it after that.")  # fmt: skip
 @click.option("--create", is_flag=True, help="Make the data directory if it is not there.")
 @json_option
@@ -79,7 +80,10 @@ def command(
     with ExitStack() as stack:
         content: bytes | BinaryIO = (body or "").encode()
         if path is not None:
-            content = stack.enter_context(path.open("rb"))
+            try:
+                content = stack.enter_context(path.open("rb"))
+            except OSError as error:
+                raise click.UsageError(f"--file {path}: {error.strerror}") from error
         elif body == "-":
             content = sys.stdin.buffer
         router = stack.enter_context(opened(config, create=create))

@@ -158,7 +158,11 @@ def test_a_directory_in_use_says_who_uses_it() -> None:
         (("delete", "data", "a.?", "--yes"), "queue://a.? holds the wildcard ?: give one name; "),
         (("send", "data", "jobs"), "give the BODY, - for stdin, or --file FILE"),
         (("send", "data", "jobs", "x", "--file", "y"), "give the BODY"),
-        (("send", "data", "jobs", "--file", "nowhere"), "nowhere: No such file"),
+        (("send", "data", "jobs", "--file", "nowhere"), "--file nowhere: No such file"),
+        (("send", "data", "jobs", "--file", "data"), "--file data: Is a directory"),
+        (("send", "data", "jobs", "x", "--delay", "2 weeks"), "expected a duration: seconds or a number with a unit"),
+        (("send", "data", "jobs", "x", "--expires", "0s"), "0.0 is not in the range x>0"),
+        (("receive", "data", "jobs", "--timeout", "-1"), "expected a duration"),
         (("send", "data", "jobs", "x", "-H", "novalue"), "'novalue' is no header; write name=value"),
         (("send", "data", "jobs", "x", "-H", "a=1", "-H", "a=2"), "'a' is given twice"),
         (("send", "data", "jobs", "x", "--priority", "70000"), "70000"),
@@ -170,7 +174,7 @@ def test_a_directory_in_use_says_who_uses_it() -> None:
 def test_bad_input_changes_nothing(arguments: tuple[str, ...], says: str) -> None:
     send("1")
     Path("stores.yaml").write_text("directory: data\nstores: [{name: all, match: ['>']}]\n")
-    result = run(*arguments, code=1 if "nowhere" in arguments else 2)
+    result = run(*arguments, code=2)
     assert says in result.stderr and "Traceback" not in result.output
     assert bodies("jobs") == [b"1"]
 
@@ -348,9 +352,10 @@ def test_send_warns_of_what_goes_with_the_command() -> None:
 
 
 def test_send_with_a_delay_and_an_end() -> None:
-    run("send", "data", "jobs", "later", "--delay", "3600", "--create")
+    run("send", "data", "jobs", "later", "--delay", "1h", "--create")
+    run("send", "data", "jobs", "gone", "--expires", "1ms")
     run("send", "data", "jobs", "gone", "--expires", "0.001")
-    result = run("receive", "data", "jobs", "--ack", "--limit", "0")
+    result = run("receive", "data", "jobs", "--ack", "--limit", "0", "--timeout", "1ms")
     assert result.stdout == ""
     assert json.loads(run("queues", "data", "--json").stdout)["queues"][0]["delayed"] == 1
 
