@@ -425,7 +425,8 @@ def test_tail_shows_what_is_there_and_what_comes(priorities: bool) -> None:
     assert process.stdout is not None
     found = [json.loads(process.stdout.readline()) for _ in range(2)]
     assert {one["body"] for one in found} == {"last", "expires"}
-    with pytest.raises(anabranch.StoreLockedError, match=f"by process {process.pid}"):
+    told = f"by process {process.pid} on .*, opened by `anabranch tail`;"
+    with pytest.raises(anabranch.StoreLockedError, match=told):
         anabranch.open("data")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
