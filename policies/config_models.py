@@ -36,7 +36,7 @@ from .config_options import (
 )
 from .config_problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
 from .destination import Destination
-from .errors import MissingExtraError
+from .errors import ConfigError, MissingExtraError
 from .kinds import DEFAULT_KIND, known_kinds, options_model
 from .limits import OF_NONPERSISTENT, OF_STORE
 from .options import JournalOptions, MemoryOptions, SqlOptions, TransactionOptions, UsageOptions, dead_letter_name
@@ -209,6 +209,8 @@ class Config(Model):
         file_mode: int | str = FILE_MODE,
     ) -> None:
         """Relative directories start from the working directory. Raises ConfigError."""
+        if isinstance(stores, StoreConfig):  # which is an iterable too, of its fields
+            raise ConfigError(["stores: expected a list of stores; found one; write [StoreConfig(...)]"])
         given: dict[str, Any] = {} if transactions is None else {"transactions": transactions}
         if usage is not None:
             given["usage"] = usage
