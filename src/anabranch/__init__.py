@@ -94,6 +94,8 @@ from .router.xid import Xid
 if TYPE_CHECKING:
     from .router.data_manager import DataManager as DataManager
 
+    __version__: str
+
 __all__ = [
     "Address",
     "AnabranchError",
@@ -190,15 +192,19 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return sorted({"open", *__all__, *(name for name in globals() if name.startswith("__"))})
+    return sorted({"__version__", "open", *__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 if not TYPE_CHECKING:  # which would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
-        """DataManager, which needs the extra `transaction`, is imported when it is asked for."""
+        """DataManager, which needs the extra `transaction`, is imported when it is asked for; so is the version."""
         if name == "DataManager":
             from .router.data_manager import DataManager
 
             return DataManager
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version(__name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
