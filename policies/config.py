@@ -135,6 +135,7 @@ def _loads(text: str, base: Base, name: str | None) -> Config:
     if config is None or problems:
         problems.sort(key=lambda problem: problem.line)
         raise ConfigError(problems, name)
+    config._remember_lines(document.line(("stores", place)) for place in range(len(config.stores)))
     return config
 
 

@@ -46,6 +46,7 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """What a store may be called: a name that is safe as a directory's."""
 
 _FILE = "file that it was loaded from"
+_LINES = "lines of its stores"
 T = TypeVar("T")
 
 
@@ -238,9 +239,19 @@ class Config(Model):
         """The file that it was loaded from. None for one that was made otherwise."""
         return self.__dict__.get(_FILE)
 
+    def _place_of(self, store: StoreConfig) -> str:
+        """Where it stands, to begin an error with: `stores.yaml:3: store 'a'`; its name alone where no file has it."""
+        lines = self.__dict__.get(_LINES, {})
+        file = f"{self.file}:{lines[store.name]}: " if self.file is not None and store.name in lines else ""
+        return f"{file}store {store.name!r}"
+
     def _remember_file(self, path: Path) -> None:
         """It is no part of what two configurations are compared by."""
         self.__dict__[_FILE] = path
+
+    def _remember_lines(self, lines: Iterable[int]) -> None:
+        """Those of the stores in its text. They are no part of it either."""
+        self.__dict__[_LINES] = {store.name: line for store, line in zip(self.stores, lines, strict=True)}
 
     def directory_of(self, store: StoreConfig) -> Path:
         """Where this store keeps its files."""

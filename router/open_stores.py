@@ -234,7 +234,9 @@ class OpenStores:
         try:
             adapter: type[Store] = load_adapter(kind)
         except MissingExtraError as error:
-            raise MissingExtraError(f"{self._directories.stores_of(kind)}{error}") from None
+            config = self._directories.config
+            places = [config._place_of(store) for store in config.stores if store.kind == kind]
+            raise MissingExtraError(": ".join([*places[:1], str(error)])) from None
         except ValueError as error:
             cause = error.__cause__
             if isinstance(cause, OSError) and is_out_of_files(cause):

@@ -99,12 +99,6 @@ class StoreDirectories:
         except ValueError:
             return str(path.absolute())
 
-    def stores_of(self, kind: str) -> str:
-        """Return which stores of the configuration are of a kind, to begin an error: `stores.yaml: store 'a': `."""
-        names = [repr(store.name) for store in self.config.stores if store.kind == kind]
-        file = f"{self.config.file}: " if self.config.file is not None else ""
-        return f"{file}store {', '.join(names)}: " if names else ""
-
     def config_at(self, path: Path) -> StoreConfig | None:
         """The configured store whose directory, or one of whose directories, this is."""
         return _config_at(self.config, path)

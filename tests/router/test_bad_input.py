@@ -201,7 +201,7 @@ def test_a_missing_extra_is_told_in_one_error_that_names_the_store(tmp_path: Pat
         return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
     opened = run("import anabranch; anabranch.open(sys.argv[2])")
-    assert opened.stderr.endswith(f"MissingExtraError: {file}: store 'audit': {says}")
+    assert opened.stderr.endswith(f"MissingExtraError: {file}:4: store 'audit': {says}")
     assert opened.stderr.count("Traceback") == 1
     checked = run("from anabranch.router.cli import main; main()")
     assert (checked.returncode, checked.stderr) == (2, f"{file}: store 'audit': {says}")
