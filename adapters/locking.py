@@ -57,7 +57,7 @@ class _LockFile:
 
     def __init__(self, lock: DirectoryLock, opened_at: str, table: dict[_LockFile, None]) -> None:
         self.opened_at = opened_at
-        """The line of the caller's: `file:line`; empty where that is not known."""
+        """As `_caller` says."""
         self.identity: tuple[int, int] | None = None
         """Device and inode of the file that was opened."""
         self._descriptors: list[int] = []
@@ -269,7 +269,7 @@ class DirectoryLock:
         """Who holds it, to others in this process."""
         owner = f": {self._describe()}" if self._describe is not None else ""
         opened_at = self._open.opened_at if self._open is not None else ""
-        return f"this process{owner}" + (f", opened at {opened_at}" if opened_at else "")
+        return f"this process{owner}{_opened(opened_at)}"
 
     def lost(self) -> StoreFailedError | None:
         """Why it is held no more, if the file was deleted or replaced since `acquire`; asks the operating system, at
@@ -333,13 +333,17 @@ def gone_directory(path: str | Path, what: str) -> str:
 
 
 def _caller() -> str:
-    """Where code has called that is neither ours nor Python's own: `file:line`. Empty where there is none, as in a
-    thread of ours."""
+    """Where code has called that is neither ours nor Python's own: `file:line`. Of a command its name, in backquotes.
+    Empty where there is none, as in a thread of ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
         root = module.partition(".")[0]
-        if module.startswith(_COMMANDS) or not (root == _ROOT or root in sys.stdlib_module_names):
+        if module.startswith(_COMMANDS):
+            if frame.f_code.co_name == "command":
+                name = module.removeprefix(_COMMANDS).replace("importing", "import")  # a word of Python
+                return f"`{_ROOT} {name}`"
+        elif not (root == _ROOT or root in sys.stdlib_module_names):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
@@ -356,4 +360,9 @@ def owner_of(path: Path) -> str:
     except (OSError, ValueError):
         return "another process"
     owner = f"{'the parent process' if pid == str(os.getppid()) else 'process'} {pid} on {host}"
-    return f"{owner}, opened at {opened_at[0].rstrip()}" if opened_at else owner
+    return f"{owner}{_opened(opened_at[0].rstrip() if opened_at else '')}"
+
+
+def _opened(where: str) -> str:
+    """Return what `_caller` has found, to be put behind who the owner is."""
+    return f", opened {'by' if where.startswith('`') else 'at'} {where}" if where else ""

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from . import config_yaml
 from .config_checks import Outline, disagreements, doubts
 from .config_models import Config, KindOptions, StoreConfig, validated_options
-from .config_options import Base, Duration, Options, Size
+from .config_options import Base, Duration, Options, Size, from_home
 from .config_problems import Located, describe_value, did_you_mean, explain
 from .config_schema import json_schema
 from .config_writing import dump_yaml
@@ -63,7 +63,7 @@ def load(path: str | Path, *, names_suffice: bool = False) -> Config:
     if not isinstance(path, str | PathLike):
         kind = type(path).__name__
         raise TypeError(f"a configuration is the path of a file, or an anabranch.Config, not {kind}: {path!r}")
-    path = Path(path)
+    path = from_home(path)
     config = _loads(_read(path), Base(path.parent.absolute(), names_suffice), str(path))
     config._remember_file(path)
     return config
@@ -72,7 +72,7 @@ def load(path: str | Path, *, names_suffice: bool = False) -> Config:
 def warnings(path: str | Path) -> list[Problem]:
     """What is right in a file, and probably not what was meant, in the order of its lines; of one that `load` takes.
     Raises ConfigError if it cannot be read."""
-    path = Path(path)
+    path = from_home(path)
     document = config_yaml.parse(_read(path))
     defaults = _defaults(document, [], Base(path.parent.absolute()))
     data = _with_defaults(document.data, defaults)
@@ -95,7 +95,7 @@ def _read(path: Path) -> str:
 def as_plain_data(path: str | Path) -> dict[str, Any]:
     """What a file says that `load` takes: `defaults` in each store, directories absolute, secrets as the names of their
     environment variables, which need not be set. Raises ConfigError."""
-    path = Path(path)
+    path = from_home(path)
     config, document = load(path, names_suffice=True), config_yaml.parse(_read(path))
     data: dict[str, Any] = _with_defaults(document.data, _defaults(document, [], Base(path.parent.absolute())))
     stores = []
@@ -135,6 +135,7 @@ def _loads(text: str, base: Base, name: str | None) -> Config:
     if config is None or problems:
         problems.sort(key=lambda problem: problem.line)
         raise ConfigError(problems, name)
+    config._remember_lines(document.line(("stores", place)) for place in range(len(config.stores)))
     return config
 
 
@@ -222,4 +223,4 @@ def _each_outline(stores: list[Any], base: Path) -> Iterator[Outline]:
 
 
 def _path(value: object, base: Path) -> Path | None:
-    return base / Path(value).expanduser() if isinstance(value, str) and value else None
+    return base / from_home(value) if isinstance(value, str) and value else None

@@ -36,6 +36,7 @@ from .config_options import (
 )
 from .config_problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
 from .destination import Destination
+from .errors import ConfigError, MissingExtraError
 from .kinds import DEFAULT_KIND, known_kinds, options_model
 from .limits import OF_NONPERSISTENT, OF_STORE
 from .options import JournalOptions, MemoryOptions, SqlOptions, TransactionOptions, UsageOptions, dead_letter_name
@@ -45,6 +46,7 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """What a store may be called: a name that is safe as a directory's."""
 
 _FILE = "file that it was loaded from"
+_LINES = "lines of its stores"
 T = TypeVar("T")
 
 
@@ -208,6 +210,8 @@ class Config(Model):
         file_mode: int | str = FILE_MODE,
     ) -> None:
         """Relative directories start from the working directory. Raises ConfigError."""
+        if isinstance(stores, StoreConfig):  # which is an iterable too, of its fields
+            raise ConfigError(["stores: expected a list of stores; found one; write [StoreConfig(...)]"])
         given: dict[str, Any] = {} if transactions is None else {"transactions": transactions}
         if usage is not None:
             given["usage"] = usage
@@ -235,9 +239,19 @@ class Config(Model):
         """The file that it was loaded from. None for one that was made otherwise."""
         return self.__dict__.get(_FILE)
 
+    def _place_of(self, store: StoreConfig) -> str:
+        """Where it stands, to begin an error with: `stores.yaml:3: store 'a'`; its name alone where no file has it."""
+        lines = self.__dict__.get(_LINES, {})
+        file = f"{self.file}:{lines[store.name]}: " if self.file is not None and store.name in lines else ""
+        return f"{file}store {store.name!r}"
+
     def _remember_file(self, path: Path) -> None:
         """It is no part of what two configurations are compared by."""
         self.__dict__[_FILE] = path
+
+    def _remember_lines(self, lines: Iterable[int]) -> None:
+        """Those of the stores in its text. They are no part of it either."""
+        self.__dict__[_LINES] = {store.name: line for store, line in zip(self.stores, lines, strict=True)}
 
     def directory_of(self, store: StoreConfig) -> Path:
         """Where this store keeps its files."""
@@ -367,7 +381,7 @@ def validated_options(kind: str, value: object, context: object) -> tuple[BaseMo
     """The options of a known kind, from a model or a mapping, or what is wrong with them."""
     try:
         model = options_model(kind)
-    except ValueError as error:
+    except (ValueError, MissingExtraError) as error:
         return None, [Located((kind,), str(error))]
     if isinstance(value, model):
         return value, []

@@ -176,9 +176,14 @@ def _written(value: object) -> object:
     return value
 
 
+def from_home(path: str | os.PathLike[str]) -> Path:
+    """Return the path that a shell makes of it: a leading `~` is the home directory, `~name` that of a user."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  Path's raises RuntimeError for a user there is not
+
+
 def _absolute(path: Path, info: ValidationInfo) -> Path:
     base = info.context.directory if isinstance(info.context, Base) else Path.cwd()
-    return Path(os.path.normpath(base / path.expanduser()))
+    return Path(os.path.normpath(base / from_home(path)))
 
 
 Directory = Annotated[Path, BeforeValidator(_written), AfterValidator(_absolute)]

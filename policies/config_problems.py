@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import NoneType
@@ -100,7 +101,12 @@ def _explain_one(details: ErrorDetails, model: type[BaseModel]) -> Iterator[Loca
             return
         bare = kind == "string_type" and not isinstance(value, list | tuple | Mapping | NoneType)
         quotes = "; put it in quotes if it is meant as text" if bare else ""
+        if kind in _LISTS and path[-1:] == ("match",) and isinstance(value, str):  # of `match: >` YAML makes ''
+            quotes = f"; write [{json.dumps(value or '>', ensure_ascii=False)}]"
         yield Located(path, f"{text}; found {describe_value(value)}{quotes}")
+
+
+_LISTS: Final = frozenset(("tuple_type", "list_type"))
 
 
 _WORDS: Final = (
@@ -118,7 +124,7 @@ def _expectation(kind: str, message: str, context: Mapping[str, Any]) -> str:
         return str(context["error"])
     if kind in {"model_type", "model_attributes_type", "dict_type", "mapping_type"}:
         return "expected a mapping of keys and values"
-    if kind in {"tuple_type", "list_type"}:
+    if kind in _LISTS:
         return "expected a list"
     if kind == "string_type":
         return "expected text"

@@ -25,6 +25,7 @@ from typing import Any, Final, cast
 from pydantic import BaseModel
 
 from .config_options import Options
+from .errors import MissingExtraError
 from .options import JournalOptions, MemoryOptions, SqlOptions
 
 ADAPTERS_GROUP = "anabranch.adapters"
@@ -47,19 +48,23 @@ def known_kinds() -> list[str]:
 
 
 def options_model(kind: str) -> type[BaseModel]:
-    """The model of a known kind's options; imports its adapter, unless it is one of ours. Raises ValueError."""
+    """The model of a known kind's options; imports its adapter, unless it is one of ours. Raises ValueError
+    and MissingExtraError."""
     if kind in _OURS:
         return _OURS[kind]
     return cast("type[BaseModel]", getattr(load_adapter(kind), "options_model", Options))
 
 
 def load_adapter(kind: str) -> Any:
-    """The adapter class of a kind, imported: a Store (core/store.py). Raises ValueError, which says why not."""
+    """The adapter class of a kind, imported: a Store (core/store.py). Raises ValueError, which says why not, and
+    MissingExtraError where it says itself what to install."""
     entry = _adapters(tuple(sys.path)).get(kind)
     if entry is None:
         raise ValueError(f"no adapter {kind!r} is installed; there are: {', '.join(known_kinds())}")
     try:
         return entry.load()
+    except MissingExtraError:
+        raise
     except Exception as error:
         # Third-party code: whatever its import raises, the file's author needs to know which line asked for it.
         raise ValueError(f"the adapter {kind!r} ({entry.value}) cannot be loaded: {error}") from error

@@ -101,7 +101,7 @@ class StoreOptions(Options):
     """Whether messages of a higher priority are received before those of a lower one. Else it is only kept."""
     dead_letter: Annotated[str, AfterValidator(_dead_letter)] | None = None
     """The queue for messages that are not delivered any more; `{name}` in it stands for the name of the destination
-    they come from. None: expired ones are dropped, and counted."""
+    they come from. None: they are deleted, and counted; the log warns of all but the expired."""
     max_deliveries: Positive | None = None
     """A message that was given back so often is not delivered again but put into `dead_letter`, which must be given."""
     count_deliveries: Literal["on_return", "on_receive"] = "on_return"

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from .config_options import URL_SCHEME
+from .config_options import URL_SCHEME, from_home
 from .errors import ConfigError
 from .platform_files import sync_directory, sync_file
 
@@ -42,7 +42,7 @@ def local_path(given: str | os.PathLike[str], what: str) -> Path:
     text = os.fspath(given)
     scheme = URL_SCHEME.match(text)
     if scheme is None:
-        return Path(text)
+        return from_home(text)
     url = urlsplit(text)
     if url.scheme == "file" and url.netloc in ("", "localhost"):
         return Path(unquote(url.path))

@@ -13,9 +13,9 @@ into the dead-letter queues, `requeue` moves it back, `copies` of a message once
 `store_registry` routes, and finds or makes the store of a destination; `open_stores` keeps open stores and closes idle
 ones; `destinations_table` is the durable record of which store holds which destination (`placement.records`);
 `reconcile` compares it with configuration and disk, so that nothing is lost sight of (invariant 6); `store_directories`
-says where directories lie; `near_names` is for who waits where nothing comes. `repartition` moves destinations to other
-stores, `repartition_plan` says which, `repartition_progress` is how far it has come. `addresses` reads what users call
-a destination. `cli` is the command line.
+says where directories lie; `near_names` is for who names a queue that is not there. `repartition` moves destinations to
+other stores, `repartition_plan` says which, `repartition_progress` is how far it has come. `addresses` reads what users
+call a destination. `cli` is the command line.
 
 `transactions` makes what goes into several stores one: its `__init__` is the guide. What is decided lies in
 `decision_log`; `xid` names those that a transaction manager decides. `data_manager` is for managers of the

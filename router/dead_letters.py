@@ -23,6 +23,7 @@ from ..adapters.core.forwarding import follow
 from ..adapters.core.headers import pack_headers
 from ..adapters.core.limits import without_waiting
 from ..adapters.messages import EXPIRED, REJECTED, Message, Reason, Undelivered, require_leased
+from ..adapters.rare_warnings import RareWarnings
 from ..policies.destination import Destination
 from ..policies.errors import (
     AnabranchError,
@@ -31,6 +32,7 @@ from ..policies.errors import (
     StoreFullError,
     UnknownMessageError,
 )
+from ..policies.text import count_of
 from .events import Event, Events, MessageDeadLettered, MessageDropped, MessageExpired
 from .requeue import SOURCE, dead_letter_queue, delivered, labelled
 from .store_registry import StoreRegistry
@@ -71,6 +73,8 @@ class DeadLetterSweeper:
         self._refused: OrderedDict[tuple[bytes, int], float] = OrderedDict()
         """Store id and seq of what was refused for what it is, and when it is tried again (monotonic): the soonest
         first."""
+        self._deleted = RareWarnings(_warn_of_deleted)
+        """By store and queue; what has only expired was meant to go."""
         self.dead_lettered = self.dropped = 0
         """Messages since open."""
 
@@ -121,6 +125,8 @@ class DeadLetterSweeper:
         with self._lock:
             self.dead_lettered += kept
             self.dropped += 1 - kept
+        if not kept:
+            self._deleted.count([(store.name, message.destination)])
 
     def close(self) -> None:
         """No more is begun, and what is under way ends, but for a store that takes longer than FINISH_SECONDS: that one
@@ -130,6 +136,7 @@ class DeadLetterSweeper:
         self.closed = True
         if self._under_way:
             shared().for_each(list(self._under_way), self.finish, FINISH_SECONDS)
+        self._deleted.close()
 
     def finish(self, store_id: bytes) -> None:
         """Wait until nothing is dead-lettered any more of a store, after `close`."""
@@ -145,6 +152,8 @@ class DeadLetterSweeper:
             self._schedule(turn)  # first: there is a next time while a store hangs, and whatever it is that fails
             self._forget_locks()
             self._run(self._sweep_unless_busy)
+            if self._deleted.is_due:
+                self._deleted.count()
 
     def _forget_locks(self) -> None:
         """Of stores that are closed, or gone, if there are many."""
@@ -247,6 +256,8 @@ class DeadLetterSweeper:
             with self._lock:
                 self.dead_lettered += kept
                 self.dropped += len(some) - kept
+            if pattern is None:
+                self._deleted.count((store.name, message.destination) for message, reason in some if reason != EXPIRED)
         return refused
 
     def _dead_letter(
@@ -325,6 +336,14 @@ class DeadLetterSweeper:
                 store.release([message], delivered=False)
             except AnabranchError:
                 pass  # the transaction has freed it, or acked it
+
+
+def _warn_of_deleted(where: tuple[str, Destination], count: int) -> None:
+    name, queue = where
+    log.warning(
+        "store %s: %s of %s deleted, rejected or given back too often: the store has no dead-letter queue; set "
+        "`dead_letter: dlq` to keep such messages", name, count_of(count, "message"), queue,
+    )  # fmt: skip
 
 
 def _events_of(

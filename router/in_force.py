@@ -10,6 +10,7 @@ be given.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -21,8 +22,9 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from ..adapters.files import read_file, replace_file, require_no_link
+from ..adapters.files import DENIED, read_file, replace_file, require_no_link
 from ..policies.config import Config, JournalOptions, StoreConfig, dump_yaml, load, loads
+from ..policies.config_options import from_home
 from ..policies.durability import Sync
 from ..policies.errors import ConfigError
 
@@ -35,6 +37,10 @@ _HEAD: Final = (
     "# Written by Anabranch at each open: the configuration that this directory was opened under last.\n"
     f"# Not to be edited, since it is written anew; a {FILE} beside it goes before it.\n"
 )
+_ENDS: Final = (".yaml", ".yml")
+"""Of a configuration file."""
+_OTHER_ENDS: Final = frozenset((".json", ".toml", ".ini", ".conf", ".cfg"))
+"""Of those that others read."""
 _MARKS: Final = ("router.lock", "placement.records", "placement.mdb", "bindings.id", NAME)
 """Any of these is in each data directory that was ever opened."""
 _ALL: Final = "all"
@@ -59,12 +65,31 @@ def configuration_of(source: str | PathLike[str] | Config | None) -> Config:
         raise TypeError(f"a source is a path as str or pathlib.Path, not {type(source).__name__}: {source!r}; {_WAYS}")
     if not text.strip() or "\0" in text:
         raise ConfigError([f"{text!r} is no path; {_WAYS}"])
-    path = Path(text)
+    path = from_home(text)
     try:
-        is_file = not path.is_dir() and (path.suffix.lower() in (".yaml", ".yml") or path.exists())
+        if path.is_dir():
+            return of_directory(path)
+        if path.suffix.lower() in _ENDS or path.exists():
+            return load(path)
+        if _is_named_as_a_file(path):
+            raise ConfigError(
+                [
+                    f"{path} does not exist, and is named as a configuration file, which ends in .yaml or .yml; if it "
+                    "is to be a data directory, make it first"
+                ]
+            )
+        return of_directory(path)
     except OSError as error:
-        raise ConfigError([f"{path} cannot be opened: {error.strerror}"]) from None
-    return load(path) if is_file else of_directory(path)
+        where = f" ({error.filename})" if error.filename not in (None, str(path)) else ""
+        step = "; give this user the right to read and write there, or choose another" if error.errno in DENIED else ""
+        raise ConfigError([f"{path} cannot be opened: {error.strerror}{where}{step}"]) from None
+
+
+def _is_named_as_a_file(path: Path) -> bool:
+    """Whether it ends as configurations do, or nearly so: `stores.ymal`, `stores.toml`, `stores.yaml.bak`."""
+    *others, last = [suffix.lower() for suffix in path.suffixes] or [""]
+    is_near = len(last) >= len(".yml") and bool(difflib.get_close_matches(last, _ENDS, n=1, cutoff=0.75))
+    return is_near or last in _OTHER_ENDS or any(suffix in _ENDS for suffix in others)
 
 
 def file_of(path: Path) -> Path:

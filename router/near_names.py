@@ -1,4 +1,4 @@
-"""Names that somebody may have meant who waits for messages of a queue that is not there."""
+"""Names that somebody may have meant who names a queue that is not there."""
 
 from __future__ import annotations
 
@@ -36,15 +36,22 @@ def _is_wild(part: str) -> bool:
     return any(sign in part for sign in "*?[>")
 
 
-def near_name(queue: Destination, known: Iterable[Destination]) -> Destination | None:
-    """A known queue whose name differs by one slip: a letter too few or too many, or two swapped. Numbers are none, nor
-    is another letter: those are names of their own."""
+def near_name(named: Destination, known: Iterable[Destination]) -> Destination | None:
+    """Return a known one of the same kind whose name differs by one slip: a letter too few or too many, or two swapped.
+    Numbers are no slips, nor is another letter: those are names of their own."""
     for other in known:
-        if other.kind is Kind.QUEUE:
-            differ = [pair for pair in _pairs(queue.name, other.name) if pair[0] != pair[1]]
+        if other.kind is named.kind:
+            differ = [pair for pair in _pairs(named.name, other.name) if pair[0] != pair[1]]
             if len(differ) == 1 and _is_slip(*differ[0]):
                 return other
     return None
+
+
+def alike_name(named: Destination, known: Iterable[Destination]) -> Destination | None:
+    """Return the known one of the same kind whose name is most like this one's, for who only looks at it."""
+    names = {other.name: other for other in known if other.kind is named.kind}
+    found = difflib.get_close_matches(named.name, names, n=1, cutoff=0.6)
+    return names[found[0]] if found else None
 
 
 def _pairs(one: str, other: str) -> list[tuple[str, str]]:

@@ -18,7 +18,14 @@ from ..adapters.files import is_out_of_files, refused
 from ..adapters.malloc import give_memory_back
 from ..adapters.store_types import Progress
 from ..policies.destination import Destination
-from ..policies.errors import AnabranchError, ClosedError, ConfigError, CorruptionError, PlacementError
+from ..policies.errors import (
+    AnabranchError,
+    ClosedError,
+    ConfigError,
+    CorruptionError,
+    MissingExtraError,
+    PlacementError,
+)
 from ..policies.kinds import load_adapter
 from .destinations_table import DestinationsTable, StoreRow
 from .store_directories import StoreDirectories
@@ -223,14 +230,18 @@ class OpenStores:
             self._loaded.pop(path, None)
 
     def adapter(self, kind: str) -> type[Store]:
-        """Raises ConfigError for a kind that is not installed, OutOfDescriptorsError."""
+        """Raises ConfigError for a kind that is not installed, MissingExtraError, OutOfDescriptorsError."""
         try:
             adapter: type[Store] = load_adapter(kind)
+        except MissingExtraError as error:
+            config = self._directories.config
+            places = [config._place_of(store) for store in config.stores if store.kind == kind]
+            raise MissingExtraError(": ".join([*places[:1], str(error)])) from None
         except ValueError as error:
             cause = error.__cause__
             if isinstance(cause, OSError) and is_out_of_files(cause):
                 raise refused(f"stores of kind {kind!r} cannot be used: {error}", cause) from error
-            raise ConfigError([f"stores of kind {kind!r} cannot be used: {error}"]) from error
+            raise ConfigError([f"stores of kind {kind!r} cannot be used: {error}"]) from cause
         return adapter
 
     def _require_accepting(self) -> None:

@@ -945,7 +945,7 @@ def open(source: str | PathLike[str] | Config | None = None, progress: Progress 
 
     A directory, new or not, is opened with the `stores.yaml` in it, else as it was opened last; one that nobody has
     used yet has one journal store for everything (`sync: always`). What is not there is a directory, unless its name
-    ends in .yaml or .yml.
+    ends in .yaml or .yml. One that ends nearly so, or as other configurations do, is refused.
 
     Raises ConfigError with all that is wrong in the file or with the directory, StoreLockedError, PlacementError,
     CorruptionError, and TypeError for what is none of the three.

@@ -28,6 +28,7 @@ from ..adapters.journal.salvage import LossReport, made_for_priorities, reports,
 from ..adapters.journal.salvage import salvage as mend
 from ..adapters.reading_lock import kept_closed
 from ..policies.config import Config, JournalOptions
+from ..policies.config_options import from_home
 from ..policies.durability import OnCorruption
 from ..policies.errors import CorruptionError, PlacementError, StoreFullError
 from ..policies.text import human_bytes
@@ -82,7 +83,7 @@ def salvage(directory: Path | str, target: Path | str, config: Config | None = N
     what is neither, and where something is at `target`; StoreLockedError; StoreFullError and OSError, and then there is
     nothing at `target`; CorruptionError for stores of another version.
     """
-    source, target = Path(directory), Path(target)
+    source, target = from_home(directory), from_home(target)
     if not source.exists():
         raise PlacementError(f"{source} does not exist; give the data directory, or that of one store")
     if not (source / RECORD).exists() and not (source / "stores").is_dir() and not (source / "journal").is_dir():

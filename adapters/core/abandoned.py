@@ -14,17 +14,16 @@ has asked for its token, an ack that is under way.
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import threading
 import warnings
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ...policies.destination import Destination
 from ...policies.text import count_of
+from ..rare_warnings import RareWarnings
 from .leases import LEASED, LEAVING, MOVED, MOVING, Lease
 
 if TYPE_CHECKING:
@@ -32,11 +31,6 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 log = logging.getLogger(__name__)
-
-TELL_SECONDS: Final = 60.0
-"""Of one queue the log tells no more often."""
-TOLD_MAX: Final = 1000
-"""Queues of which it is known when they were told of last; of more the log tells more often."""
 
 
 class Abandoned:
@@ -47,14 +41,11 @@ class Abandoned:
         self._engine, self._give_back = engine, give_back
         self._leases: deque[Lease] = deque()
         self._lock = threading.RLock()  # held by who takes them out; a signal handler may come back to it
-        self._told: dict[Destination, tuple[float, int]] = {}
-        """By queue, or topic: when the log may tell of it again (monotonic), and how many it has yet to tell of."""
-        self._tell_at = math.inf
-        """When it is to tell of some."""
+        self._warnings = RareWarnings(self._warn)
 
     def __bool__(self) -> bool:
         """Whether there is anything to give back, or to tell."""
-        return bool(self._leases) or self._tell_at <= monotonic()
+        return bool(self._leases) or self._warnings.is_due
 
     @property
     def has_moving(self) -> bool:
@@ -93,37 +84,21 @@ class Abandoned:
                 self._take(leaving)
             if leaving:
                 self._give_back(leaving)
-            self._tell([lease.feeds[0].state.destination for lease in leaving])
+            self._warnings.count([lease.feeds[0].state.destination for lease in leaving])
         except BaseException:
             delivery.put_back(leaving, LEASED)
             self._leases.extend(leaving)
             raise
 
-    def _tell(self, given_back: Sequence[Destination], all_of_it: bool = False) -> None:
-        """Of each queue at once, and then once a minute of what came since."""
-        now, told = monotonic(), self._told
-        with self._lock:
-            for destination, count in Counter(given_back).items():
-                until, untold = told.get(destination, (now, 0))
-                told[destination] = until, untold + count
-            all_of_it = all_of_it or len(told) > TOLD_MAX
-            for destination, (until, untold) in list(told.items()):
-                if until > now and not all_of_it:
-                    continue
-                del told[destination]
-                if untold:
-                    told[destination] = now + TELL_SECONDS, 0
-                    log.warning(
-                        "store %s: %s of %s, received and let go of without ack, release or reject: free again, "
-                        "delivered once more", self._engine.name, count_of(untold, "message"), destination,
-                    )  # fmt: skip
-            if len(told) > TOLD_MAX:
-                told.clear()
-            self._tell_at = min((until for until, untold in told.values() if untold), default=math.inf)
+    def _warn(self, destination: Destination, count: int) -> None:
+        log.warning(
+            "store %s: %s of %s, received and let go of without ack, release or reject: free again, delivered once "
+            "more", self._engine.name, count_of(count, "message"), destination,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Tell what is not told yet."""
-        self._tell((), all_of_it=True)
+        self._warnings.close()
 
     def _take(self, leaving: list[Lease]) -> None:
         """What was noted by now is LEAVING; but what moves to another store is looked at again later, or there."""

@@ -34,8 +34,8 @@ from ...policies.errors import MissingExtraError
 
 try:
     import sqlalchemy  # noqa: F401
-except ModuleNotFoundError as error:
-    raise MissingExtraError("SQL stores need SQLAlchemy: pip install 'anabranch[sql]'") from error
+except ModuleNotFoundError:
+    raise MissingExtraError("SQL stores need SQLAlchemy: pip install 'anabranch[sql]'") from None
 
 from .store import SqlStore
 

@@ -16,6 +16,7 @@ imports every module here.
 
 from __future__ import annotations
 
+import logging
 import sys
 
 
@@ -23,6 +24,8 @@ def main() -> None:
     """The entry point of `anabranch` and of `python -m anabranch`."""
     from .signals import ended_by_signals, exit_code
 
+    # A command shows what the library warns of where it says so (output.warnings_shown), and nowhere else.
+    logging.getLogger(__package__.partition(".")[0]).addHandler(logging.NullHandler())
     try:
         from .app import app
 

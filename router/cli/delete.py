@@ -10,7 +10,7 @@ from ...policies.config import Config
 from ...policies.destination import Kind
 from ...policies.text import count_of
 from .directory import on_directory, opened
-from .messages import confirm, require_known, yes_option
+from .messages import confirm, destination_in, require_known, yes_option
 from .output import echo_json, json_option
 
 if TYPE_CHECKING:
@@ -33,11 +33,9 @@ def command(config: Config, name: str, yes: bool, as_json: bool) -> None:
       anabranch delete data orders.old
       anabranch delete data topic://prices --yes
     """
-    from ..addresses import resolve
-
     with opened(config) as router:
-        destination = resolve(name)
-        require_known(router, destination)
+        destination = destination_in(name)
+        require_known(router, destination, loses=True)
         confirm(f"Delete {destination} in {config.directory}, {_held(router, destination)}?", yes)
         removed = router.delete(destination)
     if as_json:

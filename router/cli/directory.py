@@ -47,6 +47,8 @@ def on_directory(*operands: str) -> Callable[[Command], Command]:
                 source = local_path(values.pop(0), "DIR")
             elif config_path is None and not operands:
                 source = FILE
+                if not FILE.exists():
+                    raise click.UsageError(f"no {FILE} is here; give DIR, the data directory, or -c FILE")
             if source is None or len(values) < required:
                 missing = "DIR" if source is None else operands[len(values)]
                 raise click.UsageError(f"Missing argument '{missing}'.")

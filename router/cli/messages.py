@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from ...policies.config_problems import did_you_mean
-from ...policies.destination import Kind
+from ...policies.destination import Destination, Kind, wildcard_in
 from ...policies.errors import DestinationError
 from ...policies.text import human_bytes
 
 if TYPE_CHECKING:
     from ...adapters.messages import Message
-    from ...policies.destination import Destination
     from ..queue import Queue
     from ..router import Router
     from ..topic import Topic
@@ -34,6 +32,8 @@ HEX_BYTES: Final = 16
 """Of a body that is no text, so many are shown."""
 LINES: Final = 20
 """Lines of a text that a terminal shows."""
+NAMES: Final = 5
+"""Of what is there so many are named."""
 CHUNK: Final = 1 << 16
 _MSGPACK: Final = "application/msgpack"
 _JSON: Final = "application/json"
@@ -60,28 +60,64 @@ def yes_option(command: Command) -> Command:
 # Queues --------------------------------------------------------------------------------------------------------------
 
 
-def queue_in(router: Router, name: str) -> Queue:
-    """A queue that has been used. Raises DestinationError for another."""
-    queue = router.queue(name)
-    require_known(router, queue.destination)
+def destination_in(text: str) -> Destination:
+    """The one destination that a command is given; a bare name is a queue. Raises DestinationError."""
+    if "," in text:
+        raise DestinationError(f"{text!r} has a comma, which stands between several names: give one")
+    destination = Destination.parse(text)
+    wildcard = wildcard_in(destination.name)
+    if wildcard is not None:
+        raise DestinationError(
+            f"{destination} holds the wildcard {wildcard}: give one name; `anabranch queues` lists those there are"
+        )
+    return destination
+
+
+def queue_named(router: Router, name: str) -> Queue:
+    """A queue, new or not. Raises DestinationError for a topic or a map."""
+    destination = destination_in(name)
+    if destination.kind is not Kind.QUEUE:
+        others = "; `browse` and `tail` show its messages" if destination.kind is Kind.TOPIC else ""
+        raise DestinationError(f"{destination} is a {destination.kind.name.lower()}: give a queue{others}")
+    return router.queue(destination)
+
+
+def queue_in(router: Router, name: str, *, loses: bool = False) -> Queue:
+    """A queue that has been used; `loses` as of `require_known`. Raises DestinationError for another."""
+    queue = queue_named(router, name)
+    require_known(router, queue.destination, loses=loses)
     return queue
 
 
 def backlog_in(router: Router, name: str) -> Queue | Topic:
     """A queue, or a topic, that has been used. Raises DestinationError for another."""
-    from ..addresses import resolve
-
-    destination = resolve(name)
+    destination = destination_in(name)
+    if destination.kind is Kind.MAP:
+        raise DestinationError(f"{destination} is a map, which has no messages: give a queue or a topic")
     require_known(router, destination)
     return router.topic(destination) if destination.kind is Kind.TOPIC else router.queue(destination)
 
 
-def require_known(router: Router, destination: Destination) -> None:
-    """Raise DestinationError for what nobody has used."""
-    if not router.exists(destination):
-        known = [str(one) for one in router.destinations(destination.kind.scheme)]
-        there = did_you_mean(str(destination), known) if known else "there is none yet"
-        raise DestinationError(f"{router.config.directory} has no {destination}; {there}")
+def require_known(router: Router, destination: Destination, *, loses: bool = False) -> None:
+    """Raise DestinationError for what nobody has used. Where the command `loses` what it is given, no name is suggested
+    but one that is a slip away."""
+    from ..near_names import alike_name, near_name
+
+    if router.exists(destination):
+        return
+    known = router.destinations(destination.kind.scheme)
+    near = near_name(destination, known) or (None if loses else alike_name(destination, known))
+    shown = [as_given(one) for one in known[:NAMES]]
+    more = f" and {len(known) - NAMES:,} more" if len(known) > NAMES else ""
+    there = f"it has {', '.join(shown)}{more}" if shown else "there is none yet"
+    if near is not None:
+        there = f"did you mean {as_given(near)}?"
+    raise DestinationError(f"{router.config.directory} has no {destination}; {there}")
+
+
+def as_given(destination: Destination) -> str:
+    """The name as a command is given it: a queue needs no scheme."""
+    return printable(destination.name if destination.kind is Kind.QUEUE else str(destination))
 
 
 def confirm(question: str, yes: bool) -> None:

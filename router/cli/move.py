@@ -7,7 +7,7 @@ import click
 from ...policies.config import Config
 from ...policies.text import count_of
 from .directory import on_directory, opened
-from .messages import queue_in
+from .messages import queue_in, queue_named
 from .output import echo_json, json_option, working
 
 
@@ -30,7 +30,7 @@ def command(config: Config, source: str, target: str, limit: int | None, as_json
     from ..moving import move_messages
 
     with opened(config) as router:
-        origin, destination = queue_in(router, source), router.queue(target)
+        origin, destination = queue_in(router, source), queue_named(router, target)
         with working(f"Moving {origin.destination.name}") as progress:
             moved = move_messages(router, origin, destination, limit, progress)
         left = origin.depth()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...policies.outputs import is_elsewhere, local_path
+from ...policies.units import parse_duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -35,6 +36,19 @@ class PathOrUrl(LocalPath):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value if is_elsewhere(value) else super().convert(value, param, ctx)
+
+
+class Seconds(click.FloatRange):
+    """A duration as the configuration has it: `0.5`, `500ms`, `2m`."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            seconds = parse_duration(value)
+        except ValueError as error:
+            self.fail(f"{error}; found {value!r}", param, ctx)
+        return super().convert(seconds, param, ctx)
 
 
 json_option = click.option(

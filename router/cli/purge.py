@@ -27,7 +27,7 @@ def command(config: Config, queue: str, yes: bool, as_json: bool) -> None:
       anabranch purge data orders --yes --json
     """
     with opened(config) as router:
-        target = queue_in(router, queue)
+        target = queue_in(router, queue, loses=True)
         count = target.depth()
         if count:
             confirm(f"Remove {count_of(count, 'message')} of {target.destination} in {config.directory}?", yes)

@@ -56,7 +56,9 @@ def _rows(router: Router) -> Iterator[dict[str, Any]]:
     dead = _dead_letters(router)
     for destination in router.destinations():
         if destination.kind is Kind.QUEUE:
-            yield _row(router, router.queue(destination), destination, dead[destination, None])
+            row = _row(router, router.queue(destination), destination, dead[destination, None])
+            if router.exists(destination):  # one that somebody only waited at is gone once its store is open
+                yield row
         elif destination.kind is Kind.TOPIC:
             for subscriber in router.topic(destination).subscriptions():
                 known = subscriber.subscription

@@ -7,6 +7,7 @@ import click
 from ...policies.config import Config
 from .directory import on_directory, opened
 from .messages import Shown, json_lines, queue_in, raw_option
+from .output import Seconds
 
 
 @click.command()
@@ -14,8 +15,8 @@ from .messages import Shown, json_lines, queue_in, raw_option
 @click.option("--ack", is_flag=True, help="Remove each message once it has been written out.")
 @click.option("--limit", "-n", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
               help="Receive so many; 0: all.")  # fmt: skip
-@click.option("--timeout", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS",
-              help="Wait so long for each: for one whose time comes, say.")  # fmt: skip
+@click.option("--timeout", type=Seconds(min=0), default=0.0, metavar="SECONDS",
+              help="Wait so long for each: for one whose time comes, say. A number, or 500ms, 2m.")  # fmt: skip
 @raw_option
 @json_lines
 def command(config: Config, queue: str, ack: bool, limit: int, timeout: float, raw: bool, as_json: bool) -> None:

@@ -18,9 +18,9 @@ from .output import echo_json, json_option
 def command(config: Config, queue: str, limit: int | None, as_json: bool) -> None:
     """Put the dead letters of a queue back where they came from.
 
-    QUEUE is the dead-letter queue. Each has its message id, its headers and its priority again, and its count of
-    deliveries begins anew. It is done in transactions of up to 100; what was put back before an error stays so. Nothing
-    is lost by it, so it does not ask.
+    QUEUE is the dead-letter queue: the one that `dead_letter:` names in the configuration. Each has its message id, its
+    headers and its priority again, and its count of deliveries begins anew. It is done in transactions of up to 100;
+    what was put back before an error stays so. Nothing is lost by it, so it does not ask.
 
     \b
     Example:

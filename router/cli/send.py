@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from ...policies.config import Config
-from ...policies.destination import Kind
+from ...policies.destination import Destination, Kind
+from ...policies.errors import DestinationError
 from .directory import on_directory, opened
-from .output import LocalPath, echo_json, json_option
+from .messages import as_given, destination_in
+from .output import LocalPath, Seconds, echo_json, json_option
 
 if TYPE_CHECKING:
     from ...adapters.messages import Receipt
@@ -39,8 +42,9 @@ def _header(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]
               help="A header; may be given more than once.")  # fmt: skip
 @click.option("--id", "message_id", metavar="ID", help="The message id: sent again under it, it is stored once.")
 @click.option("--priority", type=click.IntRange(0, 65535), metavar="N", help="Its priority; the highest comes first.")
-@click.option("--delay", type=click.FloatRange(min=0), metavar="SECONDS", help="Nobody receives it before.")
-@click.option("--expires", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+@click.option("--delay", type=Seconds(min=0), metavar="SECONDS",
+              help="Nobody receives it before. A number, or 500ms, 2m.")  # fmt: skip
+@click.option("--expires", type=Seconds(min=0, min_open=True), metavar="SECONDS",
               help="Nobody receives it after that.")  # fmt: skip
 @click.option("--create", is_flag=True, help="Make the data directory if it is not there.")
 @json_option
@@ -76,12 +80,16 @@ def command(
     with ExitStack() as stack:
         content: bytes | BinaryIO = (body or "").encode()
         if path is not None:
-            content = stack.enter_context(path.open("rb"))
+            try:
+                content = stack.enter_context(path.open("rb"))
+            except OSError as error:
+                raise click.UsageError(f"--file {path}: {error.strerror}") from error
         elif body == "-":
             content = sys.stdin.buffer
         router = stack.enter_context(opened(config, create=create))
+        new = _new_queues(router, _destinations(queue))
         receipts = router.send(queue, content, headers, message_id, **options)
-        lost = [str(one.destination) for one in receipts if _is_lost(router, one)]
+        lost = [f"{one.destination} {why}" for one in receipts if (why := _why_lost(router, one)) is not None]
     if as_json:
         sent = [
             {"destination": str(one.destination), "seq": one.seq, "duplicate": one.duplicate, "dropped": one.dropped}
@@ -92,10 +100,38 @@ def command(
         for one in receipts:
             what = "dropped, since it is full" if one.dropped else f"sent, number {one.seq}"
             click.echo(f"{one.destination}: {'there already' if one.duplicate else what}")
-    for name in lost:
-        click.echo(f"Warning: {name} has no durable subscription, so nobody gets this message", err=True)
+    for note in new:
+        click.echo(note, err=True)
+    for warning in lost:
+        click.echo(f"Warning: {warning}, so nobody gets this message", err=True)
 
 
-def _is_lost(router: Router, receipt: Receipt) -> bool:
-    topic = receipt.destination
-    return topic.kind is Kind.TOPIC and not router.topic(topic).subscriptions()
+def _destinations(text: str) -> list[Destination]:
+    destinations = [destination_in(part.strip()) for part in text.split(",")]
+    for destination in destinations:
+        if destination.kind is Kind.MAP:
+            raise DestinationError(f"{destination} is a map, to which nothing is sent: give a queue or a topic")
+    return destinations
+
+
+def _new_queues(router: Router, destinations: Iterable[Destination]) -> list[str]:
+    """Return a line for each queue that the message makes: its name may be a slip."""
+    from ..near_names import near_name
+
+    notes = []
+    for destination in dict.fromkeys(destinations):
+        if destination.kind is Kind.QUEUE and not router.exists(destination):
+            near = near_name(destination, router.destinations(Kind.QUEUE.scheme))
+            meant = f"; did you mean {as_given(near)}?" if near is not None else ""
+            notes.append(f"{destination} is a new queue{meant}")
+    return notes
+
+
+def _why_lost(router: Router, receipt: Receipt) -> str | None:
+    """Return why nobody ever gets what was sent; None where somebody may."""
+    destination = receipt.destination
+    if destination.kind is Kind.TOPIC and not router.topic(destination).subscriptions():
+        return "has no durable subscription"
+    if not receipt.dropped and router._registry.for_held(destination, lambda store: store.volatile, False):
+        return "is in a store that is in memory alone, and that goes when this command ends"
+    return None

@@ -30,6 +30,7 @@ from ...adapters.wal.format import BATCH_HEADER, BATCH_MAGIC, HEADER_BYTES, RECO
 from ...adapters.wal.reader import BatchReader, read_at, records_of
 from ...adapters.wal.segment import Segment
 from ...adapters.wal.watermark import Watermark, WatermarkFile
+from ...policies.config_options import from_home
 from ...policies.errors import ConfigError, CorruptionError, TraceError
 from ...policies.partitioning.events import UsageEvent
 from .blocks import BLOCK, VERSION_FILE, Block, decode_block
@@ -56,11 +57,10 @@ def find_logs(directory: Path) -> list[Path]:
                  if _has_segments(found)]  # fmt: skip
         if found:
             return found
-    if not directory.is_dir():
-        raise TraceError(f"there is no usage log at {directory}; give the directory usage/ of a data directory")
+    what = f"{directory} holds no usage log" if directory.is_dir() else f"there is no usage log at {directory}"
     raise TraceError(
-        f"{directory} holds no usage log; switch it on with `usage: {{}}` in stores.yaml, or give the directory usage/ "
-        "of a data directory"
+        f"{what}: a router records its use once it is switched on with `usage: {{}}` in stores.yaml; give its data "
+        "directory then, or the directory usage/ of that"
     )
 
 
@@ -84,7 +84,7 @@ def usage_trace(directories: Iterable[str | Path], progress: Progress | None = N
     marks: dict[bytes, list[tuple[Watermark, Path]]] = {}
     warnings: list[str] = []
     for directory in directories:
-        for journal in find_logs(Path(directory)):
+        for journal in find_logs(from_home(directory)):
             for log_id, mark in _marks(journal):
                 marks.setdefault(log_id, []).append((mark, journal))
             for path in sorted(journal.glob(f"*{SEGMENT_SUFFIX}")):

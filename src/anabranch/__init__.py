@@ -12,7 +12,6 @@ A router maps destination patterns to independent stores, each with its own jour
 read on: docs/configuration.md, docs/transactions.md, docs/invariants.md, docs/format.md.
 """
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from .policies import platform_files as _platform_files  # noqa: F401  first: it refuses a platform that will not do
@@ -95,7 +94,7 @@ from .router.xid import Xid
 if TYPE_CHECKING:
     from .router.data_manager import DataManager as DataManager
 
-logging.getLogger(__name__).addHandler(logging.NullHandler())
+    __version__: str
 
 __all__ = [
     "Address",
@@ -193,15 +192,19 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return sorted({"open", *__all__, *(name for name in globals() if name.startswith("__"))})
+    return sorted({"__version__", "open", *__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 if not TYPE_CHECKING:  # which would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
-        """DataManager, which needs the extra `transaction`, is imported when it is asked for."""
+        """DataManager, which needs the extra `transaction`, is imported when it is asked for; so is the version."""
         if name == "DataManager":
             from .router.data_manager import DataManager
 
             return DataManager
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version(__name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -104,7 +104,7 @@ def test_each_command_finds_its_directory(arguments: tuple[str, ...], how: str) 
 
 @pytest.mark.parametrize("command", ["stats", "queues", "compact", "transactions"])
 def test_without_anything_it_is_the_file_here(command: str) -> None:
-    assert "stores.yaml: no such file" in run(command, code=2).stderr
+    assert "Error: no stores.yaml is here; give DIR, the data directory, or -c FILE" in run(command, code=2).stderr
     Path("stores.yaml").write_text("directory: data\nstores: [{name: a, match: ['>']}]\n")
     anabranch.open("stores.yaml").close()
     run(command)
@@ -142,16 +142,27 @@ def test_a_directory_in_use_says_who_uses_it() -> None:
         (("move", "data", "jobs"), "Missing argument 'TARGET'"),
         (("stats", "data", "-c", "stores.yaml"), "says the directory already; leave DIR, data, out"),
         (("browse", "-c", "stores.yaml", "data", "jobs"), "leave DIR, data, out"),
-        (("browse", "data", "job"), "has no queue://job; did you mean 'queue://jobs'?"),
-        (("receive", "data", "x"), "has no queue://x; did you mean 'queue://jobs'"),
+        (("browse", "data", "job"), "has no queue://job; did you mean jobs?"),
+        (("receive", "data", "x"), "has no queue://x; it has jobs"),
         (("purge", "data", "x", "--yes"), "has no queue://x"),
         (("delete", "data", "topic://x", "--yes"), "has no topic://x; there is none yet"),
         (("requeue", "data", "x"), "has no queue://x"),
         (("move", "data", "jobs", "jobs"), "is where its messages are already"),
-        (("receive", "data", "topic://t"), "topic"),
+        (("receive", "data", "topic://t"), "topic://t is a topic: give a queue; `browse` and `tail` show "),
+        (("move", "data", "jobs", "map://m"), "map://m is a map: give a queue\n"),
+        (("browse", "data", "map://m"), "map://m is a map, which has no messages: give a queue or a topic\n"),
+        (("send", "data", "map://m", "x"), "map://m is a map, to which nothing is sent: give a queue or a topic\n"),
+        (("send", "data", "jobs,a.*", "x"), "queue://a.* holds the wildcard *: give one name; `anabranch queues`"),
+        (("browse", "data", "orders.>"), "queue://orders.> holds the wildcard >: give one name; `anabranch queues` "),
+        (("purge", "data", "a,b", "--yes"), "'a,b' has a comma, which stands between several names: give one\n"),
+        (("delete", "data", "a.?", "--yes"), "queue://a.? holds the wildcard ?: give one name; "),
         (("send", "data", "jobs"), "give the BODY, - for stdin, or --file FILE"),
         (("send", "data", "jobs", "x", "--file", "y"), "give the BODY"),
-        (("send", "data", "jobs", "--file", "nowhere"), "nowhere: No such file"),
+        (("send", "data", "jobs", "--file", "nowhere"), "--file nowhere: No such file"),
+        (("send", "data", "jobs", "--file", "data"), "--file data: Is a directory"),
+        (("send", "data", "jobs", "x", "--delay", "2 weeks"), "expected a duration: seconds or a number with a unit"),
+        (("send", "data", "jobs", "x", "--expires", "0s"), "0.0 is not in the range x>0"),
+        (("receive", "data", "jobs", "--timeout", "-1"), "expected a duration"),
         (("send", "data", "jobs", "x", "-H", "novalue"), "'novalue' is no header; write name=value"),
         (("send", "data", "jobs", "x", "-H", "a=1", "-H", "a=2"), "'a' is given twice"),
         (("send", "data", "jobs", "x", "--priority", "70000"), "70000"),
@@ -163,9 +174,30 @@ def test_a_directory_in_use_says_who_uses_it() -> None:
 def test_bad_input_changes_nothing(arguments: tuple[str, ...], says: str) -> None:
     send("1")
     Path("stores.yaml").write_text("directory: data\nstores: [{name: all, match: ['>']}]\n")
-    result = run(*arguments, code=1 if "nowhere" in arguments else 2)
+    result = run(*arguments, code=2)
     assert says in result.stderr and "Traceback" not in result.output
     assert bodies("jobs") == [b"1"]
+
+
+def test_a_name_is_compared_with_names_of_its_kind() -> None:
+    """`queue://` makes no two names alike. What loses messages suggests a slip alone."""
+    with anabranch.open("data") as router:
+        for queue in ("orders", "a", "b", "c", "d", "e"):
+            router.queue(queue).declare()
+        router.topic("prices").subscribe("desk")
+        router.topic("order").subscribe("desk")
+    it_has = "it has a, b, c, d, e and 1 more\n"
+    for command, *options in (("browse",), ("receive",), ("purge", "--yes"), ("delete", "--yes")):
+        loses = bool(options)
+        for name, says in {
+            "odrers": "did you mean orders?\n",
+            "ordexs": it_has if loses else "did you mean orders?\n",
+            "zebra": it_has,
+        }.items():
+            assert run(command, "data", name, *options, code=2).stderr.endswith(f"has no queue://{name}; {says}")
+    assert "did you mean topic://prices?" in run("browse", "data", "topic://price", code=2).stderr
+    says = "has no topic://orders; did you mean topic://order?"
+    assert says in run("browse", "data", "topic://orders", code=2).stderr
 
 
 # What there is --------------------------------------------------------------------------------------------------------
@@ -200,6 +232,16 @@ def test_queues() -> None:
     text = run("queues", "data").stdout
     assert text.splitlines()[0].split() == ["queue", "ready", "leased", "delayed", "dead", "oldest", "bytes"]
     assert "topic://prices c1/desk" in text and max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_queue_that_was_only_received_from_is_not_listed() -> None:
+    with anabranch.open("data") as router:
+        router.queue("jobs").declare()
+        assert router.queue("jbos").receive(timeout=0.01) is None
+    for _ in range(2):
+        found = json.loads(run("queues", "data", "--json").stdout)["queues"]
+        assert [row["queue"] for row in found] == ["queue://jobs"]
 
 
 @pytest.mark.usefixtures("kind")
@@ -277,6 +319,15 @@ def test_send_makes_a_directory_if_it_is_told_to() -> None:
     assert bodies("jobs") == [b"1"]
 
 
+def test_send_says_that_a_queue_is_new() -> None:
+    assert run("send", "data", "jobs", "1", "--create").stderr == "queue://jobs is a new queue\n"
+    assert run("send", "data", "jobs", "2").stderr == ""
+    result = run("send", "data", "jbos,zebra,jobs", "3", "--json")
+    assert result.stderr == "queue://jbos is a new queue; did you mean jobs?\nqueue://zebra is a new queue\n"
+    assert len(json.loads(result.stdout)["sent"]) == 3
+    run("send", "data", "jobs.>", "4", code=2)
+
+
 def test_send_as_json_and_to_several() -> None:
     with anabranch.open("data") as router:
         router.topic("t").subscribe("desk")
@@ -285,10 +336,26 @@ def test_send_as_json_and_to_several() -> None:
     assert "topic://nobody has no durable subscription" in run("send", "data", "topic://nobody", "1").stderr
 
 
+def test_send_warns_of_what_goes_with_the_command() -> None:
+    memory = anabranch.StoreConfig("fast", ["fast.>", "topic://fast.>"], memory={})
+    config = anabranch.Config("data", [memory, anabranch.StoreConfig("all", [">"], journal={"sync": "never"})])
+    with anabranch.open(config) as router:
+        for queue in ("fast.jobs", "jobs"):
+            router.queue(queue).declare()
+    result = run("send", "data", "fast.jobs,jobs", "1")
+    assert result.stderr == (
+        "Warning: queue://fast.jobs is in a store that is in memory alone, and that goes when this command ends, so "
+        "nobody gets this message\n"
+    )
+    assert bodies("fast.jobs") == [] and bodies("jobs") == [b"1"]
+    assert "has no durable subscription, so nobody" in run("send", "data", "topic://fast.t", "1").stderr
+
+
 def test_send_with_a_delay_and_an_end() -> None:
-    run("send", "data", "jobs", "later", "--delay", "3600", "--create")
+    run("send", "data", "jobs", "later", "--delay", "1h", "--create")
+    run("send", "data", "jobs", "gone", "--expires", "1ms")
     run("send", "data", "jobs", "gone", "--expires", "0.001")
-    result = run("receive", "data", "jobs", "--ack", "--limit", "0")
+    result = run("receive", "data", "jobs", "--ack", "--limit", "0", "--timeout", "1ms")
     assert result.stdout == ""
     assert json.loads(run("queues", "data", "--json").stdout)["queues"][0]["delayed"] == 1
 
@@ -358,12 +425,18 @@ def test_tail_shows_what_is_there_and_what_comes(priorities: bool) -> None:
     assert process.stdout is not None
     found = [json.loads(process.stdout.readline()) for _ in range(2)]
     assert {one["body"] for one in found} == {"last", "expires"}
-    with pytest.raises(anabranch.StoreLockedError, match=f"by process {process.pid}"):
+    told = f"by process {process.pid} on .*, opened by `anabranch tail`;"
+    with pytest.raises(anabranch.StoreLockedError, match=told):
         anabranch.open("data")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, err) == (130, b"", b"Interrupted.\n")
     assert len(bodies("dlq")) == 3
+
+
+@pytest.mark.parametrize("command", ["tail", "requeue"])
+def test_the_help_says_which_queue_has_the_dead_letters(command: str) -> None:
+    assert "that `dead_letter:` names in the configuration" in " ".join(run(command, "--help").stdout.split())
 
 
 # What changes things --------------------------------------------------------------------------------------------------

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import anabranch
+
+LOGGER = "anabranch.router.in_force"
 ANABRANCH = [sys.executable, "-m", "anabranch"]
 
 
@@ -49,6 +52,29 @@ def test_errors_show_no_traceback(tmp_path: Path) -> None:
     result = run(*ANABRANCH, "check", str(tmp_path))
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == f"{tmp_path}: the file cannot be read: Is a directory\n"
+
+
+def test_a_warning_is_shown_once(tmp_path: Path) -> None:
+    """By Python itself in a program that has not set up logging, by that once it has, and by commands that show it."""
+    file, data = tmp_path / "stores.yaml", tmp_path / "data"
+    file.write_text("directory: data\nstores: [{name: all, match: ['>'], journal: {sync: never}}]\n")
+    with anabranch.open(file):
+        pass
+    (data / "in-force.yaml").unlink()
+    (data / "in-force.yaml").symlink_to(file)
+    program = f"import anabranch; anabranch.open({str(file)!r}).close()"
+    told = f"the configuration in force is not written to {data / 'in-force.yaml'}: "
+    for command, says in (
+        ([sys.executable, "-c", program], told),
+        ([sys.executable, "-c", f"import logging; logging.basicConfig(); {program}"], f"WARNING:{LOGGER}:{told}"),
+        ([*ANABRANCH, "queues", "-c", str(file)], f"Warning: {told}"),
+    ):
+        lines = run(*command).stderr.splitlines()
+        assert [line.startswith(says) for line in lines].count(True) == 1
+        assert len(lines) == len(set(lines)) == 2  # it is not read, nor written
+    assert run(*ANABRANCH, "transactions", "-c", str(file)).stderr == ""
+    silent = "import logging; logging.getLogger('anabranch').setLevel('ERROR'); "
+    assert run(sys.executable, "-c", silent + program).stderr == ""
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.adapters.core import Store, abandoned
+from anabranch.adapters import rare_warnings
+from anabranch.adapters.core import Store
 from anabranch.adapters.core.gates import Gate
 from anabranch.adapters.messages import (
     DecodedMessage,
@@ -204,7 +205,7 @@ def test_the_log_tells_of_a_queue_once_a_minute(
 ) -> None:
     """How many it were; of the first at once, and what is not told by then when the store closes."""
     now = 1000.0
-    monkeypatch.setattr(abandoned, "monotonic", lambda: now)
+    monkeypatch.setattr(rare_warnings, "monotonic", lambda: now)
     with memory() as disk:
         store = disk.create()
 
@@ -224,12 +225,12 @@ def test_the_log_tells_of_a_queue_once_a_minute(
 
         assert let_go(A, A) == [of("2 messages", A)]
         assert let_go(A, B) == [of("1 message", B)]
-        now += abandoned.TELL_SECONDS - 1
+        now += rare_warnings.TELL_SECONDS - 1
         assert let_go(A) == []
         now += 2
         assert let_go() == [of("2 messages", A)]
         assert let_go() == []
-        now += 2 * abandoned.TELL_SECONDS
+        now += 2 * rare_warnings.TELL_SECONDS
         assert let_go() == []
         assert sorted(let_go(B, A)) == [of("1 message", A), of("1 message", B)]
         assert let_go(A, A, A) == []
@@ -241,7 +242,7 @@ def test_the_log_tells_of_a_queue_once_a_minute(
 def test_of_very_many_queues_the_log_tells_more_often(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(abandoned, "TOLD_MAX", 2)
+    monkeypatch.setattr(rare_warnings, "TOLD_MAX", 2)
     with memory() as disk:
         store = disk.create()
         for _ in range(2):
@@ -249,5 +250,5 @@ def test_of_very_many_queues_the_log_tells_more_often(
                 store.send(queue, b"1")
                 assert store.receive(queue) is not None
             store.take_undelivered()
-            assert len(store._abandoned._told) <= 2
+            assert len(store._abandoned._warnings._told) <= 2
         assert len(caplog.records) == 6

@@ -7,6 +7,7 @@ import enum
 import subprocess
 import sys
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,8 @@ def test_the_package_shows_what_is_public_alone(tmp_path: Path) -> None:
     assert (tmp_path / "here").read_text() == "Queue"
     with pytest.raises(AttributeError):
         anabranch.CodedQueue  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_version() -> None:
+    assert anabranch.__version__ == metadata.version("anabranch")
+    assert "__version__" in dir(anabranch)

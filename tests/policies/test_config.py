@@ -258,7 +258,7 @@ def test_all_errors_of_a_file_at_once() -> None:
         ),
         (15, "store 'B/..': jurnal: neither a key of a store nor an installed kind of store; did you mean 'journal'?"),
         (16, "store number 4: expected a mapping of keys and values; found 'foo'"),
-        (17, "store 'x': match: expected a list; found 'x'"),
+        (17, "store 'x': match: expected a list; found 'x'; write [\"x\"]"),
         (17, "store 'x': journal: expected a mapping of options; found a list"),
         (18, "store 'X': match: expected at least one; found an empty list"),
         (18, "store 'X': name: store number 5 (line 17) has the name 'x': on some disks they are one; rename one"),
@@ -294,6 +294,8 @@ def test_all_errors_of_a_file_at_once() -> None:
         ("directory: d\nstores: [{name: a, match: [a]}]\ndefaults: 5", 3, "defaults: expected a mapping"),
         ("directory: d\nstores: [{name: a, match: [a]}]\ndefaults: {jurnal: 5}", 3, "did you mean 'journal'?"),
         ("directory: d\n1: x\nstores: [{name: a, match: [a]}]", 2, "key 1 is not text; put it in quotes"),
+        ("directory: d\nstores:\n- name: a\n  match: >", 4, "match: expected a list; found ''; write [\">\"]"),
+        ("directory: d\nstores:\n- name: a\n  match: queue://x", 4, "found 'queue://x'; write [\"queue://x\"]"),
         ("directory: d\nstores: [{name: a, match: [>]}]", 2, 'need quotes: ["*.eu", ">"]'),
         ("directory: d\nstores: [{name: a, match: [*.a]}]", 2, "need quotes"),
         ("directory: d\nstores:\n- name: a\n  match: [a]\n   x: 1", 5, "not YAML"),
@@ -321,6 +323,14 @@ def test_all_errors_of_a_file_at_once() -> None:
 def test_one_error(text: str, line: int, says: str) -> None:
     found = problems(text)
     assert any(at == line and says in message for at, message in found), found
+
+
+def test_one_store_instead_of_a_list() -> None:
+    with pytest.raises(ConfigError) as raised:
+        Config("d", StoreConfig("a", [">"]))
+    assert str(raised.value) == "stores: expected a list of stores; found one; write [StoreConfig(...)]"
+    with pytest.raises(ConfigError, match=r"^match: expected a list; found '>'; write \[\">\"\]$"):
+        StoreConfig("a", ">")
 
 
 def test_aliases_cannot_blow_up() -> None:
@@ -374,7 +384,7 @@ def test_an_index_may_be_in_its_own_store_but_not_in_another() -> None:
 
 def test_objects_have_the_same_errors() -> None:
     with pytest.raises(ConfigError) as caught:
-        StoreConfig("a b", "queue://a", jurnal={}, per_destination=1)  # type: ignore[arg-type]
+        StoreConfig("a b", "queue://a", jurnal={}, per_destination=1)
     assert [problem.message.partition(":")[0] for problem in caught.value.problems] == [
         "name",
         "match",
@@ -382,7 +392,7 @@ def test_objects_have_the_same_errors() -> None:
         "jurnal",
     ]
     with pytest.raises(ConfigError, match="sync: expected 'always', 'periodic' or 'never'; found 'x'"):
-        JournalOptions(sync="x")  # type: ignore[arg-type]
+        JournalOptions(sync="x")
     with pytest.raises(ConfigError, match="stores: expected at least one"):
         Config("d", [])
     with pytest.raises(ConfigError) as caught:
@@ -457,6 +467,15 @@ def test_kinds_that_cannot_be() -> None:
         "allowed: name, match, per_destination, directory, index_directory, create_directory, broken, journal, memory, "
         "plain, sql, vault"
     )
+
+
+@pytest.mark.usefixtures("vault")
+def test_a_third_party_s_kind_that_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "site" / "vault_adapter_missing.py").write_text(
+        "import anabranch\nraise anabranch.MissingExtraError('vaults need hvac: pip install hvac')\n"
+    )
+    text = "directory: d\nstores:\n- {name: a, match: [a], broken: {x: 1}}\n"
+    assert one(text) == (3, "store 'a': broken: vaults need hvac: pip install hvac")
 
 
 @pytest.mark.usefixtures("vault")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import pytest
 import anabranch
 from anabranch import DestinationError, JournalOptions, MemoryOptions, Outgoing, Settlement
 from anabranch.policies.config import load
+
+from ..contract.disk import PATIENCE
 
 Call = Callable[[anabranch.Router], object]
 
@@ -183,3 +187,21 @@ def test_waits_that_contradict_each_other(tmp_path: Path, options: str, says: st
     with pytest.raises(anabranch.ConfigError) as caught:
         load(file)
     assert says in caught.value.problems[0].message
+
+
+def test_a_missing_extra_is_told_in_one_error_that_names_the_store(tmp_path: Path) -> None:
+    """At open, and by `check`."""
+    file = tmp_path / "stores.yaml"
+    file.write_text("directory: data\nstores:\n- {name: a, match: [a]}\n- {name: audit, match: ['>'], sql: {}}\n")
+    without = "import sys; sys.modules['sqlalchemy'] = None; sys.argv = ['anabranch', 'check', sys.argv[1]]; "
+    says = "SQL stores need SQLAlchemy: pip install 'anabranch[sql]'\n"
+
+    def run(code: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", without + code, str(file)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+    opened = run("import anabranch; anabranch.open(sys.argv[2])")
+    assert opened.stderr.endswith(f"MissingExtraError: {file}:4: store 'audit': {says}")
+    assert opened.stderr.count("Traceback") == 1
+    checked = run("from anabranch.router.cli import main; main()")
+    assert (checked.returncode, checked.stderr) == (2, f"{file}: store 'audit': {says}")

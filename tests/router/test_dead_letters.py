@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
+from anabranch.adapters import rare_warnings
 from anabranch.adapters.core import Store
 from anabranch.router import dead_letters
 
@@ -75,6 +76,45 @@ def test_expired_messages_are_dropped_and_counted_where_there_is_no_dead_letter_
         queue.send(b"3", expires_in=0.001, persistent=False)
         eventually(lambda: router.stats().dropped == 2)
         assert [m.body for m in queue.browse()] == [b"2"]
+
+
+def test_what_is_deleted_for_want_of_a_dead_letter_queue_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each queue at once, and then once a minute. What expires was meant to go."""
+    now = 1000.0
+    monkeypatch.setattr(rare_warnings, "monotonic", lambda: now)
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    def of(count: str, queue: str) -> str:
+        return (
+            f"store all: {count} of queue://{queue} deleted, rejected or given back too often: the store has no "
+            "dead-letter queue; set `dead_letter: dlq` to keep such messages"
+        )
+
+    with anabranch.open(setup(tmp_path, None, max_deliveries=1)) as router:
+        for queue in (router.queue("rejected"), router.queue("failed")):
+            queue.send_many([b"1", b"2", b"3"])
+            queue.send(b"4", expires_in=0.001)
+        eventually(lambda: router.stats().dropped == 2)
+        assert told() == []
+        for _ in range(3):
+            message = router.queue("rejected").receive()
+            assert message is not None
+            message.reject("no")
+            fail(router.queue("failed"))
+            router.sweep()
+        assert told() == [of("1 message", "rejected"), of("1 message", "failed")]
+        now += rare_warnings.TELL_SECONDS
+        eventually(lambda: len(told()) == 4)
+        assert sorted(told()[2:]) == [of("2 messages", "failed"), of("2 messages", "rejected")]
+        router.queue("rejected").send(b"5")
+        message = router.queue("rejected").receive()
+        assert message is not None
+        message.reject("no")
+    assert told()[4:] == [of("1 message", "rejected")]
 
 
 @pytest.mark.parametrize("persistent", [True, False])

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import anabranch
 from anabranch import Config, JournalOptions, StoreConfig, Sync
 from anabranch.policies.config import load
 from anabranch.policies.errors import ConfigError, PlacementError, StoreLockedError
+from anabranch.router.cli.app import app
 from anabranch.router.in_force import KEPT, NAME, configuration_of, read_in_force
+from anabranch.router.salvage import salvage
 
 from .disk import Faults
 
@@ -98,6 +104,48 @@ def test_a_directory_named_as_a_file_would_be() -> None:
     assert configuration_of("settings").directory == Path("data").absolute()
 
 
+def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shell, and `directory:` of a file, take it: by whatever names the path."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    given: list[str | Path | Config] = ["~/data", Path("~/data"), Config("~/data", [ALL])]
+    for number, source in enumerate(given):
+        with anabranch.open(source) as router:
+            assert router.queue("jobs").send(b"1").seq == number + 1
+    run = CliRunner().invoke(app, ["send", "~/data", "jobs", "4"])
+    assert run.exit_code == 0 and run.output == "queue://jobs: sent, number 4\n"
+    salvage("~/data", "~/salvaged")
+    assert bodies("~/salvaged") == [b"1", b"1", b"1", b"4"]
+    Path("home/stores.yaml").write_text(TWO.format("~/other"))
+    sources: list[str | Config] = ["~/stores.yaml", load("~/stores.yaml")]
+    for source in sources:
+        assert bodies(source) == []
+    assert anabranch.policies.config.warnings("~/stores.yaml") == []
+    assert {path.name for path in Path("home").iterdir()} == {"data", "salvaged", "stores.yaml", "other"}
+    assert [path.name for path in Path().iterdir()] == ["home"]
+
+
+def test_the_home_of_nobody_is_a_name_as_a_shell_takes_it() -> None:
+    assert bodies("~no-such-user") == bodies(Config("~nobody-else", [ALL])) == []
+    assert {path.name for path in Path().iterdir()} == {"~no-such-user", "~nobody-else"}
+
+
+SLIPS = ["stores.ymal", "stores.yalm", "x/stores.yamll", "stores.yam", "stores.JSON", "stores.toml", "stores.yaml.bak"]
+
+
+@pytest.mark.parametrize("name", [*SLIPS, "stores.yml~", "stores.yaml.2026-11-26", "stores.conf", "stores.ini"])
+def test_a_slip_in_a_file_s_name_makes_no_directory(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"does not exist, and is named as a configuration file, which ends in"):
+        anabranch.open(name)
+    assert list(Path().iterdir()) == []
+    Path(name).mkdir(parents=True)
+    assert bodies(name) == []
+
+
+@pytest.mark.parametrize("name", ["data.eu", "orders.2026", ".data", "data.mail", "data.ml", "a.b.c", "shop.html"])
+def test_other_directories_have_dots_in_their_names(name: str) -> None:
+    assert bodies(name) == []
+
+
 def test_one_of_an_older_version() -> None:
     """It does not say what it was opened under: of stores of other names nothing is guessed."""
     with anabranch.open(load_of("data")) as router:
@@ -169,6 +217,38 @@ def test_bad_input(source: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){says}"):
         anabranch.open(source)
     assert sorted(Path().rglob("*")) == before
+
+
+def test_what_this_user_may_not_enter_or_read(tmp_path: Path) -> None:
+    """A directory that is closed to others, what lies in one, and a data directory whose owner has opened it to them,
+    but not what is in it."""
+    for name in ("data", "shut/data"):
+        with anabranch.open(name) as router:
+            router.queue("jobs").send(b"1")
+    Path("data").chmod(0o755)
+    Path("shut").chmod(0o700)
+    Path("shut/stores.yaml").write_text(TWO.format("data"))
+    for directory in (tmp_path, *tmp_path.parents):
+        mode = stat.S_IMODE(directory.stat().st_mode)
+        if os.getuid() == 0 and mode & 0o055 != 0o055:
+            directory.chmod(mode | 0o055)  # pytest's own, which root keeps to itself
+    program = (
+        "import os, sys, anabranch\n"
+        "if os.getuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "for path in sys.argv[1:]:\n"
+        "    try: anabranch.open(path)\n"
+        "    except anabranch.ConfigError as error: print(error)\n"
+    )
+    if os.getuid() != 0:
+        for name in ("data/stores", "shut"):
+            Path(name).chmod(0)
+    paths = ["data", "shut", "shut/data", "shut/new", "shut/stores.yaml"]
+    done = subprocess.run([sys.executable, "-c", program, *paths], capture_output=True, text=True, check=True)
+    for name in ("data/stores", "shut"):
+        Path(name).chmod(0o700)
+    for path, said in zip(paths, done.stdout.splitlines(), strict=True):
+        assert said.startswith(f"{path} cannot be opened")
+        assert "Permission denied" in said
 
 
 def test_one_that_is_open_already() -> None:

@@ -254,9 +254,9 @@ def test_a_log_that_is_written_meanwhile_is_not_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("nowhere", "there is no usage log at"),
-        ("file", "there is no usage log at"),
-        ("empty", "holds no usage log; switch it on with `usage: {}` in stores.yaml"),
+        ("nowhere", "nowhere: a router records its use once it is switched on with `usage: {}` in stores.yaml"),
+        ("file", "file: a router records its use once it is switched on with `usage: {}` in stores.yaml"),
+        ("empty", "holds no usage log: a router records its use once it is switched on with `usage: {}`"),
         ("data/stores/journal", "is a journal of another kind, not a usage log"),
         ("data/usage", "nothing is recorded there yet"),
         ("broken", "no file of the usage log can be read"),

@@ -1,0 +1,71 @@
+"""Warnings that would come too often: the log tells of each thing at once, and then once a minute how many came since.
+
+    warnings = RareWarnings(lambda queue, count: log.warning("%d messages of %s are lost", count, queue))
+    warnings.count([queue, queue])       # "2 messages of ... are lost"
+    warnings.count([queue])              # nothing yet
+    if warnings.is_due:                  # whoever comes by now and then
+        warnings.count()                 # a minute later: "1 messages of ..."
+    warnings.close()                     # what is not told yet
+
+Threads: all; a signal handler may come back to it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from time import monotonic
+from typing import Final, Generic, TypeVar
+
+TELL_SECONDS: Final = 60.0
+"""The log tells of one thing no more often."""
+TOLD_MAX: Final = 1000
+"""So many things are remembered with the time when they were told last; with more the log tells more often."""
+
+Thing = TypeVar("Thing", bound=Hashable)
+
+
+class RareWarnings(Generic[Thing]):
+    """Counts what happens to each thing, and warns of it now and then."""
+
+    def __init__(self, warn: Callable[[Thing, int], None]) -> None:
+        """`warn` logs how often it happened to a thing since it was told last."""
+        self._warn = warn
+        self._lock = threading.RLock()
+        self._told: dict[Thing, tuple[float, int]] = {}
+        """By thing: when the log may tell of it again (monotonic), and how many it has yet to tell of."""
+        self._due = math.inf
+        """When some are to be told of."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to tell now."""
+        return self._due <= monotonic()
+
+    def count(self, things: Iterable[Thing] = ()) -> None:
+        """Count it once for each of these, and tell what is due."""
+        self._count(things, False)
+
+    def close(self) -> None:
+        """Tell what is not told yet."""
+        self._count((), True)
+
+    def _count(self, things: Iterable[Thing], all_of_it: bool) -> None:
+        now, told = monotonic(), self._told
+        with self._lock:
+            for thing, count in Counter(things).items():
+                until, untold = told.get(thing, (now, 0))
+                told[thing] = until, untold + count
+            all_of_it = all_of_it or len(told) > TOLD_MAX
+            for thing, (until, untold) in list(told.items()):
+                if until > now and not all_of_it:
+                    continue
+                del told[thing]
+                if untold:
+                    told[thing] = now + TELL_SECONDS, 0
+                    self._warn(thing, untold)
+            if len(told) > TOLD_MAX:
+                told.clear()
+            self._due = min((until for until, untold in told.values() if untold), default=math.inf)
