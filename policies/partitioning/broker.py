@@ -11,8 +11,8 @@ do not give the same figure twice:
     its own records      at each checkpoint, some 1.2 KB a store that was sent to: files end a little earlier
 
 `BESIDE_FILES` stands for the last two: it is what 8 workloads had more than is expected, on average. These and 7 others
-are in docs/advisor.md: ActiveMQ 5.17 replayed each six times, in one KahaDB and, where the advisor recommends one, as an
-mKahaDB. No number was fitted to the 7, but how looks are counted was chosen after all 15 had been measured.
+are in docs/advisor.md: ActiveMQ 5.17 replayed each six times, in one KahaDB and, where the advisor recommends one, as
+an mKahaDB. No number was fitted to the 7, but how looks are counted was chosen after all 15 had been measured.
 """
 
 from __future__ import annotations
