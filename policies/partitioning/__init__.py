@@ -21,7 +21,7 @@ figures, `patterns` and `catch_all` filters, `candidates` from sets to stores, `
 `job` all of it; `report` the page for a browser, of `figures`, `pins` and `history`, drawn by `svg`; `current` the
 configuration in force, `revision` what changes in it;
 `opening` and `engine` who knows a trace: this process, or Spark at any size (`spark_engine`, `spark_trace`, and
-`ranges` on its workers); `session`, `cluster`, `jvm` and `java` are how Spark is started, `executors` what becomes of
+`workers` on its workers); `session`, `cluster`, `jvm` and `java` are how Spark is started, `executors` what becomes of
 its workers; `hadoop` and `workload_files` write to URLs.
 
 It needs `pip install 'anabranch[recommend]'`, or without Spark `'anabranch[recommend-local]'`; importing this package

@@ -7,6 +7,7 @@ the next call, since starting one takes seconds; it ends with the process.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _LOCAL = "local[*]"
 _REASON_MAX = 500
+_NO_MODULE = re.compile(r"No module named '(\w+)")
+WORKERS_NEED = "numpy, pyarrow and numba, and for a workload this package"
 
 
 def require_spark(what: str, otherwise: str = "") -> None:
@@ -94,7 +97,10 @@ def spark_errors(
             met = met.__context__
         if met is not None:
             raise met from None
-        raise SparkError(f"{what}: {reason_of(error)}; {step}") from error
+        reason = reason_of(error)
+        if missing := _NO_MODULE.search(reason):
+            step = f"install {missing[1]} for the Python of Spark's workers, which needs {WORKERS_NEED}"
+        raise SparkError(f"{what}: {reason}; {step}") from error
 
 
 def kinds_of_spark_errors() -> tuple[type[Exception], ...]:
@@ -117,7 +123,8 @@ def reason_of(error: Exception) -> str:
         told = told or str(error)
     except Exception:  # that JVM is gone; then what it said before is all there is
         told = told or "its Java has ended"
-    lines = (told.strip() or type(error).__name__).splitlines()  # others are the stack, or advice
+    lines = (told.strip() or type(error).__name__).splitlines()  # others are the stack, or advice, or a number
+    lines = [line for line in lines if not line.strip().startswith("SQLSTATE:")] or lines
     # A Python of a worker tells its reason last.
     return lines[-1 if "Traceback" in lines[0] else 0].strip()[:_REASON_MAX]
 

@@ -1,33 +1,52 @@
 """The exact model through Spark: every figure of `model`, of any trace, and the driver never holds it.
 
-    boundaries   where each store's segments begin: what each range makes of any carry, composed, walked again
-    lives        where each segment is last needed, by the matched sends and acks; the ack rule swept store by store
-    times        the clock at the positions that matter, and, for KahaDB's peak, the bytes written until then
+    courses   what each store has on disk, when: `kernel.StoreJournal`, fed with the operations in their order
+    times     the clock at the positions that matter, and, for KahaDB's peak, the bytes written until then
 
-A store is a set of destinations, whatever partitioning it is in: each distinct one is worked out once, all of them in
-the same passes. Everything stays in positions of the global order until the end, since time never falls along it.
+A store is a set of destinations, whatever partitioning it is in: each distinct one is worked out once. A task goes
+through the whole order for many stores, since reading it costs more than they do. Everything stays in positions of the
+global order until the end, since time never falls along it.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 
-from . import ranges
+from . import workers
 from .engine import EXACT_OPERATIONS_MAX
-from .model import CostModel, Partition, Retention, Segments, figures, peak_span, written_peak
-from .operations import NEVER, DestinationTotals, Floats, Ints, Operations, TransactionSet
+from .kernel import NEVER_POSITION, JournalRules, StoreCourse, StoreJournal
+from .model import (
+    CostModel,
+    Partition,
+    Retention,
+    Segments,
+    TimedCourse,
+    assembled,
+    figures,
+    peak_span,
+    written_peak,
+)
+from .operations import DestinationTotals, Floats, Ints, Operations, TransactionSet
 from .sizes import OperationSizes
-from .spark_trace import SparkTrace, frame
+from .spark_trace import SparkTrace, aggregated
 from .summary import NO_ACK, Summary, assemble, bucket_length
 from .trace import Finding
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+class _Store(NamedTuple):
+    """What a course is of: the same destinations keep other files by other rules."""
+
+    rules: JournalRules
+    members: tuple[int, ...]
 
 
 class SparkEngine:
@@ -42,14 +61,8 @@ class SparkEngine:
         self.sizes: OperationSizes = trace.sizes
         self.count = trace.count
         facts = trace.facts
-        part = facts["part"].tolist()
-        self._clock = ranges.RangeClock(
-            dict(zip(part, facts["before"].tolist(), strict=True)), trace.first, trace.operations_per_second
-        )
         self._last = int(facts["last"].max())
-        self._segments: dict[tuple[int, bool, tuple[int, ...]], tuple[Ints, Floats, Floats]] = {}
-        """By size of a segment, whether the ack rule holds, and store: positions and times of the starts, times of
-        the ends."""
+        self._courses: dict[_Store, TimedCourse] = {}
         self._operations: Operations | None = None
         if trace.operations_per_second > 0:
             self.begin, self.finish = (float(t) for t in self._times(np.array([0, self._last])))
@@ -69,70 +82,65 @@ class SparkEngine:
     # The summary ----------------------------------------------------------------------------------------------------
 
     def summary(self, segment_bytes: int) -> Summary:
-        length = bucket_length(self._last + 1, float(self._bytes), segment_bytes)
-        rows, matched = self._trace.rows, self._trace.matched
-        written = _grouped(
-            rows.selectExpr("d AS destination", f"seq DIV {length} AS bucket", "CAST(size AS double) AS size", "seq"),
-            ["destination", "bucket"],
-            {"size": "sum(size)", "squares": "sum(size * size)", "first": "min(seq)"},
+        length = bucket_length(self._last + 1, float(self._bytes), segment_bytes, self._trace.lags)
+        timed = self._trace.timed()
+        written = _columns(
+            aggregated(
+                timed.selectExpr("d", f"seq DIV {length} AS bucket", "CAST(size AS double) AS size", "time"),
+                ["d", "bucket"],
+                {"size": "sum(size)", "squares": "sum(size * size)", "time": "min(time)"},
+            )
         )
-        firsts = written.groupby("bucket")["first"].min()
-        keys = ["destination", "send", "ack"]
-        ended = _grouped(
-            matched.where("partner >= 0").selectExpr(
-                "d AS destination", f"partner DIV {length} AS send", f"seq DIV {length} AS ack", "seq", "partner"
-            ),
-            keys,
-            {"last": "max(greatest(seq, partner))", "count": "count(*)"},
+        never = f"ends = {NEVER_POSITION}"
+        lives = _columns(
+            aggregated(
+                timed.where(f"partner >= 0 OR {never}").selectExpr(
+                    "d",
+                    f"if({never}, seq, partner) DIV {length} AS send",
+                    f"if({never}, {NO_ACK}, seq DIV {length}) AS ack",
+                    f"if({never}, double('infinity'), time) AS time",
+                    "if(partner > seq, partner, NULL) AS early",
+                ),
+                ["d", "send", "ack"],
+                {"time": "max(time)", "early": f"coalesce(max(early), {workers.NONE})", "count": "count(*)"},
+            )
         )
-        pending = _grouped(
-            matched.where(f"ends = {ranges.NEVER_POSITION}").selectExpr(
-                "d AS destination", f"seq DIV {length} AS send"
-            ),
-            ["destination", "send"],
-            {"count": "count(*)"},
-        )
-        asked = [ended["last"].to_numpy(np.int64), firsts.to_numpy(np.int64)]
-        ended["time"], starts = np.split(self._times(np.concatenate(asked)), [len(asked[0])])
-        pending["ack"], pending["time"] = NO_ACK, NEVER
-        columns = [*keys, "time", "count"]
+        # What is acked before it is sent, in the order, lives until it is sent.
+        early = np.flatnonzero(lives["early"] >= 0)
+        if len(early):
+            lives["time"] = lives["time"].copy()
+            lives["time"][early] = np.maximum(lives["time"][early], self._times(lives["early"][early]))
         return assemble(
             destinations=self.destinations,
             sizes=self.sizes,
             finish=self.finish,
-            starts=(firsts.index.to_numpy(np.int64), starts),
-            written=written[["destination", "bucket", "size", "squares"]],
-            lives=pd.concat([ended[columns], pending[columns]], ignore_index=True),
+            written=written,
+            lives=lives,
             transactions=self.transactions,
             totals=self.totals,
         )
 
-    # Segments -------------------------------------------------------------------------------------------------------
+    # Stores ---------------------------------------------------------------------------------------------------------
+
+    def courses(self, partitions: Sequence[Partition], costs: CostModel) -> list[list[TimedCourse]]:
+        return self._found(partitions, costs.rules(self.sizes))
 
     def simulate(self, partitions: Sequence[Partition], segment_bytes: int) -> list[Segments]:
-        return self._simulate(partitions, segment_bytes, self.sizes.model == "kahadb")
+        return self._simulate(partitions, JournalRules.of(self.sizes, segment_bytes, 0, 1))
 
     def compacted_peaks(self, partitions: Sequence[Partition], segment_bytes: int) -> list[int]:
-        simulated = self._simulate(partitions, segment_bytes, False)
-        span = peak_span(self.sizes.model, segment_bytes)
-        return [written_peak(begin, finish, span, self._bytes) for begin, finish in self._written_during(simulated)]
-
-    def _simulate(self, partitions: Sequence[Partition], segment_bytes: int, chained: bool) -> list[Segments]:
-        """`chained`: the ack rule holds."""
-        self._work_out([store for partition in partitions for store in partition], segment_bytes, chained)
-        return [self._assembled(partition, segment_bytes, chained) for partition in partitions]
+        rules = JournalRules.of(self.sizes, segment_bytes, 0, 1, ack_rule=False)
+        return self._lasting_peaks(self._simulate(partitions, rules))
 
     def measure(self, partitions: Sequence[Partition], costs: CostModel) -> list[Retention]:
-        simulated = self.simulate(partitions, costs.segment_bytes)
-        span = peak_span(self.sizes.model, costs.segment_bytes)
-        peaks: list[int | None] = [None] * len(simulated)
-        if span:
-            peaks = [
-                written_peak(begin, finish, span, self._bytes) for begin, finish in self._written_during(simulated)
-            ]
+        rules = costs.rules(self.sizes)
+        found = self._found(partitions, rules)
+        peaks: list[int | None] = [None] * len(found)
+        if peak_span(self.sizes.model, costs.segment_bytes):
+            peaks = [*self._lasting_peaks(self._simulate(partitions, rules))]
         return [
             figures(
-                segments,
+                stores,
                 partition,
                 costs,
                 self.sizes,
@@ -141,64 +149,75 @@ class SparkEngine:
                 self.finish,
                 peak_files=peak,
             )
-            for segments, partition, peak in zip(simulated, partitions, peaks, strict=True)
+            for stores, partition, peak in zip(found, partitions, peaks, strict=True)
         ]
 
-    def _assembled(self, partition: Partition, segment_bytes: int, chained: bool) -> Segments:
-        known = [self._segments[segment_bytes, chained, members] for members in partition]
-        store = np.repeat(np.arange(len(known), dtype=np.int32), [len(starts) for starts, _, _ in known])
-        position = np.concatenate([found[0] for found in known])
-        start, end = (np.concatenate([found[i] for found in known]) for i in (1, 2))
-        order = np.argsort(position, kind="stable")
-        return Segments(store[order], start[order], end[order], segment_bytes)
-
-    def _work_out(self, stores: Sequence[tuple[int, ...]], segment_bytes: int, chained: bool) -> None:
-        """Every segment of the stores that are not known yet."""
-        known = self._segments
-        sets = [members for members in dict.fromkeys(stores) if (segment_bytes, chained, members) not in known]
-        if not sets:
-            return
-        starts, times = self._starts(sets, self.sizes.capacity(segment_bytes))
-        # With the ack rule in force both are asked for in the end, and the passes are the same.
-        rules = (False, True) if chained else (False,)
-        ends = [found for rule in self._ends(sets, starts, rules) for found in rule]
-        lengths = np.cumsum([len(found) for found in ends])[:-1]
-        end_times = iter(np.split(self._times(np.concatenate(ends)), lengths))
-        for rule in rules:
-            for members, at, start in zip(sets, starts, times, strict=True):
-                known[segment_bytes, rule, members] = (at, start, next(end_times))
-
-    def _starts(self, sets: list[tuple[int, ...]], capacity: int) -> tuple[list[Ints], list[Floats]]:
-        """Positions and times at which each store's segments begin."""
-        rows = self._trace.rows
-        found = rows.select("d", "size").mapInArrow(
-            functools.partial(ranges.outcomes_task, sets, capacity), ranges.OUTCOMES
-        )
-        composed = frame(found.groupBy("store").applyInArrow(with_argument(ranges.compose, capacity), ranges.CARRIES))
-        carries = {
-            (store, part): carry
-            for store, part, carry in zip(
-                composed["store"].tolist(), composed["part"].tolist(), composed["carry"].tolist(), strict=True
+    def _simulate(self, partitions: Sequence[Partition], rules: JournalRules) -> list[Segments]:
+        return [
+            assembled(
+                [one.course.starts for one in found],
+                [one.time[np.searchsorted(one.course.changes, one.course.starts)] for one in found],
+                [one.time[np.searchsorted(one.course.changes, one.course.ends)] for one in found],
+                rules.segment_bytes,
             )
-        }
-        task = functools.partial(ranges.starts_task, sets, capacity, carries, self._clock)
-        begun = frame(rows.select("seq", "d", "size", "stamp").mapInArrow(task, ranges.STARTS))
-        begun = begun.sort_values(["store", "seq"])
-        cuts = np.searchsorted(begun["store"].to_numpy(), np.arange(1, len(sets)))
-        return np.split(begun["seq"].to_numpy(np.int64), cuts), np.split(begun["time"].to_numpy(np.float64), cuts)
+            for found in self._found(partitions, rules)
+        ]
 
-    def _ends(self, sets: list[tuple[int, ...]], starts: list[Ints], rules: tuple[bool, ...]) -> list[list[Ints]]:
-        """Positions at which each store's segments are last needed, without the ack rule and with it."""
-        from pyspark.sql.functions import max as largest
+    def _found(self, partitions: Sequence[Partition], rules: JournalRules) -> list[list[TimedCourse]]:
+        """Find the course of each store of each partitioning; those that are not known yet in one pass."""
+        if not rules.live_percent:
+            rules = replace(rules, min_segments=1)  # says nothing then, and is not asked for twice
+        # With the ack rule in force both are asked for in the end, and going through the order is most of it.
+        both = [rules, replace(rules, ack_rule=False)] if rules.ack_rule else [rules]
+        asked = [_Store(rule, members) for rule in both for partition in partitions for members in partition]
+        self._work_out([store for store in dict.fromkeys(asked) if store not in self._courses])
+        return [[self._courses[_Store(rules, members)] for members in partition] for partition in partitions]
 
-        task = functools.partial(ranges.lives_task, sets, starts, True in rules)
-        lives = self._trace.matched.select("seq", "d", "partner", "ends").mapInArrow(task, ranges.LIVES)
-        merged = lives.groupBy("store", "segment", "origin").agg(largest("ends").alias("ends"))
-        swept = merged.groupBy("store").applyInArrow(with_argument(ranges.sweep, starts), ranges.ENDS)
-        ends = frame(swept).sort_values(["store", "segment"])
-        cuts = np.searchsorted(ends["store"].to_numpy(), np.arange(1, len(sets)))
-        columns = ["ends" if rule else "own" for rule in rules]
-        return [np.split(np.minimum(ends[column].to_numpy(np.int64), self._last), cuts) for column in columns]
+    def _work_out(self, stores: Sequence[_Store]) -> None:
+        if not stores:
+            return
+        flows = [self._flow(stores, group) for group in self._groups(stores)]
+        table = functools.reduce(lambda one, other: one.unionAll(other), flows).toArrow()
+        numbers = table.column("store").to_pylist()
+        found = []
+        for row in range(len(numbers)):
+            arrays = {name: table.column(name)[row].values.to_numpy() for name in workers.COURSE_ARRAYS}
+            counts = {name: table.column(name)[row].as_py() for name in workers.COURSE_COUNTS}
+            found.append(StoreCourse(**arrays, **counts))
+        times = self._times(np.concatenate([course.changes for course in found]))
+        cuts = np.cumsum([len(course.changes) for course in found])[:-1]
+        for number, course, time in zip(numbers, found, np.split(times, cuts), strict=True):
+            self._courses[stores[number]] = TimedCourse(course, time)
+
+    def _groups(self, stores: Sequence[_Store]) -> list[list[int]]:
+        """Share the stores, by number, among tasks that all have about as many operations to go through."""
+        counts = [sum(self.totals[d].sends + self.totals[d].acks for d in store.members) for store in stores]
+        tasks = min(_parallelism(self._trace.rows), -(-sum(counts) // self.count))
+        groups: list[list[int]] = [[] for _ in range(tasks)]
+        load = [0] * tasks
+        for number in sorted(range(len(stores)), key=lambda n: -counts[n]):
+            least = load.index(min(load))
+            groups[least].append(number)
+            load[least] += counts[number]
+        return [group for group in groups if group]
+
+    def _flow(self, stores: Sequence[_Store], group: list[int]) -> DataFrame:
+        """Work out the courses of these stores, by one task."""
+        rows = self._trace.rows.select("seq", "d", "size", "partner", "ends")
+        needed = sorted({d for number in group for d in stores[number].members})
+        if len(needed) < len(self.destinations):
+            rows = rows.where(f"d IN ({', '.join(map(str, needed))})")
+        journals = {(number, stores[number].members): StoreJournal(stores[number].rules) for number in group}
+        task = functools.partial(workers.flow_task, journals, self._last)
+        # The ranges may come in any order; each is sorted already, and sorting what is sorted is quick.
+        return rows.coalesce(1).sortWithinPartitions("seq").mapInArrow(task, workers.COURSES)
+
+    def _lasting_peaks(self, simulated: Sequence[Segments]) -> list[int]:
+        """Count the files at the peak of each partitioning, where a number of them must last to count."""
+        if not simulated:
+            return []
+        span = peak_span(self.sizes.model, simulated[0].segment_bytes)
+        return [written_peak(begin, finish, span, self._bytes) for begin, finish in self._written_during(simulated)]
 
     # Times ----------------------------------------------------------------------------------------------------------
 
@@ -208,40 +227,32 @@ class SparkEngine:
             by_order: Floats = (positions + self._trace.first) / self._trace.operations_per_second
             return by_order
         distinct, which = np.unique(positions, return_inverse=True)
-        task = functools.partial(ranges.times_task, self._clock, distinct)
-        found = frame(self._trace.rows.select("seq", "stamp").mapInArrow(task, ranges.VALUES))
+        found = _columns(self._beside("seq", distinct).select("seq", "time"))
         times = np.empty(len(distinct))
-        times[found["number"].to_numpy()] = found["value"].to_numpy()
+        times[np.searchsorted(distinct, found["seq"])] = found["time"]
         result: Floats = times[which]
         return result
 
+    def _beside(self, column: str, values: Ints | Floats) -> DataFrame:
+        """Find the operations with one of these values, which are few."""
+        from pyspark.sql.functions import broadcast
+
+        timed = self._trace.timed()
+        asked = timed.sparkSession.createDataFrame(pa.table({column: values}))
+        return timed.join(broadcast(asked), column)
+
     def _written_during(self, simulated: Sequence[Segments]) -> list[tuple[Ints, Ints]]:
-        """The bytes written to all stores when each segment begins and ends, of each partitioning."""
-        begins, which_begin = np.unique(np.concatenate([s.start for s in simulated]), return_inverse=True)
-        ends, which_end = np.unique(np.concatenate([s.end for s in simulated]), return_inverse=True)
-        facts = self._trace.facts
-        positions = facts[["first", "last"]].to_numpy(np.int64)
-        if self._trace.operations_per_second > 0:
-            first, last = (self._times(positions[:, i]) for i in range(2))
-        else:
-            stamps = facts[["before", "first_stamp", "highest_stamp"]].to_numpy(np.float64)
-            first, last = (np.maximum(stamps[:, 0], stamps[:, i]) for i in (1, 2))
-        # A beginning is asked of the first range that gets there, an end of the last that has not gone beyond.
-        of_begin = np.searchsorted(last, begins, "left")
-        of_end = np.searchsorted(first, ends, "right") - 1
-        queries = {}
-        for place, part in enumerate(facts["part"].tolist()):
-            asked = np.flatnonzero(of_begin == place), np.flatnonzero(of_end == place)
-            queries[part] = (asked[0], begins[asked[0]]), (asked[1] + len(begins), ends[asked[1]])
-        before = dict(zip(facts["part"].tolist(), facts["bytes_before"].tolist(), strict=True))
-        task = functools.partial(ranges.written_task, self._clock, before, queries)
-        found = frame(self._trace.rows.select("seq", "stamp", "size").mapInArrow(task, ranges.COUNTS))
-        written = np.empty(len(begins) + len(ends), np.int64)
-        written[found["number"].to_numpy()] = found["value"].to_numpy()
-        cuts = np.cumsum([len(s.start) for s in simulated])[:-1]
-        begin_bytes = np.split(written[: len(begins)][which_begin], cuts)
-        end_bytes = np.split(written[len(begins) :][which_end], cuts)
-        return list(zip(begin_bytes, end_bytes, strict=True))
+        """The bytes written to all stores when each segment begins and ends, of each partitioning.
+
+        Operations of the same time happen at one moment: it begins with the first of them and ends with the last.
+        """
+        times = np.unique(np.concatenate([array for s in simulated for array in (s.start, s.end)]))
+        found = _columns(
+            aggregated(self._beside("time", times), ["time"], {"begin": "min(written)", "finish": "max(written)"})
+        )
+        order = np.argsort(found["time"])
+        begin, finish = found["begin"][order], found["finish"][order]
+        return [(begin[np.searchsorted(times, s.start)], finish[np.searchsorted(times, s.end)]) for s in simulated]
 
     # A small trace --------------------------------------------------------------------------------------------------
 
@@ -255,21 +266,17 @@ class SparkEngine:
         return self._operations
 
     def _collected(self) -> Operations:
-        rows = frame(self._trace.rows.select("seq", "d", "size", "stamp")).sort_values("seq")
-        matched = frame(self._trace.matched.select("seq", "partner", "ends")).sort_values("seq")
-        seq = rows["seq"].to_numpy(np.int64)
-        stamps = rows["stamp"].to_numpy(np.float64)
-        partner, ends = matched["partner"].to_numpy(np.int64), matched["ends"].to_numpy(np.int64)
-        by_order = self._trace.operations_per_second > 0
-        time = self._times(seq) if by_order else np.maximum.accumulate(stamps)
+        found = _columns(self._trace.timed().select("seq", "d", "size", "partner", "ends", "time"))
+        order = np.argsort(found["seq"])
+        seq, destination, size, partner, ends, time = (column[order] for column in found.values())
         last = np.minimum(np.searchsorted(seq, ends), len(seq) - 1)
         return Operations(
             destinations=self.destinations,
-            destination=rows["d"].to_numpy(np.int32),
-            size=rows["size"].to_numpy(np.int64),
+            destination=destination,
+            size=size,
             time=time,
             send=np.where(partner < 0, -1, np.searchsorted(seq, partner)),
-            ends=np.where(ends == ranges.NEVER_POSITION, ranges.NEVER_POSITION, last),
+            ends=np.where(ends == NEVER_POSITION, NEVER_POSITION, last),
             seq=seq + self._trace.first,
             transactions=self.transactions,
             totals=self.totals,
@@ -278,17 +285,13 @@ class SparkEngine:
         )
 
 
-def _grouped(rows: DataFrame, keys: list[str], values: dict[str, str]) -> pd.DataFrame:
-    # Not by SQL over these rows: the view of them that it needs for a moment, going, takes what is kept of them along.
-    from pyspark.sql.functions import expr
+def _columns(rows: DataFrame) -> dict[str, Any]:
+    """Bring a small result to the driver."""
+    table = rows.toArrow()
+    return {name: np.array(table.column(name)) for name in table.column_names}
 
-    return frame(rows.groupBy(*keys).agg(*(expr(value).alias(name) for name, value in values.items())))
 
-
-def with_argument(function: Any, argument: object) -> Any:
-    """A function of one table, as Spark wants it: of a `partial` it does not see how many arguments it takes."""
-
-    def apply(table: Any) -> Any:
-        return function(table, argument)
-
-    return apply
+def _parallelism(rows: DataFrame) -> int:
+    """Tell how many tasks run at a time."""
+    context = getattr(rows.sparkSession, "_sc", None)  # a session of Spark Connect has none
+    return 2 if context is None else int(context.defaultParallelism)

@@ -1,13 +1,12 @@
 """A trace as Spark holds it: checked, its destinations numbered, cut into ranges of the global order.
 
     1 check     one aggregate by destination: what is missing, misspelt or out of bounds, counts and bytes
-    2 ranges    narrow rows (position, destination, clock, size, acks needed, hashes of the message), sorted
-    3 matched   sends and acks told of each other: one shuffle by the hash of the message
+    2 match     sends and acks told of each other: one shuffle of narrow rows by the hash of the message
+    3 order     a second shuffle, into ranges of the global order, sorted; what each has reached is added up
 
-2 and 3 are kept on the disks of those who run them, and made again where these are lost. So nothing in them may
-depend on who makes them, or when: the ranges have bounds that the driver knows, and are not Spark's own
-(`repartitionByRange`), which come from a sample and may be others the next time, while carries and clocks are told by
-the range's number.
+What comes out is kept on the disks of those who made it, and made again where it is lost. So nothing in it may depend
+on who makes it, or when: the ranges have bounds that the driver knows, and are not Spark's own (`repartitionByRange`),
+which come from a sample and may be others the next time, while clocks are told by the range's number.
 
 The driver gets a row a destination and a row a range. Where the trace cannot be used the errors are those of `trace`
 and `operations`, but rows are named by file and seq.
@@ -15,7 +14,6 @@ and `operations`, but rows are named by file and seq.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -25,9 +23,12 @@ import pandas as pd
 
 from ..errors import TraceError
 from ..text import count_of
-from . import ranges
-from .operations import SEQ_SPAN_MAX, Clock, DestinationTotals, TransactionSet, life_findings, size_findings
+from . import kernel, workers
+from .cluster import is_local
+from .kernel import NEVER_POSITION
+from .operations import SEQ_SPAN_MAX, Clock, DestinationTotals, Ints, TransactionSet, life_findings, size_findings
 from .sizes import SIZE_BYTES_MAX, JournalSizes, Model, OperationSizes
+from .summary import LAG_BITS
 from .trace import (
     REQUIRED,
     SCHEMA,
@@ -41,7 +42,7 @@ from .trace import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 ROWS_A_TASK = 1_500_000
 """Operations that one task holds in memory at a time: some 350 MB."""
@@ -57,23 +58,34 @@ class SparkTrace:
     first: int
     """The seq that positions count from."""
     facts: pd.DataFrame
-    """A row a range, in order, as `ranges.RANGE_FACTS`; and `before`: the highest stamp of the ranges before it."""
+    """A row a range, in order, as `_facts` says."""
     operations_per_second: float
     """Above 0 under clock `seq`."""
     transactions: tuple[TransactionSet, ...]
     totals: tuple[DestinationTotals, ...]
+    lags: Ints
+    """As `summary.lags_of`."""
     sizes: OperationSizes
     findings: tuple[Finding, ...]
     rows: DataFrame
-    matched: DataFrame
+    """Each operation, as `workers.ORDERED` says; kept on the workers' disks."""
 
     @property
     def count(self) -> int:
         return int(self.facts["count"].sum())
 
+    def timed(self) -> DataFrame:
+        """Return the operations with `time`, by the chosen clock, and `written`, the bytes of all up to each."""
+        time = f"CAST(seq + ({self.first}) AS double) / {self.operations_per_second!r}D"
+        if not self.operations_per_second > 0:
+            time = "greatest(reached, before)"
+        from pyspark.sql.functions import expr
+
+        found = _beside_ranges(self.rows, self.facts)
+        return found.withColumns({"time": expr(time), "written": expr("written + bytes_before")})
+
     def close(self) -> None:
         """Gives back the disk that the rows take."""
-        self.matched.unpersist()
         self.rows.unpersist()
 
 
@@ -90,17 +102,18 @@ def prepare(
 ) -> SparkTrace:
     """Check a trace and put it in order. Raises TraceError where it cannot be used."""
     from pyspark import StorageLevel
+    from pyspark.sql.functions import broadcast
 
-    by_value(ranges)
+    ship(spark)
     check_columns(trace.columns, source)
-    _conform(trace).createOrReplaceTempView("anabranch_rows")
-    spans = _check(spark, trace, clock, source, OperationSizes.of(model, sizes, 0, 0))
+    spans = _check(trace, clock, source, OperationSizes.of(model, sizes, 0, 0))
     names = tuple(sorted(set(spans["name"])))
     numbers = {name: number for number, name in enumerate(names)}
     numbered = [(text, numbers[name]) for text, name in zip(spans["destination"], spans["name"], strict=True)]
-    spark.createDataFrame(numbered, "name string, d int").createOrReplaceTempView("anabranch_names")
+    known = spark.createDataFrame(numbered, "destination string, d int")
+    given = _conform(trace).join(broadcast(known), "destination")
     in_transactions = int(spans["in_transactions"].sum())
-    transactions = _transactions(spark) if in_transactions else ()
+    transactions = _transactions(given) if in_transactions else ()
     rule = OperationSizes.of(model, sizes, sum(t.count for t in transactions), in_transactions)
     findings: list[Finding] = []
     sums = spans[["sends", "unsized", "unsized_rows", "bodiless"]].sum()
@@ -110,18 +123,22 @@ def prepare(
     per_second = operations_per_second if clock == "seq" else 0.0
     count = int(spans["count"].sum())
     tasks = -(-count // rows_a_task)
-    part = _range_of("r.seq", _bounds(spark, first, last, count, tasks))
     rows = (
-        spark.sql(
-            f"""SELECT /*+ BROADCAST(n) */ {part} AS part, r.seq - ({first}) AS seq, n.d, coalesce(r.ts, 0) AS stamp,
-                       CAST({rule.sql()} AS bigint) AS size,
-                       if(r.op = 'send', coalesce(r.acks_needed, 1), -1) AS needed,
-                       xxhash64(1, n.d, r.message_id) AS h1, xxhash64(2, n.d, r.message_id) AS h2
-                FROM anabranch_rows r JOIN anabranch_names n ON r.destination = n.name"""
+        given.selectExpr(
+            f"{_range_of('seq', _bounds(given, first, last, count, tasks))} AS part",
+            f"seq - ({first}) AS seq",
+            "d",
+            "coalesce(ts, 0) AS stamp",
+            f"CAST({rule.sql()} AS bigint) AS size",
+            "if(op = 'send', coalesce(acks_needed, 1), -1) AS needed",
+            "xxhash64(1, d, message_id) AS h1",
+            "xxhash64(2, d, message_id) AS h2",
         )
+        .repartition(tasks, "h1", "h2")
+        .mapInArrow(workers.match_task, workers.MATCHED)
         .repartitionById(tasks, "part")
-        .drop("part")
         .sortWithinPartitions("seq")
+        .mapInArrow(workers.order_task, workers.ORDERED)
         .persist(StorageLevel.DISK_ONLY)
     )
     try:
@@ -142,23 +159,28 @@ def prepare(
             findings,
             source,
         )
-        matched = (
-            rows.select("h1", "h2", "seq", "d", "needed")
-            .repartition(tasks, "h1", "h2")
-            .mapInArrow(ranges.match_task, ranges.MATCHED)
-            .persist(StorageLevel.DISK_ONLY)
-        )
-        totals = _totals(names, spans, rule, matched, findings)
+        totals, lags = _messages(names, spans, rule, rows, findings)
         return SparkTrace(
-            source, names, first, facts, per_second, transactions, totals, rule, tuple(findings), rows, matched
+            source, names, first, facts, per_second, transactions, totals, lags, rule, tuple(findings), rows
         )
     except BaseException:
         rows.unpersist()
         raise
 
 
+def ship(spark: SparkSession) -> None:
+    """Have the functions that workers need sent to them themselves, not their names: they may not have this package.
+
+    Where they are on this machine they have it, and the kernel as it was compiled before, which takes half a minute.
+    """
+    by_value(workers)
+    context = getattr(spark, "_sc", None)  # a session of Spark Connect has none
+    if context is None or not is_local(context.master):
+        by_value(kernel)
+
+
 def by_value(module: ModuleType) -> None:
-    """Has the functions of a module sent to workers themselves, not their names: workers may not have this package."""
+    """Have a module's functions and classes pickled with their code."""
     from pyspark import cloudpickle
 
     untyped: Any = cloudpickle
@@ -166,10 +188,19 @@ def by_value(module: ModuleType) -> None:
         untyped.register_pickle_by_value(module)
 
 
-def frame(rows: DataFrame) -> pd.DataFrame:
-    """A small result, on the driver."""
-    result: pd.DataFrame = rows.toArrow().to_pandas()
+def grouped(rows: DataFrame, keys: list[str], values: dict[str, str]) -> pd.DataFrame:
+    """Bring to the driver what these expressions come to for each of the keys, by name: a small result."""
+    result: pd.DataFrame = aggregated(rows, keys, values).toArrow().to_pandas()
     return result
+
+
+def aggregated(rows: DataFrame, keys: list[str], values: dict[str, str]) -> DataFrame:
+    """Work out what these expressions come to for each of the keys, by name."""
+    from pyspark.sql.functions import expr
+
+    # Not by SQL over these rows: the view that it needs collides with others in the caller's session, and when it is
+    # dropped, what is kept of the rows goes with it.
+    return rows.groupBy(*keys).agg(*(expr(value).alias(name) for name, value in values.items()))
 
 
 # Checks -------------------------------------------------------------------------------------------------------------
@@ -220,7 +251,7 @@ def _violations(trace: DataFrame, clock: Clock) -> list[tuple[str, str, str]]:
     return found
 
 
-def _check(spark: SparkSession, trace: DataFrame, clock: Clock, source: str, rule: OperationSizes) -> pd.DataFrame:
+def _check(trace: DataFrame, clock: Clock, source: str, rule: OperationSizes) -> pd.DataFrame:
     """A row for each text of a destination, with its name; transactions' own records are not in its bytes yet.
 
     Raises TraceError for the first rule that rows break, with one of them.
@@ -229,18 +260,22 @@ def _check(spark: SparkSession, trace: DataFrame, clock: Clock, source: str, rul
     broken = " OR ".join(f"({condition})" for _, condition, _ in rules)
     # Told of after one pass, which bears rows that break them: their numbers may be too large to be added up.
     found = trace.selectExpr("*", f"coalesce({broken}, false) AS anabranch_broken")
-    _conform(found, "anabranch_broken").createOrReplaceTempView("anabranch_checked")
-    spans = frame(
-        spark.sql(
-            f"""SELECT destination, count(*) AS count, count_if(op = 'send') AS sends, count_if(op = 'ack') AS acks,
-                       CAST(sum(if(anabranch_broken, 0, CAST({rule.sql()} AS bigint))) AS bigint) AS bytes,
-                       count(tx) AS in_transactions, min(seq) AS first, max(seq) AS last,
-                       count_if(op = 'send' AND body_size IS NULL AND coalesce(size, -1) <= 0) AS unsized,
-                       count_if(coalesce(size, -1) <= 0) AS unsized_rows,
-                       count_if(op = 'send' AND body_size IS NULL AND size > 0) AS bodiless,
-                       count_if(anabranch_broken) AS broken
-                FROM anabranch_checked GROUP BY destination"""
-        )
+    spans = grouped(
+        _conform(found, "anabranch_broken"),
+        ["destination"],
+        {
+            "count": "count(*)",
+            "sends": "count_if(op = 'send')",
+            "acks": "count_if(op = 'ack')",
+            "bytes": f"CAST(sum(if(anabranch_broken, 0, CAST({rule.sql()} AS bigint))) AS bigint)",
+            "in_transactions": "count(tx)",
+            "first": "min(seq)",
+            "last": "max(seq)",
+            "unsized": "count_if(op = 'send' AND body_size IS NULL AND coalesce(size, -1) <= 0)",
+            "unsized_rows": "count_if(coalesce(size, -1) <= 0)",
+            "bodiless": "count_if(op = 'send' AND body_size IS NULL AND size > 0)",
+            "broken": "count_if(anabranch_broken)",
+        },
     )
     if not len(spans):
         raise no_operation(source)
@@ -268,14 +303,11 @@ def _tell(trace: DataFrame, rules: list[tuple[str, str, str]], source: str) -> N
             raise TraceError(f"{source}: {place}: column {column} is {row['value']!r}; {told}")
 
 
-def _transactions(spark: SparkSession) -> tuple[TransactionSet, ...]:
-    found = spark.sql(
-        """SELECT members, count(*) FROM (
-               SELECT /*+ BROADCAST(n) */ sort_array(collect_set(n.d)) AS members
-               FROM anabranch_rows r JOIN anabranch_names n ON r.destination = n.name
-               WHERE r.tx IS NOT NULL GROUP BY r.tx)
-           GROUP BY members"""
-    ).collect()
+def _transactions(given: DataFrame) -> tuple[TransactionSet, ...]:
+    from pyspark.sql.functions import expr
+
+    sets = given.where("tx IS NOT NULL").groupBy("tx").agg(expr("sort_array(collect_set(d))").alias("members"))
+    found = sets.groupBy("members").count().collect()
     return tuple(sorted((TransactionSet(tuple(row[0]), int(row[1])) for row in found), key=lambda t: t.members))
 
 
@@ -285,7 +317,7 @@ _BOUNDS_ACCURACY = 100
 """A range is larger than it should be by one part in so many at most, where seq has gaps."""
 
 
-def _bounds(spark: SparkSession, first: int, last: int, count: int, tasks: int) -> list[int]:
+def _bounds(given: DataFrame, first: int, last: int, count: int, tasks: int) -> list[int]:
     """The seq that each range but the first begins with, ascending, so that all hold about as many operations."""
     if last - first + 1 == count:
         return [first + number * count // tasks for number in range(1, tasks)]
@@ -293,7 +325,7 @@ def _bounds(spark: SparkSession, first: int, last: int, count: int, tasks: int) 
     if not shares:
         return []
     accuracy = max(10_000, _BOUNDS_ACCURACY * tasks)
-    row = spark.sql(f"SELECT percentile_approx(seq, array({shares}), {accuracy}) FROM anabranch_rows").collect()[0]
+    row = given.selectExpr(f"percentile_approx(seq, array({shares}), {accuracy})").collect()[0]
     return sorted(set(row[0]))
 
 
@@ -311,7 +343,26 @@ def _range_of(column: str, bounds: list[int]) -> str:
 
 
 def _facts(rows: DataFrame) -> pd.DataFrame:
-    facts = frame(rows.select("seq", "stamp", "size").mapInArrow(ranges.facts_task, ranges.RANGE_FACTS))
+    """Tell what is in each range; the latest clock (`before`) and the bytes (`bytes_before`) of those before it."""
+    twice = f"flags & {workers.TWICE} > 0"
+    facts = grouped(
+        rows,
+        ["part"],
+        {
+            "count": "count(*)",
+            "last": "max(seq)",
+            "bytes": "max(written)",
+            "largest": "max(size)",
+            "largest_at": "max_by(seq, size)",
+            "first_stamp": "min_by(stamp, seq)",
+            "lowest_stamp": "min(stamp)",
+            "highest_stamp": "max(stamp)",
+            "twice": f"count_if({twice})",
+            "first_twice": f"min(if({twice}, seq, NULL))",
+            "backwards": "count_if(reached > stamp)",
+            "backwards_most": "max(reached - stamp)",
+        },
+    )
     facts = facts.sort_values("part", ignore_index=True)
     reached = np.maximum.accumulate(facts["highest_stamp"].to_numpy(np.float64))
     facts["before"] = np.append(-np.inf, reached[:-1])
@@ -338,46 +389,56 @@ def _clock_findings(rows: DataFrame, facts: pd.DataFrame, source: str) -> list[F
         )
     counted = facts[["backwards", "backwards_most"]]
     if (facts["before"] > facts["lowest_stamp"]).any():
-        before = dict(zip(facts["part"].tolist(), facts["before"].tolist(), strict=True))
-        task = functools.partial(ranges.backwards_task, before)
-        counted = frame(rows.select("stamp").mapInArrow(task, "backwards long, backwards_most double"))
+        time = "greatest(reached, before)"
+        counted = grouped(
+            _beside_ranges(rows, facts),
+            [],
+            {"backwards": f"count_if({time} > stamp)", "backwards_most": f"max({time} - stamp)"},
+        )
     return backwards_finding(int(counted["backwards"].sum()), float(counted["backwards_most"].max()))
 
 
-# Matches ------------------------------------------------------------------------------------------------------------
+def _beside_ranges(rows: DataFrame, facts: pd.DataFrame) -> DataFrame:
+    """Put the latest clock and the bytes of the ranges before its own beside each operation."""
+    from pyspark.sql.functions import broadcast
+
+    before = rows.sparkSession.createDataFrame(facts[["part", "before", "bytes_before"]])
+    return rows.join(broadcast(before), "part")
 
 
-def _totals(
-    names: tuple[str, ...], spans: pd.DataFrame, rule: OperationSizes, matched: DataFrame, findings: list[Finding]
-) -> tuple[DestinationTotals, ...]:
-    send = f"flags & {ranges.SEND} > 0"
-    counts = frame(
-        matched.groupBy("d").agg(
-            *(
-                _count_if(condition, name)
-                for name, condition in (
-                    ("pending-sends", f"{send} AND ends = {ranges.NEVER_POSITION}"),
-                    ("unknown-acks", f"NOT {send} AND partner < 0"),
-                    ("early-acks", f"NOT {send} AND partner > seq"),
-                    ("repeated-sends", f"flags & {ranges.REPEATED} > 0"),
-                    ("surplus-acks", f"flags & {ranges.SURPLUS} > 0"),
-                )
-            )
-        )
-    ).set_index("d")
+# Messages -----------------------------------------------------------------------------------------------------------
+
+
+def _messages(
+    names: tuple[str, ...], spans: pd.DataFrame, rule: OperationSizes, rows: DataFrame, findings: list[Finding]
+) -> tuple[tuple[DestinationTotals, ...], Ints]:
+    """Tell what each destination did, and how long after the sends its acks come, as `summary.lags_of`."""
+    send, pending = f"flags & {workers.SEND} > 0", f"ends = {NEVER_POSITION}"
+    bits = f"CASE WHEN partner >= 0 THEN length(bin(abs(seq - partner))) WHEN {pending} THEN 0 ELSE -1 END"
+    counts = grouped(
+        rows.selectExpr("*", f"{bits} AS bits"),
+        ["d", "bits"],
+        {
+            "count": "count(*)",
+            "pending-sends": f"count_if({pending})",
+            "unknown-acks": f"count_if(NOT {send} AND partner < 0)",
+            "early-acks": f"count_if(NOT {send} AND partner > seq)",
+            "repeated-sends": f"count_if(flags & {workers.REPEATED} > 0)",
+            "surplus-acks": f"count_if(flags & {workers.SURPLUS} > 0)",
+        },
+    )
+    lags = np.zeros((len(names), LAG_BITS), np.int64)
+    acked = counts[counts["bits"] >= 0]
+    lags[acked["d"], acked["bits"]] = acked["count"]
+    counts = counts.drop(columns=["bits", "count"]).groupby("d").sum()
     sends, acks = int(spans["sends"].sum()), int(spans["acks"].sum())
     findings += life_findings(sends, acks, {str(code): int(count) for code, count in counts.sum().items()})
     # What the first look could not know: the share of a transaction's own records.
     spans["bytes"] += spans["in_transactions"] * round(rule.transaction_share)
     sums = spans.groupby("name")[["sends", "acks", "bytes"]].sum().sort_index()
-    pending = counts["pending-sends"]
-    return tuple(
-        DestinationTotals(name, numbers[0], numbers[1], numbers[2], int(pending.get(d, 0)))
+    open_ = counts["pending-sends"]
+    totals = tuple(
+        DestinationTotals(name, numbers[0], numbers[1], numbers[2], int(open_.get(d, 0)))
         for d, (name, numbers) in enumerate(zip(names, sums.to_numpy(np.int64).tolist(), strict=True))
     )
-
-
-def _count_if(condition: str, name: str) -> Column:
-    from pyspark.sql.functions import expr
-
-    return expr(f"count_if({condition})").alias(name)
+    return totals, lags

@@ -1,23 +1,33 @@
 """What the search needs of a trace, whatever the trace's size: bytes and lives by bucket of the global order.
 
-A bucket is a run of operations about as long as a quarter of a segment of the whole journal. The summary says how many
-bytes each destination wrote in each bucket, and how its messages lead from the bucket of their send to the bucket of
-an ack. It is built here from arrays, or by Spark in `spark_engine`, to the same numbers.
+A bucket is a run of operations about as long as a quarter of a segment of the whole journal, or longer where there
+would be too many rows. The summary says how many bytes each destination wrote in each bucket, and how its messages lead
+from the bucket of their send to the bucket of an ack. It is built here from arrays, or by Spark in `spark_engine`, to
+the same numbers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from .operations import NEVER, DestinationTotals, Floats, Ints, Operations, TransactionSet
 from .sizes import OperationSizes
 
 BUCKETS_A_SEGMENT = 4
+BUCKETS_LEAST = 256
 BUCKETS_MIN = 1024
-"""Buckets of a short trace, whose segments are too few to give it a resolution in time."""
+"""Buckets of a short trace, whose segments are too few to give it a resolution in time; `BUCKETS_LEAST`: of one whose
+messages stay so long that there would be too many rows."""
+LAG_BITS = 64
+ROWS_MAX = 600_000
+"""Rows of bytes and lives together, about, of a few destinations: buckets are longer where there would be more."""
+ROWS_A_DESTINATION = 300
+"""And as many more for each of them."""
 NO_ACK = -1
 
 
@@ -52,53 +62,81 @@ class Summary:
         return self.finish - self.begin
 
 
-def bucket_length(operations: int, total_bytes: float, segment_bytes: int) -> int:
-    """How many positions of the global order make a bucket."""
+def lags_of(acked: npt.NDArray[np.int32], lag: Ints, pending: npt.NDArray[np.int32], width: int) -> Ints:
+    """Count the acks of each destination that come so many positions after their send: in column k, of k bits.
+
+    In column 0 those that never come. `acked` and `pending` are destinations, of each ack and of each of these sends.
+    """
+    bits = np.searchsorted(1 << np.arange(LAG_BITS - 1), np.abs(lag), side="right")
+    counts = np.bincount(acked.astype(np.int64) * LAG_BITS + bits, minlength=width * LAG_BITS)
+    counts = counts.reshape(width, LAG_BITS).astype(np.int64)
+    counts[:, 0] = np.bincount(pending, minlength=width)
+    return counts
+
+
+def bucket_length(operations: int, total_bytes: float, segment_bytes: int, lags: Ints) -> int:
+    """Choose how many of the global order's positions, `operations` in all, make a bucket. `lags`: as `lags_of`."""
     buckets = max(BUCKETS_A_SEGMENT * total_bytes / segment_bytes, BUCKETS_MIN)
-    return max(int(operations / buckets), 1)
+    length = max(int(operations / buckets), 1)
+    longest = max(operations // BUCKETS_LEAST, length)
+    rows_max = ROWS_MAX + ROWS_A_DESTINATION * len(lags)
+    while length < longest and _rows(operations // length + 1, length, lags) > rows_max:
+        length = min(length * 5 // 4 + 1, longest)
+    return length
+
+
+def _rows(buckets: int, length: int, lags: Ints) -> int:
+    """Bound the rows of a summary with so many buckets.
+
+    Where an ack comes less than n buckets after its send, those of one bucket's sends lie in n buckets and one more.
+    """
+    apart = (1 << np.arange(LAG_BITS, dtype=object)) // length + 2
+    apart[0] = 1
+    lives = np.minimum(lags, np.minimum(buckets * apart, 1 << 62).astype(np.int64)).sum()
+    return int(lives) + int(np.minimum(2 * lags.sum(axis=1), buckets).sum())
 
 
 def summarise(operations: Operations, segment_bytes: int) -> Summary:
     """The summary of a trace that is in memory."""
     positions = operations.seq - operations.seq[0]
-    length = bucket_length(int(positions[-1]) + 1, float(operations.size.sum()), segment_bytes)
+    acks = np.flatnonzero(operations.send >= 0)
+    sends = operations.send[acks]
+    open_ = np.flatnonzero(operations.end == NEVER)
+    lags = lags_of(
+        operations.destination[acks],
+        positions[acks] - positions[sends],
+        operations.destination[open_],
+        len(operations.destinations),
+    )
+    length = bucket_length(int(positions[-1]) + 1, float(operations.size.sum()), segment_bytes, lags)
     bucket = positions // length
-    rows = pd.DataFrame({"destination": operations.destination, "bucket": bucket})
-    rows["size"] = operations.size.astype(float)
-    rows["squares"] = rows["size"] ** 2
-    written = rows.groupby(["destination", "bucket"], as_index=False).sum()
-    firsts = pd.Series(operations.time).groupby(bucket).first()
+    size = operations.size.astype(float)
+    rows = pd.DataFrame({"d": operations.destination, "bucket": bucket, "size": size, "squares": size**2})
+    rows["time"] = operations.time
+    sums = {"size": "sum", "squares": "sum", "time": "min"}
+    whole = np.concatenate
+    lives = pd.DataFrame(
+        {
+            "d": operations.destination[whole([acks, open_])],
+            "send": bucket[whole([sends, open_])],
+            "ack": whole([bucket[acks], np.full(len(open_), NO_ACK)]),
+            "time": whole([np.maximum(operations.time[acks], operations.time[sends]), operations.end[open_]]),
+        }
+    )
+    ended = lives.groupby(["d", "send", "ack"], as_index=False).agg(time=("time", "max"), count=("time", "size"))
     return assemble(
         destinations=operations.destinations,
         sizes=operations.sizes,
         finish=float(operations.time[-1]),
-        starts=(firsts.index.to_numpy(np.int64), firsts.to_numpy(np.float64)),
-        written=written,
-        lives=_lives(operations, bucket),
+        written=_arrays(rows.groupby(["d", "bucket"], as_index=False).agg(sums)),
+        lives=_arrays(ended),
         transactions=operations.transactions,
         totals=operations.totals,
     )
 
 
-def _lives(operations: Operations, bucket: Ints) -> pd.DataFrame:
-    """Columns destination, send, ack, time, count."""
-    acks = np.flatnonzero(operations.send >= 0)
-    sends = operations.send[acks]
-    ended = pd.DataFrame(
-        {
-            "destination": operations.destination[acks],
-            "send": bucket[sends],
-            "ack": bucket[acks],
-            "time": np.maximum(operations.time[acks], operations.time[sends]),
-        }
-    )
-    keys = ["destination", "send", "ack"]
-    ended = ended.groupby(keys, as_index=False).agg(time=("time", "max"), count=("time", "size"))
-    open_ = np.flatnonzero(operations.end == NEVER)
-    pending = pd.DataFrame({"destination": operations.destination[open_], "send": bucket[open_]})
-    pending = pending.groupby(["destination", "send"], as_index=False).size().rename(columns={"size": "count"})
-    pending["ack"], pending["time"] = NO_ACK, NEVER
-    return pd.concat([ended, pending[[*keys, "time", "count"]]])
+def _arrays(rows: pd.DataFrame) -> dict[str, Any]:
+    return {name: rows[name].to_numpy() for name in rows.columns}
 
 
 def assemble(
@@ -106,41 +144,45 @@ def assemble(
     destinations: tuple[str, ...],
     sizes: OperationSizes,
     finish: float,
-    starts: tuple[Ints, Floats],
-    written: pd.DataFrame,
-    lives: pd.DataFrame,
+    written: dict[str, Any],
+    lives: dict[str, Any],
     transactions: tuple[TransactionSet, ...],
     totals: tuple[DestinationTotals, ...],
 ) -> Summary:
-    """Sort and cut the tables. Columns of `written`: destination, bucket, size, squares; of `lives`: as above.
-
-    `starts` gives the time of the first operation of each bucket that has one.
-    """
-    buckets, times = starts
+    """Sort and cut the tables, which are used up. Columns of `written`: d, bucket, size, squares, and time, of the
+    first operation; of `lives`: d, send, ack, time, count."""
+    _sort(written, ("d", "bucket"))
+    _sort(lives, ("d", "ack", "send"))
+    buckets = int(written["bucket"].max()) + 1
     # A bucket without operations (the order may have gaps) starts where the next one does.
-    following = np.searchsorted(buckets, np.arange(int(buckets[-1]) + 1), side="left")
-    bucket_start = np.append(np.maximum.accumulate(times)[following], finish)
-    written = written.sort_values(["destination", "bucket"])
-    lives = lives.sort_values(["destination", "ack", "send"])
+    start = np.full(buckets + 1, finish)
+    np.minimum.at(start, written["bucket"], written["time"])
+    bucket_start = np.minimum.accumulate(start[::-1])[::-1]
     edges = np.arange(len(destinations) + 1)
     return Summary(
         destinations=destinations,
         sizes=sizes,
-        begin=float(times[0]),
+        begin=float(bucket_start[0]),
         finish=finish,
         bucket_start=bucket_start,
-        byte_rows=np.searchsorted(written["destination"].to_numpy(), edges).astype(np.int64),
-        byte_bucket=written["bucket"].to_numpy(np.int64),
-        byte_sum=written["size"].to_numpy(np.float64),
-        byte_squares=written["squares"].to_numpy(np.float64),
-        life_rows=np.searchsorted(lives["destination"].to_numpy(), edges).astype(np.int64),
-        life_send=lives["send"].to_numpy(np.int64),
-        life_ack=lives["ack"].to_numpy(np.int64),
-        life_time=lives["time"].to_numpy(np.float64),
-        life_count=lives["count"].to_numpy(np.int64),
+        byte_rows=np.searchsorted(written["d"], edges).astype(np.int64),
+        byte_bucket=written["bucket"].astype(np.int64, copy=False),
+        byte_sum=written["size"].astype(np.float64, copy=False),
+        byte_squares=written["squares"].astype(np.float64, copy=False),
+        life_rows=np.searchsorted(lives["d"], edges).astype(np.int64),
+        life_send=lives["send"].astype(np.int64, copy=False),
+        life_ack=lives["ack"].astype(np.int64, copy=False),
+        life_time=lives["time"].astype(np.float64, copy=False),
+        life_count=lives["count"].astype(np.int64, copy=False),
         transactions=transactions,
         totals=totals,
     )
+
+
+def _sort(table: dict[str, Any], keys: tuple[str, ...]) -> None:
+    order = np.lexsort([table[key] for key in reversed(keys)])
+    for name in table:  # one column at a time: they are most of what the driver has
+        table[name] = table[name][order]
 
 
 def retention_quantile(summary: Summary, destination: int, quantile: float = 0.95) -> float:

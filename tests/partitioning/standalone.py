@@ -74,8 +74,9 @@ def _daemon(arguments: list[str], ready: str) -> Iterator[tuple[subprocess.Popen
 
 def _drain(stream: IO[str]) -> None:
     """Else who writes to it stands still once it is full."""
-    for _ in stream:
-        pass
+    with stream:
+        for _ in stream:
+            pass
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

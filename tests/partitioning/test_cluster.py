@@ -11,14 +11,14 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from anabranch.policies.errors import ConfigError, SparkError
-from anabranch.policies.partitioning import cluster, generate, ranges, write_trace
+from anabranch.policies.partitioning import cluster, generate, kernel, workers, write_trace
 from anabranch.policies.partitioning.cluster import check_master, told_to_wait
 from anabranch.policies.partitioning.session import spark_errors
-from anabranch.policies.partitioning.spark_engine import with_argument
 from anabranch.policies.partitioning.spark_trace import by_value
 
 from .conftest import shape
@@ -105,6 +105,20 @@ def test_sparks_own_errors_become_one_line(spark: object) -> None:
     ):
         spark.sql("SELECT * FROM `no such view`")  # type: ignore[attr-defined]
     assert "\n" not in str(caught.value)
+
+
+def test_a_module_that_workers_lack_is_named(spark: Any) -> None:
+    def lacking(batches: object) -> Iterator[object]:
+        import no_such_module  # type: ignore[import-not-found]
+
+        yield no_such_module
+
+    with pytest.raises(SparkError) as caught, spark_errors():
+        spark.range(1).mapInArrow(lacking, "id long").collect()
+    assert str(caught.value) == (
+        "Spark did not finish its work: ModuleNotFoundError: No module named 'no_such_module'; install no_such_module "
+        "for the Python of Spark's workers, which needs numpy, pyarrow and numba, and for a workload this package"
+    )
 
 
 def test_at_the_command_line(tmp_path: Path, closed_port: int) -> None:
@@ -215,14 +229,15 @@ def test_a_worker_may_be_lost_but_not_all(tmp_path: Path) -> None:
 def test_workers_need_nothing_of_this_package() -> None:
     from pyspark import cloudpickle
 
-    by_value(ranges)
-    clock = ranges.RangeClock({0: 0.0}, 0, 1.0)
-    tasks = [
-        ranges.facts_task, ranges.match_task, partial(ranges.starts_task, [(0,)], 9, {}, clock),
-        partial(ranges.lives_task, [(0,)], [], True), with_argument(ranges.sweep, []),
-    ]  # fmt: skip
+    by_value(workers)
+    by_value(kernel)
+    try:
+        rules = kernel.JournalRules(1 << 20, 1 << 20, live_percent=50)
+        journals = {(0, (0,)): kernel.StoreJournal(rules)}
+        tasks = [workers.match_task, workers.order_task, partial(workers.flow_task, journals, 9)]
+        pickled = cloudpickle.dumps(tasks)
+    finally:  # other tests' workers have this package
+        cloudpickle.unregister_pickle_by_value(kernel)
     code = "import pickle, sys; sys.modules['anabranch'] = None; print(len(pickle.loads(sys.stdin.buffer.read())))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=cloudpickle.dumps(tasks), capture_output=True, check=False
-    )
-    assert (done.stdout, done.stderr) == (b"5\n", b"")
+    done = subprocess.run([sys.executable, "-c", code], input=pickled, capture_output=True, check=False)
+    assert (done.stdout, done.stderr) == (b"3\n", b"")

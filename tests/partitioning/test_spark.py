@@ -21,6 +21,8 @@ from anabranch.policies.partitioning import (
     generate,
     opening,
     recommend,
+    spark_trace,
+    summary,
     write_trace,
 )
 from anabranch.policies.partitioning.engine import Engine, LocalEngine
@@ -70,8 +72,13 @@ def assert_engines_agree(here: Engine, there: Engine, partitions: list[Partition
     for a, b in zip(there.simulate(partitions, segment_bytes), here.simulate(partitions, segment_bytes), strict=True):
         for name in ("store", "start", "end"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
-    costs = CostModel(segment_bytes)
-    assert there.measure(partitions, costs) == here.measure(partitions, costs)
+    for costs in (CostModel(segment_bytes, live_percent=0), CostModel(segment_bytes, min_segments=2)):
+        assert there.measure(partitions, costs) == here.measure(partitions, costs)
+        for a, b in zip(there.courses(partitions, costs), here.courses(partitions, costs), strict=True):
+            for one, other in zip(a, b, strict=True):
+                for name in ("level", "files"):
+                    np.testing.assert_array_equal(getattr(one.course, name), getattr(other.course, name), err_msg=name)
+                np.testing.assert_array_equal(one.time, other.time)
     if here.sizes.model == "kahadb":
         assert there.compacted_peaks(partitions, segment_bytes) == here.compacted_peaks(partitions, segment_bytes)
 
@@ -94,6 +101,60 @@ def test_every_figure_is_that_of_memory(spark: Any, tmp_path: Path, name: str, m
     with both(spark, table, tmp_path, table.num_rows // 3, model, clock) as (here, there):
         partitions = divisions(len(here.destinations), np.random.default_rng(1))
         assert_engines_agree(here, there, partitions, SEGMENT_BYTES)
+
+
+def test_a_summary_with_longer_buckets_is_the_same(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = generate(shape("topics"))
+    monkeypatch.setattr(summary, "ROWS_MAX", 4000)
+    monkeypatch.setattr(summary, "ROWS_A_DESTINATION", 0)
+    with both(spark, table, tmp_path, table.num_rows // 3, "kahadb", "ts") as (here, there):
+        found = here.summary(SEGMENT_BYTES)
+        assert len(found.bucket_start) < 900
+        assert_same(there.summary(SEGMENT_BYTES), found)
+
+
+def kept(spark: Any) -> int:
+    """How many frames are kept on workers' disks."""
+    return int(spark.sparkContext._jsc.sc().getPersistentRDDs().size())
+
+
+def test_nothing_stays_kept_after_an_error(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = generate(shape("topics", "5m"))
+    before = kept(spark)
+    options = RecommendOptions(segment_bytes=SEGMENT_BYTES, engine="spark")
+
+    def fails(*_: object) -> None:
+        assert kept(spark) > before
+        raise TraceError("as if it were wrong")
+
+    # While it is checked, and when all of it is there; of a workload its rows are kept too.
+    with monkeypatch.context() as patch, pytest.raises(TraceError, match="as if"):
+        patch.setattr(spark_trace, "_check_order", fails)
+        recommend(table, options)
+    assert kept(spark) == before
+    with monkeypatch.context() as patch, pytest.raises(TraceError, match="as if"):
+        patch.setattr(SparkEngine, "summary", fails)
+        recommend(shape("topics", "5m"), options)
+    assert kept(spark) == before
+
+
+def test_two_traces_at_once_in_one_session(spark: Any, tmp_path: Path) -> None:
+    """Neither is mixed up with the other, and the caller's session has no name that it had not."""
+    tables = [generate(shape(name, "5m")) for name in ("topics", "transactions")]
+    for number, table in enumerate(tables):
+        (tmp_path / str(number)).mkdir()
+        assert table.num_rows
+    spark.range(3).createOrReplaceTempView("anabranch_rows")
+    with (
+        both(spark, tables[0], tmp_path / "0", 500, "kahadb", "ts") as (here, there),
+        both(spark, tables[1], tmp_path / "1", 500, "kahadb", "seq") as (other_here, other_there),
+    ):
+        for a, b in ((here, there), (other_here, other_there)):
+            partitions = divisions(len(a.destinations), np.random.default_rng(1))
+            assert_engines_agree(a, b, partitions, SEGMENT_BYTES)
+    assert [view.name for view in spark.catalog.listTables()] == ["anabranch_rows"]
+    assert spark.table("anabranch_rows").count() == 3
+    spark.catalog.dropTempView("anabranch_rows")
 
 
 def odd_trace(seed: int) -> pa.Table:
@@ -152,12 +213,13 @@ def test_odd_traces_too(spark: Any, tmp_path: Path, seed: int, model: Any, clock
         partitions = divisions(len(here.destinations), np.random.default_rng(seed))
         assert_engines_agree(here, there, partitions, 4097 if model == "kahadb" else 8192)
         a, b = here.operations(), there.operations()
-        for name in ("destination", "size", "time", "send", "end", "seq"):
+        for name in ("destination", "size", "time", "send", "ends", "seq"):
             np.testing.assert_array_equal(getattr(b, name), getattr(a, name), err_msg=name)
 
 
-def test_recommendation_is_the_same_either_way(spark: Any, toymaker: pa.Table) -> None:
-    local = RecommendOptions(model="kahadb", segment_bytes=512 << 10, engine="local")
+@pytest.mark.parametrize("model", ["anabranch", "kahadb"])
+def test_recommendation_is_the_same_either_way(spark: Any, toymaker: pa.Table, model: Any) -> None:
+    local = RecommendOptions(model=model, segment_bytes=512 << 10, engine="local")
     with_spark = dataclasses.replace(local, engine="spark")
     a, b = recommend(toymaker, local), recommend(toymaker, with_spark)
     assert a.candidates == b.candidates
