@@ -12,6 +12,7 @@ import anabranch
 from anabranch import JournalOptions
 from anabranch.adapters.core import Store
 from anabranch.adapters.journal.backend import JournalBackend
+from anabranch.adapters.wal.segment import Segment
 
 IDLE: Final = 3
 """Compaction is done that was seen idle so often."""
@@ -60,13 +61,13 @@ class Watch:
 
     def _watch(self, backend: JournalBackend, router: anabranch.Router) -> None:
         """Look also when copies are there beside what they were copied from."""
-        release = backend._compactor._release
+        add_copies = backend._log.add_copies
 
-        def noted() -> object:
+        def noted(copies: Segment) -> None:
+            add_copies(copies)
             self._note([other for _, other in _stores(router)])
-            return release()
 
-        backend._compactor._release = noted
+        backend._log.add_copies = noted  # type: ignore[method-assign]
 
     def _note(self, backends: list[JournalBackend]) -> None:
         files, size = _used(backends)

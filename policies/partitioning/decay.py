@@ -15,10 +15,12 @@ from .kernel import (
     BEHIND,
     BORN,
     FILE,
+    FILE_COLUMNS,
     FIRST,
     GENERATION,
     LAST,
     LEAST,
+    LISTED_COUNT,
     LIVE,
     LIVE_BYTES,
     NONE,
@@ -27,10 +29,11 @@ from .kernel import (
     TAKEN,
     THERE,
     choose_files,
-    files_there,
+    enlist,
     is_dying,
     more_rows,
     put,
+    twice,
 )
 from .operations import Floats, Ints
 from .summary import NO_ACK, Summary
@@ -113,11 +116,11 @@ def decayed(
                 death[at], following[at] = k, first[life_ack[k]]
                 first[life_ack[k]] = at
                 at += 1
-    files = np.zeros((64, 7), np.int64)
+    files = np.zeros((64, FILE_COLUMNS), np.int64)
     start = np.zeros(64)
     numbers = np.zeros(13, np.int64)
     numbers[TAIL] = NONE
-    there = np.empty(0, np.int64)
+    listed = np.empty(64, np.int64)
     used, held, copied = 0.0, 0.0, 0.0
     # To look what pays takes a while: it is done once enough has changed. So many segments are dying, at most.
     waiting, look = 0, False
@@ -131,7 +134,7 @@ def decayed(
                 if numbers[TAIL] == NONE:
                     now = bucket_start[b]
                 if numbers[BORN] + 1 > len(files):
-                    files, start = more_rows(files), _longer(start)
+                    files, start, listed = more_rows(files), _longer(start), twice(listed)
                 tail, born = numbers[TAIL], numbers[BORN]
                 files[born, :] = 0
                 files[born, TAKEN] = capacity
@@ -145,11 +148,12 @@ def decayed(
                         files[tail, THERE] = 0
                         held += (now - start[tail]) * segment_bytes
                     elif is_dying(tail, files, limits):
+                        enlist(tail, limits, numbers, files, listed)
                         waiting += 1
                         look |= waiting >= limits[LEAST]
                     if look:
-                        files, start, there, waiting, bytes_held, bytes_copied = _compact(
-                            now, limits, numbers, files, start, cohorts, there
+                        files, start, listed, waiting, bytes_held, bytes_copied = _compact(
+                            now, limits, numbers, files, start, cohorts, listed
                         )
                         held += bytes_held
                         copied += bytes_copied
@@ -174,6 +178,7 @@ def decayed(
                 cohorts[cohort, SIZE] -= part_size
                 files[file, LIVE_BYTES] -= part_size
                 if file != numbers[TAIL] and not was_dying and is_dying(file, files, limits):
+                    enlist(file, limits, numbers, files, listed)
                     waiting += files[file, GENERATION] == 0
                     look |= files[file, GENERATION] > 0 or waiting >= limits[LEAST]
                 if cohorts[cohort, SIZE]:
@@ -194,8 +199,8 @@ def decayed(
                     held += (end - start[file]) * (header + files[file, TAKEN])
             k = following[k]
         if look:
-            files, start, there, waiting, bytes_held, bytes_copied = _compact(
-                bucket_start[b + 1], limits, numbers, files, start, cohorts, there
+            files, start, listed, waiting, bytes_held, bytes_copied = _compact(
+                bucket_start[b + 1], limits, numbers, files, start, cohorts, listed
             )
             held += bytes_held
             copied += bytes_copied
@@ -208,7 +213,7 @@ def decayed(
 
 @njit
 def _compact(
-    now: float, limits: Ints, numbers: Ints, files: Ints, start: Floats, cohorts: Ints, there: Ints
+    now: float, limits: Ints, numbers: Ints, files: Ints, start: Floats, cohorts: Ints, listed: Ints
 ) -> tuple[Ints, Floats, Ints, int, float, float]:
     """Compact what pays. Returns, beside arrays, how many segments are dying yet, byte-seconds of what goes, and bytes
     copied."""
@@ -216,22 +221,22 @@ def _compact(
     header = limits[0] - capacity
     held, copied = 0.0, 0.0
     while True:
-        there = files_there(there, numbers, files)
-        sources = choose_files(there, numbers[TAIL], files, limits)
+        sources = choose_files(numbers, files, listed, limits)
         if not len(sources):
             waiting = 0
-            for file in there:
-                if file != numbers[TAIL] and not files[file, GENERATION] and is_dying(file, files, limits):
-                    waiting += 1
-            return files, start, there, waiting, held, copied
+            for place in range(numbers[LISTED_COUNT]):
+                waiting += files[listed[place], GENERATION] == 0
+            return files, start, listed, waiting, held, copied
         generation, copies = files[sources[0], GENERATION] + 1, NONE
         for source in sources:
             cohort = files[source, FIRST]
             while cohort != NONE:
                 behind = cohorts[cohort, BEHIND]
                 if copies == NONE or files[copies, TAKEN] + cohorts[cohort, SIZE] > capacity:
+                    if copies != NONE:
+                        enlist(copies, limits, numbers, files, listed)
                     if numbers[BORN] + 1 > len(files):
-                        files, start = more_rows(files), _longer(start)
+                        files, start, listed = more_rows(files), _longer(start), twice(listed)
                     copies = numbers[BORN]
                     numbers[BORN] = copies + 1
                     files[copies, :] = 0
@@ -247,6 +252,7 @@ def _compact(
             files[source, THERE] = 0
             files[source, LIVE] = 0
             held += (now - start[source]) * (header + files[source, TAKEN])
+        enlist(copies, limits, numbers, files, listed)
 
 
 @njit

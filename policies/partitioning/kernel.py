@@ -190,7 +190,7 @@ def _feed_plain(
         at = position[i]
         if count == 0 or (used and used + size[i] > room):
             if count == len(seg_start):
-                seg_start, seg_end = _twice(seg_start), _twice(seg_end)
+                seg_start, seg_end = twice(seg_start), twice(seg_end)
             if count:
                 seg_end[count - 1] = max(seg_end[count - 1], at)
             seg_start[count] = seg_end[count] = at
@@ -208,7 +208,7 @@ def _feed_plain(
 
 
 @njit
-def _twice(array: Ints) -> Ints:
+def twice(array: Ints) -> Ints:
     longer = np.empty(2 * len(array), np.int64)
     longer[: len(array)] = array
     return longer
@@ -219,16 +219,19 @@ def _twice(array: Ints) -> Ints:
 # The state is a few arrays of rows. A file is a row of _FILES, a live message whose end is known or not a row of
 # _MESSAGES; the table finds, by an ack's position, the messages that end there.
 
-GENERATION, LIVE, LIVE_BYTES, TAKEN, FIRST, LAST, THERE = range(7)
+GENERATION, LIVE, LIVE_BYTES, TAKEN, FIRST, LAST, THERE, LISTED = range(8)
+FILE_COLUMNS: Final = 8
 """Columns of a file: how often what is in it was copied, live messages, their bytes, the bytes that it takes beside its
-header, its first and last live message, whether it is on disk."""
+header, its first and last live message, whether it is on disk, whether it is listed as one that may be compacted."""
 SIZE, FILE, BEFORE, BEHIND, ALIKE = range(5)
 """Columns of a message: bytes of its record, its file, its neighbours there, the next one that ends where it does (or
 the next free row)."""
-_USED, TAIL, _LEVEL, _ON_DISK, _WRITTEN, _COPIED, _MOST, BORN, _FREE, _IN_TABLE, _CHANGES, _LOOK, SEEN = range(13)
+_USED, TAIL, _LEVEL, _ON_DISK, _WRITTEN, _COPIED, _MOST, BORN, _FREE, _IN_TABLE, _CHANGES, _LOOK, LISTED_COUNT = range(
+    13
+)
 """Places of single numbers: bytes used in the segment that is written (`TAIL`), bytes and files on disk, sums, files
 ever, the first free message, keys in the table, rows of the course, whether it is time to look what
-pays to be compacted, files ever when those on disk were gathered."""
+pays to be compacted, and how many files are listed for that."""
 NONE: Final = -1
 _GENERATIONS: Final = 64
 """No message is copied more often (policies/compaction.py)."""
@@ -241,14 +244,14 @@ class _Compacting:
         self._limits = rules.limits()
         self._numbers = np.zeros(13, np.int64)
         self._numbers[TAIL] = self._numbers[_FREE] = NONE
-        self._files = np.empty((32, 7), np.int64)
+        self._files = np.empty((32, FILE_COLUMNS), np.int64)
         self._messages = np.empty((0, 5), np.int64)
         self._table = np.full((16, 2), NONE, np.int64)
         self._course = np.empty((64, 3), np.int64)
-        self._there = np.empty(0, np.int64)
+        self._listed = np.empty(32, np.int64)
 
     def feed(self, position: Ints, size: Ints, partner: Ints, ends: Ints) -> None:
-        self._files, self._messages, self._table, self._course, self._there = _feed_compacting(
+        self._files, self._messages, self._table, self._course, self._listed = _feed_compacting(
             position,
             size,
             partner,
@@ -259,7 +262,7 @@ class _Compacting:
             self._messages,
             self._table,
             self._course,
-            self._there,
+            self._listed,
         )
 
     def finish(self) -> StoreCourse:
@@ -293,18 +296,18 @@ def _feed_compacting(
     messages: Ints,
     table: Ints,
     course: Ints,
-    there: Ints,
+    listed: Ints,
 ) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """`there`: the files on disk, as they were last gathered."""
+    """`listed` is as long as `files`: those that may be compacted, and some that have gone since."""
     batch = limits[_BATCH]
     for i in range(len(position)):
         at = position[i]
         if numbers[BORN] + 2 > len(files):
-            files = more_rows(files)
+            files, listed = more_rows(files), twice(listed)
         if numbers[_CHANGES] + 4 > len(course):
             course = more_rows(course)
         numbers[_LOOK] = 0
-        _write(size[i], at, limits, numbers, files, course)
+        _write(size[i], at, limits, numbers, files, course, listed)
         if partner[i] < 0 and ends[i] > at:
             if numbers[_FREE] == NONE:
                 messages = _more_messages(messages, numbers)
@@ -312,22 +315,21 @@ def _feed_compacting(
                 table = _more_table(table)
             _send(size[i] - batch, ends[i], numbers, files, messages, table)
         elif partner[i] >= 0:
-            _die(at, limits, numbers, files, messages, table)
+            _die(at, limits, numbers, files, messages, table, listed)
         _note(at, numbers, course)
         if not numbers[_LOOK]:
             continue
         while True:
-            there = files_there(there, numbers, files)
-            sources = choose_files(there, numbers[TAIL], files, limits)
+            sources = choose_files(numbers, files, listed, limits)
             if not len(sources):
                 break
-            files, course = _compact(sources, at, limits, numbers, files, messages, course)
+            files, course, listed = _compact(sources, at, limits, numbers, files, messages, course, listed)
             _note(at, numbers, course)
-    return files, messages, table, course, there
+    return files, messages, table, course, listed
 
 
 @njit
-def _write(size: int, at: int, limits: Ints, numbers: Ints, files: Ints, course: Ints) -> None:
+def _write(size: int, at: int, limits: Ints, numbers: Ints, files: Ints, course: Ints, listed: Ints) -> None:
     """Write an operation, into a new segment where this one is full."""
     tail = numbers[TAIL]
     numbers[_WRITTEN] += size
@@ -336,13 +338,15 @@ def _write(size: int, at: int, limits: Ints, numbers: Ints, files: Ints, course:
         files[born, GENERATION] = files[born, LIVE] = files[born, LIVE_BYTES] = 0
         files[born, TAKEN] = limits[_CAPACITY]
         files[born, FIRST] = files[born, LAST] = NONE
-        files[born, THERE] = 1
+        files[born, THERE], files[born, LISTED] = 1, 0
         numbers[BORN] = born + 1
         numbers[_LEVEL] += limits[_SEGMENT_BYTES]
         numbers[_ON_DISK] += 1
         if tail != NONE:
             numbers[_LOOK] = 1
-            if not files[tail, LIVE]:
+            if files[tail, LIVE]:
+                enlist(tail, limits, numbers, files, listed)
+            else:
                 _note(at, numbers, course)
                 _release(tail, limits, numbers, files)
         numbers[TAIL] = born
@@ -401,7 +405,7 @@ def put(message: int, file: int, files: Ints, messages: Ints) -> None:
 
 
 @njit
-def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, table: Ints) -> None:
+def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, table: Ints, listed: Ints) -> None:
     """Take out the messages whose last ack stands here, and the files in which nothing is left."""
     slot = _slot(at, table)
     if table[slot, 0] == NONE:
@@ -425,6 +429,7 @@ def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, tabl
         if file != numbers[TAIL]:
             if not was_dying and is_dying(file, files, limits):
                 numbers[_LOOK] = 1
+                enlist(file, limits, numbers, files, listed)
             if not files[file, LIVE]:
                 _release(file, limits, numbers, files)
         following = messages[message, ALIKE]
@@ -434,35 +439,33 @@ def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, tabl
 
 
 @njit
-def files_there(there: Ints, numbers: Ints, files: Ints) -> Ints:
-    """The files on disk, the oldest first: those of `there` that are left, and those made since."""
-    seen, born = numbers[SEEN], numbers[BORN]
-    numbers[SEEN] = born
-    found = np.empty(len(there) + born - seen, np.int64)
-    count = 0
-    for file in there:
-        if files[file, THERE]:
-            found[count] = file
-            count += 1
-    for file in range(seen, born):
-        if files[file, THERE]:
-            found[count] = file
-            count += 1
-    return found[:count]
+def enlist(file: int, limits: Ints, numbers: Ints, files: Ints, listed: Ints) -> None:
+    """List a file that is full, if it may be compacted from now on: it is mostly dead, or may be small."""
+    short = files[file, GENERATION] > 0 and files[file, TAKEN] * TOGETHER <= limits[_CAPACITY]
+    if not files[file, LISTED] and (short or is_dying(file, files, limits)):
+        files[file, LISTED] = 1
+        listed[numbers[LISTED_COUNT]] = file
+        numbers[LISTED_COUNT] += 1
 
 
 @njit
-def choose_files(there: Ints, tail: int, files: Ints, limits: Ints) -> Ints:
-    """The files to compact next, as `compaction.choose` has it; `tail` is still written."""
+def choose_files(numbers: Ints, files: Ints, listed: Ints, limits: Ints) -> Ints:
+    """The files to compact next, as `compaction.choose` has it; those that have gone are listed no more."""
+    count = 0
+    for place in range(numbers[LISTED_COUNT]):
+        if files[listed[place], THERE]:
+            listed[count] = listed[place]
+            count += 1
+    numbers[LISTED_COUNT] = count
+    there = np.sort(listed[:count])  # the oldest first
     header, bytes_max = limits[_SEGMENT_BYTES] - limits[_CAPACITY], limits[_CAPACITY]
     percent = limits[_PERCENT]
     dying, small = np.zeros(_GENERATIONS, np.int64), np.zeros(_GENERATIONS, np.int64)
     for file in there:
-        if file != tail:
-            if is_dying(file, files, limits):
-                dying[files[file, GENERATION]] += 1
-            elif _is_small(file, files, limits):
-                small[files[file, GENERATION]] += 1
+        if is_dying(file, files, limits):
+            dying[files[file, GENERATION]] += 1
+        elif _is_small(file, files, limits):
+            small[files[file, GENERATION]] += 1
     for generation in range(_GENERATIONS):
         least = 1 if generation else limits[LEAST]
         if dying[generation] < least:
@@ -471,7 +474,7 @@ def choose_files(there: Ints, tail: int, files: Ints, limits: Ints) -> Ints:
         share = np.empty(dying[generation])
         count = 0
         for file in there:
-            if file != tail and files[file, GENERATION] == generation and is_dying(file, files, limits):
+            if files[file, GENERATION] == generation and is_dying(file, files, limits):
                 group[count] = file
                 share[count] = files[file, LIVE_BYTES] / (files[file, TAKEN] + header)
                 count += 1
@@ -494,8 +497,7 @@ def choose_files(there: Ints, tail: int, files: Ints, limits: Ints) -> Ints:
         count = 0
         for file in there:
             if (
-                file != tail
-                and files[file, GENERATION] == generation
+                files[file, GENERATION] == generation
                 and not is_dying(file, files, limits)
                 and _is_small(file, files, limits)
             ):
@@ -546,7 +548,8 @@ def _compact(
     files: Ints,
     messages: Ints,
     course: Ints,
-) -> tuple[Ints, Ints]:
+    listed: Ints,
+) -> tuple[Ints, Ints, Ints]:
     """Copy what lives in these files; they go when all of it is copied."""
     header = limits[_SEGMENT_BYTES] - limits[_CAPACITY]
     generation = files[sources[0], GENERATION] + 1
@@ -558,17 +561,17 @@ def _compact(
             if copies != NONE and (
                 files[copies, LIVE] >= limits[_MESSAGES] or header + taken + size > limits[_SEGMENT_BYTES]
             ):
-                files, course = _publish(copies, taken, at, limits, numbers, files, course)
+                files, course, listed = _publish(copies, taken, at, limits, numbers, files, course, listed)
                 copies = NONE
             if copies == NONE:
                 if numbers[BORN] + 3 > len(files):
-                    files = more_rows(files)
+                    files, listed = more_rows(files), twice(listed)
                 copies = numbers[BORN]
                 numbers[BORN] = copies + 1
                 files[copies, GENERATION] = generation
                 files[copies, LIVE] = files[copies, LIVE_BYTES] = files[copies, TAKEN] = 0
                 files[copies, FIRST] = files[copies, LAST] = NONE
-                files[copies, THERE] = 1
+                files[copies, THERE], files[copies, LISTED] = 1, 0
                 taken, batch = limits[_BATCH], 0
             elif taken - batch >= BATCH_BYTES:
                 batch = taken
@@ -578,30 +581,31 @@ def _compact(
             numbers[_COPIED] += size
             message = behind
     if copies != NONE:
-        files, course = _publish(copies, taken, at, limits, numbers, files, course)
+        files, course, listed = _publish(copies, taken, at, limits, numbers, files, course, listed)
     numbers[_MOST] = max(numbers[_MOST], generation)
     for source in sources:
         files[source, LIVE] = files[source, LIVE_BYTES] = 0
         files[source, FIRST] = files[source, LAST] = NONE
         _release(source, limits, numbers, files)
-    return files, course
+    return files, course, listed
 
 
 @njit
 def _publish(
-    copies: int, taken: int, at: int, limits: Ints, numbers: Ints, files: Ints, course: Ints
-) -> tuple[Ints, Ints]:
+    copies: int, taken: int, at: int, limits: Ints, numbers: Ints, files: Ints, course: Ints, listed: Ints
+) -> tuple[Ints, Ints, Ints]:
     """Let a file of copies count, beside those that it was copied from."""
     if numbers[BORN] + 2 > len(files):
-        files = more_rows(files)
+        files, listed = more_rows(files), twice(listed)
     if numbers[_CHANGES] + 4 > len(course):
         course = more_rows(course)
-    _write(COMPACTED_BYTES + limits[_BATCH], at, limits, numbers, files, course)
+    _write(COMPACTED_BYTES + limits[_BATCH], at, limits, numbers, files, course, listed)
     files[copies, TAKEN] = taken
+    enlist(copies, limits, numbers, files, listed)
     numbers[_LEVEL] += limits[_SEGMENT_BYTES] - limits[_CAPACITY] + taken
     numbers[_ON_DISK] += 1
     _note(at, numbers, course)
-    return files, course
+    return files, course, listed
 
 
 @njit
