@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from ..adapters.files import make_directory, read_file, replace_file
+from ..adapters.files import disk_errors, make_directory, read_file, replace_file
 from ..policies.config import Config
 from ..policies.errors import PlacementError
 from .destinations_table import RECORD
@@ -84,7 +84,8 @@ def require(config: Config, may_be_new: bool = False) -> None:
 
 
 def _read(directory: Path) -> list[str]:
-    try:
-        return read_file(directory / MARK).decode().splitlines()
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    with disk_errors(f"{directory / MARK} cannot be read"):
+        try:
+            return read_file(directory / MARK).decode().splitlines()
+        except (FileNotFoundError, NotADirectoryError):
+            return []
