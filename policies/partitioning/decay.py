@@ -24,6 +24,7 @@ from .kernel import (
     LIVE,
     LIVE_BYTES,
     NONE,
+    NUMBERS,
     SIZE,
     TAIL,
     TAKEN,
@@ -118,7 +119,7 @@ def decayed(
                 at += 1
     files = np.zeros((64, FILE_COLUMNS), np.int64)
     start = np.zeros(64)
-    numbers = np.zeros(13, np.int64)
+    numbers = np.zeros(NUMBERS, np.int64)
     numbers[TAIL] = NONE
     listed = np.empty(64, np.int64)
     used, held, copied = 0.0, 0.0, 0.0

@@ -37,6 +37,8 @@ NEVER_POSITION: Final = 1 << 62
 """Where an ack stands that never comes."""
 ROOM: Final = 32
 """`JournalRules.room` of our own journal."""
+AGAIN: Final = 64
+"""Operations behind which a store looks again, where enough files are mostly dead and it does not pay yet."""
 COMPACTED_BYTES: Final = 48
 """The record that says that a file of copies counts, without its batch."""
 
@@ -226,12 +228,13 @@ header, its first and last live message, whether it is on disk, whether it is li
 SIZE, FILE, BEFORE, BEHIND, ALIKE = range(5)
 """Columns of a message: bytes of its record, its file, its neighbours there, the next one that ends where it does (or
 the next free row)."""
-_USED, TAIL, _LEVEL, _ON_DISK, _WRITTEN, _COPIED, _MOST, BORN, _FREE, _IN_TABLE, _CHANGES, _LOOK, LISTED_COUNT = range(
-    13
-)
+_USED, TAIL, _LEVEL, _ON_DISK, _WRITTEN, _COPIED, _MOST, BORN = range(8)
+_FREE, _IN_TABLE, _CHANGES, _LOOK, LISTED_COUNT, _WAITS, _SINCE = range(8, 15)
+NUMBERS: Final = 15
 """Places of single numbers: bytes used in the segment that is written (`TAIL`), bytes and files on disk, sums, files
 ever, the first free message, keys in the table, rows of the course, whether it is time to look what
-pays to be compacted, and how many files are listed for that."""
+pays to be compacted, how many files are listed for that, whether enough of
+them are mostly dead, and operations since it was looked."""
 NONE: Final = -1
 _GENERATIONS: Final = 64
 """No message is copied more often (policies/compaction.py)."""
@@ -242,7 +245,7 @@ class _Compacting:
 
     def __init__(self, rules: JournalRules) -> None:
         self._limits = rules.limits()
-        self._numbers = np.zeros(13, np.int64)
+        self._numbers = np.zeros(NUMBERS, np.int64)
         self._numbers[TAIL] = self._numbers[_FREE] = NONE
         self._files = np.empty((32, FILE_COLUMNS), np.int64)
         self._messages = np.empty((0, 5), np.int64)
@@ -306,7 +309,8 @@ def _feed_compacting(
             files, listed = more_rows(files), twice(listed)
         if numbers[_CHANGES] + 4 > len(course):
             course = more_rows(course)
-        numbers[_LOOK] = 0
+        numbers[_LOOK] = 1 if numbers[_WAITS] and numbers[_SINCE] >= AGAIN else 0
+        numbers[_SINCE] += 1
         _write(size[i], at, limits, numbers, files, course, listed)
         if partner[i] < 0 and ends[i] > at:
             if numbers[_FREE] == NONE:
@@ -319,6 +323,7 @@ def _feed_compacting(
         _note(at, numbers, course)
         if not numbers[_LOOK]:
             continue
+        numbers[_SINCE] = 0
         while True:
             sources = choose_files(numbers, files, listed, limits)
             if not len(sources):
@@ -458,6 +463,7 @@ def choose_files(numbers: Ints, files: Ints, listed: Ints, limits: Ints) -> Ints
             count += 1
     numbers[LISTED_COUNT] = count
     there = np.sort(listed[:count])  # the oldest first
+    numbers[_WAITS] = 0
     header, bytes_max = limits[_SEGMENT_BYTES] - limits[_CAPACITY], limits[_CAPACITY]
     percent = limits[_PERCENT]
     dying, small = np.zeros(_GENERATIONS, np.int64), np.zeros(_GENERATIONS, np.int64)
@@ -470,6 +476,7 @@ def choose_files(numbers: Ints, files: Ints, listed: Ints, limits: Ints) -> Ints
         least = 1 if generation else limits[LEAST]
         if dying[generation] < least:
             continue
+        numbers[_WAITS] = 1
         group = np.empty(dying[generation], np.int64)
         share = np.empty(dying[generation])
         count = 0

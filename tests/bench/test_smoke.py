@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from . import peers, report
+from anabranch.policies.partitioning import Workload
+
+from . import advice, peers, report
 from .__main__ import main
 from .runner import left_out, measure
 from .scenarios import SCENARIOS
@@ -110,3 +112,11 @@ def test_wrong_arguments_are_refused(wrong: list[str], capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         main(wrong)
     assert wrong[1].split(",")[-1] in capsys.readouterr().err
+
+
+def test_how_true_the_advice_is_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    text = f"name: slow\nseed: 3\nduration: 5m\ndestinations:{advice.WORKLOADS['slow']}"
+    assert advice.check("slow", Workload.parse(text), 64 << 10) < 1.1
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert [row[1].partition(",")[0] for row in rows] == list(advice.SHOWN)
+    assert all(0.8 < float(row[3]) < 1.25 for row in rows), "predicted beside measured, at the peak"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from anabranch.policies.compaction import BATCH_BYTES, choose, is_dying
 from anabranch.policies.partitioning import UsageEvent
-from anabranch.policies.partitioning.kernel import COMPACTED_BYTES, ROOM, JournalRules
+from anabranch.policies.partitioning.kernel import AGAIN, COMPACTED_BYTES, ROOM, JournalRules
 
 
 def segments(
@@ -143,6 +143,13 @@ class CompactingJournal:
         return len(sources)
 
     @property
+    def waits(self) -> bool:
+        """Whether enough files are mostly dead to be compacted together."""
+        header, percent = self._segment_bytes - self._capacity, self._rules.live_percent
+        dying = [f.generation for f in (*self.segments[:-1], *self.copies) if f.live and is_dying(f, percent, header)]
+        return any(g > 0 for g in dying) or dying.count(0) >= self._rules.min_segments
+
+    @property
     def files(self) -> list[tuple[int, int, int, int]]:
         """Generation, live messages, their bytes and the file's, header included, of each that is needed."""
         header = self._segment_bytes - self._capacity
@@ -213,6 +220,7 @@ def compacted(
     """A store that compacts what pays whenever a segment of it is full or a file becomes mostly dead."""
     journal, course = CompactingJournal(rules), Course()
     ending: dict[int, list[int]] = {}
+    waits, since = False, 0
     for row, (at, record, send, end) in enumerate(zip(position, size, partner, ends, strict=True)):
         writing = journal.segments[-1]
         record -= rules.batch_overhead
@@ -221,12 +229,14 @@ def compacted(
             ending.setdefault(end, []).append(row)
         else:
             journal.write(record)
-        crossed = False
+        crossed = waits and since >= AGAIN
+        since += 1
         for message in ending.pop(at, ()):
             crossed |= journal.die(message)
         if crossed or journal.segments[-1] is not writing:
             while journal.compact():
                 pass
+            waits, since = journal.waits, 0
         now = journal.bytes, len(journal.segments) + len(journal.copies)
         if not course.levels or course.levels[-1][1:] != now:
             course.levels.append((at, *now))
