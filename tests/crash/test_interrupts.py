@@ -141,8 +141,8 @@ def interrupted(at: int, call: Callable[[], object], folders: Sequence[str] = OU
     """Where the call was interrupted; empty if it got through."""
     interrupter = Interrupter(at, folders)
     with warnings.catch_warnings():
-        # Struck between the opening of a file and `with`, the file closes itself as the stack unwinds.
-        warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)
+        # Struck between the opening of a file or a directory and `with`, it closes itself as the stack unwinds.
+        warnings.filterwarnings("ignore", "unclosed (file|scandir iterator)", ResourceWarning)
         sys.settrace(interrupter.trace)
         try:
             call()
