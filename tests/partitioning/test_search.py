@@ -114,7 +114,7 @@ def test_the_summary_agrees_with_the_exact_model(shaped: tuple[str, pa.Table], m
     assert max(copied) < 0.12
 
 
-@pytest.mark.parametrize(("model", "mean", "most"), [("kahadb", 0.0024, 0.025), ("anabranch", 0.03, 0.1)])
+@pytest.mark.parametrize(("model", "mean", "most"), [("kahadb", 0.0024, 0.025), ("anabranch", 0.03, 0.12)])
 def test_the_summary_is_close_where_segments_are_many(model: Model, mean: float, most: float) -> None:
     operations = build(generate(shape("slow-among-fast", "20h")), model=model)
     sets = SetCosts(summarise(operations, SEGMENT_BYTES), COSTS)
