@@ -16,13 +16,13 @@ description. The cost of a division is in GiB-hours of disk, with the syncs that
 priced in.
 
 Where things are: `events` and `trace` the input, `operations` and `summary` what is made of it, `sizes` bytes of an
-operation, `model` the exact retention model, `evaluate` its quick form, `search` the optimiser, `confirm` exact
-figures, `patterns` and `catch_all` filters, `candidates` from sets to stores, `recommendation` and `render` the output,
-`job` all of it; `report` the page for a browser, of `figures`, `pins` and `history`, drawn by `svg`; `current` the
-configuration in force, `revision` what changes in it;
-`opening` and `engine` who knows a trace: this process, or Spark at any size (`spark_engine`, `spark_trace`, and
-`workers` on its workers); `session`, `cluster`, `jvm` and `java` are how Spark is started, `executors` what becomes of
-its workers; `hadoop` and `workload_files` write to URLs.
+operation, `kernel` one store's journal, operation by operation, `model` the exact figures made of it, `evaluate` and
+`decay` their quick form, `search` the optimiser, `confirm` exact figures, `patterns` and `catch_all` filters,
+`candidates` from sets to stores, `recommendation` and `render` the output, `job` all of it; `report` the page for a
+browser, of `figures`, `pins` and `history`, drawn by `svg`; `current` the configuration in force, `revision` what
+changes in it; `opening` and `engine` who knows a trace: this process, or Spark at any size (`spark_engine`,
+`spark_trace`, and `workers` on its workers); `session`, `cluster`, `jvm` and `java` are how Spark is started,
+`executors` what becomes of its workers; `hadoop` and `workload_files` write to URLs.
 
 It needs `pip install 'anabranch[recommend]'`, or without Spark `'anabranch[recommend-local]'`; importing this package
 does not. Apart from what writes by its name, nothing here touches a disk but Spark's scratch space, and a copy of the
