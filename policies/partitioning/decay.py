@@ -11,7 +11,6 @@ import numpy as np
 
 from .jit import njit
 from .kernel import (
-    BEFORE,
     BEHIND,
     BORN,
     FILE,
@@ -34,6 +33,7 @@ from .kernel import (
     is_dying,
     more_rows,
     put,
+    take_out,
     twice,
 )
 from .operations import Floats, Ints
@@ -67,6 +67,21 @@ def life_bytes(summary: Summary) -> Ints:
 
 
 @njit
+def written_by_bucket(
+    members: Ints, byte_rows: Ints, byte_bucket: Ints, byte_sum: Floats, byte_squares: Floats, buckets: int
+) -> tuple[Floats, float, float]:
+    """Bytes that the members wrote in each bucket, in all, and the sum of the squares of their operations' sizes."""
+    written = np.zeros(buckets)
+    total, squares = 0.0, 0.0
+    for m in members:
+        for k in range(byte_rows[m], byte_rows[m + 1]):
+            written[byte_bucket[k]] += byte_sum[k]
+            total += byte_sum[k]
+            squares += byte_squares[k]
+    return written, total, squares
+
+
+@njit
 def decayed(
     members: Ints,
     byte_rows: Ints,
@@ -86,13 +101,7 @@ def decayed(
     header = segment_bytes - capacity
     buckets = len(bucket_start) - 1
     finish = bucket_start[buckets]
-    written = np.zeros(buckets)
-    total, squares = 0.0, 0.0
-    for m in members:
-        for k in range(byte_rows[m], byte_rows[m + 1]):
-            written[byte_bucket[k]] += byte_sum[k]
-            total += byte_sum[k]
-            squares += byte_squares[k]
+    written, total, squares = written_by_bucket(members, byte_rows, byte_bucket, byte_sum, byte_squares, buckets)
     if total == 0.0:
         return 0.0, 0.0
     room = max(capacity - room_more - squares / (2.0 * total), capacity / 2.0)
@@ -184,16 +193,7 @@ def decayed(
                     look |= files[file, GENERATION] > 0 or waiting >= limits[LEAST]
                 if cohorts[cohort, SIZE]:
                     continue
-                before, behind = cohorts[cohort, BEFORE], cohorts[cohort, BEHIND]
-                if before == NONE:
-                    files[file, FIRST] = behind
-                else:
-                    cohorts[before, BEHIND] = behind
-                if behind == NONE:
-                    files[file, LAST] = before
-                else:
-                    cohorts[behind, BEFORE] = before
-                files[file, LIVE] -= 1
+                take_out(cohort, files, cohorts)
                 if not files[file, LIVE] and file != numbers[TAIL]:
                     files[file, THERE] = 0
                     end = max(min(life_time[row], finish), start[file])

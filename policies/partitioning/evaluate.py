@@ -1,12 +1,12 @@
 """What one store would cost, from the summary: the inner step of the search, well under a millisecond.
 
 `decay` says what a store that compacts would cost; here is one that does not, or that KahaDB writes. The members' bytes
-are added by bucket and laid end to end into segments; a bucket belongs to the segment that its
-middle falls into, or, where a burst made it longer than a segment, to all that it mostly fills. A segment loses, at its
-end, half an operation on average (longer ones more often: the mean of the squares over the mean), so it holds that much
-less. Where a segment begins inside a bucket, time is interpolated. Then the same sweep as in the exact model. Where
-segments are many, the mean error against that is a fraction of a percent; a single message that never goes may keep
-another segment here than it does there, which shows where they are few.
+are added by bucket and laid end to end into segments; a bucket belongs to the segment that its middle falls into, or,
+where a burst made it longer than a segment, to all that it mostly fills. A segment loses, at its end, half an operation
+on average (longer ones more often: the mean of the squares over the mean), so it holds that much less. Where a segment
+begins inside a bucket, time is interpolated. Then the same sweep as in the exact model. Where segments are many, the
+mean error against that is a fraction of a percent; a single message that never goes may keep another segment here than
+it does there, which shows where they are few.
 
 Costs are additive over stores, so sets of destinations are evaluated and remembered here, never whole partitionings.
 """
@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from .decay import decayed, life_bytes
+from .decay import decayed, life_bytes, written_by_bucket
 from .jit import njit
 from .model import GIB, HOUR, CostModel
 from .operations import Floats, Ints
@@ -131,13 +131,7 @@ def _retained(
     """Byte-seconds that the store's segments are on disk."""
     buckets = len(bucket_start) - 1
     finish = bucket_start[buckets]
-    written = np.zeros(buckets)
-    total, squares = 0.0, 0.0
-    for m in members:
-        for k in range(byte_rows[m], byte_rows[m + 1]):
-            written[byte_bucket[k]] += byte_sum[k]
-            total += byte_sum[k]
-            squares += byte_squares[k]
+    written, total, squares = written_by_bucket(members, byte_rows, byte_bucket, byte_sum, byte_squares, buckets)
     if total == 0.0:
         return 0.0
     room = max(capacity - squares / (2.0 * total), capacity / 2.0)

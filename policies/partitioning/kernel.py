@@ -110,9 +110,7 @@ class StoreJournal:
     """One store's, fed with its own operations in their order."""
 
     def __init__(self, rules: JournalRules) -> None:
-        self._rules = rules
-        self._plain = _Plain(rules) if not rules.live_percent else None
-        self._compacting = _Compacting(rules) if rules.live_percent else None
+        self._journal = _Compacting(rules) if rules.live_percent else _Plain(rules)
 
     def feed(self, position: Ints, size: Ints, partner: Ints, ends: Ints) -> None:
         """Go on with these operations, by ascending position.
@@ -120,17 +118,11 @@ class StoreJournal:
         `partner`: for an ack the position of its send, -1 for a send and where no send is known. `ends`: for a send the
         position of the last ack, NEVER_POSITION if that never comes.
         """
-        if self._plain is not None:
-            self._plain.feed(position, size, partner, ends)
-        elif self._compacting is not None:
-            self._compacting.feed(position, size, partner, ends)
+        self._journal.feed(position, size, partner, ends)
 
     def finish(self, last_position: int) -> StoreCourse:
         """The course to the end of the trace."""
-        if self._plain is not None:
-            return self._plain.finish(last_position)
-        assert self._compacting is not None
-        return self._compacting.finish()
+        return self._journal.finish(last_position)
 
 
 # Segments that go whole -----------------------------------------------------------------------------------------------
@@ -232,9 +224,9 @@ _USED, TAIL, _LEVEL, _ON_DISK, _WRITTEN, _COPIED, _MOST, BORN = range(8)
 _FREE, _IN_TABLE, _CHANGES, _LOOK, LISTED_COUNT, _WAITS, _SINCE = range(8, 15)
 NUMBERS: Final = 15
 """Places of single numbers: bytes used in the segment that is written (`TAIL`), bytes and files on disk, sums, files
-ever, the first free message, keys in the table, rows of the course, whether it is time to look what
-pays to be compacted, how many files are listed for that, whether enough of
-them are mostly dead, and operations since it was looked."""
+ever, the first free message, keys in the table, rows of the course, whether it is time to look what pays to be
+compacted, how many files are listed for that, whether enough of them are mostly dead, and operations since it was
+looked."""
 NONE: Final = -1
 _GENERATIONS: Final = 64
 """No message is copied more often (policies/compaction.py)."""
@@ -268,7 +260,7 @@ class _Compacting:
             self._listed,
         )
 
-    def finish(self) -> StoreCourse:
+    def finish(self, last_position: int) -> StoreCourse:
         numbers, course = self._numbers, self._course[: self._numbers[_CHANGES]]
         nothing = np.empty(0, np.int64)
         return StoreCourse(
@@ -410,6 +402,21 @@ def put(message: int, file: int, files: Ints, messages: Ints) -> None:
 
 
 @njit
+def take_out(message: int, files: Ints, messages: Ints) -> None:
+    """Take a message out of its file, whose bytes are counted by who knows what is left of it."""
+    file, before, behind = messages[message, FILE], messages[message, BEFORE], messages[message, BEHIND]
+    if before == NONE:
+        files[file, FIRST] = behind
+    else:
+        messages[before, BEHIND] = behind
+    if behind == NONE:
+        files[file, LAST] = before
+    else:
+        messages[behind, BEFORE] = before
+    files[file, LIVE] -= 1
+
+
+@njit
 def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, table: Ints, listed: Ints) -> None:
     """Take out the messages whose last ack stands here, and the files in which nothing is left."""
     slot = _slot(at, table)
@@ -419,17 +426,9 @@ def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, tabl
     _forget(slot, table)
     numbers[_IN_TABLE] -= 1
     while message != NONE:
-        file, before, behind = messages[message, FILE], messages[message, BEFORE], messages[message, BEHIND]
-        if before == NONE:
-            files[file, FIRST] = behind
-        else:
-            messages[before, BEHIND] = behind
-        if behind == NONE:
-            files[file, LAST] = before
-        else:
-            messages[behind, BEFORE] = before
+        file = messages[message, FILE]
         was_dying = is_dying(file, files, limits)
-        files[file, LIVE] -= 1
+        take_out(message, files, messages)
         files[file, LIVE_BYTES] -= messages[message, SIZE]
         if file != numbers[TAIL]:
             if not was_dying and is_dying(file, files, limits):

@@ -165,13 +165,16 @@ def timed(operations: Operations, found: Sequence[StoreCourse]) -> list[TimedCou
 
 def simulate(operations: Operations, partition: Partition, rules: JournalRules) -> Segments:
     """The segments of each store, where nothing is compacted."""
-    found = courses(operations, partition, rules)
+    return _segments(operations, courses(operations, partition, rules), rules.segment_bytes)
+
+
+def _segments(operations: Operations, found: Sequence[StoreCourse], segment_bytes: int) -> Segments:
     time = operations.time
     return assembled(
         [course.starts for course in found],
         [time[course.starts] for course in found],
         [time[course.ends] for course in found],
-        rules.segment_bytes,
+        segment_bytes,
     )
 
 
@@ -189,15 +192,21 @@ def assembled(
 
 def measure(operations: Operations, partition: Partition, costs: CostModel) -> Retention:
     """The exact figures of a partitioning."""
-    rules = costs.rules(operations.sizes)
-    found = timed(operations, courses(operations, partition, rules))
+    found = courses(operations, partition, costs.rules(operations.sizes))
     span = peak_span(operations.sizes.model, costs.segment_bytes)
     peak_files = None
     if span:
-        peak_files = _peak(operations, simulate(operations, partition, rules), span)
+        peak_files = _peak(operations, _segments(operations, found, costs.segment_bytes), span)
     begin, finish = float(operations.time[0]), float(operations.time[-1])
     return figures(
-        found, partition, costs, operations.sizes, operations.transactions, begin, finish, peak_files=peak_files
+        timed(operations, found),
+        partition,
+        costs,
+        operations.sizes,
+        operations.transactions,
+        begin,
+        finish,
+        peak_files=peak_files,
     )
 
 
