@@ -21,6 +21,10 @@ TOGETHER: Final = 16
 """So many small files of copies are put together, each with at most one part in TOGETHER of what one may have."""
 
 
+AGAIN: Final = 16
+"""A file that is mostly dead is looked at again whenever one part in AGAIN of what lived in it has died."""
+
+
 class Used(Protocol):
     """A file that takes no more records."""
 
@@ -83,6 +87,14 @@ def choose(
 def is_dying(file: Used, live_percent: int, header_bytes: int) -> bool:
     """Whether at most so much of what it takes is live."""
     return file.live_bytes * 100 <= live_percent * (file.taken + header_bytes)
+
+
+def look_at(file: Used, live_percent: int, header_bytes: int) -> int:
+    """The live bytes at which a file is looked at next: once it is mostly dead, and whenever it has lost one part in
+    AGAIN since the last look."""
+    if is_dying(file, live_percent, header_bytes):
+        return file.live_bytes - -(-file.live_bytes // AGAIN)
+    return live_percent * (file.taken + header_bytes) // 100
 
 
 def _first(group: Sequence[F], least: int, bytes_max: int) -> list[F]:

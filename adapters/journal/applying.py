@@ -65,9 +65,8 @@ class Applier:
         self._require_owned = require_owned
         self.on_empty: Callable[[], None] = lambda: None
         """Called when a sealed segment has lost its last live message."""
-        self.on_sealed: Callable[[], None] = lambda: None
-        """Called when another segment is sealed, and when the index was written out: it is time to look which segments
-        are mostly dead."""
+        self.on_compactable: Callable[[], None] = lambda: None
+        """Called when another segment is sealed, or one has lost much: it is time to look what is mostly dead."""
         self._applied: Applied
         self._snapshot_at: Callable[[], tuple[int, int]]
         self._checkpoint_in_time = CoalescedJob(self._background_checkpoint)
@@ -86,6 +85,7 @@ class Applier:
         self._applied = Applied(0, self._log.tail)
         self._index.rows.on_damage = self._damaged
         self._write_checkpoint(clean=False)
+        self.on_compactable()
 
     def finish(self) -> None:
         """Write the last checkpoint. All is applied and the log is closed."""
@@ -116,7 +116,7 @@ class Applier:
         if tail.segment is not before.segment:
             if not before.segment.live:
                 index.emptied = True
-            self.on_sealed()
+            index.compactable = True
         self._look_after()
 
     def _look_after(self) -> None:
@@ -129,6 +129,9 @@ class Applier:
                 self._checkpoint_soon.schedule(0)
         elif operations and self._checkpoint_in_time.last.begun:
             self._checkpoint_in_time.schedule(self._options.checkpoint_interval)
+        if index.compactable:
+            self.on_compactable()
+            index.compactable = False
         if index.emptied:
             self.on_empty()
             index.emptied = False  # last: Ctrl-C may strike before it has been told
@@ -212,7 +215,6 @@ class Applier:
                 files = self._checksum_files()
                 index.checkpoint(self._checkpoint_at(tail, clean), (table or self._log.table).all, files)
             engine.interrupted = amid
-            self.on_sealed()
         except (lmdb.Error, OSError) as error:
             engine.counts_stand = False
             # The index goes back to its last checkpoint, the journal has all of it. Not so after an OSError, which

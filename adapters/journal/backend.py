@@ -193,7 +193,7 @@ class JournalBackend(Backend):
         )
         applier.on_empty = self._reclaimer.notice
         self._compactor = Compactor(engine, self._log, self._index, options, lambda: applier.tail, self._reclaimer.run)
-        applier.on_sealed = self._compactor.notice
+        applier.on_compactable = self._compactor.notice
         self._is_made = True
 
     def _finish(self) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from ...policies.compaction import MESSAGES_MAX, choose, is_dying
+from ...policies.compaction import MESSAGES_MAX, choose, is_dying, look_at
 from ...policies.errors import AnabranchError, ClosedError, StoreFullError
 from ...policies.options import JournalOptions
 from ..background import CoalescedJob
@@ -48,7 +48,7 @@ HURRIED_PAUSE: Final = 0.0005
 """Where segments die faster than they are compacted. Senders that wait for nothing keep the interpreter for 5 ms behind
 each pause: with short slices a busy store would grow for as long as it is busy."""
 AGAIN_SECONDS: Final = 5.0
-"""After a full disk, or one that could not be written or read."""
+"""Behind a full disk, or one that could not be written or read, it is tried again."""
 
 
 class Compactor:
@@ -70,7 +70,6 @@ class Compactor:
         """One compaction at a time."""
         self._job = CoalescedJob(self._run_in_background, never=not options.compact_live_percent)
         self._stopping = False
-        self._not_before = 0.0
         self._unreadable: set[int] = set()
         self._pause_at = 0.0
         self._slice, self._rest = SLICE, PAUSE
@@ -86,7 +85,6 @@ class Compactor:
         if (
             self._job.last.begun
             and not self._stopping
-            and time.monotonic() >= self._not_before
             and self._choose(self._min_segments)
         ):
             self._job.schedule(0)
@@ -102,11 +100,16 @@ class Compactor:
         if self._index.transactions.count:
             places = [self._log.table.find(lsn) for _, (lsn, _, _) in self._index.transactions.prepared()]
             sealed = [segment for segment in sealed if segment not in places]
+        for segment in sealed:
+            segment.look_at = look_at(segment, options.compact_live_percent, w.HEADER_BYTES)
         bytes_max = options.segment_size - w.HEADER_BYTES
         return choose(sealed, options.compact_live_percent, min_segments, bytes_max, w.HEADER_BYTES)
 
     def _run_in_background(self) -> None:
-        if self._log.forked or self._log.starved:
+        if self._log.forked:
+            return
+        if self._log.starved:
+            self._job.schedule(AGAIN_SECONDS)
             return
         try:
             while self.run(self._min_segments):
@@ -132,7 +135,7 @@ class Compactor:
             try:
                 self._compact(sources)
             except (OSError, StoreFullError) as error:
-                self._not_before = time.monotonic() + AGAIN_SECONDS
+                self._job.schedule(AGAIN_SECONDS)
                 log.debug("%s: nothing is compacted for now: %s", self._log.name, error)
                 return 0
             return len(sources)

@@ -4,12 +4,11 @@ beside what it is copied from, and it is waited for, as it would be over where a
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 import anabranch
-from anabranch import JournalOptions
 from anabranch.adapters.core import Store
 from anabranch.adapters.journal.backend import JournalBackend
 from anabranch.adapters.wal.segment import Segment
@@ -22,22 +21,14 @@ IDLE: Final = 3
 class Watch:
     """`look` is called behind each operation."""
 
-    times: Sequence[float] | None = None
-    """When each of them is, in seconds: a journal looks every 5 what it can compact. None: behind each."""
     peak_bytes: int = 0
     peak_files: int = 0
     looks: list[int] = field(default_factory=list)
     """Bytes when each look was over."""
-    _due: float = 0.0
     _seen: set[int] = field(default_factory=set)
 
     def look(self, router: anabranch.Router) -> tuple[int, int]:
         """Wait until the journals have compacted and released what they can. Returns files and bytes."""
-        is_due = True
-        if self.times is not None:
-            is_due = self.times[len(self.looks)] >= self._due
-            if is_due:
-                self._due = self.times[len(self.looks)] + JournalOptions().checkpoint_interval
         stores = list(_stores(router))
         backends = [backend for _, backend in stores]
         for store, backend in stores:
@@ -46,8 +37,6 @@ class Watch:
             with store._engine.lock:
                 store._engine.current()  # who writes next does it, else
             self._note(backends)
-            if is_due:
-                backend._compactor.notice()
             idle = 0
             while idle < IDLE and (idle or _is_compacting(backend)):  # between two it is idle for a moment
                 idle = 0 if _is_compacting(backend) else idle + 1

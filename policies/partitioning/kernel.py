@@ -10,9 +10,8 @@ A store writes its operations into segments that an operation never straddles. W
                          here is there any more: ActiveMQ's ack rule. Every ack in an earlier segment stands before
                          every operation of this one, so one ascending sweep reaches the rule's fixed point
     anabranch            when it is full and no message in it is pending
-    anabranch, compact   the same, and whenever a segment is full, or a file has become mostly dead, what pays is
-                         compacted, as policies/compaction.py says: live messages go into files of copies. A store
-                         looks when a segment is full, and every 5 seconds (`checkpoint_interval`)
+    anabranch, compact   the same, and whenever a segment is full, or a file that is mostly dead has lost more, what pays
+                         is compacted, as policies/compaction.py says: live messages go into files of copies
 
 All is counted in positions of the global order; whoever knows the clock turns them into times, which never fall along
 it. What is kept meanwhile grows with live messages and with segments, never with operations. A test holds the third
@@ -27,7 +26,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..compaction import BATCH_BYTES, MESSAGES_MAX, TOGETHER
+from ..compaction import AGAIN, BATCH_BYTES, MESSAGES_MAX, TOGETHER
 from .jit import njit
 from .sizes import OperationSizes
 
@@ -37,8 +36,6 @@ NEVER_POSITION: Final = 1 << 62
 """Where an ack stands that never comes."""
 ROOM: Final = 32
 """`JournalRules.room` of our own journal."""
-AGAIN: Final = 64
-"""Operations behind which a store looks again, where enough files are mostly dead and it does not pay yet."""
 COMPACTED_BYTES: Final = 48
 """The record that says that a file of copies counts, without its batch."""
 
@@ -213,20 +210,20 @@ def twice(array: Ints) -> Ints:
 # The state is a few arrays of rows. A file is a row of _FILES, a live message whose end is known or not a row of
 # _MESSAGES; the table finds, by an ack's position, the messages that end there.
 
-GENERATION, LIVE, LIVE_BYTES, TAKEN, FIRST, LAST, THERE, LISTED = range(8)
-FILE_COLUMNS: Final = 8
+GENERATION, LIVE, LIVE_BYTES, TAKEN, FIRST, LAST, THERE, LISTED, LOOK_AT = range(9)
+FILE_COLUMNS: Final = 9
 """Columns of a file: how often what is in it was copied, live messages, their bytes, the bytes that it takes beside its
-header, its first and last live message, whether it is on disk, whether it is listed as one that may be compacted."""
+header, its first and last live message, whether it is on disk, whether it is listed as one that may be compacted, the
+live bytes at which it is looked at again once it is listed."""
 SIZE, FILE, BEFORE, BEHIND, ALIKE = range(5)
 """Columns of a message: bytes of its record, its file, its neighbours there, the next one that ends where it does (or
 the next free row)."""
 _USED, TAIL, _LEVEL, _ON_DISK, _WRITTEN, _COPIED, _MOST, BORN = range(8)
-_FREE, _IN_TABLE, _CHANGES, _LOOK, LISTED_COUNT, _WAITS, _SINCE = range(8, 15)
-NUMBERS: Final = 15
+_FREE, _IN_TABLE, _CHANGES, _LOOK, LISTED_COUNT = range(8, 13)
+NUMBERS: Final = 13
 """Places of single numbers: bytes used in the segment that is written (`TAIL`), bytes and files on disk, sums, files
 ever, the first free message, keys in the table, rows of the course, whether it is time to look what pays to be
-compacted, how many files are listed for that, whether enough of them are mostly dead, and operations since it was
-looked."""
+compacted, and how many files are listed for that."""
 NONE: Final = -1
 _GENERATIONS: Final = 64
 """No message is copied more often (policies/compaction.py)."""
@@ -301,8 +298,7 @@ def _feed_compacting(
             files, listed = more_rows(files), twice(listed)
         if numbers[_CHANGES] + 4 > len(course):
             course = more_rows(course)
-        numbers[_LOOK] = 1 if numbers[_WAITS] and numbers[_SINCE] >= AGAIN else 0
-        numbers[_SINCE] += 1
+        numbers[_LOOK] = 0
         _write(size[i], at, limits, numbers, files, course, listed)
         if partner[i] < 0 and ends[i] > at:
             if numbers[_FREE] == NONE:
@@ -315,7 +311,6 @@ def _feed_compacting(
         _note(at, numbers, course)
         if not numbers[_LOOK]:
             continue
-        numbers[_SINCE] = 0
         while True:
             sources = choose_files(numbers, files, listed, limits)
             if not len(sources):
@@ -335,7 +330,7 @@ def _write(size: int, at: int, limits: Ints, numbers: Ints, files: Ints, course:
         files[born, GENERATION] = files[born, LIVE] = files[born, LIVE_BYTES] = 0
         files[born, TAKEN] = limits[_CAPACITY]
         files[born, FIRST] = files[born, LAST] = NONE
-        files[born, THERE], files[born, LISTED] = 1, 0
+        files[born, THERE], files[born, LISTED], files[born, LOOK_AT] = 1, 0, limits[_SEGMENT_BYTES]
         numbers[BORN] = born + 1
         numbers[_LEVEL] += limits[_SEGMENT_BYTES]
         numbers[_ON_DISK] += 1
@@ -427,11 +422,10 @@ def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, tabl
     numbers[_IN_TABLE] -= 1
     while message != NONE:
         file = messages[message, FILE]
-        was_dying = is_dying(file, files, limits)
         take_out(message, files, messages)
         files[file, LIVE_BYTES] -= messages[message, SIZE]
         if file != numbers[TAIL]:
-            if not was_dying and is_dying(file, files, limits):
+            if files[file, LIVE_BYTES] <= files[file, LOOK_AT] and is_dying(file, files, limits):
                 numbers[_LOOK] = 1
                 enlist(file, limits, numbers, files, listed)
             if not files[file, LIVE]:
@@ -462,7 +456,6 @@ def choose_files(numbers: Ints, files: Ints, listed: Ints, limits: Ints) -> Ints
             count += 1
     numbers[LISTED_COUNT] = count
     there = np.sort(listed[:count])  # the oldest first
-    numbers[_WAITS] = 0
     header, bytes_max = limits[_SEGMENT_BYTES] - limits[_CAPACITY], limits[_CAPACITY]
     percent = limits[_PERCENT]
     dying, small = np.zeros(_GENERATIONS, np.int64), np.zeros(_GENERATIONS, np.int64)
@@ -475,7 +468,6 @@ def choose_files(numbers: Ints, files: Ints, listed: Ints, limits: Ints) -> Ints
         least = 1 if generation else limits[LEAST]
         if dying[generation] < least:
             continue
-        numbers[_WAITS] = 1
         group = np.empty(dying[generation], np.int64)
         share = np.empty(dying[generation])
         count = 0
@@ -512,6 +504,9 @@ def choose_files(numbers: Ints, files: Ints, listed: Ints, limits: Ints) -> Ints
         first = _first(group, files, TOGETHER, bytes_max)
         if first:
             return group[:first]
+    for file in there:
+        if is_dying(file, files, limits):
+            files[file, LOOK_AT] = files[file, LIVE_BYTES] - -(-files[file, LIVE_BYTES] // AGAIN)
     return there[:0]
 
 
@@ -577,7 +572,7 @@ def _compact(
                 files[copies, GENERATION] = generation
                 files[copies, LIVE] = files[copies, LIVE_BYTES] = files[copies, TAKEN] = 0
                 files[copies, FIRST] = files[copies, LAST] = NONE
-                files[copies, THERE], files[copies, LISTED] = 1, 0
+                files[copies, THERE], files[copies, LISTED], files[copies, LOOK_AT] = 1, 0, limits[_SEGMENT_BYTES]
                 taken, batch = limits[_BATCH], 0
             elif taken - batch >= BATCH_BYTES:
                 batch = taken

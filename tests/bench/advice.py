@@ -126,7 +126,7 @@ def measure(candidate: Candidate, events: list[UsageEvent], directory: Path) -> 
         sync=anabranch.Sync.NEVER, segment_size=candidate.segment_bytes, pool_files=0, checkpoint_interval=3600
     )
     stores = [anabranch.StoreConfig(one.name, list(one.destinations), journal=journal) for one in candidate.stores]
-    watch, copied = Watch([event.ts for event in events]), 0
+    watch, copied = Watch(), 0
     finish = CopiesWriter.finish
 
     def counted(writer: CopiesWriter) -> Segment:

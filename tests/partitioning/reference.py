@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from anabranch.policies.compaction import BATCH_BYTES, choose, is_dying
+from anabranch.policies.compaction import BATCH_BYTES, choose, look_at
 from anabranch.policies.partitioning import UsageEvent
-from anabranch.policies.partitioning.kernel import AGAIN, COMPACTED_BYTES, ROOM, JournalRules
+from anabranch.policies.partitioning.kernel import COMPACTED_BYTES, ROOM, JournalRules
 
 
 def segments(
@@ -75,11 +75,12 @@ def peak(files: Sequence[tuple[int, float, float]]) -> int:
 class File:
     """One of the journal's."""
 
-    __slots__ = ("generation", "live", "live_bytes", "messages", "taken")
+    __slots__ = ("generation", "live", "live_bytes", "look_at", "messages", "taken")
 
     def __init__(self, generation: int, taken: int) -> None:
         self.generation, self.taken = generation, taken
         self.live = self.live_bytes = 0
+        self.look_at = -1
         self.messages: dict[int, int] = {}
         """The bytes of those that live, in the order in which they lie there."""
 
@@ -118,6 +119,8 @@ class CompactingJournal:
         least = self._rules.min_segments if min_segments is None else min_segments
         header = self._segment_bytes - self._capacity
         files, rules = [*self.segments[:-1], *self.copies], self._rules
+        for file in files:
+            file.look_at = look_at(file, rules.live_percent, header)
         sources = choose(files, rules.live_percent, least, self._capacity, header, rules.messages_max)
         if not sources:
             return 0
@@ -141,13 +144,6 @@ class CompactingJournal:
         if file is not None:
             self._publish(file, end)
         return len(sources)
-
-    @property
-    def waits(self) -> bool:
-        """Whether enough files are mostly dead to be compacted together."""
-        header, percent = self._segment_bytes - self._capacity, self._rules.live_percent
-        dying = [f.generation for f in (*self.segments[:-1], *self.copies) if f.live and is_dying(f, percent, header)]
-        return any(g > 0 for g in dying) or dying.count(0) >= self._rules.min_segments
 
     @property
     def files(self) -> list[tuple[int, int, int, int]]:
@@ -175,12 +171,10 @@ class CompactingJournal:
         self._used += size
 
     def die(self, message: int) -> bool:
-        """Whether its file has become mostly dead by that."""
-        file, header = self._where[message], self._segment_bytes - self._capacity
-        before = is_dying(file, self._rules.live_percent, header)
+        """Whether it is time to look what pays to be compacted."""
+        file = self._where[message]
         self._die(message)
-        after = is_dying(file, self._rules.live_percent, header)
-        return after and not before and file is not self.segments[-1]
+        return file.live_bytes <= file.look_at
 
     def _die(self, message: int) -> None:
         file = self._where.pop(message, None)
@@ -220,7 +214,6 @@ def compacted(
     """A store that compacts what pays whenever a segment of it is full or a file becomes mostly dead."""
     journal, course = CompactingJournal(rules), Course()
     ending: dict[int, list[int]] = {}
-    waits, since = False, 0
     for row, (at, record, send, end) in enumerate(zip(position, size, partner, ends, strict=True)):
         writing = journal.segments[-1]
         record -= rules.batch_overhead
@@ -229,14 +222,12 @@ def compacted(
             ending.setdefault(end, []).append(row)
         else:
             journal.write(record)
-        crossed = waits and since >= AGAIN
-        since += 1
+        crossed = False
         for message in ending.pop(at, ()):
             crossed |= journal.die(message)
         if crossed or journal.segments[-1] is not writing:
             while journal.compact():
                 pass
-            waits, since = journal.waits, 0
         now = journal.bytes, len(journal.segments) + len(journal.copies)
         if not course.levels or course.levels[-1][1:] != now:
             course.levels.append((at, *now))
