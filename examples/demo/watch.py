@@ -49,14 +49,19 @@ class Watch:
         return files, size
 
     def _watch(self, backend: JournalBackend, router: anabranch.Router) -> None:
-        """Look also when copies are there beside what they were copied from."""
-        add_copies = backend._log.add_copies
+        """Look also when files are there beside those that replace them: copies were added, segments are to go."""
+        add_copies, forget_segments = backend._log.add_copies, backend._log.forget_segments
 
-        def noted(copies: Segment) -> None:
+        def added(copies: Segment) -> None:
             add_copies(copies)
             self._note([other for _, other in _stores(router)])
 
-        backend._log.add_copies = noted  # type: ignore[method-assign]
+        def forgotten(numbers: set[int]) -> None:
+            self._note([other for _, other in _stores(router)])
+            forget_segments(numbers)
+
+        backend._log.add_copies = added  # type: ignore[method-assign]
+        backend._log.forget_segments = forgotten  # type: ignore[method-assign]
 
     def _note(self, backends: list[JournalBackend]) -> None:
         files, size = _used(backends)

@@ -50,7 +50,7 @@ _Finalist = tuple[float, Partition, Retention]
 _WEIGHTS = tuple(4.0**power for power in range(7))
 """How dear disk is made, step by step, while the peak is above its cap."""
 
-WORTH = 0.05
+WORTH = 0.01
 """Part that a partitioning has to save of what is there, that it is worth to move messages."""
 SEGMENTS_MAX = 10_000_000
 """Journal files that a trace may fill: each takes some dozens of bytes in every partitioning that is tried."""

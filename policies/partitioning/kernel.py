@@ -11,7 +11,8 @@ A store writes its operations into segments that an operation never straddles. W
                          every operation of this one, so one ascending sweep reaches the rule's fixed point
     anabranch            when it is full and no message in it is pending
     anabranch, compact   the same, and whenever a segment is full, or a file that is mostly dead has lost more, what pays
-                         is compacted, as policies/compaction.py says: live messages go into files of copies
+                         is compacted, as policies/compaction.py says: live messages go into files of copies. Files
+                         in which nothing lives go once they are worth the snapshot that is written for them
 
 All is counted in positions of the global order; whoever knows the clock turns them into times, which never fall along
 it. What is kept meanwhile grows with live messages and with segments, never with operations. A test holds the third
@@ -38,6 +39,14 @@ ROOM: Final = 32
 """`JournalRules.room` of our own journal."""
 COMPACTED_BYTES: Final = 48
 """The record that says that a file of copies counts, without its batch."""
+SNAPSHOT_BYTES: Final = 60
+KEPT_BYTES: Final = 42
+"""A snapshot without its batch has so many bytes, so many more for each file in which something lives, and a bit for
+each record there. What it says of destinations, of subscriptions and of ids is left out."""
+KEPT_EXPECTED: Final = 44
+SNAPSHOT_WORTH: Final = 4
+"""What a store expects a snapshot to take: so many bytes for each such file, and one for 64 records. It is written once
+the files that can go then have at least so many times as many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,20 +219,21 @@ def twice(array: Ints) -> Ints:
 # The state is a few arrays of rows. A file is a row of _FILES, a live message whose end is known or not a row of
 # _MESSAGES; the table finds, by an ack's position, the messages that end there.
 
-GENERATION, LIVE, LIVE_BYTES, TAKEN, FIRST, LAST, THERE, LISTED, LOOK_AT = range(9)
-FILE_COLUMNS: Final = 9
+GENERATION, LIVE, LIVE_BYTES, TAKEN, FIRST, LAST, THERE, LISTED, LOOK_AT, RECORDS = range(10)
+FILE_COLUMNS: Final = 10
 """Columns of a file: how often what is in it was copied, live messages, their bytes, the bytes that it takes beside its
-header, its first and last live message, whether it is on disk, whether it is listed as one that may be compacted, the
-live bytes at which it is looked at again once it is listed."""
+header, its first and last live message, whether anything lives in it, whether it is listed as one that may be
+compacted, the live bytes at which it is looked at again once it is listed, and its records."""
 SIZE, FILE, BEFORE, BEHIND, ALIKE = range(5)
 """Columns of a message: bytes of its record, its file, its neighbours there, the next one that ends where it does (or
 the next free row)."""
 _USED, TAIL, _LEVEL, _ON_DISK, _WRITTEN, _COPIED, _MOST, BORN = range(8)
-_FREE, _IN_TABLE, _CHANGES, _LOOK, LISTED_COUNT = range(8, 13)
-NUMBERS: Final = 13
+_FREE, _IN_TABLE, _CHANGES, _LOOK, LISTED_COUNT, _KEPT, _KEPT_RECORDS, _EMPTY, _EMPTY_BYTES = range(8, 17)
+NUMBERS: Final = 17
 """Places of single numbers: bytes used in the segment that is written (`TAIL`), bytes and files on disk, sums, files
 ever, the first free message, keys in the table, rows of the course, whether it is time to look what pays to be
-compacted, and how many files are listed for that."""
+compacted, how many files are listed for that, full files in which something lives and their records, those in which
+nothing does and their bytes."""
 NONE: Final = -1
 _GENERATIONS: Final = 64
 """No message is copied more often (policies/compaction.py)."""
@@ -309,6 +319,7 @@ def _feed_compacting(
         elif partner[i] >= 0:
             _die(at, limits, numbers, files, messages, table, listed)
         _note(at, numbers, course)
+        _release(at, limits, numbers, files, course, listed)
         if not numbers[_LOOK]:
             continue
         while True:
@@ -316,7 +327,11 @@ def _feed_compacting(
             if not len(sources):
                 break
             files, course, listed = _compact(sources, at, limits, numbers, files, messages, course, listed)
-            _note(at, numbers, course)
+            if numbers[BORN] + 2 > len(files):
+                files, listed = more_rows(files), twice(listed)
+            if numbers[_CHANGES] + 4 > len(course):
+                course = more_rows(course)
+            _release(at, limits, numbers, files, course, listed)
     return files, messages, table, course, listed
 
 
@@ -331,26 +346,49 @@ def _write(size: int, at: int, limits: Ints, numbers: Ints, files: Ints, course:
         files[born, TAKEN] = limits[_CAPACITY]
         files[born, FIRST] = files[born, LAST] = NONE
         files[born, THERE], files[born, LISTED], files[born, LOOK_AT] = 1, 0, limits[_SEGMENT_BYTES]
+        files[born, RECORDS] = 0
         numbers[BORN] = born + 1
         numbers[_LEVEL] += limits[_SEGMENT_BYTES]
         numbers[_ON_DISK] += 1
         if tail != NONE:
             numbers[_LOOK] = 1
+            numbers[_KEPT] += 1
+            numbers[_KEPT_RECORDS] += files[tail, RECORDS]
             if files[tail, LIVE]:
                 enlist(tail, limits, numbers, files, listed)
             else:
-                _note(at, numbers, course)
-                _release(tail, limits, numbers, files)
-        numbers[TAIL] = born
+                _empty(tail, limits, numbers, files)
+        numbers[TAIL] = tail = born
         numbers[_USED] = 0
     numbers[_USED] += size
+    files[tail, RECORDS] += 1
 
 
 @njit
-def _release(file: int, limits: Ints, numbers: Ints, files: Ints) -> None:
+def _empty(file: int, limits: Ints, numbers: Ints, files: Ints) -> None:
+    """A file that is full has lost its last live message."""
     files[file, THERE] = 0
-    numbers[_LEVEL] -= limits[_SEGMENT_BYTES] - limits[_CAPACITY] + files[file, TAKEN]
-    numbers[_ON_DISK] -= 1
+    numbers[_KEPT] -= 1
+    numbers[_KEPT_RECORDS] -= files[file, RECORDS]
+    numbers[_EMPTY] += 1
+    numbers[_EMPTY_BYTES] += limits[_SEGMENT_BYTES] - limits[_CAPACITY] + files[file, TAKEN]
+
+
+@njit
+def _release(at: int, limits: Ints, numbers: Ints, files: Ints, course: Ints, listed: Ints) -> None:
+    """Let the files go in which nothing lives, behind a snapshot, if they are worth it."""
+    expected = KEPT_EXPECTED * numbers[_KEPT] + numbers[_KEPT_RECORDS] // 64
+    if not numbers[_EMPTY] or SNAPSHOT_WORTH * expected > numbers[_EMPTY_BYTES]:
+        return
+    empty, empty_bytes = numbers[_EMPTY], numbers[_EMPTY_BYTES]
+    size = SNAPSHOT_BYTES + KEPT_BYTES * numbers[_KEPT] + numbers[_KEPT_RECORDS] // 8
+    _write(size + limits[_BATCH], at, limits, numbers, files, course, listed)
+    _note(at, numbers, course)
+    numbers[_EMPTY] -= empty
+    numbers[_EMPTY_BYTES] -= empty_bytes
+    numbers[_ON_DISK] -= empty
+    numbers[_LEVEL] -= empty_bytes
+    _note(at, numbers, course)
 
 
 @njit
@@ -429,7 +467,7 @@ def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, tabl
                 numbers[_LOOK] = 1
                 enlist(file, limits, numbers, files, listed)
             if not files[file, LIVE]:
-                _release(file, limits, numbers, files)
+                _empty(file, limits, numbers, files)
         following = messages[message, ALIKE]
         messages[message, ALIKE] = numbers[_FREE]
         numbers[_FREE] = message
@@ -573,11 +611,13 @@ def _compact(
                 files[copies, LIVE] = files[copies, LIVE_BYTES] = files[copies, TAKEN] = 0
                 files[copies, FIRST] = files[copies, LAST] = NONE
                 files[copies, THERE], files[copies, LISTED], files[copies, LOOK_AT] = 1, 0, limits[_SEGMENT_BYTES]
+                files[copies, RECORDS] = 0
                 taken, batch = limits[_BATCH], 0
             elif taken - batch >= BATCH_BYTES:
                 batch = taken
                 taken += limits[_BATCH]
             put(message, copies, files, messages)
+            files[copies, RECORDS] += 1
             taken += size
             numbers[_COPIED] += size
             message = behind
@@ -585,9 +625,7 @@ def _compact(
         files, course, listed = _publish(copies, taken, at, limits, numbers, files, course, listed)
     numbers[_MOST] = max(numbers[_MOST], generation)
     for source in sources:
-        files[source, LIVE] = files[source, LIVE_BYTES] = 0
-        files[source, FIRST] = files[source, LAST] = NONE
-        _release(source, limits, numbers, files)
+        _empty(source, limits, numbers, files)
     return files, course, listed
 
 
@@ -602,6 +640,8 @@ def _publish(
         course = more_rows(course)
     _write(COMPACTED_BYTES + limits[_BATCH], at, limits, numbers, files, course, listed)
     files[copies, TAKEN] = taken
+    numbers[_KEPT] += 1
+    numbers[_KEPT_RECORDS] += files[copies, RECORDS]
     enlist(copies, limits, numbers, files, listed)
     numbers[_LEVEL] += limits[_SEGMENT_BYTES] - limits[_CAPACITY] + taken
     numbers[_ON_DISK] += 1

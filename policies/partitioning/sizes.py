@@ -27,7 +27,7 @@ SEND_HEADER_BYTES_DEFAULT = 64
 class JournalSizes:
     """What our own journal adds to a message's body, in bytes. A test holds the defaults to the journal's format."""
 
-    send_overhead: int = 56
+    send_overhead: int = 58
     """A send record beside its body, without message id and headers, of which a trace knows nothing."""
     ack_overhead: int = 36
     """A whole ack record."""

@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 
 from anabranch.policies.compaction import BATCH_BYTES, choose, look_at
 from anabranch.policies.partitioning import UsageEvent
-from anabranch.policies.partitioning.kernel import COMPACTED_BYTES, ROOM, JournalRules
+from anabranch.policies.partitioning.kernel import (
+    COMPACTED_BYTES,
+    KEPT_BYTES,
+    KEPT_EXPECTED,
+    ROOM,
+    SNAPSHOT_BYTES,
+    SNAPSHOT_WORTH,
+    JournalRules,
+)
 
 
 def segments(
@@ -75,12 +83,13 @@ def peak(files: Sequence[tuple[int, float, float]]) -> int:
 class File:
     """One of the journal's."""
 
-    __slots__ = ("generation", "live", "live_bytes", "look_at", "messages", "taken")
+    __slots__ = ("generation", "live", "live_bytes", "look_at", "messages", "records", "taken")
 
     def __init__(self, generation: int, taken: int) -> None:
         self.generation, self.taken = generation, taken
         self.live = self.live_bytes = 0
         self.look_at = -1
+        self.records = 0
         self.messages: dict[int, int] = {}
         """The bytes of those that live, in the order in which they lie there."""
 
@@ -101,6 +110,8 @@ class CompactingJournal:
         self.segments: list[File] = [File(0, self._capacity)]
         """Those in which something lives, and the one that is being written, the last."""
         self.copies: list[File] = []
+        self.empty: list[int] = []
+        """The bytes of those in which nothing lives, until they go."""
         self.written = self.copied = self.most_copied = 0
 
     def send(self, message: int, size: int) -> None:
@@ -140,6 +151,7 @@ class CompactingJournal:
                 batch = end
                 end += self._rules.batch_overhead
             file.put(message, size)
+            file.records += 1
             end += size
         if file is not None:
             self._publish(file, end)
@@ -155,9 +167,25 @@ class CompactingJournal:
     @property
     def bytes(self) -> int:
         """Of all files, the one that is being written at its full size."""
-        header = self._segment_bytes - self._capacity
-        taken = self._segment_bytes * len(self.segments)
-        return taken + sum(header + file.taken for file in self.copies) if self.copies else taken
+        return sum(self._on_disk(file) for file in (*self.segments, *self.copies)) + sum(self.empty)
+
+    @property
+    def count(self) -> int:
+        """Of all files."""
+        return len(self.segments) + len(self.copies) + len(self.empty)
+
+    def release(self) -> None:
+        """Let the files go in which nothing lives, if they are worth a snapshot."""
+        kept = [*self.segments[:-1], *self.copies]
+        records = sum(file.records for file in kept)
+        if not self.empty or SNAPSHOT_WORTH * (KEPT_EXPECTED * len(kept) + records // 64) > sum(self.empty):
+            return
+        gone = len(self.empty)
+        self.write(SNAPSHOT_BYTES + KEPT_BYTES * len(kept) + records // 8)
+        del self.empty[:gone]
+
+    def _on_disk(self, file: File) -> int:
+        return self._segment_bytes - self._capacity + file.taken
 
     def write(self, size: int) -> None:
         """A record of so many bytes, of which nothing more is needed."""
@@ -165,10 +193,11 @@ class CompactingJournal:
         self.written += size
         if self._used and self._used + size + ROOM > self._capacity:
             if not self.segments[-1].live:
-                self.segments.pop()
+                self.empty.append(self._on_disk(self.segments.pop()))
             self.segments.append(File(0, self._capacity))
             self._used = 0
         self._used += size
+        self.segments[-1].records += 1
 
     def die(self, message: int) -> bool:
         """Whether it is time to look what pays to be compacted."""
@@ -185,6 +214,7 @@ class CompactingJournal:
         file.live_bytes -= size
         if not file.live and file is not self.segments[-1]:
             (self.copies if file.generation else self.segments).remove(file)
+            self.empty.append(self._on_disk(file))
 
     def _publish(self, file: File, taken: int) -> None:
         """Its messages are there from now on."""
@@ -225,10 +255,11 @@ def compacted(
         crossed = False
         for message in ending.pop(at, ()):
             crossed |= journal.die(message)
+        journal.release()
         if crossed or journal.segments[-1] is not writing:
             while journal.compact():
-                pass
-        now = journal.bytes, len(journal.segments) + len(journal.copies)
+                journal.release()
+        now = journal.bytes, journal.count
         if not course.levels or course.levels[-1][1:] != now:
             course.levels.append((at, *now))
     course.sums = journal.written, journal.copied, journal.most_copied

@@ -12,7 +12,7 @@ from anabranch.adapters.core import Store
 from anabranch.adapters.core.records import HEAD
 from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.journal.compaction import Compactor
-from anabranch.adapters.journal.encoding import SEND_OVERHEAD
+from anabranch.adapters.journal.encoding import ACK_PAYLOAD, SEND_OVERHEAD
 from anabranch.adapters.messages import Message
 from anabranch.adapters.wal import format as w
 from anabranch.policies.compaction import choose
@@ -29,7 +29,12 @@ from ..shares import Share
 from .reference import CompactingJournal
 
 SEGMENT = 64 * 1024
-SIZES = JournalSizes(send_overhead=SEND_OVERHEAD + HEAD.size)
+SIZES = JournalSizes()
+
+
+def test_the_sizes_are_those_of_the_format() -> None:
+    assert SIZES.send_overhead == SEND_OVERHEAD + HEAD.size
+    assert SIZES.ack_overhead == w.RECORD_HEADER.size + ACK_PAYLOAD.size
 
 
 def found(store: Store) -> list[tuple[int, int, int, int]]:
