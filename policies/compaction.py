@@ -1,11 +1,12 @@
 """Which files of a journal are compacted next: what the journal goes by, and the advisor's model of it.
 
-How often one message is copied. Files are taken together that were copied equally often (their generation), and only
-if what they become is at most `live_percent` of what they take, with the headers of their files. So all that is ever
-copied for the n-th time is at most that share of what was copied n - 1 times: at 50 percent, of a TiB that was written
-no byte is copied more than 40 times, and all copying together costs no more than it cost to write it. Files of copies
-that stay small because what is in them goes on living are put together, TOGETHER of them at a time; small is one that
-has at most one part in TOGETHER of the bytes and of the messages that a file may have, so that of many comes one.
+The rule bounds how often one message is copied. Files are taken together that were copied equally often (their
+generation), and only if what they become is at most `live_percent` of what they take, with the headers of their files.
+So all that is ever copied for the n-th time is at most that share of what was copied n - 1 times: at 50 percent, of a
+TiB that was written no byte is copied more than 40 times, and all copying together costs no more than it cost to write
+it. Files of copies that stay small because what is in them goes on living are put together, TOGETHER of them at a time.
+Small is one that has at most one part in TOGETHER of the bytes and of the messages that a file may have, so that of
+many comes one.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ BATCH_BYTES: Final = 64 * 1024
 """The batches of a file of copies are about as large, unless one record is larger."""
 TOGETHER: Final = 16
 """So many small files of copies are put together, each with at most one part in TOGETHER of what one may have."""
-
-
 AGAIN: Final = 16
 """A file that is mostly dead is looked at again whenever one part in AGAIN of what lived in it has died."""
 
@@ -77,7 +76,8 @@ def choose(
             continue
         after = _bytes_after(first, bytes_max, header_bytes, messages_max)
         if after * 100 <= live_percent * _bytes(first, header_bytes):
-            return [file for file in group if file in first]
+            chosen = set(map(id, first))
+            return [file for file in group if id(file) in chosen]
     for _, group in sorted(small.items()):
         if first := _first(group, TOGETHER, bytes_max):
             return first

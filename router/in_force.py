@@ -98,7 +98,7 @@ def file_of(path: Path) -> Path:
 
 
 def of_directory(directory: Path) -> Config:
-    """The configuration of a data directory, existing or new. Raises ConfigError."""
+    """The configuration of a data directory, existing or new. Raises ConfigError, OSError."""
     directory = Path(os.path.abspath(directory))  # noqa: PTH100  `..` too
     if (directory / FILE).is_file():
         return _own(directory)
@@ -125,7 +125,7 @@ def _own(directory: Path) -> Config:
 
 def read_in_force(directory: Path) -> Config | None:
     """What a data directory was opened under last; None where that is not known. Raises ConfigError for what does not
-    read, or needs a variable of the environment that is not set."""
+    read, or needs a variable of the environment that is not set; and OSError."""
     text = text_of(directory)
     return None if text is None else parsed(text, directory)
 
@@ -142,7 +142,7 @@ def parsed(text: str, directory: Path, *, names_suffice: bool = False) -> Config
 def known_configuration(directory: Path) -> Config | None:
     """What a directory says of itself, for who opens no store: secrets need not be there. None where that is not
     known, or does not read."""
-    with suppress(ConfigError):
+    with suppress(ConfigError, OSError):
         text = text_of(directory)
         return None if text is None else parsed(text, directory, names_suffice=True)
     return None
@@ -205,17 +205,13 @@ def _changes(prefix: str, before: BaseModel, now: BaseModel) -> Iterator[str]:
 
 
 def text_of(directory: Path) -> str | None:
-    """What is written there; None for nothing."""
-    path = directory / NAME
+    """What is written there; None for nothing. Raises OSError for what cannot be read, and is there all the same."""
     try:
-        return read_file(path).decode()
+        return read_file(directory / NAME).decode()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except UnicodeDecodeError:
         return "\0"  # which is no configuration
-    except OSError as error:
-        log.warning("%s cannot be read: %s", path, error)
-        return None
 
 
 def _require_ours_or_empty(directory: Path) -> None:

@@ -51,7 +51,10 @@ class StoreDirectories:
     def remember_in_force(self) -> None:
         """What the directory was opened under last stands for `before` where that is not given. It is read now, and
         made sense of when it is needed."""
-        self._written = in_force.text_of(self.config.directory)
+        try:
+            self._written = in_force.text_of(self.config.directory)
+        except OSError as error:
+            log.warning("what %s was opened under last cannot be read: %s", self.config.directory, error)
 
     def _before(self) -> Config | None:
         written, self._written = self._written, None

@@ -335,8 +335,7 @@ class Applier:
             tail = self._applied.tail
         else:  # all is applied: the segment before a new one that is still empty may go
             self._applied = self._applied._replace(tail=tail)
-        sealed = [s for s in self._log.table.segments if s.number < tail.segment.number]
-        sealed += [s for s in self._log.table.copies if s.counts]
+        sealed = self._log.table.sealed(tail.segment.number)
         empty = [s for s in sealed if not s.live]
         kept = [s for s in sealed if s.live]
         rows = len(engine.sequencer.window) + index.transactions.count + len(index.subscriptions) + index.rows.counted

@@ -26,6 +26,8 @@ from ...policies.options import JournalOptions
 from ..background import CoalescedJob
 from ..core.engine import Engine
 from ..core.tickets import Ticket
+from ..files import FULL
+from ..rare_warnings import RareWarnings
 from ..wal import format as w
 from ..wal.copies import CopiesWriter
 from ..wal.log import Log
@@ -69,39 +71,35 @@ class Compactor:
         self._lock = threading.Lock()
         """One compaction at a time."""
         self._job = CoalescedJob(self._run_in_background, never=not options.compact_live_percent)
+        self._failures: RareWarnings[str] = RareWarnings(
+            lambda error, count: log.warning("%s: compaction failed (%d times): %s", wal.name, count, error)
+        )
         self._stopping = False
         self._unreadable: set[int] = set()
         self._pause_at = 0.0
         self._slice, self._rest = SLICE, PAUSE
         self.compactions = 0
         """How many files of copies count since it was made."""
-        self.copied = 0
-        """Messages that were copied."""
 
     # When
 
     def notice(self) -> None:
         """It is time to look. Under the store's lock; costs next to nothing where there is nothing to do."""
-        if (
-            self._job.last.begun
-            and not self._stopping
-            and self._choose(self._min_segments)
-        ):
+        if self._job.last.begun and not self._stopping and self._choose(self._options.compact_min_segments):
             self._job.schedule(0)
 
-    @property
-    def _min_segments(self) -> int:
-        return self._options.compact_min_segments
-
     def _choose(self, min_segments: int) -> list[Segment]:
-        table, tail, options = self._log.table, self._applied(), self._options
-        sealed = [s for s in table.segments if s.number < tail.segment.number and s.number not in self._unreadable]
-        sealed += [s for s in table.copies if s.counts and s.number not in self._unreadable]
-        if self._index.transactions.count:
-            places = [self._log.table.find(lsn) for _, (lsn, _, _) in self._index.transactions.prepared()]
-            sealed = [segment for segment in sealed if segment not in places]
+        """And say when to look again, under the store's lock."""
+        table, options = self._log.table, self._options
+        sealed = table.sealed(self._applied().segment.number)
         for segment in sealed:
             segment.look_at = look_at(segment, options.compact_live_percent, w.HEADER_BYTES)
+        left = self._unreadable
+        if self._index.transactions.count:
+            places = [table.find(lsn) for _, (lsn, _, _) in self._index.transactions.prepared()]
+            left = left | {place.number for place in places if place is not None}
+        if left:
+            sealed = [segment for segment in sealed if segment.number not in left]
         bytes_max = options.segment_size - w.HEADER_BYTES
         return choose(sealed, options.compact_live_percent, min_segments, bytes_max, w.HEADER_BYTES)
 
@@ -112,9 +110,11 @@ class Compactor:
             self._job.schedule(AGAIN_SECONDS)
             return
         try:
-            while self.run(self._min_segments):
+            while self.run(self._options.compact_min_segments):
                 self._release()  # before the next are copied: else all of them would be on the disk twice
         except AnabranchError as error:
+            if isinstance(error, StoreFullError):
+                self._job.schedule(AGAIN_SECONDS)
             log.debug("%s: nothing compacted: %s", self._log.name, error)
 
     def finish(self) -> None:
@@ -136,7 +136,8 @@ class Compactor:
                 self._compact(sources)
             except (OSError, StoreFullError) as error:
                 self._job.schedule(AGAIN_SECONDS)
-                log.debug("%s: nothing is compacted for now: %s", self._log.name, error)
+                if isinstance(error, OSError) and error.errno not in FULL:
+                    self._failures.count([str(error)])
                 return 0
             return len(sources)
 
@@ -171,7 +172,7 @@ class Compactor:
         """Whether many more segments wait than are compacted together."""
         percent = self._options.compact_live_percent
         waiting = sum(is_dying(s, percent, w.HEADER_BYTES) for s in self._log.table.segments if s.live)
-        return waiting > 2 * self._min_segments
+        return waiting > 2 * self._options.compact_min_segments
 
     def _next_number(self) -> int:
         """Of a file of copies, behind COPIES: never used before, since each that counts has a record of the log."""
@@ -227,7 +228,6 @@ class Compactor:
             _remove(writer)
             raise
         self.compactions += 1
-        self.copied += len(messages)
         self._apply()
         log.debug("%s: %d messages compacted into %s", wal.name, len(messages), copies.path)
 

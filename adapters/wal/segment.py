@@ -140,6 +140,10 @@ class SegmentTable:
             return None
         return segment
 
+    def sealed(self, before: int) -> list[Segment]:
+        """The segments before this one, by number, and the files of copies that count."""
+        return [s for s in self.segments if s.number < before] + [s for s in self.copies if s.counts]
+
     def without(self, gone: set[int]) -> SegmentTable:
         return SegmentTable(
             (s for s in self.segments if s.number not in gone), (s for s in self.copies if s.number not in gone)

@@ -11,28 +11,38 @@ import numpy as np
 
 from .jit import njit
 from .kernel import (
+    BATCH,
     BEHIND,
     BORN,
+    CAPACITY,
+    EMPTY,
+    EMPTY_BYTES,
     FILE,
     FILE_COLUMNS,
     FIRST,
     GENERATION,
-    LAST,
+    HEADER,
     LEAST,
     LISTED_COUNT,
     LIVE,
     LIVE_BYTES,
     NONE,
     NUMBERS,
+    RECORDS,
+    ROOM_MORE,
     SIZE,
     TAIL,
     TAKEN,
     THERE,
+    begin_file,
     choose_files,
+    empty_file,
     enlist,
     is_dying,
     more_rows,
     put,
+    seal_file,
+    snapshot_size,
     take_out,
     twice,
 )
@@ -41,6 +51,10 @@ from .summary import NO_ACK, Summary
 
 _PARTS = 4
 """Cohorts of a segment's worth, where that many bytes stand in one bucket."""
+_HELD, _COPIED, _BEGUN, _USED, _RECORD = range(5)
+_SUMS = 5
+"""Places of sums: byte-seconds of what has gone, bytes copied, bytes times when they came of what is about to go, bytes
+used in the segment that is written, and bytes of a record."""
 
 
 def life_bytes(summary: Summary) -> Ints:
@@ -97,41 +111,23 @@ def decayed(
     limits: Ints,
 ) -> tuple[float, float]:
     """Byte-seconds on disk, and bytes copied."""
-    segment_bytes, capacity, room_more = limits[0], limits[1], limits[2]
-    header = segment_bytes - capacity
     buckets = len(bucket_start) - 1
-    finish = bucket_start[buckets]
     written, total, squares = written_by_bucket(members, byte_rows, byte_bucket, byte_sum, byte_squares, buckets)
     if total == 0.0:
         return 0.0, 0.0
-    room = max(capacity - room_more - squares / (2.0 * total), capacity / 2.0)
+    capacity = limits[CAPACITY]
+    room = max(capacity - limits[ROOM_MORE] - squares / (2.0 * total), capacity / 2.0)
     base = np.zeros(buckets + 1, np.int64)
     for b in range(buckets):
         base[b + 1] = base[b] + (0 if written[b] == 0.0 else int(np.ceil(_PARTS * written[b] / room)))
     cohorts = np.zeros((base[buckets], 5), np.int64)
     cohorts[:, FILE] = NONE
-    # Deaths hang in linked lists at the bucket of their acks, in any order.
-    first = np.full(buckets, NONE, np.int64)
-    rows = 0
-    for m in members:
-        rows += life_rows[m + 1] - life_rows[m]
-    following, death = np.empty(rows, np.int64), np.empty(rows, np.int64)
-    at = 0
-    for m in members:
-        for k in range(life_rows[m], life_rows[m + 1]):
-            if 0 <= life_ack[k] <= life_send[k]:
-                continue  # they go before the bucket is over
-            _share(cohorts, base, life_send[k], row_bytes[k])
-            if life_ack[k] >= 0:
-                death[at], following[at] = k, first[life_ack[k]]
-                first[life_ack[k]] = at
-                at += 1
+    first, following, death = _hang_deaths(members, life_rows, life_send, life_ack, row_bytes, cohorts, base)
     files = np.zeros((64, FILE_COLUMNS), np.int64)
-    start = np.zeros(64)
-    numbers = np.zeros(NUMBERS, np.int64)
+    start, listed = np.zeros(64), np.empty(64, np.int64)
+    numbers, sums = np.zeros(NUMBERS, np.int64), np.zeros(_SUMS)
     numbers[TAIL] = NONE
-    listed = np.empty(64, np.int64)
-    used, held, copied = 0.0, 0.0, 0.0
+    sums[_RECORD] = squares / total
     # To look what pays takes a while: it is done once enough has changed. So many segments are dying, at most.
     waiting, look = 0, False
     for b in range(buckets):
@@ -139,37 +135,21 @@ def decayed(
         for half in range(2 * parts):
             # A cohort belongs where its middle is written.
             span, share = bucket_start[b + 1] - bucket_start[b], written[b] / (2 * parts)
-            if numbers[TAIL] == NONE or used + share > room:
-                now = bucket_start[b] + span * (max(room - used, 0.0) / share + half) / (2 * parts)
-                if numbers[TAIL] == NONE:
-                    now = bucket_start[b]
-                if numbers[BORN] + 1 > len(files):
+            if numbers[TAIL] == NONE or sums[_USED] + share > room:
+                now = bucket_start[b]
+                if numbers[TAIL] != NONE:
+                    now += span * (max(room - sums[_USED], 0.0) / share + half) / (2 * parts)
+                if numbers[BORN] + 2 > len(files):
                     files, start, listed = more_rows(files), _longer(start), twice(listed)
-                tail, born = numbers[TAIL], numbers[BORN]
-                files[born, :] = 0
-                files[born, TAKEN] = capacity
-                files[born, FIRST] = files[born, LAST] = NONE
-                files[born, THERE] = 1
-                start[born] = now
-                numbers[TAIL], numbers[BORN] = born, born + 1
-                used = used + share - room if tail != NONE else share
-                if tail != NONE:
-                    if not files[tail, LIVE]:
-                        files[tail, THERE] = 0
-                        held += (now - start[tail]) * segment_bytes
-                    elif is_dying(tail, files, limits):
-                        enlist(tail, limits, numbers, files, listed)
-                        waiting += 1
-                        look |= waiting >= limits[LEAST]
-                    if look:
-                        files, start, listed, waiting, bytes_held, bytes_copied = _compact(
-                            now, limits, numbers, files, start, cohorts, listed
-                        )
-                        held += bytes_held
-                        copied += bytes_copied
-                        look = False
+                if _begin_segment(now, limits, numbers, files, start, listed, sums):
+                    waiting += 1
+                    look |= waiting >= limits[LEAST]
+                sums[_USED] = max(sums[_USED] + share - room, 0.0) if numbers[BORN] > 1 else share
+                if look:
+                    files, start, listed, waiting = _compact(now, limits, numbers, files, start, cohorts, listed, sums)
+                    look = False
             else:
-                used += share
+                sums[_USED] += share
             cohort = base[b] + half // 2
             if half % 2 == 0 and cohorts[cohort, SIZE]:
                 put(cohort, numbers[TAIL], files, cohorts)
@@ -179,91 +159,173 @@ def decayed(
             send, size = life_send[row], row_bytes[row]
             count = base[send + 1] - base[send]
             for part in range(count):
-                cohort = base[send] + part
-                part_size = size // count if part < count - 1 else size - (count - 1) * (size // count)
-                if not part_size:
-                    continue
-                file = cohorts[cohort, FILE]
-                was_dying = is_dying(file, files, limits)
-                cohorts[cohort, SIZE] -= part_size
-                files[file, LIVE_BYTES] -= part_size
-                if file != numbers[TAIL] and not was_dying and is_dying(file, files, limits):
-                    enlist(file, limits, numbers, files, listed)
-                    waiting += files[file, GENERATION] == 0
-                    look |= files[file, GENERATION] > 0 or waiting >= limits[LEAST]
-                if cohorts[cohort, SIZE]:
-                    continue
-                take_out(cohort, files, cohorts)
-                if not files[file, LIVE] and file != numbers[TAIL]:
-                    files[file, THERE] = 0
-                    end = max(min(life_time[row], finish), start[file])
-                    held += (end - start[file]) * (header + files[file, TAKEN])
+                generation = _decay(
+                    base[send] + part,
+                    _part(size, part, count),
+                    min(life_time[row], bucket_start[buckets]),
+                    limits,
+                    numbers,
+                    files,
+                    start,
+                    cohorts,
+                    listed,
+                    sums,
+                )
+                if generation >= 0:
+                    waiting += generation == 0
+                    look |= generation > 0 or waiting >= limits[LEAST]
             k = following[k]
         if look:
-            files, start, listed, waiting, bytes_held, bytes_copied = _compact(
-                bucket_start[b + 1], limits, numbers, files, start, cohorts, listed
-            )
-            held += bytes_held
-            copied += bytes_copied
+            now = bucket_start[b + 1]
+            files, start, listed, waiting = _compact(now, limits, numbers, files, start, cohorts, listed, sums)
             look = False
+    finish, header = bucket_start[buckets], limits[HEADER]
+    sums[_HELD] += numbers[EMPTY_BYTES] * finish - sums[_BEGUN]
     for file in range(numbers[BORN]):
         if files[file, THERE]:
-            held += (finish - start[file]) * (header + files[file, TAKEN])
-    return held, copied
+            sums[_HELD] += (finish - start[file]) * (header + files[file, TAKEN])
+    return sums[_HELD], sums[_COPIED]
+
+
+@njit
+def _hang_deaths(
+    members: Ints, life_rows: Ints, life_send: Ints, life_ack: Ints, row_bytes: Ints, cohorts: Ints, base: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """Give cohorts their sizes, and hang rows of lives into lists at the buckets of their acks, in any order."""
+    first = np.full(len(base) - 1, NONE, np.int64)
+    rows = 0
+    for m in members:
+        rows += life_rows[m + 1] - life_rows[m]
+    following, death = np.empty(rows, np.int64), np.empty(rows, np.int64)
+    at = 0
+    for m in members:
+        for k in range(life_rows[m + 1] - 1, life_rows[m] - 1, -1):
+            if 0 <= life_ack[k] <= life_send[k]:
+                continue  # they go before the bucket is over
+            send = life_send[k]
+            count = base[send + 1] - base[send]
+            for part in range(count):
+                cohorts[base[send] + part, SIZE] += _part(row_bytes[k], part, count)
+            if life_ack[k] >= 0:
+                death[at], following[at] = k, first[life_ack[k]]
+                first[life_ack[k]] = at
+                at += 1
+    return first, following, death
+
+
+@njit
+def _part(size: int, part: int, count: int) -> int:
+    """A part's share of bytes."""
+    return size // count if part < count - 1 else size - (count - 1) * (size // count)
+
+
+@njit
+def _begin_segment(
+    now: float, limits: Ints, numbers: Ints, files: Ints, start: Floats, listed: Ints, sums: Floats
+) -> bool:
+    """Begin the next segment. Returns whether the one before is mostly dead."""
+    tail, born = numbers[TAIL], begin_file(0, limits[CAPACITY], limits, numbers, files)
+    start[born], numbers[TAIL] = now, born
+    if tail == NONE:
+        return False
+    files[tail, RECORDS] = int(limits[CAPACITY] / sums[_RECORD])
+    seal_file(tail, numbers, files)
+    if not files[tail, LIVE]:
+        _go(tail, now, limits, numbers, files, start, sums)
+        return False
+    enlist(tail, limits, numbers, files, listed)
+    return is_dying(tail, files, limits)
+
+
+@njit
+def _decay(
+    cohort: int,
+    size: int,
+    now: float,
+    limits: Ints,
+    numbers: Ints,
+    files: Ints,
+    start: Floats,
+    cohorts: Ints,
+    listed: Ints,
+    sums: Floats,
+) -> int:
+    """Take bytes out of a cohort. Returns the generation of its file where that is mostly dead by it, else -1."""
+    if not size:
+        return NONE
+    file = cohorts[cohort, FILE]
+    was_dying = is_dying(file, files, limits)
+    cohorts[cohort, SIZE] -= size
+    files[file, LIVE_BYTES] -= size
+    generation = NONE
+    if file != numbers[TAIL] and not was_dying and is_dying(file, files, limits):
+        enlist(file, limits, numbers, files, listed)
+        generation = files[file, GENERATION]
+    if not cohorts[cohort, SIZE]:
+        take_out(cohort, files, cohorts)
+        if not files[file, LIVE] and file != numbers[TAIL]:
+            _go(file, max(now, start[file]), limits, numbers, files, start, sums)
+    return generation
+
+
+@njit
+def _go(file: int, now: float, limits: Ints, numbers: Ints, files: Ints, start: Floats, sums: Floats) -> None:
+    """Nothing lives in a file any more: it goes with others, once they are worth a snapshot."""
+    sums[_BEGUN] += start[file] * (limits[HEADER] + files[file, TAKEN])
+    empty_file(file, limits, numbers, files)
+    size = snapshot_size(numbers)
+    if size > 0:
+        sums[_USED] += size + limits[BATCH]
+        sums[_HELD] += numbers[EMPTY_BYTES] * now - sums[_BEGUN]
+        sums[_BEGUN] = 0.0
+        numbers[EMPTY] = numbers[EMPTY_BYTES] = 0
 
 
 @njit
 def _compact(
-    now: float, limits: Ints, numbers: Ints, files: Ints, start: Floats, cohorts: Ints, listed: Ints
-) -> tuple[Ints, Floats, Ints, int, float, float]:
-    """Compact what pays. Returns, beside arrays, how many segments are dying yet, byte-seconds of what goes, and bytes
-    copied."""
-    capacity, batch = limits[1], limits[3]
-    header = limits[0] - capacity
-    held, copied = 0.0, 0.0
+    now: float,
+    limits: Ints,
+    numbers: Ints,
+    files: Ints,
+    start: Floats,
+    cohorts: Ints,
+    listed: Ints,
+    sums: Floats,
+) -> tuple[Ints, Floats, Ints, int]:
+    """Compact what pays. Returns, beside arrays, how many segments are dying yet."""
     while True:
         sources = choose_files(numbers, files, listed, limits)
         if not len(sources):
             waiting = 0
             for place in range(numbers[LISTED_COUNT]):
                 waiting += files[listed[place], GENERATION] == 0
-            return files, start, listed, waiting, held, copied
+            return files, start, listed, waiting
         generation, copies = files[sources[0], GENERATION] + 1, NONE
         for source in sources:
             cohort = files[source, FIRST]
             while cohort != NONE:
                 behind = cohorts[cohort, BEHIND]
-                if copies == NONE or files[copies, TAKEN] + cohorts[cohort, SIZE] > capacity:
+                if copies == NONE or files[copies, TAKEN] + cohorts[cohort, SIZE] > limits[CAPACITY]:
                     if copies != NONE:
-                        enlist(copies, limits, numbers, files, listed)
+                        _publish(copies, limits, numbers, files, listed, sums)
                     if numbers[BORN] + 1 > len(files):
                         files, start, listed = more_rows(files), _longer(start), twice(listed)
-                    copies = numbers[BORN]
-                    numbers[BORN] = copies + 1
-                    files[copies, :] = 0
-                    files[copies, GENERATION] = generation
-                    files[copies, TAKEN] = batch
-                    files[copies, FIRST] = files[copies, LAST] = NONE
-                    files[copies, THERE] = 1
+                    copies = begin_file(generation, limits[BATCH], limits, numbers, files)
                     start[copies] = now
                 put(cohort, copies, files, cohorts)
                 files[copies, TAKEN] += cohorts[cohort, SIZE]
-                copied += cohorts[cohort, SIZE]
+                sums[_COPIED] += cohorts[cohort, SIZE]
                 cohort = behind
-            files[source, THERE] = 0
-            files[source, LIVE] = 0
-            held += (now - start[source]) * (header + files[source, TAKEN])
-        enlist(copies, limits, numbers, files, listed)
+        _publish(copies, limits, numbers, files, listed, sums)
+        for source in sources:
+            _go(source, now, limits, numbers, files, start, sums)
 
 
 @njit
-def _share(cohorts: Ints, base: Ints, bucket: int, size: int) -> None:
-    """Give each part of a bucket its share of bytes."""
-    count = base[bucket + 1] - base[bucket]
-    for part in range(count):
-        cohorts[base[bucket] + part, SIZE] += (
-            size // count if part < count - 1 else size - (count - 1) * (size // count)
-        )
+def _publish(copies: int, limits: Ints, numbers: Ints, files: Ints, listed: Ints, sums: Floats) -> None:
+    files[copies, RECORDS] = int(files[copies, TAKEN] / sums[_RECORD])
+    seal_file(copies, numbers, files)
+    enlist(copies, limits, numbers, files, listed)
 
 
 @njit

@@ -10,9 +10,9 @@ A store writes its operations into segments that an operation never straddles. W
                          here is there any more: ActiveMQ's ack rule. Every ack in an earlier segment stands before
                          every operation of this one, so one ascending sweep reaches the rule's fixed point
     anabranch            when it is full and no message in it is pending
-    anabranch, compact   the same, and whenever a segment is full, or a file that is mostly dead has lost more, what pays
-                         is compacted, as policies/compaction.py says: live messages go into files of copies. Files
-                         in which nothing lives go once they are worth the snapshot that is written for them
+    anabranch, compact   the same, and whenever a segment is full, or a file that is mostly dead has lost more, what
+                         pays is compacted, as policies/compaction.py says: live messages go into files of copies.
+                         Files in which nothing lives go once they are worth the snapshot that is written for them
 
 All is counted in positions of the global order; whoever knows the clock turns them into times, which never fall along
 it. What is kept meanwhile grows with live messages and with segments, never with operations. A test holds the third
@@ -86,8 +86,8 @@ class JournalRules:
 
     def limits(self) -> Ints:
         """As compiled code takes them, whose places have names below."""
-        rules = self.segment_bytes, self.capacity, self.room, self.batch_overhead
-        return np.array([*rules, self.live_percent, self.min_segments, self.messages_max], np.int64)
+        rules = self.segment_bytes, self.capacity, self.room, self.batch_overhead, self.live_percent, self.min_segments
+        return np.array([*rules, self.messages_max, self.segment_bytes - self.capacity], np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +228,14 @@ SIZE, FILE, BEFORE, BEHIND, ALIKE = range(5)
 """Columns of a message: bytes of its record, its file, its neighbours there, the next one that ends where it does (or
 the next free row)."""
 _USED, TAIL, _LEVEL, _ON_DISK, _WRITTEN, _COPIED, _MOST, BORN = range(8)
-_FREE, _IN_TABLE, _CHANGES, _LOOK, LISTED_COUNT, _KEPT, _KEPT_RECORDS, _EMPTY, _EMPTY_BYTES = range(8, 17)
+_FREE, _IN_TABLE, _CHANGES, _LOOK, LISTED_COUNT, _KEPT, _KEPT_RECORDS, EMPTY, EMPTY_BYTES = range(8, 17)
 NUMBERS: Final = 17
 """Places of single numbers: bytes used in the segment that is written (`TAIL`), bytes and files on disk, sums, files
 ever, the first free message, keys in the table, rows of the course, whether it is time to look what pays to be
 compacted, how many files are listed for that, full files in which something lives and their records, those in which
 nothing does and their bytes."""
 NONE: Final = -1
+_DYING, _SMALL = 1, 2
 _GENERATIONS: Final = 64
 """No message is copied more often (policies/compaction.py)."""
 
@@ -282,7 +283,7 @@ class _Compacting:
         )
 
 
-_SEGMENT_BYTES, _CAPACITY, _ROOM, _BATCH, _PERCENT, LEAST, _MESSAGES = range(7)
+SEGMENT, CAPACITY, ROOM_MORE, BATCH, PERCENT, LEAST, MESSAGES, HEADER = range(8)
 """Places of the rules in `JournalRules.limits`."""
 
 
@@ -301,7 +302,7 @@ def _feed_compacting(
     listed: Ints,
 ) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """`listed` is as long as `files`: those that may be compacted, and some that have gone since."""
-    batch = limits[_BATCH]
+    batch = limits[BATCH]
     for i in range(len(position)):
         at = position[i]
         if numbers[BORN] + 2 > len(files):
@@ -340,24 +341,17 @@ def _write(size: int, at: int, limits: Ints, numbers: Ints, files: Ints, course:
     """Write an operation, into a new segment where this one is full."""
     tail = numbers[TAIL]
     numbers[_WRITTEN] += size
-    if tail == NONE or (numbers[_USED] and numbers[_USED] + size + limits[_ROOM] > limits[_CAPACITY]):
-        born = numbers[BORN]
-        files[born, GENERATION] = files[born, LIVE] = files[born, LIVE_BYTES] = 0
-        files[born, TAKEN] = limits[_CAPACITY]
-        files[born, FIRST] = files[born, LAST] = NONE
-        files[born, THERE], files[born, LISTED], files[born, LOOK_AT] = 1, 0, limits[_SEGMENT_BYTES]
-        files[born, RECORDS] = 0
-        numbers[BORN] = born + 1
-        numbers[_LEVEL] += limits[_SEGMENT_BYTES]
+    if tail == NONE or (numbers[_USED] and numbers[_USED] + size + limits[ROOM_MORE] > limits[CAPACITY]):
+        born = begin_file(0, limits[CAPACITY], limits, numbers, files)
+        numbers[_LEVEL] += limits[SEGMENT]
         numbers[_ON_DISK] += 1
         if tail != NONE:
             numbers[_LOOK] = 1
-            numbers[_KEPT] += 1
-            numbers[_KEPT_RECORDS] += files[tail, RECORDS]
+            seal_file(tail, numbers, files)
             if files[tail, LIVE]:
                 enlist(tail, limits, numbers, files, listed)
             else:
-                _empty(tail, limits, numbers, files)
+                empty_file(tail, limits, numbers, files)
         numbers[TAIL] = tail = born
         numbers[_USED] = 0
     numbers[_USED] += size
@@ -365,30 +359,58 @@ def _write(size: int, at: int, limits: Ints, numbers: Ints, files: Ints, course:
 
 
 @njit
-def _empty(file: int, limits: Ints, numbers: Ints, files: Ints) -> None:
+def begin_file(generation: int, taken: int, limits: Ints, numbers: Ints, files: Ints) -> int:
+    """The row of a new file, in which nothing is yet."""
+    born: int = numbers[BORN]
+    numbers[BORN] = born + 1
+    files[born, :] = 0
+    files[born, GENERATION], files[born, TAKEN] = generation, taken
+    files[born, FIRST] = files[born, LAST] = NONE
+    files[born, THERE], files[born, LOOK_AT] = 1, limits[SEGMENT]
+    return born
+
+
+@njit
+def seal_file(file: int, numbers: Ints, files: Ints) -> None:
+    """A file is full."""
+    numbers[_KEPT] += 1
+    numbers[_KEPT_RECORDS] += files[file, RECORDS]
+
+
+@njit
+def empty_file(file: int, limits: Ints, numbers: Ints, files: Ints) -> None:
     """A file that is full has lost its last live message."""
     files[file, THERE] = 0
     numbers[_KEPT] -= 1
     numbers[_KEPT_RECORDS] -= files[file, RECORDS]
-    numbers[_EMPTY] += 1
-    numbers[_EMPTY_BYTES] += limits[_SEGMENT_BYTES] - limits[_CAPACITY] + files[file, TAKEN]
+    numbers[EMPTY] += 1
+    numbers[EMPTY_BYTES] += limits[HEADER] + files[file, TAKEN]
 
 
 @njit
 def _release(at: int, limits: Ints, numbers: Ints, files: Ints, course: Ints, listed: Ints) -> None:
     """Let the files go in which nothing lives, behind a snapshot, if they are worth it."""
-    expected = KEPT_EXPECTED * numbers[_KEPT] + numbers[_KEPT_RECORDS] // 64
-    if not numbers[_EMPTY] or SNAPSHOT_WORTH * expected > numbers[_EMPTY_BYTES]:
+    size = snapshot_size(numbers)
+    if not size:
         return
-    empty, empty_bytes = numbers[_EMPTY], numbers[_EMPTY_BYTES]
-    size = SNAPSHOT_BYTES + KEPT_BYTES * numbers[_KEPT] + numbers[_KEPT_RECORDS] // 8
-    _write(size + limits[_BATCH], at, limits, numbers, files, course, listed)
+    empty, empty_bytes = numbers[EMPTY], numbers[EMPTY_BYTES]
+    _write(size + limits[BATCH], at, limits, numbers, files, course, listed)
     _note(at, numbers, course)
-    numbers[_EMPTY] -= empty
-    numbers[_EMPTY_BYTES] -= empty_bytes
+    numbers[EMPTY] -= empty
+    numbers[EMPTY_BYTES] -= empty_bytes
     numbers[_ON_DISK] -= empty
     numbers[_LEVEL] -= empty_bytes
     _note(at, numbers, course)
+
+
+@njit
+def snapshot_size(numbers: Ints) -> int:
+    """The bytes of a snapshot that lets the files go in which nothing lives; 0 while they are not worth one."""
+    expected = KEPT_EXPECTED * numbers[_KEPT] + numbers[_KEPT_RECORDS] // 64
+    if not numbers[EMPTY] or SNAPSHOT_WORTH * expected > numbers[EMPTY_BYTES]:
+        return 0
+    size: int = SNAPSHOT_BYTES + KEPT_BYTES * numbers[_KEPT] + numbers[_KEPT_RECORDS] // 8
+    return size
 
 
 @njit
@@ -436,7 +458,7 @@ def put(message: int, file: int, files: Ints, messages: Ints) -> None:
 
 @njit
 def take_out(message: int, files: Ints, messages: Ints) -> None:
-    """Take a message out of its file, whose bytes are counted by who knows what is left of it."""
+    """Take a message out of its file."""
     file, before, behind = messages[message, FILE], messages[message, BEFORE], messages[message, BEHIND]
     if before == NONE:
         files[file, FIRST] = behind
@@ -447,6 +469,7 @@ def take_out(message: int, files: Ints, messages: Ints) -> None:
     else:
         messages[behind, BEFORE] = before
     files[file, LIVE] -= 1
+    files[file, LIVE_BYTES] -= messages[message, SIZE]
 
 
 @njit
@@ -461,13 +484,12 @@ def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, tabl
     while message != NONE:
         file = messages[message, FILE]
         take_out(message, files, messages)
-        files[file, LIVE_BYTES] -= messages[message, SIZE]
         if file != numbers[TAIL]:
             if files[file, LIVE_BYTES] <= files[file, LOOK_AT] and is_dying(file, files, limits):
                 numbers[_LOOK] = 1
                 enlist(file, limits, numbers, files, listed)
             if not files[file, LIVE]:
-                _empty(file, limits, numbers, files)
+                empty_file(file, limits, numbers, files)
         following = messages[message, ALIKE]
         messages[message, ALIKE] = numbers[_FREE]
         numbers[_FREE] = message
@@ -477,8 +499,7 @@ def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, tabl
 @njit
 def enlist(file: int, limits: Ints, numbers: Ints, files: Ints, listed: Ints) -> None:
     """List a file that is full, if it may be compacted from now on: it is mostly dead, or may be small."""
-    short = files[file, GENERATION] > 0 and files[file, TAKEN] * TOGETHER <= limits[_CAPACITY]
-    if not files[file, LISTED] and (short or is_dying(file, files, limits)):
+    if not files[file, LISTED] and (_is_short(file, files, limits) or is_dying(file, files, limits)):
         files[file, LISTED] = 1
         listed[numbers[LISTED_COUNT]] = file
         numbers[LISTED_COUNT] += 1
@@ -494,76 +515,55 @@ def choose_files(numbers: Ints, files: Ints, listed: Ints, limits: Ints) -> Ints
             count += 1
     numbers[LISTED_COUNT] = count
     there = np.sort(listed[:count])  # the oldest first
-    header, bytes_max = limits[_SEGMENT_BYTES] - limits[_CAPACITY], limits[_CAPACITY]
-    percent = limits[_PERCENT]
+    header, bytes_max = limits[HEADER], limits[CAPACITY]
+    percent = limits[PERCENT]
     dying, small = np.zeros(_GENERATIONS, np.int64), np.zeros(_GENERATIONS, np.int64)
-    for file in there:
+    kind = np.zeros(len(there), np.int64)
+    for place, file in enumerate(there):
         if is_dying(file, files, limits):
+            kind[place] = _DYING
             dying[files[file, GENERATION]] += 1
-        elif _is_small(file, files, limits):
+        elif _is_short(file, files, limits) and files[file, LIVE] * TOGETHER <= limits[MESSAGES]:
+            kind[place] = _SMALL
             small[files[file, GENERATION]] += 1
     for generation in range(_GENERATIONS):
         least = 1 if generation else limits[LEAST]
         if dying[generation] < least:
             continue
-        group = np.empty(dying[generation], np.int64)
-        share = np.empty(dying[generation])
-        count = 0
-        for file in there:
-            if files[file, GENERATION] == generation and is_dying(file, files, limits):
-                group[count] = file
-                share[count] = files[file, LIVE_BYTES] / (files[file, TAKEN] + header)
-                count += 1
-        order = np.argsort(share, kind="mergesort")
+        group: Ints = there[(kind == _DYING) & (files[there, GENERATION] == generation)]
+        order = np.argsort(files[group, LIVE_BYTES] / (files[group, TAKEN] + header), kind="mergesort")
         first = _first(group[order], files, least, bytes_max)
         if first:
-            chosen = group[np.sort(order[:first])]
-            live = size = whole = 0
-            for file in chosen:
-                live += files[file, LIVE]
-                size += files[file, LIVE_BYTES]
-                whole += files[file, TAKEN] + header
-            after = size + header * max(-(-size // bytes_max), -(-live // limits[_MESSAGES]))
-            if after * 100 <= percent * whole:
+            chosen: Ints = group[np.sort(order[:first])]
+            live, size = files[chosen, LIVE].sum(), files[chosen, LIVE_BYTES].sum()
+            after = size + header * max(-(-size // bytes_max), -(-live // limits[MESSAGES]))
+            if after * 100 <= percent * (files[chosen, TAKEN] + header).sum():
                 return chosen
     for generation in range(1, _GENERATIONS):
         if small[generation] < TOGETHER:
             continue
-        group = np.empty(small[generation], np.int64)
-        count = 0
-        for file in there:
-            if (
-                files[file, GENERATION] == generation
-                and not is_dying(file, files, limits)
-                and _is_small(file, files, limits)
-            ):
-                group[count] = file
-                count += 1
+        group = there[(kind == _SMALL) & (files[there, GENERATION] == generation)]
         first = _first(group, files, TOGETHER, bytes_max)
         if first:
             return group[:first]
-    for file in there:
-        if is_dying(file, files, limits):
-            files[file, LOOK_AT] = files[file, LIVE_BYTES] - -(-files[file, LIVE_BYTES] // AGAIN)
+    for file in there[kind == _DYING]:
+        files[file, LOOK_AT] = files[file, LIVE_BYTES] - -(-files[file, LIVE_BYTES] // AGAIN)
     return there[:0]
 
 
 @njit
 def is_dying(file: int, files: Ints, limits: Ints) -> bool:
     """Whether at most `live_percent` of what it takes is live."""
-    header = limits[_SEGMENT_BYTES] - limits[_CAPACITY]
-    dying: bool = files[file, LIVE_BYTES] * 100 <= limits[_PERCENT] * (files[file, TAKEN] + header)
+    header = limits[HEADER]
+    dying: bool = files[file, LIVE_BYTES] * 100 <= limits[PERCENT] * (files[file, TAKEN] + header)
     return dying
 
 
 @njit
-def _is_small(file: int, files: Ints, limits: Ints) -> bool:
-    small: bool = (
-        files[file, GENERATION] > 0
-        and files[file, TAKEN] * TOGETHER <= limits[_CAPACITY]
-        and files[file, LIVE] * TOGETHER <= limits[_MESSAGES]
-    )
-    return small
+def _is_short(file: int, files: Ints, limits: Ints) -> bool:
+    """Whether it is one of copies, and much shorter than it may be."""
+    short: bool = files[file, GENERATION] > 0 and files[file, TAKEN] * TOGETHER <= limits[CAPACITY]
+    return short
 
 
 @njit
@@ -590,32 +590,24 @@ def _compact(
     listed: Ints,
 ) -> tuple[Ints, Ints, Ints]:
     """Copy what lives in these files; they go when all of it is copied."""
-    header = limits[_SEGMENT_BYTES] - limits[_CAPACITY]
+    header = limits[HEADER]
     generation = files[sources[0], GENERATION] + 1
     copies, taken, batch = NONE, 0, 0
     for source in sources:
         message = files[source, FIRST]
         while message != NONE:
             behind, size = messages[message, BEHIND], messages[message, SIZE]
-            if copies != NONE and (
-                files[copies, LIVE] >= limits[_MESSAGES] or header + taken + size > limits[_SEGMENT_BYTES]
-            ):
+            if copies != NONE and (files[copies, LIVE] >= limits[MESSAGES] or header + taken + size > limits[SEGMENT]):
                 files, course, listed = _publish(copies, taken, at, limits, numbers, files, course, listed)
                 copies = NONE
             if copies == NONE:
                 if numbers[BORN] + 3 > len(files):
                     files, listed = more_rows(files), twice(listed)
-                copies = numbers[BORN]
-                numbers[BORN] = copies + 1
-                files[copies, GENERATION] = generation
-                files[copies, LIVE] = files[copies, LIVE_BYTES] = files[copies, TAKEN] = 0
-                files[copies, FIRST] = files[copies, LAST] = NONE
-                files[copies, THERE], files[copies, LISTED], files[copies, LOOK_AT] = 1, 0, limits[_SEGMENT_BYTES]
-                files[copies, RECORDS] = 0
-                taken, batch = limits[_BATCH], 0
+                copies = begin_file(generation, 0, limits, numbers, files)
+                taken, batch = limits[BATCH], 0
             elif taken - batch >= BATCH_BYTES:
                 batch = taken
-                taken += limits[_BATCH]
+                taken += limits[BATCH]
             put(message, copies, files, messages)
             files[copies, RECORDS] += 1
             taken += size
@@ -625,7 +617,7 @@ def _compact(
         files, course, listed = _publish(copies, taken, at, limits, numbers, files, course, listed)
     numbers[_MOST] = max(numbers[_MOST], generation)
     for source in sources:
-        _empty(source, limits, numbers, files)
+        empty_file(source, limits, numbers, files)
     return files, course, listed
 
 
@@ -638,12 +630,11 @@ def _publish(
         files, listed = more_rows(files), twice(listed)
     if numbers[_CHANGES] + 4 > len(course):
         course = more_rows(course)
-    _write(COMPACTED_BYTES + limits[_BATCH], at, limits, numbers, files, course, listed)
+    _write(COMPACTED_BYTES + limits[BATCH], at, limits, numbers, files, course, listed)
     files[copies, TAKEN] = taken
-    numbers[_KEPT] += 1
-    numbers[_KEPT_RECORDS] += files[copies, RECORDS]
+    seal_file(copies, numbers, files)
     enlist(copies, limits, numbers, files, listed)
-    numbers[_LEVEL] += limits[_SEGMENT_BYTES] - limits[_CAPACITY] + taken
+    numbers[_LEVEL] += limits[HEADER] + taken
     numbers[_ON_DISK] += 1
     _note(at, numbers, course)
     return files, course, listed

@@ -24,7 +24,7 @@ from anabranch.adapters.wal.format import HEADER_BYTES
 from anabranch.policies.destination import Destination
 from anabranch.policies.errors import CorruptionError
 
-from ..contract.disk import A, B, assert_whole, bodies, drain, take
+from ..contract.disk import A, B, assert_whole, bodies, drain, eventually, take
 from .disk import JournalDisk, content, directory_of, rebuilt, segments_of
 
 TOPIC = Destination.parse("topic://t")
@@ -450,3 +450,46 @@ def test_values_of_maps_and_what_a_transaction_has_claimed_move_too(tmp_path: Pa
         assert router.compact() >= 0
         (store,) = router._registry.open_stores()
         assert_whole(store)
+
+
+def test_it_looks_when_messages_die(tmp_path: Path) -> None:
+    """No segment is sealed meanwhile, and no checkpoint written."""
+    with JournalDisk(tmp_path, pool_files=0, sync="never", compact_min_segments=2) as disk:
+        store = disk.create(checkpoint_interval=3600.0, checkpoint_operations=1_000_000)
+        for n in range(200):
+            store.send(A, f"{n}".encode().ljust(1000, b"."))
+        segments = len(segments_of(store))
+        for n in range(150):
+            message = take(store, A)
+            if n % 10:
+                message.ack()
+        with store._engine.lock:
+            store._engine.current()
+        eventually(lambda: len(segments_of(store)) < segments - 1 and store.stats().compactions > 0)
+        assert_whole(store)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_it_is_tried_again_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    """After a disk that was full, or that failed, though nobody sends or acks any more."""
+    monkeypatch.setattr(compaction, "AGAIN_SECONDS", 0.01)
+    failed = threading.Event()
+
+    def fail(*_: object) -> None:
+        failed.set()
+        raise OSError(code, os.strerror(code))
+
+    with JournalDisk(tmp_path, pool_files=0, sync="never", compact_min_segments=2) as disk:
+        store = disk.create(checkpoint_interval=3600.0, checkpoint_operations=1_000_000)
+        with monkeypatch.context() as patched:
+            patched.setattr(wal_copies, "write_all", fail)
+            mixed(store, rounds=6)
+            with store._engine.lock:
+                store._engine.current()
+            assert failed.wait(60)
+            assert store.stats().compactions == 0
+        eventually(lambda: store.stats().compactions > 0)
+        assert_whole(store)
+    assert ("compaction failed" in caplog.text) is (code == errno.EIO)

@@ -307,9 +307,10 @@ def test_a_link_is_told_of_and_not_followed(caplog: pytest.LogCaptureFixture) ->
     anabranch.open("data").close()
     Path("data", NAME).unlink()
     Path("data", NAME).symlink_to(Path("elsewhere").absolute())
-    with anabranch.open("data") as router:
+    with pytest.raises(ConfigError, match="Put there what it leads to, or delete the link"):
+        anabranch.open("data")
+    with anabranch.open(Config("data", [ALL])) as router:
         router.queue("q").send(b"1")
-        assert list(router.stats().stores) == [ALL.name]
     assert Path("data", NAME).is_symlink() and Path("elsewhere").read_text() == TWO.format("data")
     assert "is not written to" in caplog.text and "Put there what it leads to, or delete the link" in caplog.text
 
@@ -365,3 +366,23 @@ def test_changes_that_leave_something_as_it_was_are_told_in_one_line(caplog: pyt
     anabranch.open(config(segment_size="64KiB", large_message_size="2KiB")).close()
     assert "changed since" not in caplog.text
     assert set(KEPT) >= {"segment_size", "file_mode", "index_directory"}
+
+
+def test_one_that_cannot_be_read_stays(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """It is not taken for missing: else the directory would be opened by the default, and that be written down."""
+    Path("stores.yaml").write_text(TWO.format("data").replace("name: b", "name: all"))
+    with anabranch.open("stores.yaml") as router:
+        router.queue("jobs").send(b"1")
+    before = Path("data", NAME).read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr("anabranch.router.in_force.read_file", _fails)
+        with pytest.raises(ConfigError, match="cannot be opened: Input/output error"):
+            anabranch.open("data")
+        with anabranch.open("stores.yaml") as router:  # who has the file needs it not
+            assert router.queue("jobs").depth() == 1
+    assert "cannot be read" in caplog.text
+    assert Path("data", NAME).read_bytes() == before
+
+
+def _fails(path: Path) -> bytes:
+    raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
