@@ -20,8 +20,9 @@ BATCH_BYTES: Final = 64 * 1024
 """The batches of a file of copies are about as large, unless one record is larger."""
 TOGETHER: Final = 16
 """So many small files of copies are put together, each with at most one part in TOGETHER of what one may have."""
-AGAIN: Final = 16
-"""A file that is mostly dead is looked at again whenever one part in AGAIN of what lived in it has died."""
+PARTS: Final = 4
+"""It is looked again once one part in PARTS of what lived has died, or as much as a file may have. To look at each
+death would copy much of what dies next, where a batch is acked."""
 
 
 class Used(Protocol):
@@ -89,12 +90,9 @@ def is_dying(file: Used, live_percent: int, header_bytes: int) -> bool:
     return file.live_bytes * 100 <= live_percent * (file.taken + header_bytes)
 
 
-def look_at(file: Used, live_percent: int, header_bytes: int) -> int:
-    """The live bytes at which a file is looked at next: once it is mostly dead, and whenever it has lost one part in
-    AGAIN since the last look."""
-    if is_dying(file, live_percent, header_bytes):
-        return file.live_bytes - -(-file.live_bytes // AGAIN)
-    return live_percent * (file.taken + header_bytes) // 100
+def look_after(live_bytes: int, bytes_max: int) -> int:
+    """How many bytes die, of those that live in files that take no more, until it is time to look again."""
+    return max(min(live_bytes // PARTS, bytes_max), 1)
 
 
 def _first(group: Sequence[F], least: int, bytes_max: int) -> list[F]:

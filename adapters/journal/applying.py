@@ -66,7 +66,7 @@ class Applier:
         self.on_empty: Callable[[], None] = lambda: None
         """Called when a sealed segment has lost its last live message."""
         self.on_compactable: Callable[[], None] = lambda: None
-        """Called when another segment is sealed, or one has lost much: it is time to look what is mostly dead."""
+        """Called when another segment is sealed, and once enough has died: it is time to look what is mostly dead."""
         self._applied: Applied
         self._snapshot_at: Callable[[], tuple[int, int]]
         self._checkpoint_in_time = CoalescedJob(self._background_checkpoint)
@@ -116,7 +116,7 @@ class Applier:
         if tail.segment is not before.segment:
             if not before.segment.live:
                 index.emptied = True
-            index.compactable = True
+            index.until_look = 0
         self._look_after()
 
     def _look_after(self) -> None:
@@ -129,9 +129,8 @@ class Applier:
                 self._checkpoint_soon.schedule(0)
         elif operations and self._checkpoint_in_time.last.begun:
             self._checkpoint_in_time.schedule(self._options.checkpoint_interval)
-        if index.compactable:
+        if index.until_look <= 0:
             self.on_compactable()
-            index.compactable = False
         if index.emptied:
             self.on_empty()
             index.emptied = False  # last: Ctrl-C may strike before it has been told

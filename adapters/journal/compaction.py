@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from ...policies.compaction import MESSAGES_MAX, choose, is_dying, look_at
+from ...policies.compaction import MESSAGES_MAX, choose, is_dying, look_after
 from ...policies.errors import AnabranchError, ClosedError, StoreFullError
 from ...policies.options import JournalOptions
 from ..background import CoalescedJob
@@ -92,15 +92,14 @@ class Compactor:
         """And say when to look again, under the store's lock."""
         table, options = self._log.table, self._options
         sealed = table.sealed(self._applied().segment.number)
-        for segment in sealed:
-            segment.look_at = look_at(segment, options.compact_live_percent, w.HEADER_BYTES)
+        bytes_max = options.segment_size - w.HEADER_BYTES
+        self._index.until_look = look_after(sum(segment.live_bytes for segment in sealed), bytes_max)
         left = self._unreadable
         if self._index.transactions.count:
             places = [table.find(lsn) for _, (lsn, _, _) in self._index.transactions.prepared()]
             left = left | {place.number for place in places if place is not None}
         if left:
             sealed = [segment for segment in sealed if segment.number not in left]
-        bytes_max = options.segment_size - w.HEADER_BYTES
         return choose(sealed, options.compact_live_percent, min_segments, bytes_max, w.HEADER_BYTES)
 
     def _run_in_background(self) -> None:

@@ -125,8 +125,8 @@ class Index:
         """Applied since the last checkpoint."""
         self.emptied = False
         """A sealed segment has lost its last live message: there is something to reclaim."""
-        self.compactable = False
-        """A sealed segment has lost so much that it is time to look what pays to be compacted."""
+        self.until_look = 0
+        """Once so many bytes more have died in sealed segments it is time to look what pays to be compacted."""
 
     # Opening
 
@@ -422,10 +422,9 @@ class Index:
         if segment is None:
             raise AssertionError(f"index: record {lsn} of {what} lies in no segment")
         segment.remove_live(lsn, length)
-        if segment.live_bytes <= segment.look_at:
-            self.compactable = True
-        if not segment.live and segment.end is not None:
-            self.emptied = True
+        if segment.end is not None:
+            self.until_look -= length
+            self.emptied |= not segment.live
 
     def remember(self, key: tuple[int, bytes], seq: int) -> None:
         """Keep an id of the duplicate window, drop the oldest beyond the limit."""

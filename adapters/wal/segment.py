@@ -20,13 +20,13 @@ DEAD_BYTES_MORE: Final = 63
 class Segment:
     """One file of the log and what is known of its content.
 
-    The log's leader alone changes `allocated`, `end` and `last_lsn`; `live`, `live_bytes`, `look_at`, `dead` and
-    `changed` are its owner's, who knows which records are still needed.
+    The log's leader alone changes `allocated`, `end` and `last_lsn`; `live`, `live_bytes`, `dead` and `changed` are its
+    owner's, who knows which records are still needed.
     """
 
     __slots__ = (
         "__weakref__", "allocated", "base_lsn", "capacity", "changed", "counts", "dead", "end", "file", "generation",
-        "last_lsn", "live", "live_bytes", "look_at", "nonce", "number", "path", "seed",
+        "last_lsn", "live", "live_bytes", "nonce", "number", "path", "seed",
     )  # fmt: skip
 
     def __init__(self, header: SegmentHeader, path: Path, file: File | None = None) -> None:
@@ -48,8 +48,6 @@ class Segment:
         self.live = 0
         """Records in it that its owner needs."""
         self.live_bytes = 0
-        self.look_at = -1
-        """Once `live_bytes` is at most this, its owner looks again whether it pays to compact it."""
         self.dead: bytearray | None = None
         """A bit for each record, by LSN - base_lsn: set once it is needed no more. None: that is so of none of them."""
         self.changed = True

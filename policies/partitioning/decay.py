@@ -34,8 +34,10 @@ from .kernel import (
     TAIL,
     TAKEN,
     THERE,
+    UNTIL_LOOK,
     begin_file,
     choose_files,
+    die,
     empty_file,
     enlist,
     is_dying,
@@ -175,7 +177,7 @@ def decayed(
                     waiting += generation == 0
                     look |= generation > 0 or waiting >= limits[LEAST]
             k = following[k]
-        if look:
+        if look and numbers[UNTIL_LOOK] <= 0:
             now = bucket_start[b + 1]
             files, start, listed, waiting = _compact(now, limits, numbers, files, start, cohorts, listed, sums)
             look = False
@@ -258,9 +260,11 @@ def _decay(
     cohorts[cohort, SIZE] -= size
     files[file, LIVE_BYTES] -= size
     generation = NONE
-    if file != numbers[TAIL] and not was_dying and is_dying(file, files, limits):
-        enlist(file, limits, numbers, files, listed)
-        generation = files[file, GENERATION]
+    if file != numbers[TAIL]:
+        die(size, numbers)
+        if not was_dying and is_dying(file, files, limits):
+            enlist(file, limits, numbers, files, listed)
+            generation = files[file, GENERATION]
     if not cohorts[cohort, SIZE]:
         take_out(cohort, files, cohorts)
         if not files[file, LIVE] and file != numbers[TAIL]:

@@ -10,9 +10,9 @@ A store writes its operations into segments that an operation never straddles. W
                          here is there any more: ActiveMQ's ack rule. Every ack in an earlier segment stands before
                          every operation of this one, so one ascending sweep reaches the rule's fixed point
     anabranch            when it is full and no message in it is pending
-    anabranch, compact   the same, and whenever a segment is full, or a file that is mostly dead has lost more, what
-                         pays is compacted, as policies/compaction.py says: live messages go into files of copies.
-                         Files in which nothing lives go once they are worth the snapshot that is written for them
+    anabranch, compact   the same, and whenever a segment is full, or much has died in full ones, what pays is
+                         compacted, as policies/compaction.py says: live messages go into files of copies. Files in
+                         which nothing lives go once they are worth the snapshot that is written for them
 
 All is counted in positions of the global order; whoever knows the clock turns them into times, which never fall along
 it. What is kept meanwhile grows with live messages and with segments, never with operations. A test holds the third
@@ -27,7 +27,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..compaction import AGAIN, BATCH_BYTES, MESSAGES_MAX, TOGETHER
+from ..compaction import BATCH_BYTES, MESSAGES_MAX, PARTS, TOGETHER
 from .jit import njit
 from .sizes import OperationSizes
 
@@ -219,21 +219,23 @@ def twice(array: Ints) -> Ints:
 # The state is a few arrays of rows. A file is a row of _FILES, a live message whose end is known or not a row of
 # _MESSAGES; the table finds, by an ack's position, the messages that end there.
 
-GENERATION, LIVE, LIVE_BYTES, TAKEN, FIRST, LAST, THERE, LISTED, LOOK_AT, RECORDS = range(10)
-FILE_COLUMNS: Final = 10
+GENERATION, LIVE, LIVE_BYTES, TAKEN, FIRST, LAST, THERE, LISTED, RECORDS = range(9)
+FILE_COLUMNS: Final = 9
 """Columns of a file: how often what is in it was copied, live messages, their bytes, the bytes that it takes beside its
 header, its first and last live message, whether anything lives in it, whether it is listed as one that may be
-compacted, the live bytes at which it is looked at again once it is listed, and its records."""
+compacted, and its records."""
 SIZE, FILE, BEFORE, BEHIND, ALIKE = range(5)
 """Columns of a message: bytes of its record, its file, its neighbours there, the next one that ends where it does (or
 the next free row)."""
 _USED, TAIL, _LEVEL, _ON_DISK, _WRITTEN, _COPIED, _MOST, BORN = range(8)
-_FREE, _IN_TABLE, _CHANGES, _LOOK, LISTED_COUNT, _KEPT, _KEPT_RECORDS, EMPTY, EMPTY_BYTES = range(8, 17)
-NUMBERS: Final = 17
+_FREE, _IN_TABLE, _CHANGES, _LOOK, LISTED_COUNT, _KEPT, _KEPT_RECORDS, EMPTY, EMPTY_BYTES, _LIVE, UNTIL_LOOK = range(
+    8, 19
+)
+NUMBERS: Final = 19
 """Places of single numbers: bytes used in the segment that is written (`TAIL`), bytes and files on disk, sums, files
 ever, the first free message, keys in the table, rows of the course, whether it is time to look what pays to be
 compacted, how many files are listed for that, full files in which something lives and their records, those in which
-nothing does and their bytes."""
+nothing does and their bytes, bytes that live in full files, and how many of these may die until it is time to look."""
 NONE: Final = -1
 _DYING, _SMALL = 1, 2
 _GENERATIONS: Final = 64
@@ -366,7 +368,7 @@ def begin_file(generation: int, taken: int, limits: Ints, numbers: Ints, files: 
     files[born, :] = 0
     files[born, GENERATION], files[born, TAKEN] = generation, taken
     files[born, FIRST] = files[born, LAST] = NONE
-    files[born, THERE], files[born, LOOK_AT] = 1, limits[SEGMENT]
+    files[born, THERE] = 1
     return born
 
 
@@ -375,16 +377,27 @@ def seal_file(file: int, numbers: Ints, files: Ints) -> None:
     """A file is full."""
     numbers[_KEPT] += 1
     numbers[_KEPT_RECORDS] += files[file, RECORDS]
+    numbers[_LIVE] += files[file, LIVE_BYTES]
 
 
 @njit
 def empty_file(file: int, limits: Ints, numbers: Ints, files: Ints) -> None:
     """A file that is full has lost its last live message."""
     files[file, THERE] = 0
+    numbers[_LIVE] -= files[file, LIVE_BYTES]
     numbers[_KEPT] -= 1
     numbers[_KEPT_RECORDS] -= files[file, RECORDS]
     numbers[EMPTY] += 1
     numbers[EMPTY_BYTES] += limits[HEADER] + files[file, TAKEN]
+
+
+@njit
+def die(size: int, numbers: Ints) -> bool:
+    """So many bytes have died in a full file. Returns whether it is time to look what pays to be compacted."""
+    numbers[_LIVE] -= size
+    numbers[UNTIL_LOOK] -= size
+    time: bool = numbers[UNTIL_LOOK] <= 0
+    return time
 
 
 @njit
@@ -485,9 +498,9 @@ def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, tabl
         file = messages[message, FILE]
         take_out(message, files, messages)
         if file != numbers[TAIL]:
-            if files[file, LIVE_BYTES] <= files[file, LOOK_AT] and is_dying(file, files, limits):
+            if die(messages[message, SIZE], numbers):
                 numbers[_LOOK] = 1
-                enlist(file, limits, numbers, files, listed)
+            enlist(file, limits, numbers, files, listed)
             if not files[file, LIVE]:
                 empty_file(file, limits, numbers, files)
         following = messages[message, ALIKE]
@@ -546,8 +559,7 @@ def choose_files(numbers: Ints, files: Ints, listed: Ints, limits: Ints) -> Ints
         first = _first(group, files, TOGETHER, bytes_max)
         if first:
             return group[:first]
-    for file in there[kind == _DYING]:
-        files[file, LOOK_AT] = files[file, LIVE_BYTES] - -(-files[file, LIVE_BYTES] // AGAIN)
+    numbers[UNTIL_LOOK] = max(min(numbers[_LIVE] // PARTS, bytes_max), 1)
     return there[:0]
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from anabranch.policies.compaction import BATCH_BYTES, choose, look_at
+from anabranch.policies.compaction import BATCH_BYTES, choose, look_after
 from anabranch.policies.partitioning import UsageEvent
 from anabranch.policies.partitioning.kernel import (
     COMPACTED_BYTES,
@@ -83,12 +83,11 @@ def peak(files: Sequence[tuple[int, float, float]]) -> int:
 class File:
     """One of the journal's."""
 
-    __slots__ = ("generation", "live", "live_bytes", "look_at", "messages", "records", "taken")
+    __slots__ = ("generation", "live", "live_bytes", "messages", "records", "taken")
 
     def __init__(self, generation: int, taken: int) -> None:
         self.generation, self.taken = generation, taken
         self.live = self.live_bytes = 0
-        self.look_at = -1
         self.records = 0
         self.messages: dict[int, int] = {}
         """The bytes of those that live, in the order in which they lie there."""
@@ -110,6 +109,7 @@ class CompactingJournal:
         self.segments: list[File] = [File(0, self._capacity)]
         """Those in which something lives, and the one that is being written, the last."""
         self.copies: list[File] = []
+        self._until_look = 0
         self.empty: list[int] = []
         """The bytes of those in which nothing lives, until they go."""
         self.written = self.copied = self.most_copied = 0
@@ -130,8 +130,7 @@ class CompactingJournal:
         least = self._rules.min_segments if min_segments is None else min_segments
         header = self._segment_bytes - self._capacity
         files, rules = [*self.segments[:-1], *self.copies], self._rules
-        for file in files:
-            file.look_at = look_at(file, rules.live_percent, header)
+        self._until_look = look_after(sum(file.live_bytes for file in files), self._capacity)
         sources = choose(files, rules.live_percent, least, self._capacity, header, rules.messages_max)
         if not sources:
             return 0
@@ -202,8 +201,10 @@ class CompactingJournal:
     def die(self, message: int) -> bool:
         """Whether it is time to look what pays to be compacted."""
         file = self._where[message]
+        if file is not self.segments[-1]:
+            self._until_look -= file.messages[message]
         self._die(message)
-        return file.live_bytes <= file.look_at
+        return self._until_look <= 0
 
     def _die(self, message: int) -> None:
         file = self._where.pop(message, None)
