@@ -150,6 +150,7 @@ class Applier:
             self._engine.catalog.recount()
         except lmdb.Error as error:
             self._damaged(error)
+        index.compactable = True  # what was interrupted may not have come to it
         return self._applied.number
 
     def _fail(self, error: lmdb.Error | OSError) -> None:
@@ -334,6 +335,7 @@ class Applier:
         if not starved or tail.lsn != self._applied.tail.lsn:
             tail = self._applied.tail
         else:  # all is applied: the segment before a new one that is still empty may go
+            index.compactable |= tail.segment is not self._applied.tail.segment
             self._applied = self._applied._replace(tail=tail)
         sealed = [s for s in self._log.table.segments if s.number < tail.segment.number]
         sealed += [s for s in self._log.table.copies if s.counts]

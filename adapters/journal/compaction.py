@@ -13,6 +13,7 @@ What is not copied: the record of a prepared transaction, and so its segment sta
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -82,11 +83,7 @@ class Compactor:
 
     def notice(self) -> None:
         """It is time to look. Under the store's lock; costs next to nothing where there is nothing to do."""
-        if (
-            self._job.last.begun
-            and not self._stopping
-            and self._choose(self._min_segments)
-        ):
+        if self._job.last.begun and not self._stopping and self._choose(self._min_segments):
             self._job.schedule(0)
 
     @property
@@ -95,13 +92,15 @@ class Compactor:
 
     def _choose(self, min_segments: int) -> list[Segment]:
         table, tail, options = self._log.table, self._applied(), self._options
-        sealed = [s for s in table.segments if s.number < tail.segment.number and s.number not in self._unreadable]
-        sealed += [s for s in table.copies if s.counts and s.number not in self._unreadable]
+        sealed = [s for s in table.segments if s.number < tail.segment.number]
+        sealed += [s for s in table.copies if s.counts]
+        for segment in sealed:  # also those that are passed over: what stays there is not looked at for each ack
+            segment.look_at = look_at(segment, options.compact_live_percent, w.HEADER_BYTES)
+        if self._unreadable:
+            sealed = [segment for segment in sealed if segment.number not in self._unreadable]
         if self._index.transactions.count:
             places = [self._log.table.find(lsn) for _, (lsn, _, _) in self._index.transactions.prepared()]
             sealed = [segment for segment in sealed if segment not in places]
-        for segment in sealed:
-            segment.look_at = look_at(segment, options.compact_live_percent, w.HEADER_BYTES)
         bytes_max = options.segment_size - w.HEADER_BYTES
         return choose(sealed, options.compact_live_percent, min_segments, bytes_max, w.HEADER_BYTES)
 
@@ -115,6 +114,8 @@ class Compactor:
             while self.run(self._min_segments):
                 self._release()  # before the next are copied: else all of them would be on the disk twice
         except AnabranchError as error:
+            if isinstance(error, StoreFullError):  # what is compacted is not released for now
+                self._job.schedule(AGAIN_SECONDS)
             log.debug("%s: nothing compacted: %s", self._log.name, error)
 
     def finish(self) -> None:
@@ -189,10 +190,15 @@ class Compactor:
                 skimmer = Skimmer(source, SEND, source.is_dead)
             except FileNotFoundError:
                 continue  # all of it has died meanwhile, and it was released
-            for record in skimmer:
-                self._pause()
-                if record is not None:
-                    yield record
+            try:
+                for record in skimmer:
+                    self._pause()
+                    if record is not None:
+                        yield record
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                log.debug("%s: %s: %s", self._log.name, source.path, error)  # one bad sector holds up no other segment
             if skimmer.offset != source.end and source in self._log.table.all:
                 self._unreadable.add(source.number)
                 log.warning(

@@ -114,7 +114,7 @@ class Index:
         self.last_number = 0
         """The highest that a destination or a subscription had, as far as is applied."""
         self.rows = MessageRows(self.priorities, self.states, catalog, self.remember, self._remove_live)
-        self.transactions = TransactionRows(self._remove_live)
+        self.transactions = TransactionRows(self._remove_prepared)
         self._duplicates = 0
         """Ids that are kept of the duplicate window."""
         self._ids: Counter[int] = Counter()
@@ -426,6 +426,13 @@ class Index:
             self.compactable = True
         if not segment.live and segment.end is not None:
             self.emptied = True
+
+    def _remove_prepared(self, lsn: int, length: int, what: object) -> None:
+        """A transaction has its outcome: its segment may be compacted from now on, as small as its record may be."""
+        self._remove_live(lsn, length, what)
+        segment = self.table.find(lsn)
+        if segment is not None and segment.end is not None:
+            self.compactable = True
 
     def remember(self, key: tuple[int, bytes], seq: int) -> None:
         """Keep an id of the duplicate window, drop the oldest beyond the limit."""
