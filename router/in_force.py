@@ -98,7 +98,7 @@ def file_of(path: Path) -> Path:
 
 
 def of_directory(directory: Path) -> Config:
-    """The configuration of a data directory, existing or new. Raises ConfigError."""
+    """The configuration of a data directory, existing or new. Raises ConfigError, OSError."""
     directory = Path(os.path.abspath(directory))  # noqa: PTH100  `..` too
     if (directory / FILE).is_file():
         return _own(directory)
@@ -124,9 +124,10 @@ def _own(directory: Path) -> Config:
 
 
 def read_in_force(directory: Path) -> Config | None:
-    """What a data directory was opened under last; None where that is not known. Raises ConfigError for what does not
-    read, or needs a variable of the environment that is not set."""
-    text = text_of(directory)
+    """What a data directory was opened under last; None where nothing says it. Raises ConfigError for what is no
+    configuration, or needs a variable of the environment that is not set, and OSError for what cannot be read: nobody
+    guesses then, nor writes the guess down."""
+    text = _text_of(directory)
     return None if text is None else parsed(text, directory)
 
 
@@ -205,17 +206,22 @@ def _changes(prefix: str, before: BaseModel, now: BaseModel) -> Iterator[str]:
 
 
 def text_of(directory: Path) -> str | None:
-    """What is written there; None for nothing."""
-    path = directory / NAME
+    """What is written there; None for nothing, and for what cannot be read, which is logged."""
     try:
-        return read_file(path).decode()
+        return _text_of(directory)
+    except OSError as error:
+        log.warning("%s cannot be read: %s", directory / NAME, error)
+        return None
+
+
+def _text_of(directory: Path) -> str | None:
+    """The same. Raises OSError."""
+    try:
+        return read_file(directory / NAME).decode()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except UnicodeDecodeError:
         return "\0"  # which is no configuration
-    except OSError as error:
-        log.warning("%s cannot be read: %s", path, error)
-        return None
 
 
 def _require_ours_or_empty(directory: Path) -> None:

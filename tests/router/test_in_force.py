@@ -19,6 +19,7 @@ import anabranch
 from anabranch import Config, JournalOptions, StoreConfig, Sync
 from anabranch.policies.config import load
 from anabranch.policies.errors import ConfigError, PlacementError, StoreLockedError
+from anabranch.router import in_force
 from anabranch.router.cli.app import app
 from anabranch.router.in_force import KEPT, NAME, configuration_of, read_in_force
 from anabranch.router.salvage import salvage
@@ -307,11 +308,34 @@ def test_a_link_is_told_of_and_not_followed(caplog: pytest.LogCaptureFixture) ->
     anabranch.open("data").close()
     Path("data", NAME).unlink()
     Path("data", NAME).symlink_to(Path("elsewhere").absolute())
-    with anabranch.open("data") as router:
+    with pytest.raises(ConfigError, match=r"data cannot be opened: a symbolic link"):
+        anabranch.open("data")
+    with anabranch.open(Config("data", [ALL])) as router:
         router.queue("q").send(b"1")
-        assert list(router.stats().stores) == [ALL.name]
     assert Path("data", NAME).is_symlink() and Path("elsewhere").read_text() == TWO.format("data")
     assert "is not written to" in caplog.text and "Put there what it leads to, or delete the link" in caplog.text
+
+
+def test_what_cannot_be_read_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guess would be written in its place."""
+    config = Config("data", [StoreConfig("all", [">"], journal=JournalOptions(dead_letter="dlq"))])
+    with anabranch.open(config) as router:
+        router.queue("jobs").send(b"1")
+    before = Path("data", NAME).read_bytes()
+
+    def fail(path: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(in_force, "read_file", fail)
+        with pytest.raises(ConfigError, match=r"data cannot be opened: Input/output error \(.*in-force\.yaml\)"):
+            anabranch.open("data")
+    assert Path("data", NAME).read_bytes() == before
+    with anabranch.open("data") as router:
+        message = router.queue("jobs").receive()
+        assert message is not None
+        message.reject()
+        assert router.queue("dlq").depth() == 1
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
