@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple
 
 from ..adapters.core.failures import Failure
 from ..adapters.core.headers import pack_headers
-from ..adapters.messages import Message, T, require_leased
+from ..adapters.messages import Message, Outgoing, T, require_leased
 from ..adapters.store_types import SubscriptionKey
 from ..policies.destination import Destination, Kind
 from ..policies.errors import AnabranchError, DeadLetterError, StoreFullError
@@ -300,9 +300,12 @@ def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter], copi
                 together = copies if copies.were_there(message) else later
                 if not together.is_first(message, headers, (source, message_id), key, subscriptions):
                     continue
-            transaction.send(
-                source, message.content, headers | requeued, message_id, priority=message.priority,
-                persistent=persistent,
+            transaction._carry(
+                source,
+                Outgoing(
+                    message.content, headers | requeued, message_id, message.priority, persistent=persistent,
+                    requeued=True,  # also without an id: a full source refuses it, whatever its store drops
+                ),
             )  # fmt: skip
         for letter in letters:  # last: what is given back by a transaction counts as delivered
             transaction.ack(letter.message)

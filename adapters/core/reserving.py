@@ -259,12 +259,11 @@ class Limits:
         return True
 
     def _new_ones(self, request: Request) -> frozenset[int]:
-        """Which of the sends are dropped, since there is no room for them; no value of a map, which its callers would
-        take for stored."""
+        """Which of the sends are dropped, since there is no room for them; none that `is_kept`."""
         dropped: set[int] = set()
         totals: dict[Room, list[int]] = {}
         for at, rooms in enumerate(request.rooms):
-            if not request.amounts[at][0] or request.is_value(at):
+            if not request.amounts[at][0] or request.is_kept(at):
                 continue
             narrow = [room for room in rooms if room.when_full is WhenFull.DROP_NEW]
             for room in narrow:

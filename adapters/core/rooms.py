@@ -14,6 +14,7 @@ from ..volumes import volume_of
 from .changes import Change, SendMany, VolatileChange, sent
 from .leases import Lease
 from .limits import NOTHING, Amount, DiskRoom, Room
+from .records import is_requeued
 from .states import DestinationState
 
 if TYPE_CHECKING:
@@ -166,10 +167,11 @@ class Request:
                 count, size = self.freed.get(room, NOTHING)
                 self.freed[room] = count + 1, size + message.size
 
-    def is_value(self, at: int) -> bool:
-        """Whether one of its sends puts a value into a map."""
+    def is_kept(self, at: int) -> bool:
+        """Whether one of its sends is never dropped for being new: it puts a value into a map, which its caller would
+        take for stored, or is what was a message before, and is gone from there once this is written."""
         send = sent(self.sends[at])
-        return send is not None and send.state.is_map
+        return send is not None and (send.state.is_map or is_requeued(send.record))
 
     def needs(self, dropped: frozenset[int] = frozenset()) -> dict[Room, Amount]:
         """What it needs in each room: nothing if as many messages go as come and their bodies are as long, so that dead

@@ -149,6 +149,7 @@ class Applier:
             self._engine.catalog.recount()
         except lmdb.Error as error:
             self._damaged(error)
+        index.until_look = 0  # what was interrupted may not have come to it
         return self._applied.number
 
     def _fail(self, error: lmdb.Error | OSError) -> None:
@@ -333,6 +334,8 @@ class Applier:
         if not starved or tail.lsn != self._applied.tail.lsn:
             tail = self._applied.tail
         else:  # all is applied: the segment before a new one that is still empty may go
+            if tail.segment is not self._applied.tail.segment:
+                index.until_look = 0
             self._applied = self._applied._replace(tail=tail)
         sealed = self._log.table.sealed(tail.segment.number)
         empty = [s for s in sealed if not s.live]

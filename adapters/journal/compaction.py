@@ -13,6 +13,7 @@ What is not copied: the record of a prepared transaction, and so its segment sta
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -189,10 +190,15 @@ class Compactor:
                 skimmer = Skimmer(source, SEND, source.is_dead)
             except FileNotFoundError:
                 continue  # all of it has died meanwhile, and it was released
-            for record in skimmer:
-                self._pause()
-                if record is not None:
-                    yield record
+            try:
+                for record in skimmer:
+                    self._pause()
+                    if record is not None:
+                        yield record
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                log.debug("%s: %s: %s", self._log.name, source.path, error)  # one bad sector holds up no other segment
             if skimmer.offset != source.end and source in self._log.table.all:
                 self._unreadable.add(source.number)
                 log.warning(

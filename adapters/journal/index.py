@@ -114,7 +114,7 @@ class Index:
         self.last_number = 0
         """The highest that a destination or a subscription had, as far as is applied."""
         self.rows = MessageRows(self.priorities, self.states, catalog, self.remember, self._remove_live)
-        self.transactions = TransactionRows(self._remove_live)
+        self.transactions = TransactionRows(self._remove_prepared)
         self._duplicates = 0
         """Ids that are kept of the duplicate window."""
         self._ids: Counter[int] = Counter()
@@ -425,6 +425,13 @@ class Index:
         if segment.end is not None:
             self.until_look -= length
             self.emptied |= not segment.live
+
+    def _remove_prepared(self, lsn: int, length: int, what: object) -> None:
+        """A transaction has its outcome: its segment may be compacted from now on, as small as its record may be."""
+        self._remove_live(lsn, length, what)
+        segment = self.table.find(lsn)
+        if segment is not None and segment.end is not None:
+            self.until_look = 0
 
     def remember(self, key: tuple[int, bytes], seq: int) -> None:
         """Keep an id of the duplicate window, drop the oldest beyond the limit."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -115,6 +116,21 @@ def require_known(router: Router, destination: Destination, *, loses: bool = Fal
     raise DestinationError(f"{router.config.directory} has no {destination}; {there}")
 
 
+def require_lasting(router: Router, destination: Destination) -> None:
+    """Raise DestinationError for what is, or would be, in memory alone: all of it goes when the command ends."""
+    from ...policies.kinds import load_adapter
+
+    registry = router._registry
+    volatile = registry.for_held(destination, lambda store: store.volatile, None)
+    if volatile is None:
+        volatile = load_adapter(registry.route(destination).target.kind).backend_type.volatile
+    if volatile:
+        raise DestinationError(
+            f"{destination} is in a store that is in memory alone, and that goes when this command ends: nothing is "
+            "put there"
+        )
+
+
 def as_given(destination: Destination) -> str:
     """The name as a command is given it: a queue needs no scheme."""
     return printable(destination.name if destination.kind is Kind.QUEUE else str(destination))
@@ -219,9 +235,10 @@ def as_json(message: Message) -> dict[str, Any]:
         if _is_of(message, _MSGPACK):
             shown["value"] = _plain(msgspec.msgpack.decode(body))
         elif _is_of(message, _JSON):
-            shown["value"] = json.loads(body)
-    except (ValueError, RecursionError):
-        pass  # it is not what it says
+            shown["value"] = _plain(json.loads(body))
+        json.dumps(shown.get("value"), ensure_ascii=False).encode()
+    except (ValueError, RecursionError):  # it is not what it says, or has half a character, which nobody can write
+        shown.pop("value", None)
     return shown
 
 
@@ -265,7 +282,8 @@ def _plain(value: Any) -> Any:
         return {key if isinstance(key, str) else str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+    is_plain = value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_plain else str(value)
 
 
 def _time(ms: int, exact: bool = False) -> str:

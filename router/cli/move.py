@@ -7,7 +7,7 @@ import click
 from ...policies.config import Config
 from ...policies.text import count_of
 from .directory import on_directory, opened
-from .messages import queue_in, queue_named
+from .messages import queue_in, queue_named, require_lasting
 from .output import echo_json, json_option, working
 
 
@@ -31,6 +31,7 @@ def command(config: Config, source: str, target: str, limit: int | None, as_json
 
     with opened(config) as router:
         origin, destination = queue_in(router, source), queue_named(router, target)
+        require_lasting(router, destination.destination)
         with working(f"Moving {origin.destination.name}") as progress:
             moved = move_messages(router, origin, destination, limit, progress)
         left = origin.depth()

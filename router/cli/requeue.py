@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import click
 
 from ...policies.config import Config
+from ...policies.errors import NoRouteError
 from ...policies.text import count_of
 from .directory import on_directory, opened
-from .messages import queue_in
+from .messages import queue_in, require_lasting
 from .output import echo_json, json_option
 
 
@@ -27,8 +30,14 @@ def command(config: Config, queue: str, limit: int | None, as_json: bool) -> Non
       anabranch requeue data dlq
       anabranch requeue data dlq --limit 10 --json
     """
+    from ..requeue import dead_letter_of
+
     with opened(config) as router:
         letters = queue_in(router, queue)
+        sources = {letter.source for one in letters.browse(limit) if (letter := dead_letter_of(one)) is not None}
+        for source in sources:
+            with suppress(NoRouteError):  # said when it is its turn
+                require_lasting(router, source)
         done = router.requeue(letters, limit)
         left = letters.depth()
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -78,13 +79,15 @@ def command(
     if priority is not None:
         options["priority"] = priority
     with ExitStack() as stack:
-        content: bytes | BinaryIO = (body or "").encode()
+        content: bytes | BinaryIO = os.fsencode(body or "")  # as it was given, also where it is no text
         if path is not None:
             try:
                 content = stack.enter_context(path.open("rb"))
             except OSError as error:
                 raise click.UsageError(f"--file {path}: {error.strerror}") from error
         elif body == "-":
+            if sys.stdin is None:
+                raise click.UsageError("the BODY is - and stdin is closed")
             content = sys.stdin.buffer
         router = stack.enter_context(opened(config, create=create))
         new = _new_queues(router, _destinations(queue))

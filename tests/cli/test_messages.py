@@ -274,6 +274,24 @@ def test_browse_shows_what_is_text_and_hints_at_what_is_none() -> None:
     assert len(bodies("jobs")) == 7
 
 
+@pytest.mark.parametrize(
+    ("body", "value"), [(rb'{"a":"\ud800"}', None), (b"[NaN, Infinity, 1.5]", ["nan", "inf", 1.5])]
+)
+def test_json_is_written_that_others_read_whatever_a_body_says(body: bytes, value: Any) -> None:
+    with anabranch.open("data") as router:
+        router.queue("jobs").send(body, {"content_type": "application/json", "n": float("nan")})
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    result = subprocess.run(
+        [*ANABRANCH, "receive", "data", "jobs", "--ack", "--json"], capture_output=True, timeout=PATIENCE, check=True
+    )
+    shown = json.loads(result.stdout, parse_constant=refuse)
+    assert (shown.get("value"), shown["body"], shown["headers"]["n"]) == (value, body.decode(), "nan")
+    assert bodies("jobs") == []
+
+
 def test_browse_has_a_limit_and_says_what_is_left() -> None:
     send(*(str(number) for number in range(25)))
     result = run("browse", "data", "jobs")
@@ -317,6 +335,17 @@ def test_send_makes_a_directory_if_it_is_told_to() -> None:
     assert not Path("data").exists()
     assert run("send", "data", "jobs", "1", "--create").stdout == "queue://jobs: sent, number 1\n"
     assert bodies("jobs") == [b"1"]
+
+
+def test_a_body_that_is_no_text_is_sent_as_it_is_given() -> None:
+    run("send", "data", "jobs", os.fsdecode(b"\xff\xfe"), "--create")
+    assert bodies("jobs") == [b"\xff\xfe"]
+    closed = 'exec "$@" <&-'
+    result = subprocess.run(
+        ["sh", "-c", closed, "-", *ANABRANCH, "send", "data", "jobs", "-"],
+        capture_output=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert (result.returncode, b"stdin is closed" in result.stderr) == (2, True)
 
 
 def test_send_says_that_a_queue_is_new() -> None:
@@ -451,6 +480,20 @@ def test_dead_letters_are_put_back() -> None:
         "queue": "queue://dlq", "requeued": 1, "left": 0,
     }  # fmt: skip
     assert bodies("jobs") == [b"1", b"2", b"3"]
+
+
+def test_nothing_is_put_where_it_goes_with_the_command() -> None:
+    memory = anabranch.StoreConfig("fast", ["fast.>"], memory={})
+    config = anabranch.Config("data", [memory, anabranch.StoreConfig("all", [">"], journal={"sync": "never"})])
+    with anabranch.open(config) as router:
+        router.queue("jobs").send(b"1")
+        router.queue("dlq").send(b"2", {"dead_letter_source": "queue://fast.jobs"})
+    for _ in range(2):
+        for arguments in (("move", "data", "jobs", "fast.jobs"), ("requeue", "data", "dlq")):
+            assert "queue://fast.jobs is in a store that is in memory alone" in run(*arguments, code=2).stderr
+        with anabranch.open("data") as router:  # the same once it is recorded where that queue lives
+            router.queue("fast.jobs").declare()
+    assert (bodies("jobs"), bodies("dlq")) == ([b"1"], [b"2"])
 
 
 def test_what_is_no_dead_letter_stays_and_the_error_says_how_far_it_came() -> None:

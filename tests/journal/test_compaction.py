@@ -20,9 +20,12 @@ from anabranch.adapters.journal.index_file import IndexFile
 from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.store_types import Subscription
 from anabranch.adapters.wal import copies as wal_copies
+from anabranch.adapters.wal import skimming
+from anabranch.adapters.wal.file import File
 from anabranch.adapters.wal.format import HEADER_BYTES
+from anabranch.adapters.wal.reader import read_at
 from anabranch.policies.destination import Destination
-from anabranch.policies.errors import CorruptionError
+from anabranch.policies.errors import CorruptionError, StoreFullError
 
 from ..contract.disk import A, B, assert_whole, bodies, drain, eventually, take
 from .disk import JournalDisk, content, directory_of, rebuilt, segments_of
@@ -173,6 +176,26 @@ def test_a_prepared_transaction_keeps_its_segment(disk: JournalDisk) -> None:
     assert_whole(store)
 
 
+def test_a_segment_is_looked_at_once_its_transaction_has_an_outcome(tmp_path: Path) -> None:
+    """Also where nothing else is sealed, or dies, behind it; while it waits the look is not repeated for each ack."""
+    with JournalDisk(tmp_path, compact_min_segments=1, pool_files=0, sync="never") as disk:
+        store = disk.create()
+        branch = Prepared(store, b"t" * 32)
+        store.send(B, b"+" * 1000)
+        for _ in range(60):
+            store.send(A, b"." * 1000)
+        assert store.stats().segments["retained"] == 1
+        looks: list[None] = []
+        notice = store.backend._applier.on_compactable
+        store.backend._applier.on_compactable = lambda: looks.append(notice())
+        drain(store, A)
+        assert 0 < len(looks) < 50
+        assert (store.stats().segments["retained"], store.stats().compactions) == (1, 0)
+        store.commit_prepared(branch.transaction).wait()
+        eventually(lambda: store.stats().compactions == 1)
+        assert_whole(store)
+
+
 class Prepared:
     """A branch that waits for its outcome."""
 
@@ -222,6 +245,25 @@ def test_a_damaged_segment_stays(disk: JournalDisk) -> None:
     assert path.exists()
     assert len(segments_of(store)) <= 3
     assert len(list(store.browse(B))) == 12
+
+
+def test_a_bad_sector_holds_up_no_other_segment(disk: JournalDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = disk.create()
+    mixed(store)
+    held, first = content(store), segments_of(store)[0]
+
+    def fail(file: File, offset: int, size: int) -> bytes:
+        if os.fstat(file.fd).st_ino == first.stat().st_ino:
+            raise OSError(errno.EIO, "no")
+        return read_at(file, offset, size)
+
+    monkeypatch.setattr(skimming, "read_at", fail)
+    assert compact(store) > 5
+    assert compact(store) == 0
+    store.reclaim()
+    assert segments_of(store)[0] == first
+    assert len(segments_of(store)) == 2
+    assert content(store) == held
 
 
 def test_copies_that_are_gone_are_told(disk: JournalDisk) -> None:
@@ -323,6 +365,23 @@ def test_what_was_copied_from_goes_before_more_is_copied(disk: JournalDisk, monk
     assert most <= 2
     assert content(store) == held
     assert_whole(store)
+
+
+def test_what_finds_no_room_to_be_released_is_tried_again(disk: JournalDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "AGAIN_SECONDS", 0.01)
+    store = disk.create()
+    mixed(store, rounds=2)  # until then it has no reserve
+    compactor = store.backend._compactor
+    told: list[int] = []
+
+    def full() -> None:
+        told.append(1)
+        raise StoreFullError("no room to write the index out")
+
+    monkeypatch.setattr(compactor, "_release", full)
+    monkeypatch.setattr(compactor, "run", lambda _: len(told) < 3)
+    compactor._run_in_background()
+    eventually(lambda: len(told) == 3)
 
 
 def test_a_snapshot_may_come_at_any_time(disk: JournalDisk, monkeypatch: pytest.MonkeyPatch) -> None:

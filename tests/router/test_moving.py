@@ -119,6 +119,18 @@ def test_a_target_that_is_full_keeps_what_it_got(
         assert origin.counts() == (12, 0, 0, 0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_none_is_dropped_for_being_new(made: Callable[..., anabranch.Config], kind: str) -> None:
+    with anabranch.open(made(target=kind, max_messages=2, when_full="drop_new")) as router:
+        origin, target = router.queue("a.x"), router.queue("b.x")
+        origin.send_many([b"1", b"2", b"3"])
+        with pytest.raises(StoreFullError):
+            move_messages(router, origin, target)
+        assert (origin.counts(), target.depth()) == ((3, 0, 0, 0), 0)
+        assert move_messages(router, origin, target, limit=2) == 2
+        assert target.send(b"4").dropped
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("step", ["_carry", "ack", "commit"])
 def test_interrupted_each_is_in_one_of_both(

@@ -9,6 +9,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.messages import Message
+from anabranch.policies.limits import WhenFull
 from anabranch.router import copies, requeue
 
 from ..contract.disk import Parallel, eventually
@@ -202,6 +203,22 @@ def test_requeue_of_many_is_one_transaction(tmp_path: Path) -> None:
         assert (router.queue("a").depth(), router.queue("b").depth()) == (2, 2)
         assert (router.queue("dlq.a").depth(), contents(router, "dlq.b")) == (0, [b"no letter"])
         assert router.requeue([]) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("message_id", [None, ID])
+def test_a_dead_letter_is_not_dropped_for_being_new(tmp_path: Path, kind: str, message_id: str | None) -> None:
+    with anabranch.open(config(tmp_path, kind, max_messages=1, when_full=WhenFull.DROP_NEW)) as router:
+        queue = router.queue("q")
+        queue.send(b"1", message_id=message_id)
+        fail(router, queue, b"1")
+        queue.send(b"2")
+        with pytest.raises(anabranch.StoreFullError):
+            router.requeue("dlq.q")
+        assert router.queue("dlq.q").depth() == 1
+        drain(router, "q")
+        assert router.requeue("dlq.q") == 1
+        assert queue.depth() == 1
 
 
 def test_requeue_of_a_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
