@@ -27,7 +27,6 @@ from typing import Any, BinaryIO, ClassVar
 
 from pydantic import BaseModel
 
-from ...policies.destination import Destination
 from ...policies.errors import (
     AnabranchError,
     ClosedError,
@@ -36,9 +35,26 @@ from ...policies.errors import (
     TransactionError,
     UnknownMessageError,
 )
-from ..background import shared
-from ..files import disk_errors
-from ..messages import (
+from ...policies.names.destination import Destination
+from ..system.background import shared
+from ..system.files import disk_errors
+from .backend import Backend, Found
+from .engine.abandoned import Abandoned
+from .engine.engine import Engine
+from .engine.forwarding import after_move, follow, is_moving
+from .engine.gates import Gate, LeaseMovedError
+from .engine.handing_out import HandingOut
+from .engine.usage import Recorder
+from .engine.writers import Direct, Threaded, Writer
+from .features.failures import Failure, Failures, failure_of
+from .features.keyed.maps import Maps
+from .features.large.bodies import LargeBodies
+from .features.large.reference import StoredBody
+from .features.outbox import Outbox
+from .features.quotas.limits import Grant
+from .features.scheduled import delay_ms
+from .features.transient.messages import sweep
+from .messages import (
     DEFAULT_PRIORITY,
     Headers,
     LargeBody,
@@ -51,7 +67,21 @@ from ..messages import (
     Undelivered,
     require_leased,
 )
-from ..store_types import (
+from .operations.destination_changes import Declare
+from .record.encoding import decode
+from .record.headers import pack_id
+from .service.damaged import readable
+from .service.purging import Removal
+from .service.receiving import Receiving
+from .service.sending import Sending
+from .service.settling import Settling
+from .service.statistics import Statistics
+from .service.subscriptions import require_same
+from .service.transactions import Transactions
+from .service.watching import OnWake, Watch, receive_or_watch
+from .state.lease_times import LeaseTimes
+from .state.leases import CLAIMED, LEASED, REJECTED, Lease
+from .store_types import (
     Change,
     Counts,
     Listener,
@@ -63,36 +93,6 @@ from ..store_types import (
     Subscription,
     SubscriptionKey,
 )
-from .abandoned import Abandoned
-from .backend import Backend, Found
-from .damaged import readable
-from .destination_changes import Declare
-from .engine import Engine
-from .failures import Failure, Failures, failure_of
-from .forwarding import after_move, follow, is_moving
-from .gates import Gate, LeaseMovedError
-from .handing_out import HandingOut
-from .headers import pack_id
-from .large import StoredBody
-from .large_bodies import LargeBodies
-from .lease_times import LeaseTimes
-from .leases import CLAIMED, LEASED, REJECTED, Lease
-from .limits import Grant
-from .maps import Maps
-from .nonpersistent import sweep
-from .outbox import Outbox
-from .purging import Removal
-from .receiving import Receiving
-from .records import decode
-from .sending import Sending
-from .settling import Settling
-from .statistics import Statistics
-from .subscriptions import require_same
-from .transactions import Transactions
-from .usage import Recorder
-from .waiting import delay_ms
-from .watching import OnWake, Watch, receive_or_watch
-from .writers import Direct, Threaded, Writer
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel
 
-from ...policies.options import MemoryOptions
+from ...policies.config.options import MemoryOptions
 from ..core import Backend, Store
 from .backend import MemoryBackend
 

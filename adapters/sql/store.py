@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...policies.options import SqlOptions
+from ...policies.config.options import SqlOptions
 from ..core import Store
 from .backend import SqlBackend
 

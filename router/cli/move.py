@@ -27,7 +27,7 @@ def command(config: Config, source: str, target: str, limit: int | None, as_json
       anabranch move data orders.eu orders.all
       anabranch move data dlq inspected --limit 100
     """
-    from ..moving import move_messages
+    from ..migration.moving import move_messages
 
     with opened(config) as router:
         origin, destination = queue_in(router, source), queue_named(router, target)

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...adapters.core import Store
-from ...adapters.core.gates import MovedError
-from ...adapters.core.limits import cancel
-from ...adapters.messages import Message, Outgoing, Receipt
-from ...adapters.store_types import Change
-from ...policies.destination import Destination
+from ...adapters.core.engine.gates import MovedError
+from ...adapters.core.features.quotas.limits import cancel
+from ...adapters.core.messages import Message, Outgoing, Receipt
+from ...adapters.core.store_types import Change
 from ...policies.errors import ClosedError, StoreFailedError, UnknownMessageError
-from ..settling import by_store
+from ...policies.names.destination import Destination
+from ..api.settling import by_store
 
 if TYPE_CHECKING:
-    from ..store_registry import StoreRegistry
+    from ..placement.registry import StoreRegistry
 
 T = TypeVar("T")
 

@@ -7,14 +7,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ...adapters.background import shared
-from ...adapters.store_types import Prepared
+from ...adapters.core.store_types import Prepared
+from ...adapters.system.background import shared
 from ...policies.config import TransactionOptions
 from ...policies.errors import TransactionError
-from ..decision_log import Decision, DecisionLog, External
-from ..xid import Xid
+from .decision_log import Decision, DecisionLog, External
 from .global_transaction import GlobalTransaction
 from .states import ACTIVE, DECIDED, DONE, IN_DOUBT, PREPARED
+from .xid import Xid
 
 if TYPE_CHECKING:
     from .transaction import Transaction

@@ -24,14 +24,11 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, cast, overload
 
-from ...adapters.background import shared
-from ...adapters.conditions import Promise, unless_busy
 from ...adapters.core import Store
-from ...adapters.core.failures import failure_of
-from ...adapters.core.forwarding import follow
-from ...adapters.core.maps import put_of, removal_of
-from ...adapters.core.subscriptions import require_same
-from ...adapters.messages import (
+from ...adapters.core.engine.forwarding import follow
+from ...adapters.core.features.failures import failure_of
+from ...adapters.core.features.keyed.maps import put_of, removal_of
+from ...adapters.core.messages import (
     DEFAULT_PRIORITY,
     Headers,
     LargeBody,
@@ -43,22 +40,25 @@ from ...adapters.messages import (
     T,
     checked,
 )
-from ...adapters.store_types import Change, Subscription
-from ...policies.destination import Destination
+from ...adapters.core.service.subscriptions import require_same
+from ...adapters.core.store_types import Change, Subscription
+from ...adapters.system.background import shared
+from ...adapters.system.conditions import Promise, unless_busy
 from ...policies.errors import TransactionError
-from ..addresses import Address, map_of, resolve_all, topic_of
-from ..endpoint import Endpoint, SendOptions, due, expiry, kept
-from ..map import Map, V
-from ..requeue import mark_requeued
-from ..xid import Xid
+from ...policies.names.destination import Destination
+from ..api.addresses import Address, map_of, resolve_all, topic_of
+from ..api.endpoint import Endpoint, SendOptions, due, expiry, kept
+from ..api.map import Map, V
+from ..upkeep.requeue import mark_requeued
 from .coordinator import Coordinator
 from .global_transaction import GlobalTransaction
 from .participant import Participant, unclaim
 from .states import ACTIVE, DONE, PREPARING, TransactionState
+from .xid import Xid
 
 if TYPE_CHECKING:
-    from ..store_registry import StoreRegistry
-    from ..topic import Subscriber
+    from ..api.topic import Subscriber
+    from ..placement.registry import StoreRegistry
 
 ACK: Final = -1
 CHANGE: Final = -2

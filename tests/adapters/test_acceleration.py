@@ -19,21 +19,22 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import anabranch
-from anabranch.adapters import acceleration
-from anabranch.adapters.acceleration import PURE
-from anabranch.adapters.core import records, sending
-from anabranch.adapters.core.branches import Forget
-from anabranch.adapters.core.changes import Ack, AckRange, Returned, Send, SendMany
-from anabranch.adapters.core.leases import Feed, Lease
-from anabranch.adapters.core.states import DestinationState
-from anabranch.adapters.files import write_small, write_synced
+from anabranch.adapters.core.operations.branches import Forget
+from anabranch.adapters.core.operations.changes import Ack, AckRange, Returned, Send, SendMany
+from anabranch.adapters.core.record import encoding as records
+from anabranch.adapters.core.service import sending
+from anabranch.adapters.core.state.leases import Feed, Lease
+from anabranch.adapters.core.state.states import DestinationState
 from anabranch.adapters.journal import bodies, row_format, writing
 from anabranch.adapters.journal.encoding import SEND_OVERHEAD
+from anabranch.adapters.system import acceleration
+from anabranch.adapters.system.acceleration import PURE
+from anabranch.adapters.system.files import write_small, write_synced
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal import reader
 from anabranch.adapters.wal.segment import Segment
 from anabranch.adapters.wal.ticket import Tail
-from anabranch.policies.destination import Destination
+from anabranch.policies.names.destination import Destination
 
 from ..wal.made import header_of
 

@@ -1,4 +1,4 @@
-"""Messages that nobody holds any more, and nobody has settled (adapters/core/abandoned.py)."""
+"""Messages that nobody holds any more, and nobody has settled (adapters/core/engine/abandoned.py)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.adapters import rare_warnings
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.gates import Gate
-from anabranch.adapters.messages import (
+from anabranch.adapters.core.engine.gates import Gate
+from anabranch.adapters.core.messages import (
     DecodedMessage,
     LargeMessage,
     Message,
@@ -21,8 +20,9 @@ from anabranch.adapters.messages import (
     ReceivedMessage,
     decoded,
 )
-from anabranch.policies.destination import Destination
+from anabranch.adapters.system import rare_warnings
 from anabranch.policies.errors import LargeMessageError, StoreFailedError
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, C, eventually, take
 from ..crash.test_interrupts import everywhere

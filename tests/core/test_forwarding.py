@@ -1,4 +1,4 @@
-"""Messages in hand whose destination has moved to another store (adapters/core/forwarding.py)."""
+"""Messages in hand whose destination has moved to another store (adapters/core/engine/forwarding.py)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.forwarding import follow, give_back, is_moving
-from anabranch.adapters.core.gates import Gate, LeaseMovedError
+from anabranch.adapters.core.engine.forwarding import follow, give_back, is_moving
+from anabranch.adapters.core.engine.gates import Gate, LeaseMovedError
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A, B, take

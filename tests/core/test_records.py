@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.adapters.core.records import (
+from anabranch.adapters.core.messages import DEFAULT_PRIORITY
+from anabranch.adapters.core.record.encoding import (
     HEAD,
     REQUEUED,
     decode,
@@ -15,9 +16,8 @@ from anabranch.adapters.core.records import (
     name_of,
     order_and_expiry,
 )
-from anabranch.adapters.messages import DEFAULT_PRIORITY
-from anabranch.policies.destination import Destination
 from anabranch.policies.errors import MessageTooLargeError
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A
 from .made import onefile

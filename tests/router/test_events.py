@@ -11,16 +11,8 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch import (
-    Destination,
-    Event,
-    MessageDeadLettered,
-    MessageDropped,
-    MessageExpired,
-    StoreFailed,
-    StoreOpened,
-)
-from anabranch.router import events
+from anabranch import Destination, Event, MessageDeadLettered, MessageDropped, MessageExpired, StoreFailed, StoreOpened
+from anabranch.router.api import events
 
 from ..contract.disk import PATIENCE, eventually
 from .disk import take

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.messages import Outgoing
-from anabranch.router.router import Router
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.router.api.router import Router
 
 from .disk import contents
 

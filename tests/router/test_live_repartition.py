@@ -29,11 +29,11 @@ from anabranch import (
     TransactionError,
     UnknownMessageError,
 )
-from anabranch.adapters.core.live_copy import LiveCopy
+from anabranch.adapters.core.migration.live_copy import LiveCopy
 from anabranch.adapters.journal import JournalStore
-from anabranch.policies.options import Redelivery
-from anabranch.router.repartition import repartition
-from anabranch.router.repartition_progress import NAME
+from anabranch.policies.config.options import Redelivery
+from anabranch.router.migration.progress import NAME
+from anabranch.router.migration.repartition import repartition
 
 from ..contract.disk import PATIENCE, eventually
 from ..contract.leasing import LONG, Lasting

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.messages import Message
+from anabranch.adapters.core.messages import Message
 from anabranch.policies.errors import DestinationError, StoreFullError
-from anabranch.router import moving
-from anabranch.router.moving import move_messages
+from anabranch.router.migration import moving
+from anabranch.router.migration.moving import move_messages
 from anabranch.router.transactions.transaction import Transaction
 
 from ..contract.disk import PATIENCE

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Change, Subscription
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.store_types import Change, Subscription
 from anabranch.policies.errors import ClosedError
 from anabranch.router.transactions.participant import Participant, unclaim
 

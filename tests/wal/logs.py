@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anabranch.adapters.wal import (
+from anabranch.adapters.wal import (  # fmt: skip
     Log,
     LogOptions,
     RecordBatch,
@@ -22,7 +22,7 @@ from anabranch.adapters.wal import (
     settle,
     survey,
     take_over,
-)  # fmt: skip
+)
 from anabranch.adapters.wal.group_commit import GroupCommit
 
 LOG_ID = bytes(range(16))

@@ -1,0 +1,954 @@
+"""The router: destinations in, stores behind. What users open, and hold.
+
+with anabranch.open("stores.yaml") as router:
+    router.queue("orders.custom").send(b"...")
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Unpack, overload
+
+from ...adapters.core import Store
+from ...adapters.core.features.failures import failure_of
+from ...adapters.core.features.scheduled import delay_ms
+from ...adapters.core.messages import REJECTED, Headers, LargeBody, Message, Readable, Reason, Receipt, T
+from ...adapters.core.store_types import TRANSACTION_BYTES, Progress, Settlement, StoreStats, Subscription
+from ...adapters.system.background import shared
+from ...adapters.system.files import FULL, disk_errors, make_directory, refused
+from ...adapters.system.locking import DirectoryLock
+from ...policies.config import Config, UsageOptions, load
+from ...policies.errors import (
+    AnabranchError,
+    ClosedError,
+    ConfigError,
+    MissingExtraError,
+    StoreFailedError,
+    TransactionError,
+)
+from ...policies.names.destination import Destination
+from ...policies.text import count_of
+from ..placement import bindings
+from ..placement.bindings import DECISIONS
+from ..placement.directories import require_directories
+from ..placement.in_force import configuration_of, write_in_force
+from ..placement.registry import StoreRegistry
+from ..transactions.coordinator import Coordinator
+from ..transactions.outcomes import Heuristic, InDoubt, Outcomes
+from ..transactions.states import COMMIT, ROLLBACK, Outcome
+from ..transactions.transaction import Transaction
+from ..transactions.xid import Xid, as_xid
+from ..upkeep import requeue
+from ..upkeep.dead_letters import DeadLetterSweeper
+from ..upkeep.idle_queues import IdleQueues, require_seconds
+from ..usage import UsageLog, UsageStats
+from .addresses import Address, map_of, queue_of, resolve, topic_of
+from .codecs import Codec, Coder, codec_of
+from .consumer import Consumer
+from .dbapi import Connection
+from .endpoint import Endpoint, SendOptions
+from .events import Event, EventListener, Events, StoreFailed, StoreOpened
+from .map import Map
+from .pattern_consumers import PatternConsumers
+from .queue import Queue
+from .reentry import refuse_in_handler
+from .settling import TokenSettler, Way, by_store, settle_nowait
+from .topic import Topic
+
+if TYPE_CHECKING:
+    from ..migration.live import LiveRepartition
+    from ..migration.repartition import Repartitioned
+    from .data_manager import DataManager
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterStats:
+    """What a router says about itself."""
+
+    stores: Mapping[str, StoreStats]
+    """By the store's name; a store of one destination is `name:destination`."""
+    decision_syncs: int = 0
+    """How often the decision log, which transactions over several stores need, waited for the disk since open."""
+    dead_lettered: int = 0
+    """Messages that were put into dead-letter queues since open."""
+    dropped: int = 0
+    """Messages that were dropped since open: expired ones without a dead-letter queue, and those that were sent to a
+    topic without any durable subscription, which the `dropped` of each store counts since that was opened."""
+    unresponsive: tuple[str, ...] = ()
+    """Names of stores that did not answer within a second, since their disk hangs, say. Their figures are those that
+    they gave last; of one that never gave any they are missing."""
+
+
+class Router:
+    """Threads: all may use it. Forks: a child must open its own (rule D4).
+
+    It is open until `close`, or until nothing is held any more that can reach one of its stores: whatever it gives out
+    (a queue, a subscription, a message, a transaction) keeps it, and so its directory's lock, alive (invariant 8).
+
+    `_lock` is held while the router is opened and closed; registry.py says which locks are taken while a store
+    opens. What goes over all stores, or closes some, is refused to a signal handler that interrupted a call of its own
+    thread (rule G3, reentry.py).
+    """
+
+    def __init__(self, config: Config) -> None:
+        if not isinstance(config, Config):
+            raise TypeError(
+                f"a Router takes an anabranch.Config, not {type(config).__name__}: {config!r}; anabranch.open takes "
+                "the path of a file, too"
+            )
+        self.config = config
+        self._lock = threading.RLock()
+        self._directory_lock = DirectoryLock(
+            config.directory / "router.lock", "the router", config.file_mode, self._lose, self._described
+        )
+        self._registry = StoreRegistry(config, self, self._directory_lock.require)
+        """Where destinations live."""
+        self._coordinator = Coordinator(
+            config.bindings / DECISIONS, config.transactions, self._registry, config.file_mode
+        )
+        """Of transactions over several stores."""
+        self._usage: UsageLog | None = None
+        self._registry.on_open(self._opened)
+        self._outcomes = Outcomes(self._coordinator, self._registry)
+        self._events = Events()
+        self._failed: dict[bytes, None] = {}
+        """Stores that have failed and were not opened since."""
+        self._sweeper = DeadLetterSweeper(self._registry, self._unlimited, self._events)
+        """Of messages that are not delivered any more."""
+        self._repartition: LiveRepartition | None = None
+        """What moves destinations now."""
+        self._tokens = TokenSettler(self._registry, self._sweeper.reject)
+        self._patterns = PatternConsumers(self._registry)
+        self._idle_queues = IdleQueues(self._registry, self._coordinator.table)
+
+    # Opening and closing
+
+    def open(self, progress: Progress | None = None) -> Router:
+        """Take the data directory, which is made if it is not there, and compare it with the configuration.
+
+        Stores open on first use. Raises StoreLockedError, PlacementError (see invariant 6), CorruptionError,
+        ConfigError for a directory that cannot be used, and StoreFullError for one that has no room now.
+        """
+        with self._lock:
+            if self._directory_lock.held:
+                self._directory_lock.acquire()  # which says that this very router is open
+            try:
+                self._take_directory()
+                with disk_errors(f"the stores of {self.config.directory} cannot be looked at"):
+                    for place in (self.config.directory / "stores", self.config.bindings / bindings.DECISIONS):
+                        self._registry.directories.require_own(place)
+                    bindings.take(self.config)
+                    self._coordinator.open()  # first: if router.lock was deleted, the decisions' own lock tells
+                    self._registry.open(progress)
+                    self._coordinator.require_participants(self._registry.table.stores)
+                self._directory_lock.require()
+                self._registry.opened = True
+                if not self._registry.moving:  # then it is in force once all has moved
+                    write_in_force(self.config)
+                in_use = not self._registry.moving and not self._registry.importing
+                if in_use:
+                    self._start_configured_usage_log()
+                self._coordinator.resolver.resolve_all()
+                if in_use:
+                    self._sweeper.open()
+            except BaseException:
+                self._close()
+                raise
+        return self
+
+    def _take_directory(self) -> None:
+        directory = self.config.directory
+        try:
+            require_directories(self.config)
+            make_directory(directory, self.config.file_mode)
+            self._directory_lock.acquire()
+        except OSError as error:
+            if error.errno in FULL:
+                raise refused(f"the data directory {directory} cannot be opened now: {error}", error) from error
+            raise ConfigError(
+                [
+                    f"the data directory {directory} cannot be used: {error.strerror} ({error.filename}); it must "
+                    "be a directory that this user may write in, or another be chosen with `directory:`"
+                ]
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"<Router of {self.config.directory}>"
+
+    def _described(self) -> str:
+        """Itself, and what keeps it open, for who opens the same directory."""
+        handles = [
+            one
+            for one in gc.get_objects()
+            if (issubclass(type(one), Endpoint | Consumer | Map) and one._registry is self._registry)
+            or (issubclass(type(one), Message) and one._store.owner is self)
+        ]
+        if not handles:
+            return repr(self)
+        more = f" and {count_of(len(handles) - 1, 'other')}" if len(handles) > 1 else ""
+        return f"{self!r}, which {handles[0]!r}{more} can reach"
+
+    def _opened(self, store: Store) -> None:
+        """A store was opened, and nobody has it yet."""
+        if self._usage is not None:
+            self._usage.attach(store)  # first: what it commits now is recorded
+        self._coordinator.resolver.recover(store)
+        self._patterns.opened(store)
+        store.on_failed(partial(self._store_failed, store.name, store.store_id))
+        after_failure = self._failed.pop(store.store_id, 0) is None
+        if self._events:
+            self._events.tell(StoreOpened(store.name, after_failure))
+
+    def _store_failed(self, name: str, store_id: bytes, cause: BaseException) -> None:
+        self._failed[store_id] = None
+        if self._events:
+            self._events.tell(StoreFailed(name, str(cause)))
+
+    def _lose(self, error: StoreFailedError) -> None:
+        """The directory's lock was lost: nothing more goes through this router. Its stores have locks of their own."""
+        log.error("the router has stopped: %s", error)
+        self._sweeper.closed = True
+        self._registry.stop(error)
+        self._patterns.close()
+
+    def close(self) -> None:
+        """Close all stores and free the directory. Idempotent. Raises the first error of a store after closing all, and
+        RuntimeError, having done nothing, in a signal handler that interrupted a call of its own thread (rule G3)."""
+        if not self._registry.forked:
+            refuse_in_handler("close")
+        self._close()
+
+    def _close(self) -> None:
+        if self._registry.forked:
+            self._registry.opened = False  # all of it belongs to the parent
+            return
+        self._patterns.close()
+        self._idle_queues.close()
+        repartition = self._repartition
+        if repartition is not None:
+            repartition.stop()
+        with self._lock:
+            self._sweeper.close()
+            self._coordinator.close()
+            try:
+                self._registry.close_stores(self._sweeper.finish)
+                self._close_usage_log()
+                self._coordinator.log.close()
+            except (AnabranchError, OSError):
+                self._let_go()
+                raise
+            self._let_go()  # not after Ctrl-C: then close() may be called again
+
+    def _let_go(self) -> None:
+        try:
+            self._close_usage_log()
+            self._coordinator.log.close()
+        finally:
+            self._registry.let_go()
+            self._directory_lock.release()
+
+    def __enter__(self) -> Router:
+        return self if self._registry.opened else self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # What users do
+
+    @overload
+    def queue(self, name: Address, *, codec: None = None, expires_when_idle: float | None = None) -> Queue: ...
+
+    @overload
+    def queue(self, name: Address, *, codec: str, expires_when_idle: float | None = None) -> Queue[Any]: ...
+
+    @overload
+    def queue(self, name: Address, *, codec: Codec[T], expires_when_idle: float | None = None) -> Queue[T]: ...
+
+    def queue(
+        self, name: Address, *, codec: str | Codec[Any] | None = None, expires_when_idle: float | None = None
+    ) -> Queue[Any]:
+        """The queue of that name (`orders.custom` or `queue://orders.custom`). Nothing is created before the first
+        send, or before `declare`.
+
+        With a `codec` (`json`, `msgpack`, `pickle`, or an object; codecs.py) bodies are values: what is sent is encoded
+        and labelled with the header `content_type`, and `message.body` is decoded. Without one they are bytes.
+
+        With `expires_when_idle` it is deleted by itself once it has been empty for so many seconds, with nobody
+        waiting there and nothing passing through; with messages in it it stays. That is not recorded: it holds until
+        the router is closed (idle_queues.py).
+
+        Raises DestinationError, NoRouteError, TypeError for what names no destination or is no codec or no time, and
+        ValueError for a codec that is not known.
+        """
+        self._registry.require_open()
+        destination = queue_of(name)
+        self._registry.route(destination)
+        if expires_when_idle is not None:
+            require_seconds(expires_when_idle)
+        queue: Queue[Any] = Queue(self._registry, destination, _coder_of(codec, destination))
+        if expires_when_idle is not None:
+            self._idle_queues.add(queue, expires_when_idle)
+        return queue
+
+    @overload
+    def topic(self, name: Address, *, codec: None = None) -> Topic: ...
+
+    @overload
+    def topic(self, name: Address, *, codec: str) -> Topic[Any]: ...
+
+    @overload
+    def topic(self, name: Address, *, codec: Codec[T]) -> Topic[T]: ...
+
+    def topic(self, name: Address, *, codec: str | Codec[Any] | None = None) -> Topic[Any]:
+        """The topic of that name (`prices.eu` or `topic://prices.eu`); likewise, also for its subscriptions."""
+        self._registry.require_open()
+        destination = topic_of(name)
+        self._registry.route(destination)
+        return Topic(self._registry, destination, _coder_of(codec, destination))
+
+    @overload
+    def map(self, name: Address, *, codec: None = None) -> Map: ...
+
+    @overload
+    def map(self, name: Address, *, codec: str) -> Map[Any]: ...
+
+    @overload
+    def map(self, name: Address, *, codec: Codec[T]) -> Map[T]: ...
+
+    def map(self, name: Address, *, codec: str | Codec[Any] | None = None) -> Map[Any]:
+        """The map of that name (`results` or `map://results`), of keyed values; likewise. Nothing is created before the
+        first value."""
+        self._registry.require_open()
+        destination = map_of(name)
+        self._registry.route(destination)
+        return Map(self._registry, destination, None if codec is None else codec_of(codec))
+
+    @overload
+    def send(
+        self,
+        destination: Endpoint[T],
+        body: T | Readable | LargeBody,
+        headers: Headers | None = ...,
+        message_id: str | None = ...,
+        **options: Unpack[SendOptions],
+    ) -> list[Receipt]: ...
+
+    @overload
+    def send(
+        self,
+        destination: str | Destination,
+        body: bytes | Readable | LargeBody,
+        headers: Headers | None = ...,
+        message_id: str | None = ...,
+        **options: Unpack[SendOptions],
+    ) -> list[Receipt]: ...
+
+    def send(
+        self,
+        destination: Address,
+        body: Any,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        **options: Unpack[SendOptions],
+    ) -> list[Receipt]:
+        """Send to one destination, or to all parts of a composite (`queue://a,topic://b`) as one transaction: to all of
+        them or to none, whichever stores they live in. The rest as Transaction.send."""
+        with self.transaction() as transaction:
+            transaction.send(destination, body, headers, message_id, **options)
+            return transaction.commit()
+
+    @overload
+    def receive(
+        self, pattern: Endpoint[T], timeout: float | None = 0, *, lease: float | None = None, codec: None = None
+    ) -> Message[T] | None: ...
+
+    @overload
+    def receive(
+        self, pattern: str | Destination, timeout: float | None = 0, *, lease: float | None = None, codec: None = None
+    ) -> Message | None: ...
+
+    @overload
+    def receive(
+        self, pattern: Address, timeout: float | None = 0, *, lease: float | None = None, codec: str
+    ) -> Message[Any] | None: ...
+
+    @overload
+    def receive(
+        self, pattern: Address, timeout: float | None = 0, *, lease: float | None = None, codec: Codec[T]
+    ) -> Message[T] | None: ...
+
+    def receive(
+        self,
+        pattern: Address,
+        timeout: float | None = 0,
+        *,
+        lease: float | None = None,
+        codec: str | Codec[Any] | None = None,
+    ) -> Message[Any] | None:
+        """Lease a message of one of the queues that a pattern names (`orders.>`, `queue://*.eu`), waiting up to
+        `timeout` seconds for one (None: for ever). `lease` is as of Queue.receive. With a
+        `codec` its body is decoded, as of a queue.
+
+        Each queue that has messages has its turn, in its own order, and is one of many: a receive costs the same
+        however many there are. Queues that are sent to for the first time meanwhile belong to it. Who receives from one
+        of the queues itself comes first there. A store that fails, or cannot be opened, is skipped, and logged; so
+        is, for as long, a queue that moves. A pattern may match dead letters: `>` does. A name without wildcards is
+        that queue.
+
+        Raises DestinationError for what is no pattern of queues, NoRouteError for one that no queue can match since no
+        store takes any, and as Queue.receive. Where none matches yet, and the timeout is None, a warning in the log
+        says so once, with a pattern that may have been meant.
+        """
+        return self._patterns.receiver(pattern, timeout, lease, codec)()
+
+    @overload
+    def consume(
+        self, pattern: Endpoint[T], timeout: float | None = None, *, lease: float | None = None, codec: None = None
+    ) -> Iterator[Message[T]]: ...
+
+    @overload
+    def consume(
+        self,
+        pattern: str | Destination,
+        timeout: float | None = None,
+        *,
+        lease: float | None = None,
+        codec: None = None,
+    ) -> Iterator[Message]: ...
+
+    @overload
+    def consume(
+        self, pattern: Address, timeout: float | None = None, *, lease: float | None = None, codec: str
+    ) -> Iterator[Message[Any]]: ...
+
+    @overload
+    def consume(
+        self, pattern: Address, timeout: float | None = None, *, lease: float | None = None, codec: Codec[T]
+    ) -> Iterator[Message[T]]: ...
+
+    def consume(
+        self,
+        pattern: Address,
+        timeout: float | None = None,
+        *,
+        lease: float | None = None,
+        codec: str | Codec[Any] | None = None,
+    ) -> Iterator[Message[Any]]:
+        """Each message of these queues, leased, one after the other, until none has come for `timeout` seconds (None:
+        for ever); as `receive`."""
+        return iter(self._patterns.receiver(pattern, timeout, lease, codec), None)
+
+    def subscriptions(self) -> list[Subscription]:
+        """All durable subscriptions, in order of topic, client and name."""
+        self._registry.require_open()
+        refuse_in_handler("subscriptions")
+        return sorted(self._registry.subscriptions(), key=lambda s: (s.topic.name, *s.key))
+
+    def sweep(self) -> int:
+        """Move what is not delivered any more (expired, or at the delivery limit) to its dead-letter queue, or drop it,
+        now; returns how many messages. Happens by itself each second."""
+        self._registry.require_open()
+        refuse_in_handler("sweep")
+        return self._sweeper.run()
+
+    def requeue(self, letters: Message[Any] | Iterable[Message[Any]] | Address, limit: int | None = None) -> int:
+        """Put dead letters back where they came from; returns how many.
+
+        They are given in hand, as messages that were received, and go back all in one transaction; or as their queue,
+        which is emptied in order, at most `limit` of it, in many transactions of some 100 messages and 4 MiB. Each has
+        its `message_id`, its headers without those that begin with `dead_letter_`, and its priority again; its count of
+        deliveries and its time begin anew. That the duplicate window knows its id does not matter. What comes from a
+        subscription goes to its topic, so to all its subscriptions.
+
+        Raises DeadLetterError for a message that is no dead letter or has nowhere to go, which stays leased, or in the
+        queue with all behind it; the rest as Transaction.commit, whose messages are then free again. A note of the
+        error says how many of a queue had been put back.
+        """
+        self._registry.require_open()
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+            raise TypeError(f"limit is a number of messages, not {type(limit).__name__}: {limit!r}")
+        if limit is not None and limit < 0:
+            raise ValueError(f"requeue takes a limit of 0 or more, or None for all; not {limit}")
+        if isinstance(letters, str | Destination | Endpoint):
+            return requeue.requeue_all(self._registry, self._unlimited, self.queue(letters), limit)
+        if limit is not None:
+            raise ValueError("requeue takes a limit with a queue, not with messages: give it fewer of them")
+        if isinstance(letters, Message):
+            letters = [letters]
+        elif not isinstance(letters, Iterable):
+            raise TypeError(
+                "requeue takes messages that were received, or their queue as text, as a Destination or a Queue, "
+                f"not {type(letters).__name__}: {letters!r}"
+            )
+        return requeue.requeue(self._registry, self._unlimited, letters)
+
+    # Transactions
+
+    def transaction(self, xid: Xid | None = None) -> Transaction:
+        """Begin a transaction over any stores; see transactions/. With an `xid` it is an external one, which can be
+        prepared. Raises TransactionError for an xid that is in use, and at the limit of open transactions."""
+        self._registry.require_open()
+        return Transaction(self._coordinator, self._registry, xid if xid is None else as_xid(xid))
+
+    def _unlimited(self) -> Transaction:
+        """One of our own, which holds what it must."""
+        self._registry.require_open()
+        return Transaction(self._coordinator, self._registry, limited=False)
+
+    def join(self, manager: Any = None, xid: Xid | None = None) -> DataManager:
+        """Take part in the current transaction of the `transaction` package, of its thread's manager or of the one
+        given; see data_manager.py. Joined already, it is the same data manager again.
+
+        With an `xid` it outlives a process that ends in the middle of the commit. Raises MissingExtraError without the
+        extra `transaction`, and what `transaction` raises.
+        """
+        try:
+            from . import data_manager
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in {"transaction", "zope"}:
+                raise
+            raise MissingExtraError(
+                "the transaction package is not installed; install it with: pip install 'anabranch[transaction]'"
+            ) from error
+        self._registry.require_open()
+        return data_manager.join(self, manager, xid)
+
+    def connection(self) -> Connection:
+        """Transactions under the names of Python's DB-API (PEP 249); see dbapi.py."""
+        self._registry.require_open()
+        return Connection(self)
+
+    def commit(self, xid: Xid, one_phase: bool = False) -> None:
+        """Commit a prepared external transaction, or with `one_phase` one that is open and not prepared.
+
+        It stands on return, whatever becomes of a store meanwhile (in_doubt shows that). Said again it changes nothing.
+        Raises TransactionError for one that is not prepared here, which one that has ended is once all its stores have
+        it on disk, or that was rolled back; and TransactionInDoubt.
+        """
+        self._registry.require_open()
+        opened = self._coordinator.table.user_of(as_xid(xid))
+        if opened is None:
+            self._outcomes.end(as_xid(xid), commit=True)
+        elif one_phase:
+            opened.commit()
+        else:
+            raise TransactionError(f"transaction {opened.xid} is not prepared; prepare() it or commit it in one phase")
+
+    def rollback(self, xid: Xid) -> None:
+        """Roll back an external transaction, prepared or open. Else as commit."""
+        self._registry.require_open()
+        opened = self._coordinator.table.user_of(as_xid(xid))
+        if opened is None:
+            self._outcomes.end(as_xid(xid), commit=False)
+        else:
+            opened.rollback()
+
+    def recover(self) -> list[Xid]:
+        """The external transactions that are prepared and wait for commit or rollback, oldest first. Raises
+        StoreFailedError if the decision log cannot be read."""
+        self._registry.require_open()
+        return self._outcomes.held()
+
+    def in_doubt(self) -> list[InDoubt]:
+        """The transactions that are prepared in some store and wait: for their manager, for a store that has failed,
+        for an outcome from you. All stores are opened for it."""
+        self._registry.require_open()
+        return self._outcomes.in_doubt()
+
+    def resolve(self, transaction: str, outcome: Outcome) -> None:
+        """Decide by hand, `commit` or `rollback`, what nobody else will: a transaction of in_doubt() that has no
+        outcome. That is recorded, and kept until forget(). Raises TransactionError."""
+        self._registry.require_open()
+        if outcome not in (COMMIT, ROLLBACK):
+            raise ValueError(f"an outcome is {COMMIT!r} or {ROLLBACK!r}, not {outcome!r}")
+        self._outcomes.resolve(_transaction_id(transaction), outcome == COMMIT)
+
+    def heuristics(self) -> list[Heuristic]:
+        """The outcomes that were decided by hand and not forgotten since, oldest first."""
+        self._registry.require_open()
+        return self._outcomes.heuristics()
+
+    def forget(self, transaction: str) -> None:
+        """Drop the record of an outcome that was decided by hand. Raises TransactionError."""
+        self._registry.require_open()
+        self._outcomes.forget(_transaction_id(transaction))
+
+    def reopen_decisions(self) -> None:
+        """Read the decision log again after it has failed or was moved aside (invariant 7). Raises CorruptionError."""
+        self._registry.require_open()
+        refuse_in_handler("reopen_decisions")
+        self._coordinator.reopen()
+
+    def ack(self, messages: Message[Any] | Iterable[Message[Any]]) -> None:
+        """Ack leased messages; those of one store as one, with one wait for the disk.
+
+        If a store raises, what lives in other stores may have been acked before.
+        """
+        for store, of_store in by_store(messages):
+            store.ack(of_store)
+
+    def ack_nowait(self, messages: Message[Any] | Iterable[Message[Any]]) -> Future[None]:
+        """`ack` without waiting: the future resolves, on a thread of ours, once all are acked, or with the first error
+        of a store."""
+        return settle_nowait(messages, lambda store, of_store: store.ack_nowait(of_store))
+
+    def release(
+        self,
+        messages: Message[Any] | Iterable[Message[Any]],
+        delivered: bool = True,
+        delay: float | None = None,
+        reason: Reason | None = None,
+    ) -> None:
+        """Give leased messages back, as Message.release; else as `ack`."""
+        for store, of_store in by_store(messages):
+            store.release(of_store, delivered, delay, reason)
+
+    def release_nowait(
+        self,
+        messages: Message[Any] | Iterable[Message[Any]],
+        delivered: bool = True,
+        delay: float | None = None,
+        reason: Reason | None = None,
+    ) -> Future[None]:
+        """`release` without waiting, as `ack_nowait`."""
+        return settle_nowait(messages, lambda store, of_store: store.release_nowait(of_store, delivered, delay, reason))
+
+    def reject(self, message: Message[Any], reason: Reason = REJECTED) -> None:
+        """Put a leased message into its store's dead-letter queue, as Message.reject."""
+        self._registry.require_open()
+        self._sweeper.reject(message, reason)
+
+    def _spent(self, store: Store) -> None:
+        """As Rejecting._spent. For stores."""
+        self._sweeper.spent(store)
+
+    def _is_elsewhere(self, destination: Destination, store_id: bytes) -> bool:
+        """Whether a destination is recorded in another store than that. For stores."""
+        row = self._registry.table.destinations.get(destination)
+        return row is not None and row.store_id != store_id
+
+    @overload
+    def settle(  # type: ignore[overload-overlap]
+        self,
+        tokens: str,
+        how: Settlement,
+        reason: Reason | None = ...,
+        *,
+        delivered: bool = ...,
+        delay: float | None = ...,
+    ) -> None: ...
+
+    @overload
+    def settle(
+        self,
+        tokens: Iterable[str],
+        how: Settlement,
+        reason: Reason | None = ...,
+        *,
+        delivered: bool = ...,
+        delay: float | None = ...,
+    ) -> list[AnabranchError | None]: ...
+
+    def settle(
+        self,
+        tokens: str | Iterable[str],
+        how: Settlement,
+        reason: Reason | None = None,
+        *,
+        delivered: bool = True,
+        delay: float | None = None,
+    ) -> list[AnabranchError | None] | None:
+        """Ack, release or reject leased messages by their tokens (Message.token), from any thread. The `reason` is that
+        of Message.reject and Message.release; `delivered` and `delay` are those of Message.release.
+
+        Of many tokens it returns what was wrong with each, None where nothing was, and settles the others: those of one
+        store together, with one wait for the disk, but each rejected one on its own. Of one token it raises that.
+        UnknownMessageError names a token that is none, whose store this router has not or has closed since, and one
+        whose message is not leased any more. Raises TypeError for what is no text or no Settlement, and TypeError and
+        ValueError for what is no time to wait.
+        """
+        self._registry.require_open()
+        listed, way = _tokens(tokens, how), _way(how, reason, delivered, delay)
+        results = self._tokens.settle(listed, way)
+        if not isinstance(tokens, str):
+            return results
+        if results[0] is not None:
+            raise results[0]
+        return None
+
+    def settle_nowait(
+        self,
+        tokens: str | Iterable[str],
+        how: Settlement,
+        reason: Reason | None = None,
+        *,
+        delivered: bool = True,
+        delay: float | None = None,
+    ) -> Future[list[AnabranchError | None]]:
+        """`settle` without waiting: the future resolves on a thread of ours; of one token, too, with a list."""
+        self._registry.require_open()
+        return self._tokens.settle_nowait(_tokens(tokens, how), _way(how, reason, delivered, delay))
+
+    def destinations(self, prefix: str = "") -> list[Destination]:
+        """All that have been declared, sent to or subscribed to and not deleted, in order of their text; with a prefix
+        those whose text begins with it (`queue://orders.`). No store is asked: after a crash one may be named that had
+        just been deleted, until its store is opened."""
+        self._registry.require_open()
+        if not isinstance(prefix, str):
+            raise TypeError(f"a prefix of destinations is a str, not {type(prefix).__name__}: {prefix!r}")
+        return sorted((d for d in list(self._registry.table.destinations) if str(d).startswith(prefix)), key=str)
+
+    def exists(self, destination: Address) -> bool:
+        """Whether it has been declared, sent to or subscribed to and not deleted. No store is asked, as by
+        `destinations`."""
+        self._registry.require_open()
+        return resolve(destination) in self._registry.table.destinations
+
+    def delete(self, destination: Address) -> int:
+        """Remove a destination and its messages; returns how many."""
+        self._registry.require_open()
+        return Endpoint(self._registry, resolve(destination)).delete()
+
+    def stats(self) -> RouterStats:
+        """Of every store that exists; those that are not open are opened for it. One that is open and does not answer
+        within a second is named in `unresponsive`; what it said last stands for it, if anything does."""
+        self._registry.require_open()
+        refuse_in_handler("stats")
+        stores, unresponsive = self._registry.stats()
+        dropped = self._sweeper.dropped + sum(store.dropped for store in stores.values())
+        return RouterStats(stores, self._coordinator.log.syncs, self._sweeper.dead_lettered, dropped, unresponsive)
+
+    def reclaim(self) -> int:
+        """Free what can be freed now in all open stores; returns bytes. Happens by itself in the background.
+
+        Raises the first error of a store after trying all.
+        """
+        self._registry.require_open()
+        refuse_in_handler("reclaim")
+        return self._freed(self._registry.open_stores(), lambda store: store.reclaim())
+
+    def compact(self, store: str | None = None) -> int:
+        """Free also the space for which what is there has to be copied, now, in all open stores or in those of one
+        name; returns bytes. Mostly dead segments of a journal are compacted by themselves in the background where that
+        pays (`compact_live_percent`); here less is enough, and a journal's index and SQLite's file become as small as
+        what is in them. Others send and receive meanwhile; while such a file is written anew, which takes seconds for
+        each GiB, they wait.
+
+        Raises the first error of a store after trying all, ConfigError if no open store has this name.
+        """
+        self._registry.require_open()
+        refuse_in_handler("compact")
+        there = self._registry.open_stores()
+        stores = [one for one in there if store is None or one.name == store]
+        if store is not None and not stores:
+            names = ", ".join(sorted({one.name for one in there})) or "none"
+            raise ConfigError([f"no store {store!r} is open, to be compacted; open are: {names}"])
+        return self._freed(stores, lambda store: store.compact())
+
+    def _freed(self, stores: Sequence[Store], free: Callable[[Store], int]) -> int:
+        freed = shared().for_each(stores, free)
+        self._registry.require_open()
+        for _, _, error in freed:
+            if error is not None and not isinstance(error, ClosedError):  # that was closed for being idle
+                raise error
+        return sum(freed or 0 for _, freed, _ in freed)
+
+    def on_event(self, on_event: Callable[[Event], object]) -> EventListener:
+        """Call this with what happens from now on and no call returns: MessageExpired, MessageDeadLettered,
+        MessageDropped, StoreFailed, StoreOpened.
+
+        On background threads of the library, one event after the other, until the listener that is returned is closed.
+        Nothing waits for it: 1,000 events wait for one that is slow, further ones are counted (`listener.dropped`). An
+        error that it raises is logged. Raises TypeError for what cannot be called.
+        """
+        self._registry.require_open()
+        return self._events.listen(on_event)
+
+    # Recording usage
+
+    def start_usage_log(self, options: UsageOptions | Mapping[str, Any] | None = None) -> None:
+        """Record from now on who is sent what and when it is acked, for the advisor (usage/). `options` may be a
+        mapping, as in stores.yaml; without them it is as the configuration says, or by default. One that is under way
+        ends first.
+
+        Nothing that fails later disturbs who sends and acks: `usage_stats` says it, and it is logged. Raises
+        StoreLockedError, ConfigError, StoreFullError, CorruptionError; then nothing is recorded. For options that
+        cannot be it raises ConfigError, or TypeError, and has done nothing.
+        """
+        self._registry.require_open()
+        refuse_in_handler("start_usage_log")
+        options = self._usage_options(options)
+        with self._lock:
+            self._close_usage_log()
+            self._start_usage_log(options)
+
+    def _usage_options(self, given: UsageOptions | Mapping[str, Any] | None) -> UsageOptions:
+        if given is None:
+            given = self.config.usage or UsageOptions()
+        elif isinstance(given, Mapping):
+            given = UsageOptions(**{str(key): value for key, value in given.items()})
+        elif not isinstance(given, UsageOptions):
+            raise TypeError(
+                f"the usage log takes UsageOptions or a mapping of them, not {type(given).__name__}: {given!r}"
+            )
+        if conflict := self.config._usage_conflict(given):
+            raise ConfigError([f"the usage log's directory: {conflict}"])
+        return given
+
+    def stop_usage_log(self) -> None:
+        """Record no more; what was is on disk on return, unless the disk has not answered for 10 seconds, which is
+        logged. Does nothing if nothing is recorded."""
+        self._registry.require_open()
+        refuse_in_handler("stop_usage_log")
+        with self._lock:
+            self._close_usage_log()
+
+    def usage_stats(self) -> UsageStats | None:
+        """What the usage log has recorded, or why it could not be started; None if there is none."""
+        self._registry.require_open()
+        usage = self._usage
+        return None if usage is None else usage.stats()
+
+    def _start_usage_log(self, options: UsageOptions) -> None:
+        registry, path = self._registry, options.directory
+        if path is None:
+            path = self.config.directory / "usage"
+            registry.directories.require_own(path)
+        self._usage = UsageLog(path, options, registry.open_stores, lambda: registry.config, self.config.file_mode)
+        self._usage.open()
+
+    def _start_configured_usage_log(self) -> None:
+        """It is an observation: that it cannot be opened keeps nobody from the messages."""
+        if self.config.usage is not None:
+            try:
+                self._start_usage_log(self.config.usage)
+            except AnabranchError as error:
+                log.warning("nothing is recorded: %s", error)
+
+    def _close_usage_log(self) -> None:
+        if self._usage is not None:
+            self._usage.close()
+            self._usage = None
+
+    # Moving
+
+    def repartition(
+        self,
+        config: str | Path | Config,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        restart: bool = False,
+        prepared_seconds: float = 30.0,
+    ) -> Repartitioned:
+        """Move all destinations to where another configuration of this data directory routes them, while they are used;
+        returns what was moved, and the names of stores that were removed. Afterwards the router goes by that
+        configuration: stores that are open keep their options, and `transactions` and `usage` theirs, until they are
+        opened again.
+
+        Senders and receivers do not notice, but for those of the destination that moves just then: they wait while its
+        last few messages are copied. Who holds a message of it acks, releases or rejects it as before, open
+        transactions and listeners go on; messages have other seqs. What is sent for the first time goes where the new
+        configuration routes it from the beginning on. Who browses just then gets ClosedError.
+
+        `progress` is called with how many messages have moved, and how many there are to move, on the thread that moves
+        them: it must not wait for a destination that may be on its way. A
+        destination that a prepared transaction would change waits for its outcome up to `prepared_seconds`. `restart`:
+        an interrupted call for another configuration is not gone on with.
+
+        Raises PlacementError before anything is changed, as `anabranch repartition` does; and at the end, if some could
+        not be moved, which names them: what a prepared transaction would change, or has messages that are not
+        persistent. Any other error (StoreFullError, StoreFailedError, CorruptionError) ends it. Whatever is raised,
+        each destination is in one store, in use, a note of the error says which have moved, and the next call goes on
+        from there; so it does after Ctrl-C, and after `close`, which stops it. Until then no router opens the
+        directory, unless `anabranch repartition` finishes it. Raises TransactionError if it is under way already.
+        """
+        self._registry.require_open()
+        refuse_in_handler("repartition")
+        if not isinstance(prepared_seconds, int | float) or isinstance(prepared_seconds, bool):
+            kind = type(prepared_seconds).__name__
+            raise TypeError(f"prepared_seconds is a number of seconds, not {kind}: {prepared_seconds!r}")
+        if not prepared_seconds >= 0:  # not so of nan either
+            raise ValueError(f"prepared_seconds is a number of seconds, 0 or more, not {prepared_seconds!r}")
+        from ..migration.live import LiveRepartition  # not above: it stands on this module
+        from ..migration.plan import require_directory
+
+        new, path = (config, "") if isinstance(config, Config) else (load(config), str(config))
+        require_directory(new, self.config)
+        live = LiveRepartition(self, new, restart, path, prepared_seconds, progress or (lambda done, total: None))
+        with self._lock:
+            self._registry.require_open()
+            if self._repartition is not None and not self._repartition.ended:
+                raise TransactionError("this router is being repartitioned already; wait until that is done")
+            self._repartition = live
+        return live.run()
+
+    def reopen(self, name: str) -> None:
+        """Close a store that has failed and open it again, which recovers it (invariant 7)."""
+        self._registry.require_open()
+        refuse_in_handler("reopen")
+        self._registry.reopen(name)
+
+
+def _coder_of(codec: str | Codec[Any] | None, destination: Destination) -> Coder[Any] | None:
+    return None if codec is None else Coder(codec_of(codec), destination)
+
+
+def _tokens(tokens: str | Iterable[str], how: Settlement) -> list[str]:
+    if not isinstance(how, Settlement):
+        raise TypeError(
+            f"how to settle is a Settlement, not {type(how).__name__}: {how!r}; there are "
+            f"{', '.join(map(str, Settlement))}"
+        )
+    if not isinstance(tokens, Iterable):
+        raise TypeError(f"a token is a str, not {type(tokens).__name__}: {tokens!r}")
+    return [tokens] if isinstance(tokens, str) else list(tokens)
+
+
+def _way(how: Settlement, reason: Reason | None, delivered: bool, delay: float | None) -> Way:
+    """Raises TypeError and ValueError."""
+    if delay is not None:
+        delay_ms(delay)
+    if reason is not None:
+        failure_of(reason)
+    if how is not Settlement.RELEASE and not (delivered and delay is None):
+        raise ValueError(f"delay and delivered are for what is released, not for {how}")
+    return Way(how, reason, delivered, delay)
+
+
+def _transaction_id(text: str) -> bytes:
+    """A transaction's id as in_doubt() shows it. Raises TransactionError."""
+    try:
+        transaction = bytes.fromhex(text)
+    except (TypeError, ValueError):
+        transaction = b""
+    if len(transaction) != TRANSACTION_BYTES:
+        raise TransactionError(
+            f"{text!r} is no transaction's id: that is {2 * TRANSACTION_BYTES} hexadecimal digits, as in_doubt() shows"
+        )
+    return transaction
+
+
+def open(source: str | PathLike[str] | Config | None = None, progress: Progress | None = None) -> Router:
+    """Open a router from a directory, a YAML file or a Config. Use it with `with`, or close it.
+
+    A directory, new or not, is opened with the `stores.yaml` in it, else as it was opened last; one that nobody has
+    used yet has one journal store for everything (`sync: always`). What is not there is a directory, unless its name
+    ends in .yaml or .yml. One that ends nearly so, or as other configurations do, is refused.
+
+    Raises ConfigError with all that is wrong in the file or with the directory, StoreLockedError, PlacementError,
+    CorruptionError, and TypeError for what is none of the three.
+    """
+    return Router(configuration_of(source)).open(progress)
