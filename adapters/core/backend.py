@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...policies.config.limits import LimitOptions, WhenFull
 from ...policies.config.options import Redelivery, StoreOptions
 from ...policies.errors import CorruptionError, StoreFailedError
-from .features.large.reference import LargeStorage
 from .operations.branches import Branch
 from .operations.changes import Change
 from .operations.plan import Plan
+from .record.large import LargeStorage
 from .record.place import Place
 from .state.delivery import Rows
 from .state.states import Catalog, DestinationState

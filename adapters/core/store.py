@@ -42,16 +42,13 @@ from .backend import Backend, Found
 from .engine.abandoned import Abandoned
 from .engine.engine import Engine
 from .engine.forwarding import after_move, follow, is_moving
-from .engine.gates import Gate, LeaseMovedError
 from .engine.handing_out import HandingOut
 from .engine.usage import Recorder
 from .engine.writers import Direct, Threaded, Writer
 from .features.failures import Failure, Failures, failure_of
 from .features.keyed.maps import Maps
 from .features.large.bodies import LargeBodies
-from .features.large.reference import StoredBody
 from .features.outbox import Outbox
-from .features.quotas.limits import Grant
 from .features.scheduled import delay_ms
 from .features.transient.messages import sweep
 from .messages import (
@@ -70,6 +67,7 @@ from .messages import (
 from .operations.destination_changes import Declare
 from .record.encoding import decode
 from .record.headers import pack_id
+from .record.large import StoredBody
 from .service.damaged import readable
 from .service.purging import Removal
 from .service.receiving import Receiving
@@ -79,8 +77,10 @@ from .service.statistics import Statistics
 from .service.subscriptions import require_same
 from .service.transactions import Transactions
 from .service.watching import OnWake, Watch, receive_or_watch
+from .state.gates import Gate, LeaseMovedError
 from .state.lease_times import LeaseTimes
 from .state.leases import CLAIMED, LEASED, REJECTED, Lease
+from .state.limits import Grant
 from .store_types import (
     Change,
     Counts,

@@ -25,10 +25,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from ...policies.config.options import SqlOptions
 from ...policies.errors import AnabranchError, OutcomeUnknownError, StoreFailedError, StoreFullError
 from ..core import Backend, BackendStats, Found, Host, NotTakenError, Settings
-from ..core.features.large.reference import LargeStorage
 from ..core.operations.branches import Branch, Prepare
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan
+from ..core.record.large import LargeStorage
 from ..core.record.place import Place
 from ..core.state.leases import Feed
 from ..core.state.states import Catalog, DestinationState, SubscriptionState

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core.engine.pending_counts import Counted
 from ..core.operations.changes import Send
 from ..core.record.place import order_of
 from ..core.state.duplicates import Key
 from ..core.state.leases import Feed
-from ..core.state.pending_counts import Counted
 from ..core.state.priorities import Orders
 from ..core.state.states import Catalog, DestinationState, SubscriptionState
 

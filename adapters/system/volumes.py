@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ..core.features.quotas.limits import Reservation
+    from ..core.state.limits import Reservation
 
 KNOWN_SECONDS: Final = 1.0
 """So long what the file system has said holds, less what was reserved since."""
@@ -42,7 +42,7 @@ class Volume:
 
     def reserve(self, size: int) -> Reservation[int]:
         """So many bytes are about to be written, until that is released."""
-        from ..core.features.quotas.limits import Reservation  # not above: that stands on this module
+        from ..core.state.limits import Reservation  # not above: that stands on this module
 
         with self._lock:
             self._free -= size

@@ -24,11 +24,11 @@ from zope.interface import classImplements, implementer
 from ...adapters.core.messages import Headers, LargeBody, Message, Readable, T
 from ...policies.errors import TransactionError
 from ...policies.names.destination import Destination
-from ..transactions.transaction import Savepoint
 from ..transactions.xid import Xid, as_xid
 from .addresses import Address
 from .endpoint import SendOptions
 from .map import Map, V
+from .transaction import Savepoint
 
 if TYPE_CHECKING:
     from .queue import Queue

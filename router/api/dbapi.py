@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from ...adapters.core.messages import Headers, LargeBody, Message, Readable, Receipt, T
 from ...policies.errors import AnabranchError, StoreFailedError, TransactionError, TransactionInDoubt
 from ...policies.names.destination import Destination
-from ..transactions.transaction import Transaction
 from ..transactions.xid import Xid, as_xid, checked_xid
 from .addresses import Address
 from .endpoint import SendOptions
 from .map import Map, V
+from .transaction import Transaction
 
 if TYPE_CHECKING:
     from .queue import Queue

@@ -10,7 +10,6 @@ from sys import maxsize
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, cast
 
 from ...adapters.core import Store
-from ...adapters.core.features.large.reference import Sized
 from ...adapters.core.features.scheduled import delay_ms
 from ...adapters.core.messages import (
     DEFAULT_PRIORITY,
@@ -26,11 +25,12 @@ from ...adapters.core.messages import (
     plain_body,
     require_persistent,
 )
+from ...adapters.core.record.large import Sized
 from ...adapters.core.service.sending import WaitingFuture, plain_bodies
 from ...adapters.system.clock import now_ms
 from ...policies.errors import ClosedError, StoreFailedError
 from ...policies.names.destination import Destination
-from .deferred_sends import KNOWN_SECONDS, once_more
+from ..placement.deferred_sends import KNOWN_SECONDS, once_more
 
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry

@@ -25,18 +25,18 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from ...adapters.core import Store
-from ...adapters.core.engine.gates import MovedError
 from ...adapters.core.messages import Message
 from ...adapters.core.service.damaged import is_damage
 from ...adapters.core.service.watching import Watch
+from ...adapters.core.state.gates import MovedError
 from ...adapters.core.state.lease_times import require_seconds
 from ...policies.errors import AnabranchError, ClosedError, DestinationError, NoRouteError
 from ...policies.names.destination import Destination, Kind
 from ...policies.names.pattern import Pattern
+from ..placement.near_names import near_pattern
 from .addresses import Address, queue_of
 from .codecs import Codec, Coder, codec_of
 from .consumer import require_timeout
-from .near_names import near_pattern
 from .queue import Queue
 
 if TYPE_CHECKING:

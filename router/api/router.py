@@ -37,6 +37,7 @@ from ...policies.errors import (
 )
 from ...policies.names.destination import Destination
 from ...policies.text import count_of
+from ..events import Event, EventListener, Events, StoreFailed, StoreOpened
 from ..placement import bindings
 from ..placement.bindings import DECISIONS
 from ..placement.directories import require_directories
@@ -45,7 +46,6 @@ from ..placement.registry import StoreRegistry
 from ..transactions.coordinator import Coordinator
 from ..transactions.outcomes import Heuristic, InDoubt, Outcomes
 from ..transactions.states import COMMIT, ROLLBACK, Outcome
-from ..transactions.transaction import Transaction
 from ..transactions.xid import Xid, as_xid
 from ..upkeep import requeue
 from ..upkeep.dead_letters import DeadLetterSweeper
@@ -56,13 +56,13 @@ from .codecs import Codec, Coder, codec_of
 from .consumer import Consumer
 from .dbapi import Connection
 from .endpoint import Endpoint, SendOptions
-from .events import Event, EventListener, Events, StoreFailed, StoreOpened
 from .map import Map
 from .pattern_consumers import PatternConsumers
 from .queue import Queue
 from .reentry import refuse_in_handler
 from .settling import TokenSettler, Way, by_store, settle_nowait
 from .topic import Topic
+from .transaction import Transaction
 
 if TYPE_CHECKING:
     from ..migration.live import LiveRepartition

@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...adapters.core import Store
-from ...adapters.core.engine.gates import LeaseMovedError
 from ...adapters.core.messages import REJECTED, Message, Reason
+from ...adapters.core.state.gates import LeaseMovedError
 from ...adapters.core.store_types import Settlement
 from ...adapters.system.background import shared
 from ...adapters.system.conditions import Promise

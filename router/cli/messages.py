@@ -102,7 +102,7 @@ def backlog_in(router: Router, name: str) -> Queue | Topic:
 def require_known(router: Router, destination: Destination, *, loses: bool = False) -> None:
     """Raise DestinationError for what nobody has used. Where the command `loses` what it is given, no name is suggested
     but one that is a slip away."""
-    from ..api.near_names import alike_name, near_name
+    from ..placement.near_names import alike_name, near_name
 
     if router.exists(destination):
         return

@@ -119,7 +119,7 @@ def _destinations(text: str) -> list[Destination]:
 
 def _new_queues(router: Router, destinations: Iterable[Destination]) -> list[str]:
     """Return a line for each queue that the message makes: its name may be a slip."""
-    from ..api.near_names import near_name
+    from ..placement.near_names import near_name
 
     notes = []
     for destination in dict.fromkeys(destinations):

@@ -22,9 +22,9 @@ from ...adapters.core.operations.branches import Branch, destinations_of
 from ...policies.names.destination import Destination
 from ..placement.record import DestinationRow, StoreRow
 from ..placement.registry import StoreRegistry
+from ..placement.repartition_progress import Wanted
 from ..transactions.coordinator import Coordinator
 from ..transactions.global_transaction import GlobalTransaction
-from .progress import Wanted
 
 OUTCOME_FIRST: Final = (
     "give its outcome first, with `anabranch transactions` and the configuration that was used until now"

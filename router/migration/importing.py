@@ -41,7 +41,7 @@ from ...policies.names.pattern import Match
 from ...policies.outputs import write_files
 from ...policies.text import count_of
 from ..api.router import Router
-from .import_marker import MARKER
+from ..placement.import_marker import MARKER
 
 TEMPORARY: Final = "messages of temporary queues and topics, whose connections are gone"
 NAMELESS: Final = "messages of destinations whose names are none here"

@@ -35,12 +35,12 @@ from ..placement.changed_kinds import Displaced
 from ..placement.directories import StoreDirectories
 from ..placement.in_force import write_in_force
 from ..placement.record import DestinationRow, StoreRow
+from ..placement.repartition_progress import Moving
 from .plan import Move, kinds_changed, move_of
-from .progress import Moving
 from .repartition import Planned, Repartitioned, Repartitioning, Told, in_the_way, looked_at
 
 if TYPE_CHECKING:
-    from ...adapters.core.engine.gates import Gate
+    from ...adapters.core.state.gates import Gate
     from ..api.router import Router
 
 log = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from ..placement.in_force import known_configuration
 from ..placement.open_stores import OpenStores
 from ..placement.reconcile import Reconciler
 from ..placement.record import RECORD, DestinationsTable, StoreRow
-from .progress import NAME, Progress, ProgressFile
+from ..placement.repartition_progress import NAME, Progress, ProgressFile
 
 log = logging.getLogger(__name__)
 

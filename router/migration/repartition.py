@@ -54,9 +54,9 @@ from ..placement.changed_kinds import Displaced, aside, displaced
 from ..placement.directories import children
 from ..placement.in_force import write_in_force
 from ..placement.record import DestinationRow, StoreRow
+from ..placement.repartition_progress import Moving, Progress, ProgressFile, Wanted
 from .branches import MovedBranches
 from .plan import Move, digest_of, held_of, interrupted, is_volatile, move_of, problems_of, refuse, require_directory
-from .progress import Moving, Progress, ProgressFile, Wanted
 
 log = logging.getLogger(__name__)
 

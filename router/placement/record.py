@@ -20,7 +20,7 @@ import msgspec
 
 from ...adapters.system.background import CoalescedJob
 from ...adapters.system.files import FILE_MODE, FULL, refused
-from ...adapters.system.record_file import DamagedError, RecordFile
+from ...adapters.wal.record_file import DamagedError, RecordFile
 from ...policies.errors import AnabranchError, ClosedError, CorruptionError, PlacementError
 from ...policies.names.destination import Destination, Kind
 

@@ -11,9 +11,9 @@ from typing import Any, Final, TypeVar
 
 from ...adapters.core import Store
 from ...adapters.core.engine.forwarding import follow
-from ...adapters.core.engine.gates import Gate, MovedError
 from ...adapters.core.messages import Message, Receipt
 from ...adapters.core.service.sending import WaitingFuture
+from ...adapters.core.state.gates import Gate, MovedError
 from ...adapters.core.state.leases import Lease
 from ...adapters.core.store_types import Progress, StoreStats, Subscription
 from ...adapters.system import locking
@@ -33,15 +33,15 @@ from ...policies.errors import (
 from ...policies.names.destination import Destination, Kind
 from ...policies.names.pattern import Match, Pattern
 from ...policies.text import count_of
-from ..api.deferred_sends import KNOWN_SECONDS, DeferredSends, once_more
-from ..api.near_names import LOOKED_AT, near_name
-from ..migration.import_marker import require_no_import
-from ..migration.progress import require_none
-from ..upkeep.store_statistics import StoreStatistics
+from .deferred_sends import KNOWN_SECONDS, DeferredSends, once_more
 from .directories import StoreDirectories, require_directories
+from .import_marker import require_no_import
+from .near_names import LOOKED_AT, near_name
 from .open_stores import OpenStores
 from .reconcile import Reconciler
 from .record import RECORD, DestinationRow, DestinationsTable, StoreRow
+from .repartition_progress import require_none
+from .store_statistics import StoreStatistics
 
 log = logging.getLogger(__name__)
 

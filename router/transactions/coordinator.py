@@ -22,7 +22,7 @@ from pathlib import Path
 from time import monotonic
 
 from ...adapters.core import Store
-from ...adapters.core.features.quotas.limits import NoRoomYetError, may_wait
+from ...adapters.core.state.limits import NoRoomYetError, may_wait
 from ...adapters.core.store_types import TRANSACTION_BYTES, Pending
 from ...adapters.system.files import FILE_MODE, disk_errors
 from ...policies.config import TransactionOptions

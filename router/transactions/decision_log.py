@@ -24,7 +24,7 @@ from ...adapters.core.store_types import TRANSACTION_BYTES
 from ...adapters.system.clock import now_us
 from ...adapters.system.directory import StoreDirectory
 from ...adapters.system.files import FILE_MODE, disk_errors, sweep_unfinished, sync_directory
-from ...adapters.wal import (  # fmt: skip
+from ...adapters.wal import (
     Log,
     LogOptions,
     Needed,

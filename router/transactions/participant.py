@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...adapters.core import Store
-from ...adapters.core.engine.gates import MovedError
-from ...adapters.core.features.quotas.limits import cancel
 from ...adapters.core.messages import Message, Outgoing, Receipt
+from ...adapters.core.state.gates import MovedError
+from ...adapters.core.state.limits import cancel
 from ...adapters.core.store_types import Change
 from ...policies.errors import ClosedError, StoreFailedError, UnknownMessageError
 from ...policies.names.destination import Destination

@@ -17,7 +17,7 @@ from .states import ACTIVE, DECIDED, DONE, IN_DOUBT, PREPARED
 from .xid import Xid
 
 if TYPE_CHECKING:
-    from .transaction import Transaction
+    from ..api.transaction import Transaction
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections.abc import Collection
 from typing import Final, cast
 
 from ...adapters.core import Store
-from ...adapters.core.features.large.reference import StoredBody
 from ...adapters.core.messages import Headers, Message
 from ...adapters.core.record.headers import pack_headers
+from ...adapters.core.record.large import StoredBody
 from ...adapters.core.store_types import SubscriptionKey
 from ...policies.names.destination import Destination
 

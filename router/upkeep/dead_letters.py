@@ -18,9 +18,9 @@ from typing import Any, Final
 from ...adapters.core import Store
 from ...adapters.core.engine.forwarding import follow
 from ...adapters.core.features.failures import Failure, failure_of
-from ...adapters.core.features.quotas.limits import without_waiting
 from ...adapters.core.messages import EXPIRED, REJECTED, Message, Reason, Undelivered, require_leased
 from ...adapters.core.record.headers import pack_headers
+from ...adapters.core.state.limits import without_waiting
 from ...adapters.system.background import shared
 from ...adapters.system.conditions import unless_busy
 from ...adapters.system.rare_warnings import RareWarnings
@@ -33,9 +33,9 @@ from ...policies.errors import (
 )
 from ...policies.names.destination import Destination
 from ...policies.text import count_of
-from ..api.events import Event, Events, MessageDeadLettered, MessageDropped, MessageExpired
+from ..api.transaction import Transaction
+from ..events import Event, Events, MessageDeadLettered, MessageDropped, MessageExpired
 from ..placement.registry import StoreRegistry
-from ..transactions.transaction import Transaction
 from .requeue import SOURCE, dead_letter_queue, delivered, labelled
 
 log = logging.getLogger(__name__)

@@ -24,9 +24,9 @@ from .copies import Copies
 
 if TYPE_CHECKING:
     from ..api.queue import Queue
+    from ..api.transaction import Transaction
     from ..placement.registry import StoreRegistry
     from ..transactions.participant import Participant
-    from ..transactions.transaction import Transaction
 
 BATCH_MESSAGES: Final = 100
 """Dead letters of a queue that are put back in one transaction."""

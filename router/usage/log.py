@@ -27,7 +27,7 @@ from ...adapters.system.clock import now_us
 from ...adapters.system.conditions import Event
 from ...adapters.system.directory import StoreDirectory, is_empty
 from ...adapters.system.files import FILE_MODE, disk_errors, read_file, sweep_unfinished, write_file
-from ...adapters.wal import (  # fmt: skip
+from ...adapters.wal import (
     SNAPSHOT,
     Log,
     LogOptions,

@@ -67,7 +67,13 @@ from .router.api.addresses import Address
 from .router.api.codecs import Codec
 from .router.api.dbapi import Connection, ProgrammingError
 from .router.api.endpoint import SendOptions
-from .router.api.events import (
+from .router.api.map import Map
+from .router.api.queue import Queue
+from .router.api.router import Router, RouterStats
+from .router.api.router import open as open
+from .router.api.topic import Subscriber, Topic
+from .router.api.transaction import Savepoint, Transaction
+from .router.events import (
     Event,
     EventListener,
     MessageDeadLettered,
@@ -77,16 +83,10 @@ from .router.api.events import (
     StoreFailed,
     StoreOpened,
 )
-from .router.api.map import Map
-from .router.api.queue import Queue
-from .router.api.router import Router, RouterStats
-from .router.api.router import open as open
-from .router.api.topic import Subscriber, Topic
 from .router.migration.plan import Move
 from .router.migration.repartition import Repartitioned
 from .router.transactions.outcomes import Heuristic, InDoubt
 from .router.transactions.states import Outcome, TransactionState
-from .router.transactions.transaction import Savepoint, Transaction
 from .router.transactions.xid import Xid
 from .router.upkeep.requeue import DeadLetter
 from .router.usage import UsageStats

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.features.large.reference import CHUNK_BYTES, Sized, StoredBody, named_by, start_of
 from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.core.record.large import CHUNK_BYTES, Sized, StoredBody, named_by, start_of
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.errors import (
     ClosedError,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.features.quotas.limits import without_waiting
 from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.state.limits import without_waiting
 from anabranch.adapters.core.store_types import Counts, Subscription
 from anabranch.policies.config.limits import LimitOptions
 from anabranch.policies.errors import ClosedError, StoreFullError

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.engine.gates import Gate
 from anabranch.adapters.core.messages import (
     DecodedMessage,
     LargeMessage,
@@ -20,6 +19,7 @@ from anabranch.adapters.core.messages import (
     ReceivedMessage,
     decoded,
 )
+from anabranch.adapters.core.state.gates import Gate
 from anabranch.adapters.system import rare_warnings
 from anabranch.policies.errors import LargeMessageError, StoreFailedError
 from anabranch.policies.names.destination import Destination

@@ -8,7 +8,7 @@ import pytest
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.engine.forwarding import follow, give_back, is_moving
-from anabranch.adapters.core.engine.gates import Gate, LeaseMovedError
+from anabranch.adapters.core.state.gates import Gate, LeaseMovedError
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A, B, take

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core.features.large.files import LargeFiles
-from anabranch.adapters.core.features.large.reference import (
+from anabranch.adapters.core.record.large import (
     CHUNK_BYTES,
     NAMED_AT,
     NEVER,

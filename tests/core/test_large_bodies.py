@@ -19,9 +19,9 @@ from anabranch.adapters.core import Store
 from anabranch.adapters.core.engine.engine import Engine
 from anabranch.adapters.core.features.large import bodies as large_bodies
 from anabranch.adapters.core.features.large.files import LargeFiles
-from anabranch.adapters.core.features.large.reference import CHUNK_BYTES, StoredBody
 from anabranch.adapters.core.messages import Message, Outgoing
 from anabranch.adapters.core.migration import copying
+from anabranch.adapters.core.record.large import CHUNK_BYTES, StoredBody
 from anabranch.adapters.core.state.states import DestinationState
 from anabranch.policies.errors import CorruptionError, StoreFullError, UnknownMessageError
 from anabranch.policies.names.destination import Destination

@@ -12,7 +12,7 @@ import pytest
 
 from anabranch.adapters.core.features.large import files as large_files
 from anabranch.adapters.core.features.large.files import LargeFiles
-from anabranch.adapters.core.features.large.reference import NAMED_AT, chunk_of, named_by, start_of
+from anabranch.adapters.core.record.large import NAMED_AT, chunk_of, named_by, start_of
 from anabranch.policies.errors import OutOfDescriptorsError, StoreFailedError, StoreFullError
 
 NAME = bytes(range(16))

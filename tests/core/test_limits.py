@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core.features.quotas.limits import (
-    DiskRoom,
-    Grant,
-    NoRoomYetError,
-    Room,
-    may_wait,
-    without_waiting,
-)
+from anabranch.adapters.core.state.limits import DiskRoom, Grant, NoRoomYetError, Room, may_wait, without_waiting
 from anabranch.adapters.system.volumes import Volume
 from anabranch.policies.config.limits import WhenFull
 from anabranch.policies.errors import StoreFullError

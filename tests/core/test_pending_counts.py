@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from anabranch.adapters.core.engine.pending_counts import PendingCounts
 from anabranch.adapters.core.operations.changes import Ack, AckRange
-from anabranch.adapters.core.state.pending_counts import PendingCounts
 from anabranch.adapters.core.state.states import Catalog
 from anabranch.adapters.core.store_types import Subscription
 

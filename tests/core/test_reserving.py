@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.engine.gates import Gate, MovedError
-from anabranch.adapters.core.features.quotas.limits import NoRoomYetError
 from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.core.operations.destination_changes import CloseGate
 from anabranch.adapters.core.operations.plan import Plan
+from anabranch.adapters.core.state.gates import Gate, MovedError
+from anabranch.adapters.core.state.limits import NoRoomYetError
 from anabranch.policies.config.limits import LimitOptions
 from anabranch.policies.errors import StoreFailedError, StoreFullError
 

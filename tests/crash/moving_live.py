@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import anabranch
 from anabranch.policies.errors import AnabranchError, PlacementError
-from anabranch.router.migration.progress import NAME
 from anabranch.router.migration.repartition import repartition
+from anabranch.router.placement.repartition_progress import NAME
 
 from ..places import in_memory
 from .calls import Crash, Faults, Jobs, simulated

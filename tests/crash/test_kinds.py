@@ -22,7 +22,7 @@ import pytest
 
 import anabranch
 import anabranch.adapters.sql
-from anabranch.adapters.core.features.large.reference import CHUNK_BYTES
+from anabranch.adapters.core.record.large import CHUNK_BYTES
 from anabranch.policies.config.limits import LimitOptions, WhenFull
 from anabranch.policies.config.options import StoreOptions
 

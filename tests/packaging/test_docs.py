@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 import anabranch
-from anabranch.adapters.core.features.large import reference as large
+from anabranch.adapters.core.record import large as large
 from anabranch.adapters.journal import checksums, index
 from anabranch.adapters.wal import format as segments
 from anabranch.policies.config import (

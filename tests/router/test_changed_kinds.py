@@ -19,9 +19,9 @@ from anabranch.adapters.core.migration import copying
 from anabranch.policies.errors import PlacementError, StoreLockedError
 from anabranch.router.cli.app import app
 from anabranch.router.migration.plan import plan_of
-from anabranch.router.migration.progress import NAME, ProgressFile
 from anabranch.router.migration.repartition import Repartitioning, repartition
 from anabranch.router.placement.record import DestinationsTable, StoreRow
+from anabranch.router.placement.repartition_progress import NAME, ProgressFile
 
 from ..shares import Share
 from ..sql.disk import TableSets

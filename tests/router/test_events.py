@@ -12,7 +12,7 @@ import pytest
 
 import anabranch
 from anabranch import Destination, Event, MessageDeadLettered, MessageDropped, MessageExpired, StoreFailed, StoreOpened
-from anabranch.router.api import events
+from anabranch.router import events
 
 from ..contract.disk import PATIENCE, eventually
 from .disk import take

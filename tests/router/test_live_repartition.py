@@ -32,8 +32,8 @@ from anabranch import (
 from anabranch.adapters.core.migration.live_copy import LiveCopy
 from anabranch.adapters.journal import JournalStore
 from anabranch.policies.config.options import Redelivery
-from anabranch.router.migration.progress import NAME
 from anabranch.router.migration.repartition import repartition
+from anabranch.router.placement.repartition_progress import NAME
 
 from ..contract.disk import PATIENCE, eventually
 from ..contract.leasing import LONG, Lasting

@@ -17,9 +17,9 @@ import pytest
 import anabranch
 from anabranch.adapters.core.messages import Message
 from anabranch.policies.errors import DestinationError, StoreFullError
+from anabranch.router.api.transaction import Transaction
 from anabranch.router.migration import moving
 from anabranch.router.migration.moving import move_messages
-from anabranch.router.transactions.transaction import Transaction
 
 from ..contract.disk import PATIENCE
 from ..sql.disk import TableSets

@@ -11,7 +11,7 @@ import pytest
 import anabranch
 from anabranch import Destination
 from anabranch.policies.names.pattern import Pattern
-from anabranch.router.api.near_names import LOOKED_AT, near_name, near_pattern
+from anabranch.router.placement.near_names import LOOKED_AT, near_name, near_pattern
 
 from ..contract.disk import Parallel, eventually
 

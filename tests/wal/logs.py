@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anabranch.adapters.wal import (  # fmt: skip
+from anabranch.adapters.wal import (
     Log,
     LogOptions,
     RecordBatch,

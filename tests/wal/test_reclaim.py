@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.wal import (  # fmt: skip
+from anabranch.adapters.wal import (
     SNAPSHOT,
     Log,
     LogOptions,

@@ -30,11 +30,11 @@ from ..operations.changes import Ack, Change, Postponed, Send, SendMany
 from ..operations.plan import Plan, Sequencer
 from ..operations.tickets import Ticket
 from ..state.delivery import Delivery
+from ..state.gates import MovedError
 from ..state.leases import CLAIMED, LEAVING, Feed, Taker
-from ..state.pending_counts import Counted, PendingCounts
 from ..state.states import Catalog, DestinationState
 from . import arrivals
-from .gates import MovedError
+from .pending_counts import Counted, PendingCounts
 from .usage import Recorder, record_usage
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ....policies.errors import AnabranchError, ClosedError
 from ..messages import Message
+from ..state.gates import LeaseMovedError
 from ..state.leases import MOVED, MOVING, Lease
-from .gates import LeaseMovedError
 
 if TYPE_CHECKING:
     from ..store import Store

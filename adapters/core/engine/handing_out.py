@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ..state.gates import MovedError
 from ..state.lease_times import LeaseTimes, require_seconds
 from ..state.leases import MOVING, Lease
-from .gates import MovedError
 
 if TYPE_CHECKING:
     from ..backend import Settings

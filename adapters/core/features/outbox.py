@@ -34,7 +34,6 @@ from ....policies.names.destination import Destination
 from ...system.background import CoalescedJob, shared
 from ...system.conditions import Event
 from ..engine.engine import Engine
-from ..engine.gates import MovedError
 from ..messages import LargeBody, Message, Outgoing, Readable, Receipt, require_leased
 from ..operations.branches import send_of
 from ..operations.changes import Ack, Change, Send, acks_of
@@ -43,8 +42,9 @@ from ..operations.tickets import Ticket
 from ..record.place import is_volatile
 from ..service.sending import Sending
 from ..service.settling import Settling
+from ..state.gates import MovedError
 from ..state.leases import CLAIMED, LEASED, LEAVING, Lease
-from .quotas.limits import Grant, release
+from ..state.limits import Grant, release
 
 if TYPE_CHECKING:
     from ..store import Store

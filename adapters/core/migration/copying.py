@@ -40,8 +40,8 @@ from ..store_types import Subscription, SubscriptionKey
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
-    from ..features.large.reference import StoredBody
     from ..operations.plan import Plan
+    from ..record.large import StoredBody
     from ..store import Store
 
 PAGE: Final = 512

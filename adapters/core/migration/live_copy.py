@@ -35,12 +35,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ....policies.errors import CorruptionError, PlacementError
 from ....policies.names.destination import Destination
-from ..engine.gates import Gate
 from ..operations.changes import Ack, AckRange, Change, Postponed, Returned, Send, SendMany
 from ..operations.destination_changes import CloseGate, Declare
 from ..record.encoding import name_of
 from ..record.place import DELIVERIES, OWN, SEQ
 from ..service.listening import Listener
+from ..state.gates import Gate
 from ..state.leases import MOVED, MOVING, Feed, Lease, Taker
 from ..state.states import DestinationState, SubscriptionState
 from .copying import PAGE, Bringing, Item, Stored, amount, digest, messages, pages, read, remove

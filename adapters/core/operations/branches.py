@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ....policies.names.destination import Destination, Kind
-from ..features.quotas.limits import Grant
 from ..record.encoding import name_of, order_and_expiry
 from ..record.place import order_of
 from ..state.leases import Lease
+from ..state.limits import Grant
 from ..state.states import Catalog, DestinationState
 from ..store_types import Prepared, Subscription
 from .changes import SMALL_BYTES, Ack, Change, Send, VolatileChange

@@ -19,7 +19,7 @@ from ..state.states import DestinationState, SubscriptionState
 
 if TYPE_CHECKING:
     from ....policies.errors import AnabranchError
-    from ..features.large.reference import StoredBody
+    from ..record.large import StoredBody
     from ..state.delivery import Delivery
     from .plan import Plan
     from .table import Table

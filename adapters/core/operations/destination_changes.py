@@ -10,8 +10,8 @@ from ..store_types import Subscription, SubscriptionKey
 from .changes import SMALL_BYTES, Change, declaration_bytes
 
 if TYPE_CHECKING:
-    from ..engine.gates import Gate
     from ..state.delivery import Delivery
+    from ..state.gates import Gate
     from .plan import Plan
     from .table import Table
 

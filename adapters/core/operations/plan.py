@@ -16,11 +16,11 @@ from typing import Any
 
 from ....policies.errors import AnabranchError
 from ....policies.names.destination import Destination
-from ..engine.gates import Gate, require_passage
 from ..features.keyed.keyed import KeyVersions
-from ..features.quotas.limits import Grant, release
 from ..record.encoding import REMOVAL, is_requeued
 from ..state.duplicates import DuplicateWindow, Key
+from ..state.gates import Gate, require_passage
+from ..state.limits import Grant, release
 from ..state.states import Catalog, DestinationState, SubscriptionState
 from ..store_types import SubscriptionKey
 from .branches import Branch, Commit

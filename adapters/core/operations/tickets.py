@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...wal import ticket
 
 if TYPE_CHECKING:
-    from ..features.quotas.limits import Grant
+    from ..state.limits import Grant
     from .changes import Change
 
 

@@ -16,10 +16,10 @@ from ....policies.errors import CorruptionError, MessageTooLargeError
 from ....policies.names.destination import Destination
 from ...system.acceleration import inner_loop
 from ...system.clock import before_1970
-from ..features.large.reference import REFERENCE, StoredBody
 from ..messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, plain_body, require_order
 from ..state.leases import Lease
 from .headers import pack_headers, pack_id, unpack_headers
+from .large import REFERENCE, StoredBody
 from .place import DELIVERIES, EXPIRES, SEQ, Place
 
 if TYPE_CHECKING:

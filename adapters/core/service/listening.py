@@ -15,8 +15,8 @@ from ....policies.errors import AnabranchError
 from ...system.background import shared
 from ...system.conditions import unless_busy
 from ..engine.forwarding import give_back
-from ..engine.gates import MovedError
 from ..messages import Message, note_received
+from ..state.gates import MovedError
 from ..state.leases import Feed, Lease, Taker
 from .damaged import is_damage
 from .subscriptions import unknown

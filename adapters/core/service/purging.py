@@ -14,11 +14,11 @@ from ....policies.errors import AnabranchError
 from ....policies.names.destination import Destination
 from ...system.background import CoalescedJob
 from ..engine.engine import Engine
-from ..engine.gates import Gate
 from ..operations.changes import AckRange, Change
 from ..operations.destination_changes import CloseGate, Remove, Unsubscribe
 from ..operations.table import SEQ_MAX
 from ..record.place import SEQ, Place
+from ..state.gates import Gate
 from ..state.leases import Feed, claimed
 from ..state.states import Catalog, DestinationState, SubscriptionState
 from ..store_types import SubscriptionKey

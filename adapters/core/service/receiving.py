@@ -12,13 +12,13 @@ from ....policies.errors import AnabranchError, CorruptionError, DestinationErro
 from ....policies.names.destination import Destination, Kind
 from ..engine.engine import Engine
 from ..engine.forwarding import give_back
-from ..engine.gates import MovedError
 from ..engine.handing_out import HandingOut
 from ..messages import Message, Undelivered
 from ..operations.changes import acks_of
 from ..record.encoding import decode
 from ..record.place import ALSO_WAITING, ORDER, ORDER_MAX, SEQ, Place, order_of
 from ..state.delivery import CLOCK_SECONDS
+from ..state.gates import MovedError
 from ..state.leases import Feed, Lease, Taker
 from ..state.states import DestinationState, SubscriptionState
 from ..state.sweep import wall_ms

@@ -17,8 +17,6 @@ from ...system.conditions import Promise
 from .. import store_types
 from ..engine.engine import APPLY_AT, Engine
 from ..engine.writers import Writer
-from ..features.large.reference import StoredBody
-from ..features.quotas.limits import Grant, cancel, release
 from ..features.quotas.reserving import Limits
 from ..features.transient.messages import Nonpersistent
 from ..messages import DEFAULT_PRIORITY, DROPPED, Headers, Outgoing, Receipt, require_time
@@ -26,7 +24,9 @@ from ..operations.changes import SMALL_BYTES, Change, Send, SendMany, VolatileCh
 from ..operations.destination_changes import Subscribe, Unsubscribe
 from ..operations.tickets import Ticket
 from ..record.encoding import HEAD, encode, encode_outgoing
+from ..record.large import StoredBody
 from ..record.place import order_of
+from ..state.limits import Grant, cancel, release
 from ..state.priorities import FETCH
 from ..state.states import DestinationState
 from .subscriptions import checked

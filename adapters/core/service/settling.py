@@ -23,15 +23,15 @@ from ....policies.errors import (
 from ...system.background import shared
 from ...system.conditions import Promise
 from ..engine.engine import APPLY_AT, Engine
-from ..engine.gates import LeaseMovedError
 from ..engine.writers import Writer
-from ..features.quotas.limits import Grant
 from ..features.scheduled import postponements
 from ..features.transient.messages import give_back_room
 from ..messages import Message, note_settled
 from ..operations.changes import Ack, Change, acks_of, returned_of, uncounted_of
 from ..operations.tickets import Ticket
+from ..state.gates import LeaseMovedError
 from ..state.leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Lease
+from ..state.limits import Grant
 from ..store_types import Settlement
 
 if TYPE_CHECKING:

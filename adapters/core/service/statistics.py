@@ -8,9 +8,9 @@ from contextlib import suppress
 from ....policies.errors import CorruptionError, StoreFailedError
 from ....policies.names.destination import Destination
 from ..engine.engine import Engine
+from ..engine.pending_counts import Counted, PendingCounts
 from ..record.encoding import sent_at_ms
 from ..state.leases import Feed, Lease
-from ..state.pending_counts import Counted, PendingCounts
 from ..state.states import SubscriptionState
 from ..state.sweep import wall_ms
 from ..store_types import Counts, StoreStats, SubscriptionKey

@@ -15,17 +15,17 @@ from ...system.background import shared
 from .. import store_types
 from ..engine.engine import Engine
 from ..engine.writers import Writer
-from ..features.large.reference import body_size
 from ..features.quotas.dropping import Dropped
-from ..features.quotas.limits import Grant, NoRoomYetError, cancel
 from ..features.scheduled import postponements
 from ..features.transient.messages import Nonpersistent, give_back_room
 from ..messages import DROPPED, Message, Outgoing, Receipt
 from ..operations.branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
 from ..operations.changes import Change, Send, acks_of, returned_of, sent
 from ..operations.tickets import Ticket
+from ..record.large import body_size
 from ..record.place import DELIVERIES, OWN
 from ..state.leases import CLAIMED, LEAVING, Lease
+from ..state.limits import Grant, NoRoomYetError, cancel
 from ..store_types import Done, Pending, Prepared
 from .sending import Sending
 from .settling import Settling

@@ -25,17 +25,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ....policies.errors import StoreFullError, UnknownMessageError
-from ..engine.gates import LeaseMovedError
 from ..messages import EXPIRED, Message, require_leased
 from ..record.place import DELIVERIES, EXPIRES, ORDER, OWN, SEQ, Place
+from .gates import LeaseMovedError
 from .leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Feed, Lease, Taker
 from .priorities import Lanes
 from .sweep import Sweep, wall_ms
 
 if TYPE_CHECKING:
-    from ..engine.gates import Gate
     from ..operations.changes import Send
     from ..store import Store
+    from .gates import Gate
     from .states import DestinationState, SubscriptionState
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from ..store_types import SubscriptionKey
 from .priorities import Lane, Lanes
 
 if TYPE_CHECKING:
-    from ..engine.gates import Gate
     from ..store import Store
+    from .gates import Gate
     from .states import DestinationState, SubscriptionState
 
 LEASED: Final = 1

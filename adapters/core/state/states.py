@@ -11,7 +11,7 @@ from ..store_types import Subscription, SubscriptionKey
 from .leases import Feed, Taker
 
 if TYPE_CHECKING:
-    from ..features.quotas.limits import Room
+    from .limits import Room
 
 
 class SubscriptionState:

@@ -38,10 +38,7 @@ from ...messages import Outgoing, Readable, plain_body
 from ...operations.branches import Branch
 from ...operations.changes import Ack, AckRange, Change, Postponed, Returned, Send, SendMany, VolatileChange
 from ...record.encoding import is_large, reference_in
-from ...record.place import SEQ
-from ...state.states import DestinationState
-from .files import LargeFiles
-from .reference import (
+from ...record.large import (
     CHUNK_BYTES,
     NEVER,
     REFERENCE,
@@ -56,6 +53,9 @@ from .reference import (
     read_start,
     start_of,
 )
+from ...record.place import SEQ
+from ...state.states import DestinationState
+from .files import LargeFiles
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine

@@ -27,7 +27,7 @@ from ....system.files import (
     sync_file,
     write_all,
 )
-from .reference import CHUNK_BYTES, CRC, NAME_BYTES, NAMED_AT, START_BYTES
+from ...record.large import CHUNK_BYTES, CRC, NAME_BYTES, NAMED_AT, START_BYTES
 
 log = logging.getLogger(__name__)
 

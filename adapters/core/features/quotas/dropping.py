@@ -22,8 +22,8 @@ from ...messages import DROPPED
 from ...operations.changes import Change
 from ...record.place import SEQ, Place, is_volatile
 from ...state.leases import LEAVING, Lease
+from ...state.limits import NOTHING, Amount, Grant, Room
 from ...state.states import DestinationState
-from .limits import NOTHING, Amount, Grant, Room
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine

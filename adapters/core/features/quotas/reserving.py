@@ -23,13 +23,13 @@ from .....policies.config.limits import WhenFull
 from .....policies.errors import AnabranchError, StoreFullError
 from ....system.background import CoalescedJob
 from ....system.conditions import unless_busy
-from ...engine.gates import require_passage
 from ...messages import Message
 from ...operations.changes import Change
+from ...state.gates import require_passage
 from ...state.leases import Lease
+from ...state.limits import NOTHING, Amount, Grant, NoRoomYetError, Room, may_wait
 from ...state.states import DestinationState
 from .dropping import DropLog, Oldest
-from .limits import NOTHING, Amount, Grant, NoRoomYetError, Room, may_wait
 from .rooms import Request, Rooms
 
 if TYPE_CHECKING:

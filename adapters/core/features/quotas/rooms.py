@@ -14,8 +14,8 @@ from ...messages import Message
 from ...operations.changes import Change, SendMany, VolatileChange, sent
 from ...record.encoding import is_requeued
 from ...state.leases import Lease
+from ...state.limits import NOTHING, Amount, DiskRoom, Room
 from ...state.states import DestinationState
-from .limits import NOTHING, Amount, DiskRoom, Room
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .....policies.config.options import MemoryOptions
-from ...engine.gates import require_passage
 from ...operations.branches import Branch
 from ...operations.changes import Ack, AckRange, Change, Postponed, Returned, Send, sent
 from ...operations.changes import SendMany as Many
@@ -35,9 +34,10 @@ from ...operations.destination_changes import Remove, Subscribe, Unsubscribe
 from ...operations.table import SEQ_MAX
 from ...record.encoding import is_requeued
 from ...record.place import is_volatile
+from ...state.gates import require_passage
 from ...state.leases import Feed
+from ...state.limits import Grant, Reservation, release
 from ...state.states import Catalog, DestinationState, SubscriptionState
-from ..quotas.limits import Grant, Reservation, release
 from .rows import AT_ONCE, PLANNED, MixedRows, shadow_of
 
 if TYPE_CHECKING:

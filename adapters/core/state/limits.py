@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from .....policies.config.limits import WhenFull
-from .....policies.errors import StoreFullError
-from ....system.background import shared
-from ....system.volumes import Volume
+from ....policies.config.limits import WhenFull
+from ....policies.errors import StoreFullError
+from ...system.background import shared
+from ...system.volumes import Volume
 
 if TYPE_CHECKING:
-    from ...state.leases import Lease
-    from ...state.states import DestinationState
+    from .leases import Lease
+    from .states import DestinationState
 
 Amount = tuple[int, int]
 """Messages and their bytes."""

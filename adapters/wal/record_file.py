@@ -27,8 +27,8 @@ from typing import Final, NamedTuple
 
 from google_crc32c import extend as crc32c
 
-from ..wal.file import File
-from .files import FILE_MODE, extend, sync_data, sync_directory, sync_file, write_all
+from ..system.files import FILE_MODE, extend, sync_data, sync_directory, sync_file, write_all
+from .file import File
 
 SLOT = struct.Struct("<8sIQQQI")
 """Magic, version of the records, number of the commit, start and end of the records in the file, their CRC-32C. Then

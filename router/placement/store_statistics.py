@@ -8,7 +8,7 @@ from typing import Final
 
 from ...adapters.core.store_types import StoreStats
 from ...adapters.system.background import shared
-from ..placement.record import StoreRow
+from .record import StoreRow
 
 ANSWER_SECONDS: Final = 1.0
 """A store that is open and does not say in this time how it is, is unresponsive."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..operations.changes import Ack, AckRange, Change, Send, SendMany
-from .states import Catalog, DestinationState, SubscriptionState
+from ..state.states import Catalog, DestinationState, SubscriptionState
 
 Counted = DestinationState | SubscriptionState
 """What messages are counted for."""

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, Protocol
 
 from google_crc32c import extend as crc32c
 
-from .....policies.errors import CorruptionError
-from ...messages import LargeBody
+from ....policies.errors import CorruptionError
+from ..messages import LargeBody
 
 if TYPE_CHECKING:
-    from .bodies import LargeBodies
+    from ..features.large.bodies import LargeBodies
 
 NAME_BYTES: Final = 16
 CHUNK_BYTES: Final = 1 << 20

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from ...adapters.system.files import FILE_MODE, FULL, refused, sync_directory
-from ...adapters.system.record_file import DamagedError, RecordFile
+from ...adapters.wal.record_file import DamagedError, RecordFile
 from ...policies.errors import CorruptionError, PlacementError
 from ...policies.names.destination import Destination, Kind
 

@@ -46,19 +46,19 @@ from ...adapters.system.background import shared
 from ...adapters.system.conditions import Promise, unless_busy
 from ...policies.errors import TransactionError
 from ...policies.names.destination import Destination
-from ..api.addresses import Address, map_of, resolve_all, topic_of
-from ..api.endpoint import Endpoint, SendOptions, due, expiry, kept
-from ..api.map import Map, V
+from ..transactions.coordinator import Coordinator
+from ..transactions.global_transaction import GlobalTransaction
+from ..transactions.participant import Participant, unclaim
+from ..transactions.states import ACTIVE, DONE, PREPARING, TransactionState
+from ..transactions.xid import Xid
 from ..upkeep.requeue import mark_requeued
-from .coordinator import Coordinator
-from .global_transaction import GlobalTransaction
-from .participant import Participant, unclaim
-from .states import ACTIVE, DONE, PREPARING, TransactionState
-from .xid import Xid
+from .addresses import Address, map_of, resolve_all, topic_of
+from .endpoint import Endpoint, SendOptions, due, expiry, kept
+from .map import Map, V
 
 if TYPE_CHECKING:
-    from ..api.topic import Subscriber
     from ..placement.registry import StoreRegistry
+    from .topic import Subscriber
 
 ACK: Final = -1
 CHANGE: Final = -2
