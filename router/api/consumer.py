@@ -13,7 +13,7 @@ from ...adapters.core.state.lease_times import require_seconds
 from ...adapters.core.store_types import Counts, Listener, SubscriptionKey
 from ...policies.errors import ClosedError
 from ...policies.names.destination import Destination
-from ..upkeep.requeue import DeadLetter, dead_letter_of, dead_letter_queue
+from .dead_letter import DeadLetter, dead_letter_of, dead_letter_queue
 
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry

@@ -20,6 +20,7 @@ from ...adapters.core.store_types import Settlement
 from ...adapters.system.background import shared
 from ...adapters.system.conditions import Promise
 from ...policies.errors import AnabranchError, ClosedError, UnknownMessageError
+from ..transactions.participant import by_store
 
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
@@ -47,22 +48,6 @@ class Way(NamedTuple):
     def is_each_on_its_own(self) -> bool:
         """Whether what is asked for needs the message."""
         return self.how is Settlement.REJECT or (self.how is Settlement.RELEASE and self.reason is not None)
-
-
-def by_store(messages: Message[Any] | Iterable[Message[Any]]) -> list[tuple[Store, list[Message]]]:
-    """Messages that are settled together, in the order in which their stores first occur. Raises TypeError."""
-    found: dict[int, tuple[Store, list[Message]]] = {}
-    if not isinstance(messages, Message | Iterable):
-        raise TypeError(
-            f"messages that were received can be acked or released, not {type(messages).__name__}: {messages!r}"
-        )
-    for message in [messages] if isinstance(messages, Message) else messages:
-        if not isinstance(message, Message):
-            raise TypeError(
-                f"messages that were received can be acked or released, not {type(message).__name__}: {message!r}"
-            )
-        found.setdefault(id(message._store), (message._store, []))[1].append(message)
-    return list(found.values())
 
 
 def settle_nowait(

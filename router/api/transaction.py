@@ -51,8 +51,8 @@ from ..transactions.global_transaction import GlobalTransaction
 from ..transactions.participant import Participant, unclaim
 from ..transactions.states import ACTIVE, DONE, PREPARING, TransactionState
 from ..transactions.xid import Xid
-from ..upkeep.requeue import mark_requeued
 from .addresses import Address, map_of, resolve_all, topic_of
+from .dead_letter import mark_requeued
 from .endpoint import Endpoint, SendOptions, due, expiry, kept
 from .map import Map, V
 

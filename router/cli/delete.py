@@ -15,7 +15,7 @@ from .output import echo_json, json_option
 
 if TYPE_CHECKING:
     from ...policies.names.destination import Destination
-    from ..api.router import Router
+    from ..router import Router
 
 
 @click.command()

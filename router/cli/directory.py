@@ -24,7 +24,7 @@ from ...policies.outputs import local_path
 from .output import LocalPath, warnings_shown, working
 
 if TYPE_CHECKING:
-    from ..api.router import Router
+    from ..router import Router
 
 FILE: Final = Path("stores.yaml")
 """What a command without operands is about that is given neither."""
@@ -82,8 +82,8 @@ def opened(config: Config, *, create: bool = False, quiet: bool = False) -> Iter
     """The router of a data directory that somebody has used, open in the block; nothing is made, unless `create`. What
     the library warns of is shown, unless `quiet`. Raises PlacementError."""
     from ...policies.errors import PlacementError
-    from ..api.router import Router
     from ..placement.record import RECORD
+    from ..router import Router
 
     with nullcontext() if quiet else warnings_shown():
         if not create and not (config.bindings / RECORD).exists() and not (config.directory / RECORD).exists():

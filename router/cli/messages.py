@@ -26,8 +26,8 @@ from ...policies.text import human_bytes
 if TYPE_CHECKING:
     from ...adapters.core.messages import Message
     from ..api.queue import Queue
-    from ..api.router import Router
     from ..api.topic import Topic
+    from ..router import Router
 
 HEX_BYTES: Final = 16
 """Of a body that is no text, so many are shown."""

@@ -19,7 +19,7 @@ from .output import echo_json, echo_table, json_option, working
 
 if TYPE_CHECKING:
     from ..api.consumer import Consumer
-    from ..api.router import Router
+    from ..router import Router
 
 
 @click.command()
@@ -79,7 +79,7 @@ def _row(router: Router, consumer: Consumer, destination: Destination, dead: int
 
 def _dead_letters(router: Router) -> Counter[tuple[Destination, Any]]:
     """By where they come from: each dead-letter queue is walked once."""
-    from ..upkeep.requeue import dead_letter_of, dead_letter_queue
+    from ..api.dead_letter import dead_letter_of, dead_letter_queue
 
     found: Counter[tuple[Destination, Any]] = Counter()
     queues: dict[Destination, None] = {}

@@ -21,7 +21,7 @@ from .output import LocalPath, Seconds, echo_json, json_option
 if TYPE_CHECKING:
     from ...adapters.core.messages import Receipt
     from ..api.endpoint import SendOptions
-    from ..api.router import Router
+    from ..router import Router
 
 
 def _header(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:

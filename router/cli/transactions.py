@@ -11,7 +11,7 @@ from .directory import on_directory, opened
 from .output import echo_json, json_option
 
 if TYPE_CHECKING:
-    from ..api.router import Router
+    from ..router import Router
     from ..transactions.outcomes import Heuristic, InDoubt
     from ..transactions.states import Outcome
 

@@ -40,8 +40,8 @@ from ...policies.names.destination import Destination
 from ...policies.names.pattern import Match
 from ...policies.outputs import write_files
 from ...policies.text import count_of
-from ..api.router import Router
 from ..placement.import_marker import MARKER
+from ..router import Router
 
 TEMPORARY: Final = "messages of temporary queues and topics, whose connections are gone"
 NAMELESS: Final = "messages of destinations whose names are none here"

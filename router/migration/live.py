@@ -41,7 +41,7 @@ from .repartition import Planned, Repartitioned, Repartitioning, Told, in_the_wa
 
 if TYPE_CHECKING:
     from ...adapters.core.state.gates import Gate
-    from ..api.router import Router
+    from ..router import Router
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from ...policies.errors import AnabranchError, DestinationError, StoreFullError
 
 if TYPE_CHECKING:
     from ..api.queue import Queue
-    from ..api.router import Router
+    from ..router import Router
 
 PAGE_MESSAGES: Final = 1000
 PAGE_BYTES: Final = 4 << 20

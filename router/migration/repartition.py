@@ -49,12 +49,12 @@ from ...policies.errors import CorruptionError, PlacementError, StoreFullError
 from ...policies.names.destination import Destination
 from ...policies.names.pattern import Match
 from ...policies.text import count_of
-from ..api.router import Router
 from ..placement.changed_kinds import Displaced, aside, displaced
 from ..placement.directories import children
 from ..placement.in_force import write_in_force
 from ..placement.record import DestinationRow, StoreRow
 from ..placement.repartition_progress import Moving, Progress, ProgressFile, Wanted
+from ..router import Router
 from .branches import MovedBranches
 from .plan import Move, digest_of, held_of, interrupted, is_volatile, move_of, problems_of, refuse, require_directory
 

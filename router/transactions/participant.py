@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...adapters.core import Store
@@ -12,7 +12,6 @@ from ...adapters.core.state.limits import cancel
 from ...adapters.core.store_types import Change
 from ...policies.errors import ClosedError, StoreFailedError, UnknownMessageError
 from ...policies.names.destination import Destination
-from ..api.settling import by_store
 
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
@@ -121,3 +120,19 @@ def _unclaim(store: Store, messages: Sequence[Message], delivered: bool, delay: 
                 pass
     except (StoreFailedError, ClosedError):
         pass  # the store's leases and claims are gone with it
+
+
+def by_store(messages: Message[Any] | Iterable[Message[Any]]) -> list[tuple[Store, list[Message]]]:
+    """Messages that are settled together, in the order in which their stores first occur. Raises TypeError."""
+    found: dict[int, tuple[Store, list[Message]]] = {}
+    if not isinstance(messages, Message | Iterable):
+        raise TypeError(
+            f"messages that were received can be acked or released, not {type(messages).__name__}: {messages!r}"
+        )
+    for message in [messages] if isinstance(messages, Message) else messages:
+        if not isinstance(message, Message):
+            raise TypeError(
+                f"messages that were received can be acked or released, not {type(message).__name__}: {message!r}"
+            )
+        found.setdefault(id(message._store), (message._store, []))[1].append(message)
+    return list(found.values())

@@ -33,10 +33,10 @@ from ...policies.errors import (
 )
 from ...policies.names.destination import Destination
 from ...policies.text import count_of
+from ..api.dead_letter import SOURCE, dead_letter_queue, delivered, labelled
 from ..api.transaction import Transaction
 from ..events import Event, Events, MessageDeadLettered, MessageDropped, MessageExpired
 from ..placement.registry import StoreRegistry
-from .requeue import SOURCE, dead_letter_queue, delivered, labelled
 
 log = logging.getLogger(__name__)
 

@@ -1,173 +1,43 @@
-"""Dead letters: what one says of where it comes from, and its way back there.
-
-`labelled` is what dead_letters.py sends, `requeue` and `requeue_all` put back. The duplicate window of the source knows
-the message's id still: a transaction that acks a dead letter and sends to its source under that id marks the send
-`requeued` (`mark_requeued`), and it is stored. Otherwise the letter would be gone from both queues.
-"""
+"""Dead letters go back to where they come from: some that are in hand, or all of a queue (api/dead_letter.py)."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ...adapters.core.features.failures import Failure
-from ...adapters.core.messages import Message, Outgoing, T, require_leased
+from ...adapters.core.messages import Message, Outgoing, require_leased
 from ...adapters.core.record.headers import pack_headers
 from ...adapters.core.store_types import SubscriptionKey
-from ...policies.config.options import dead_letter_name
 from ...policies.errors import AnabranchError, DeadLetterError, StoreFullError
 from ...policies.names.destination import Destination, Kind
+from ..api.dead_letter import (
+    DELIVERIES,
+    ERROR_TEXT,
+    ERROR_TYPE,
+    MESSAGE_ID,
+    PREFIX,
+    REASON,
+    REQUEUED_COUNT,
+    REQUEUED_DELIVERIES,
+    REQUEUED_ERROR_TEXT,
+    REQUEUED_ERROR_TYPE,
+    REQUEUED_REASON,
+    SOURCE,
+    number,
+    subscription_of,
+)
 from .copies import Copies
 
 if TYPE_CHECKING:
     from ..api.queue import Queue
     from ..api.transaction import Transaction
     from ..placement.registry import StoreRegistry
-    from ..transactions.participant import Participant
 
 BATCH_MESSAGES: Final = 100
 """Dead letters of a queue that are put back in one transaction."""
 BATCH_BYTES: Final = 4 << 20
 """Likewise, of their bodies; one that is longer goes back alone."""
-
-_PREFIX: Final = "dead_letter_"
-REASON: Final = "dead_letter_reason"
-SOURCE: Final = "dead_letter_source"
-DELIVERIES: Final = "dead_letter_deliveries"
-MESSAGE_ID: Final = "dead_letter_message_id"
-CLIENT: Final = "dead_letter_client"
-SUBSCRIPTION: Final = "dead_letter_subscription"
-ERROR_TYPE: Final = "dead_letter_error_type"
-ERROR_TEXT: Final = "dead_letter_error_text"
-_OPTIONAL: Final = frozenset((MESSAGE_ID, CLIENT, SUBSCRIPTION, ERROR_TYPE, ERROR_TEXT))
-"""One that is there without being true, of a dead letter that somebody has sent on, would say where it goes back."""
-
-REQUEUED_REASON: Final = "requeued_reason"
-REQUEUED_COUNT: Final = "requeued_count"
-REQUEUED_DELIVERIES: Final = "requeued_deliveries"
-REQUEUED_ERROR_TYPE: Final = "requeued_error_type"
-REQUEUED_ERROR_TEXT: Final = "requeued_error_text"
-"""What a message that was put back says of the dead letter that it was."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter(Generic[T]):
-    """A message in a dead-letter queue, and what it says of itself."""
-
-    message: Message[T]
-    """Browsed: receive it from its queue to put it back, or to ack it."""
-    reason: str
-    """Why it is there: `delivery_limit`, `expired`, `rejected`, or what its receiver said."""
-    source: Destination
-    """Where it comes from."""
-    deliveries: int
-    """How often it had been handed out there."""
-    message_id: str | None
-    """Its `message_id` there."""
-    subscription: SubscriptionKey | None
-    """Which has given it up, if it was one."""
-    requeued: int
-    """How often it had been put back before."""
-    error_type: str | None = None
-    """The type of the exception for which it was given back, or rejected, last, with its module; None: there is none,
-    or a reason in words."""
-    error_text: str | None = None
-    """The text of that exception, or that reason; None: neither is known."""
-
-
-def dead_letter_of(message: Message[T]) -> DeadLetter[T] | None:
-    """None if it is none."""
-    headers = message.headers
-    source, message_id = headers.get(SOURCE), headers.get(MESSAGE_ID)
-    try:
-        destination = Destination.restored(source) if isinstance(source, str) else None
-    except AnabranchError:  # a sender may put anything there
-        return None
-    if destination is None:
-        return None
-    return DeadLetter(
-        message,
-        str(headers.get(REASON, "")),
-        destination,
-        _number(headers, DELIVERIES),
-        message_id if isinstance(message_id, str) else None,
-        _subscription_of(message),
-        _number(headers, REQUEUED_COUNT),
-        *(value if isinstance(value := headers.get(name), str) else None for name in (ERROR_TYPE, ERROR_TEXT)),
-    )
-
-
-def dead_letter_queue(pattern: str, source: Destination) -> Destination:
-    """Where the dead letters of a destination go, by its store's option. The name comes in after the pattern is parsed:
-    it may hold what means something there."""
-    parsed = Destination.restored(pattern)
-    return Destination(parsed.kind, dead_letter_name(parsed.name, source.name))
-
-
-def _number(headers: Mapping[str, Any], name: str) -> int:
-    """0 where a sender has put anything else."""
-    value = headers.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
-
-
-def delivered(message: Message, rejected: bool) -> int:
-    """How often a message had been handed out, that is leased now to be dead-lettered; `rejected`: by who was handed
-    it."""
-    return message.deliveries if rejected else message.deliveries - 1
-
-
-def labelled(
-    message: Message, reason: str, known: bool, rejected: bool = False, failure: Failure | None = None
-) -> dict[str, Any]:
-    """The headers of the dead letter that a message becomes: its own, and where it comes from. Its message id is among
-    them, not used again: the copies of several subscriptions are not duplicates of each other. `known`: it is a dead
-    letter already, and says where it came from first. `failure`: its last."""
-    deliveries = delivered(message, rejected)
-    errors: dict[str, Any] = {}
-    if failure is not None:
-        errors = {ERROR_TEXT: failure.text} | ({ERROR_TYPE: failure.type} if failure.type is not None else {})
-    if known:
-        before = message.headers
-        if errors:
-            before = {name: value for name, value in before.items() if name not in (ERROR_TYPE, ERROR_TEXT)}
-        return {**before, REASON: reason, DELIVERIES: deliveries, **errors}
-    own = {name: value for name, value in message.headers.items() if name not in _OPTIONAL}
-    labels: dict[str, Any] = {
-        REASON: reason,
-        SOURCE: str(message.destination),
-        DELIVERIES: deliveries,
-    }
-    if message.subscription is not None:
-        labels[CLIENT], labels[SUBSCRIPTION] = message.subscription
-    if message.message_id is not None:
-        labels[MESSAGE_ID] = message.message_id
-    return {**own, **labels, **errors}
-
-
-def mark_requeued(participants: Collection[Participant]) -> None:
-    """Of a transaction that is about to be committed or prepared: each send that puts back a dead letter which the
-    transaction acks is no duplicate. May be done again."""
-    labels = []
-    for participant in participants:
-        for acked in participant.acks:
-            if MESSAGE_ID in acked.headers:
-                labels.append(acked.headers)  # noqa: PERF401  each commit comes this way: a frame less
-    if not labels:
-        return
-    letters: Counter[tuple[str, str | None]] = Counter(
-        (str(headers.get(SOURCE)), message_id)
-        for headers in labels
-        if isinstance(message_id := headers[MESSAGE_ID], str)  # a sender may put anything there
-    )
-    for participant in participants:
-        for place, (destination, message) in enumerate(participant.sends):
-            key = (str(destination), message.message_id)
-            if letters[key] > 0:
-                letters[key] -= 1
-                participant.sends[place] = (destination, message._replace(requeued=True))
 
 
 class _Letter(NamedTuple):
@@ -208,7 +78,7 @@ class _Checker:
             raise DeadLetterError(f"{message!r} is no dead letter: its header {MESSAGE_ID} is {message_id!r}")
         gone = (REQUEUED_ERROR_TYPE, REQUEUED_ERROR_TEXT)  # of the time before
         headers = {
-            name: value for name, value in message.headers.items() if not name.startswith(_PREFIX) and name not in gone
+            name: value for name, value in message.headers.items() if not name.startswith(PREFIX) and name not in gone
         }
         requeued = self._requeued(message, source, headers, message_id)
         return _Letter(message, source, message_id, headers, requeued, message.persistent, subscriptions)
@@ -220,8 +90,8 @@ class _Checker:
         that."""
         requeued: dict[str, Any] = {
             REQUEUED_REASON: str(message.headers.get(REASON, "")),
-            REQUEUED_COUNT: _number(headers, REQUEUED_COUNT) + 1,
-            REQUEUED_DELIVERIES: _number(headers, REQUEUED_DELIVERIES) + _number(message.headers, DELIVERIES),
+            REQUEUED_COUNT: number(headers, REQUEUED_COUNT) + 1,
+            REQUEUED_DELIVERIES: number(headers, REQUEUED_DELIVERIES) + number(message.headers, DELIVERIES),
         }
         errors = ((REQUEUED_ERROR_TYPE, ERROR_TYPE), (REQUEUED_ERROR_TEXT, ERROR_TEXT))
         requeued |= {name: value for name, of in errors if isinstance(value := message.headers.get(of), str)}
@@ -253,7 +123,7 @@ class _Checker:
         known = self._subscriptions.get(topic)
         if known is None:
             known = self._subscriptions[topic] = {found.key for found in self._registry.subscriptions_of(topic)}
-        key = _subscription_of(message)
+        key = subscription_of(message)
         if key is None and not known:
             raise DeadLetterError(
                 f"{message!r} cannot go back to {topic}, which has no durable subscription: nobody would have it; "
@@ -265,12 +135,6 @@ class _Checker:
                 "subscribe again first, or ack the message"
             )
         return known
-
-
-def _subscription_of(letter: Message[Any]) -> SubscriptionKey | None:
-    """Which has given it up; None for one that the topic's message became as a whole, since it expired."""
-    name = letter.headers.get(SUBSCRIPTION)
-    return None if name is None else (str(letter.headers.get(CLIENT, "")), str(name))
 
 
 def requeue(registry: StoreRegistry, begin: Callable[[], Transaction], messages: Iterable[Message[Any]]) -> int:
@@ -296,7 +160,7 @@ def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter], copi
     with begin() as transaction:
         for message, source, message_id, headers, requeued, persistent, subscriptions in letters:
             if source.kind is Kind.TOPIC and message_id is not None:
-                key = _subscription_of(message)
+                key = subscription_of(message)
                 together = copies if copies.were_there(message) else later
                 if not together.is_first(message, headers, (source, message_id), key, subscriptions):
                     continue

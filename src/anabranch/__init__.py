@@ -65,12 +65,10 @@ from .policies.names.destination import Destination, Kind
 from .policies.names.pattern import Match, Pattern, RouteTable
 from .router.api.addresses import Address
 from .router.api.codecs import Codec
-from .router.api.dbapi import Connection, ProgrammingError
+from .router.api.dead_letter import DeadLetter
 from .router.api.endpoint import SendOptions
 from .router.api.map import Map
 from .router.api.queue import Queue
-from .router.api.router import Router, RouterStats
-from .router.api.router import open as open
 from .router.api.topic import Subscriber, Topic
 from .router.api.transaction import Savepoint, Transaction
 from .router.events import (
@@ -83,16 +81,18 @@ from .router.events import (
     StoreFailed,
     StoreOpened,
 )
+from .router.hosts.dbapi import Connection, ProgrammingError
 from .router.migration.plan import Move
 from .router.migration.repartition import Repartitioned
+from .router.router import Router, RouterStats
+from .router.router import open as open
 from .router.transactions.outcomes import Heuristic, InDoubt
 from .router.transactions.states import Outcome, TransactionState
 from .router.transactions.xid import Xid
-from .router.upkeep.requeue import DeadLetter
 from .router.usage import UsageStats
 
 if TYPE_CHECKING:
-    from .router.api.data_manager import DataManager as DataManager
+    from .router.hosts.data_manager import DataManager as DataManager
 
     __version__: str
 
@@ -200,7 +200,7 @@ if not TYPE_CHECKING:  # which would take any name for one of ours
     def __getattr__(name: str) -> Any:
         """DataManager, which needs the extra `transaction`, is imported when it is asked for; so is the version."""
         if name == "DataManager":
-            from .router.api.data_manager import DataManager
+            from .router.hosts.data_manager import DataManager
 
             return DataManager
         if name == "__version__":

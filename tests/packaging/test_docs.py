@@ -171,7 +171,7 @@ def test_the_page_says_of_each_option_what_a_change_does_to_a_directory_that_exi
 
 @pytest.mark.parametrize(
     ("module", "names"),
-    [("adapters/core/store_types.py", {"_Counts", "Counts", "StoreStats"}), ("router/api/router.py", {"RouterStats"})],
+    [("adapters/core/store_types.py", {"_Counts", "Counts", "StoreStats"}), ("router/router.py", {"RouterStats"})],
 )
 def test_each_field_that_counts_something_is_explained(module: str, names: set[str]) -> None:
     classes = [node for node in ast.parse((ROOT / module).read_text()).body if isinstance(node, ast.ClassDef)]

@@ -11,7 +11,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.core.messages import Outgoing
-from anabranch.router.api.router import Router
+from anabranch.router.router import Router
 
 from .disk import contents
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anabranch
-from anabranch.router.api.router import Router
+from anabranch.router.router import Router
 from anabranch.router.transactions import decision_cleanup, decision_log
 
 from ...contract.disk import eventually

@@ -24,23 +24,23 @@ from zope.interface import classImplements, implementer
 from ...adapters.core.messages import Headers, LargeBody, Message, Readable, T
 from ...policies.errors import TransactionError
 from ...policies.names.destination import Destination
+from ..api.addresses import Address
+from ..api.endpoint import SendOptions
+from ..api.map import Map, V
+from ..api.transaction import Savepoint
 from ..transactions.xid import Xid, as_xid
-from .addresses import Address
-from .endpoint import SendOptions
-from .map import Map, V
-from .transaction import Savepoint
+from .transactions import Transactions
 
 if TYPE_CHECKING:
-    from .queue import Queue
-    from .router import Router
-    from .topic import Topic
+    from ..api.queue import Queue
+    from ..api.topic import Topic
 
 log = logging.getLogger(__name__)
 
 classImplements(Savepoint, IDataManagerSavepoint)
 
 
-def join(router: Router, manager: Any = None, xid: Xid | None = None) -> DataManager:
+def join(router: Transactions, manager: Any = None, xid: Xid | None = None) -> DataManager:
     """See Router.join."""
     manager = of_this_thread if manager is None else manager
     if isinstance(manager, (tuple, str)):  # an Xid, most likely
@@ -72,7 +72,7 @@ class DataManager:
     Threads: one at a time, as the transaction itself.
     """
 
-    def __init__(self, router: Router, manager: Any, joined: Any, xid: Xid | None) -> None:
+    def __init__(self, router: Transactions, manager: Any, joined: Any, xid: Xid | None) -> None:
         self.transaction_manager = manager
         self._router = router
         self._joined = joined

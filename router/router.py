@@ -18,16 +18,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from ...adapters.core import Store
-from ...adapters.core.features.failures import failure_of
-from ...adapters.core.features.scheduled import delay_ms
-from ...adapters.core.messages import REJECTED, Headers, LargeBody, Message, Readable, Reason, Receipt, T
-from ...adapters.core.store_types import TRANSACTION_BYTES, Progress, Settlement, StoreStats, Subscription
-from ...adapters.system.background import shared
-from ...adapters.system.files import FULL, disk_errors, make_directory, refused
-from ...adapters.system.locking import DirectoryLock
-from ...policies.config import Config, UsageOptions, load
-from ...policies.errors import (
+from ..adapters.core import Store
+from ..adapters.core.features.failures import failure_of
+from ..adapters.core.features.scheduled import delay_ms
+from ..adapters.core.messages import REJECTED, Headers, LargeBody, Message, Readable, Reason, Receipt, T
+from ..adapters.core.store_types import TRANSACTION_BYTES, Progress, Settlement, StoreStats, Subscription
+from ..adapters.system.background import shared
+from ..adapters.system.files import FULL, disk_errors, make_directory, refused
+from ..adapters.system.locking import DirectoryLock
+from ..policies.config import Config, UsageOptions, load
+from ..policies.errors import (
     AnabranchError,
     ClosedError,
     ConfigError,
@@ -35,39 +35,40 @@ from ...policies.errors import (
     StoreFailedError,
     TransactionError,
 )
-from ...policies.names.destination import Destination
-from ...policies.text import count_of
-from ..events import Event, EventListener, Events, StoreFailed, StoreOpened
-from ..placement import bindings
-from ..placement.bindings import DECISIONS
-from ..placement.directories import require_directories
-from ..placement.in_force import configuration_of, write_in_force
-from ..placement.registry import StoreRegistry
-from ..transactions.coordinator import Coordinator
-from ..transactions.outcomes import Heuristic, InDoubt, Outcomes
-from ..transactions.states import COMMIT, ROLLBACK, Outcome
-from ..transactions.xid import Xid, as_xid
-from ..upkeep import requeue
-from ..upkeep.dead_letters import DeadLetterSweeper
-from ..upkeep.idle_queues import IdleQueues, require_seconds
-from ..usage import UsageLog, UsageStats
-from .addresses import Address, map_of, queue_of, resolve, topic_of
-from .codecs import Codec, Coder, codec_of
-from .consumer import Consumer
-from .dbapi import Connection
-from .endpoint import Endpoint, SendOptions
-from .map import Map
-from .pattern_consumers import PatternConsumers
-from .queue import Queue
-from .reentry import refuse_in_handler
-from .settling import TokenSettler, Way, by_store, settle_nowait
-from .topic import Topic
-from .transaction import Transaction
+from ..policies.names.destination import Destination
+from ..policies.text import count_of
+from .api.addresses import Address, map_of, queue_of, resolve, topic_of
+from .api.codecs import Codec, Coder, codec_of
+from .api.consumer import Consumer
+from .api.endpoint import Endpoint, SendOptions
+from .api.map import Map
+from .api.pattern_consumers import PatternConsumers
+from .api.queue import Queue
+from .api.reentry import refuse_in_handler
+from .api.settling import TokenSettler, Way, settle_nowait
+from .api.topic import Topic
+from .api.transaction import Transaction
+from .events import Event, EventListener, Events, StoreFailed, StoreOpened
+from .hosts.dbapi import Connection
+from .placement import bindings
+from .placement.bindings import DECISIONS
+from .placement.directories import require_directories
+from .placement.in_force import configuration_of, write_in_force
+from .placement.registry import StoreRegistry
+from .transactions.coordinator import Coordinator
+from .transactions.outcomes import Heuristic, InDoubt, Outcomes
+from .transactions.participant import by_store
+from .transactions.states import COMMIT, ROLLBACK, Outcome
+from .transactions.xid import Xid, as_xid
+from .upkeep import requeue
+from .upkeep.dead_letters import DeadLetterSweeper
+from .upkeep.idle_queues import IdleQueues, require_seconds
+from .usage import UsageLog, UsageStats
 
 if TYPE_CHECKING:
-    from ..migration.live import LiveRepartition
-    from ..migration.repartition import Repartitioned
-    from .data_manager import DataManager
+    from .hosts.data_manager import DataManager
+    from .migration.live import LiveRepartition
+    from .migration.repartition import Repartitioned
 
 log = logging.getLogger(__name__)
 
@@ -516,7 +517,7 @@ class Router:
         extra `transaction`, and what `transaction` raises.
         """
         try:
-            from . import data_manager
+            from .hosts import data_manager
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in {"transaction", "zope"}:
                 raise
@@ -882,8 +883,8 @@ class Router:
             raise TypeError(f"prepared_seconds is a number of seconds, not {kind}: {prepared_seconds!r}")
         if not prepared_seconds >= 0:  # not so of nan either
             raise ValueError(f"prepared_seconds is a number of seconds, 0 or more, not {prepared_seconds!r}")
-        from ..migration.live import LiveRepartition  # not above: it stands on this module
-        from ..migration.plan import require_directory
+        from .migration.live import LiveRepartition  # not above: it stands on this module
+        from .migration.plan import require_directory
 
         new, path = (config, "") if isinstance(config, Config) else (load(config), str(config))
         require_directory(new, self.config)

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from ...adapters.core.messages import Headers, LargeBody, Message, Readable, Receipt, T
 from ...policies.errors import AnabranchError, StoreFailedError, TransactionError, TransactionInDoubt
 from ...policies.names.destination import Destination
+from ..api.addresses import Address
+from ..api.endpoint import SendOptions
+from ..api.map import Map, V
+from ..api.transaction import Transaction
 from ..transactions.xid import Xid, as_xid, checked_xid
-from .addresses import Address
-from .endpoint import SendOptions
-from .map import Map, V
-from .transaction import Transaction
+from .transactions import Transactions
 
 if TYPE_CHECKING:
-    from .queue import Queue
-    from .router import Router
-    from .topic import Topic
+    from ..api.queue import Queue
+    from ..api.topic import Topic
 
 
 class ProgrammingError(TransactionError):
@@ -44,7 +44,7 @@ class Connection:
     ProgrammingError = ProgrammingError
     OperationalError = StoreFailedError
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Transactions) -> None:
         self._router = router
         self._transaction: Transaction | None = None
         """The current one; with an xid if tpc_begin has begun it."""
