@@ -50,6 +50,9 @@ from .api.topic import Topic
 from .api.transaction import Transaction
 from .events import Event, EventListener, Events, StoreFailed, StoreOpened
 from .hosts.dbapi import Connection
+from .migration.live import LiveRepartition
+from .migration.plan import require_directory
+from .migration.repartition import Repartitioned
 from .placement import bindings
 from .placement.bindings import DECISIONS
 from .placement.directories import require_directories
@@ -67,8 +70,6 @@ from .usage import UsageLog, UsageStats
 
 if TYPE_CHECKING:
     from .hosts.data_manager import DataManager
-    from .migration.live import LiveRepartition
-    from .migration.repartition import Repartitioned
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,6 @@ class Router:
                 f"a Router takes an anabranch.Config, not {type(config).__name__}: {config!r}; anabranch.open takes "
                 "the path of a file, too"
             )
-        self.config = config
         self._lock = threading.RLock()
         self._directory_lock = DirectoryLock(
             config.directory / "router.lock", "the router", config.file_mode, self._lose, self._described
@@ -183,6 +183,11 @@ class Router:
                     "be a directory that this user may write in, or another be chosen with `directory:`"
                 ]
             ) from error
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self._registry.config
 
     def __repr__(self) -> str:
         return f"<Router of {self.config.directory}>"
@@ -883,12 +888,10 @@ class Router:
             raise TypeError(f"prepared_seconds is a number of seconds, not {kind}: {prepared_seconds!r}")
         if not prepared_seconds >= 0:  # not so of nan either
             raise ValueError(f"prepared_seconds is a number of seconds, 0 or more, not {prepared_seconds!r}")
-        from .migration.live import LiveRepartition  # not above: it stands on this module
-        from .migration.plan import require_directory
-
         new, path = (config, "") if isinstance(config, Config) else (load(config), str(config))
         require_directory(new, self.config)
-        live = LiveRepartition(self, new, restart, path, prepared_seconds, progress or (lambda done, total: None))
+        told = progress or (lambda done, total: None)
+        live = LiveRepartition(self._registry, self._coordinator, new, restart, path, prepared_seconds, told)
         with self._lock:
             self._registry.require_open()
             if self._repartition is not None and not self._repartition.ended:

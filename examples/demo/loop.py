@@ -12,7 +12,7 @@ from anabranch.policies.advisor.recommend.answer import headline
 from anabranch.policies.config import Config, load
 from anabranch.policies.text import count_of, human_bytes
 from anabranch.router.cli.output import working
-from anabranch.router.migration.repartition import repartition
+from anabranch.router.offline.repartition import repartition
 from anabranch.router.usage import usage_trace
 
 from .replay import Replay, disk_of

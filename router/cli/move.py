@@ -33,7 +33,7 @@ def command(config: Config, source: str, target: str, limit: int | None, as_json
         origin, destination = queue_in(router, source), queue_named(router, target)
         require_lasting(router, destination.destination)
         with working(f"Moving {origin.destination.name}") as progress:
-            moved = move_messages(router, origin, destination, limit, progress)
+            moved = move_messages(router._unlimited, origin, destination, limit, progress)
         left = origin.depth()
     if as_json:
         echo_json(

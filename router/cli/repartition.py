@@ -52,7 +52,7 @@ def command(
     from ...policies.config import load
     from ...policies.errors import ConfigError
     from ..migration.plan import plan_of
-    from ..migration.repartition import repartition
+    from ..offline.repartition import repartition
 
     config, before = load(config_path), load(old_path) if old_path is not None else None
     if directory.resolve() != config.directory.resolve():

@@ -12,7 +12,9 @@ from ..transactions.xid import Xid
 class Transactions(Protocol):
     """Begins transactions, and ends those that are prepared."""
 
-    config: Config
+    @property
+    def config(self) -> Config:
+        """As Router.config."""
 
     def transaction(self, xid: Xid | None = None) -> Transaction:
         """As Router.transaction."""

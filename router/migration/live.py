@@ -1,6 +1,6 @@
 """Moving destinations to where a new configuration routes them, while the router is in use (`Router.repartition`).
 
-    done = LiveRepartition(router, config, options, told).run()
+    done = LiveRepartition(registry, coordinator, config, ...).run()
 
 What is planned and refused, the progress, and what a crash leaves is as in repartition.py (rule J11). Otherwise is:
 
@@ -35,13 +35,14 @@ from ..placement.changed_kinds import Displaced
 from ..placement.directories import StoreDirectories
 from ..placement.in_force import write_in_force
 from ..placement.record import DestinationRow, StoreRow
+from ..placement.registry import StoreRegistry
 from ..placement.repartition_progress import Moving
+from ..transactions.coordinator import Coordinator
 from .plan import Move, kinds_changed, move_of
 from .repartition import Planned, Repartitioned, Repartitioning, Told, in_the_way, looked_at
 
 if TYPE_CHECKING:
     from ...adapters.core.state.gates import Gate
-    from ..router import Router
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +67,17 @@ class LiveRepartition:
     """One call of `Router.repartition`. Threads: `run` by one; `stop` by all."""
 
     def __init__(
-        self, router: Router, config: Config, restart: bool, path: str, prepared_seconds: float, told: Told
+        self,
+        registry: StoreRegistry,
+        coordinator: Coordinator,
+        config: Config,
+        restart: bool,
+        path: str,
+        prepared_seconds: float,
+        told: Told,
     ) -> None:
-        self._router, self._config = router, config
-        self._run = _Run(router, config, restart, path, told, self._go_on, prepared_seconds)
+        self._registry, self._config = registry, config
+        self._run = _Run(registry, coordinator, config, restart, path, told, self._go_on, prepared_seconds)
         self._stopped = Event()
         self._ended = Event()
         self._thread = Thread(self._work, "repartition")
@@ -101,7 +109,7 @@ class LiveRepartition:
             self._ended.wait()
 
     def _go_on(self) -> None:
-        if self._stopped.is_set() or not self._router._registry.opened:
+        if self._stopped.is_set() or not self._registry.opened:
             raise StoppedError("the repartition was stopped; call it again, and it goes on where it was")
 
     def _work(self) -> None:
@@ -124,7 +132,8 @@ class _Run(Repartitioning):
 
     def __init__(
         self,
-        router: Router,
+        registry: StoreRegistry,
+        coordinator: Coordinator,
         config: Config,
         restart: bool,
         path: str,
@@ -132,9 +141,9 @@ class _Run(Repartitioning):
         go_on: Callable[[], None],
         prepared_seconds: float,
     ) -> None:
-        super().__init__(router, config, restart, path, told)
+        super().__init__(registry, coordinator, config, restart, path, told)
         self._directories = StoreDirectories(config)
-        self._directories.before = router.config
+        self._directories.before = registry.config
         self._go_on, self._prepared_seconds = go_on, prepared_seconds
         self._left_behind: dict[Destination, str] = {}
         """What could not be moved, and why."""
@@ -186,7 +195,6 @@ class _Run(Repartitioning):
     def _move_all(self, planned: Sequence[Planned]) -> list[str]:
         self._go_on()
         self._registry.reroute(self._config)
-        self._router.config = self._config
         removed: list[str] = []
         for _ in range(ROUNDS_MAX):
             self._ahead += [
@@ -204,7 +212,7 @@ class _Run(Repartitioning):
         return removed
 
     def _left(self, row: StoreRow) -> list[str]:
-        self._router._coordinator.cleanup.run()  # decisions that were made meanwhile name stores
+        self._coordinator.cleanup.run()  # decisions that were made meanwhile name stores
         return super()._left(row)
 
     def _discard(self, row: StoreRow) -> bool:
@@ -355,7 +363,7 @@ class _Run(Repartitioning):
     def _await_passing(self, destination: Destination) -> None:
         """Those that have looked at the gate before it was closed are in their stores. Raises GivenUpError."""
         deadline = time.monotonic() + PASSING_SECONDS
-        begun = self._router._coordinator.table.begun
+        begun = self._coordinator.table.begun
         for transaction in list(begun):
             while transaction in begun and transaction.passing:
                 if not any(one.concerns(destination) for one in list(transaction.participants.values())):

@@ -1,6 +1,6 @@
 """Messages of one queue become those of another, a page in each transaction: killed anywhere, each is in one of both.
 
-    done = move_messages(router, router.queue("orders.eu"), router.queue("orders.all"), limit=100)
+    done = move_messages(router.transaction, router.queue("orders.eu"), router.queue("orders.all"), limit=100)
 
 They keep their order, ids, headers, priorities and expiry; their time, and the count of their deliveries, begin anew.
 """
@@ -16,7 +16,7 @@ from ...policies.errors import AnabranchError, DestinationError, StoreFullError
 
 if TYPE_CHECKING:
     from ..api.queue import Queue
-    from ..router import Router
+    from ..api.transaction import Transaction
 
 PAGE_MESSAGES: Final = 1000
 PAGE_BYTES: Final = 4 << 20
@@ -24,7 +24,7 @@ PAGE_BYTES: Final = 4 << 20
 
 
 def move_messages(
-    router: Router,
+    begin: Callable[[], Transaction],
     source: Queue,
     target: Queue,
     limit: int | None = None,
@@ -47,7 +47,7 @@ def move_messages(
             if not page:
                 break
             try:
-                _move(router, target, page)
+                _move(begin, target, page)
             except BaseException:
                 for message in page:
                     with suppress(AnabranchError):  # the transaction has freed it, or its store has failed
@@ -77,8 +77,8 @@ def _page(source: Queue, most: int) -> list[Message]:
     return page
 
 
-def _move(router: Router, target: Queue, page: list[Message]) -> None:
-    with router._unlimited() as transaction:
+def _move(begin: Callable[[], Transaction], target: Queue, page: list[Message]) -> None:
+    with begin() as transaction:
         for message in page:
             transaction._carry(
                 target.destination,

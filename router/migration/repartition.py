@@ -37,7 +37,6 @@ from ...adapters.core.operations.branches import Branch
 from ...adapters.system.directory import is_empty
 from ...adapters.system.files import (
     FULL,
-    disk_errors,
     make_directory,
     remove_directory,
     sweep_unfinished,
@@ -51,12 +50,12 @@ from ...policies.names.pattern import Match
 from ...policies.text import count_of
 from ..placement.changed_kinds import Displaced, aside, displaced
 from ..placement.directories import children
-from ..placement.in_force import write_in_force
 from ..placement.record import DestinationRow, StoreRow
+from ..placement.registry import StoreRegistry
 from ..placement.repartition_progress import Moving, Progress, ProgressFile, Wanted
-from ..router import Router
+from ..transactions.coordinator import Coordinator
 from .branches import MovedBranches
-from .plan import Move, digest_of, held_of, interrupted, is_volatile, move_of, problems_of, refuse, require_directory
+from .plan import Move, digest_of, held_of, interrupted, is_volatile, move_of, problems_of, refuse
 
 log = logging.getLogger(__name__)
 
@@ -83,45 +82,20 @@ class Repartitioned:
     """Names of the stores that were removed with their directories."""
 
 
-def repartition(
-    config: Config, before: Config | None = None, restart: bool = False, path: str = "", progress: Told | None = None
-) -> Repartitioned:
-    """Move all destinations of a data directory to where `config` routes them. No router may have it open.
-
-    `before`: what the directory was used with until now, which says how to open stores that `config` does not have and
-    that cannot be opened with defaults. `path` is the configuration's, for messages. `restart`: an interrupted
-    repartition to another configuration is not gone on with; what it had moved stays there unless `config` routes that
-    elsewhere too.
-
-    Raises PlacementError before anything is changed: for what is routed nowhere or to a memory store, what a prepared
-    transaction would change, an interrupted repartition to another configuration. StoreLockedError, StoreFullError,
-    MessageTooLargeError, CorruptionError, StoreFailedError: what has not moved is where it was; call it again.
-    """
-    require_directory(config, before)
-    router = Router(config)
-    router._registry.move(before)
-    router.open()
-    try:
-        with disk_errors(f"{config.directory} cannot be repartitioned"):
-            done = Repartitioning(router, config, restart, path, progress or (lambda done, total: None)).run()
-        write_in_force(config)
-        return done
-    finally:
-        router.close()
-
-
 class Repartitioning:
     """One run, over a router that is open for it alone; live.py says what is otherwise in one that is in
     use."""
 
-    def __init__(self, router: Router, config: Config, restart: bool, path: str, told: Told) -> None:
-        self._router, self._registry = router, router._registry
+    def __init__(
+        self, registry: StoreRegistry, coordinator: Coordinator, config: Config, restart: bool, path: str, told: Told
+    ) -> None:
+        self._registry, self._coordinator = registry, coordinator
         self._directories, self._table = self._registry.directories, self._registry.table
         self._config = config
         self._restart, self._path, self._told = restart, path, told
         self._file = ProgressFile(self._config.directory, self._config.file_mode)
         self._progress = Progress(digest_of(self._config), path)
-        self._branches = MovedBranches(self._registry, router._coordinator, self._write_wanted)
+        self._branches = MovedBranches(self._registry, coordinator, self._write_wanted)
         self._done = self._total = 0
         self.moves: list[Move] = []
         """What has moved."""
@@ -134,7 +108,7 @@ class Repartitioning:
             if (planned or obstacles) and self._progress.moving is None:
                 self._write(None)
             self._total = sum(amount.messages for _, _, _, amount in planned)
-            self._router._coordinator.cleanup.run()  # decisions name stores
+            self._coordinator.cleanup.run()  # decisions name stores
             removed = self._put_all_aside(obstacles)
             removed += self._move_all([self._as_it_is_now(one) for one in planned])
             self._sweep_aside()
@@ -403,7 +377,7 @@ class Repartitioning:
         used = bool(self._table.destinations_in(row.store_id))
         needed = self._directories.config_at(self._directories.path(row)) is not None and ":" not in row.name
         holds = used or needed or self._registry.with_row(row, _holds_anything)
-        if holds or not self._router._coordinator.cleanup.has_forgotten(row.store_id):
+        if holds or not self._coordinator.cleanup.has_forgotten(row.store_id):
             self._registry.with_row(row, lambda store: store.reclaim())
             return []
         self._write(None, (row.path, row.store_id))

@@ -27,7 +27,7 @@ from unittest import mock
 import anabranch
 from anabranch.adapters.core.migration import copying
 from anabranch.policies.errors import AnabranchError, PlacementError
-from anabranch.router.migration.repartition import repartition
+from anabranch.router.offline.repartition import repartition
 from anabranch.router.placement.in_force import read_in_force
 
 from ..places import in_memory

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import anabranch
 from anabranch.policies.errors import AnabranchError, PlacementError
-from anabranch.router.migration.repartition import repartition
+from anabranch.router.offline.repartition import repartition
 from anabranch.router.placement.repartition_progress import NAME
 
 from ..places import in_memory

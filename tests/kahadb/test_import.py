@@ -21,7 +21,7 @@ from anabranch.adapters.kahadb import explain
 from anabranch.adapters.kahadb.pending import pending_of
 from anabranch.policies.config import load
 from anabranch.router.cli.app import app
-from anabranch.router.migration import importing
+from anabranch.router.offline import importing
 
 from ..crash.calls import Crash, Faults, Jobs, simulated
 from ..shares import Share

@@ -11,7 +11,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.system import files
-from anabranch.router.migration.repartition import repartition
+from anabranch.router.offline.repartition import repartition
 from anabranch.router.placement import bindings
 from anabranch.router.upkeep.explanation import explain
 

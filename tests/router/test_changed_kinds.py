@@ -19,7 +19,8 @@ from anabranch.adapters.core.migration import copying
 from anabranch.policies.errors import PlacementError, StoreLockedError
 from anabranch.router.cli.app import app
 from anabranch.router.migration.plan import plan_of
-from anabranch.router.migration.repartition import Repartitioning, repartition
+from anabranch.router.migration.repartition import Repartitioning
+from anabranch.router.offline.repartition import repartition
 from anabranch.router.placement.record import DestinationsTable, StoreRow
 from anabranch.router.placement.repartition_progress import NAME, ProgressFile
 

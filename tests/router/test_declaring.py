@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.router.migration.repartition import repartition
+from anabranch.router.offline.repartition import repartition
 from anabranch.router.placement.record import RECORD
 from anabranch.router.upkeep.salvage import salvage
 

@@ -18,7 +18,7 @@ from anabranch.policies.errors import CorruptionError, PlacementError, StoreFull
 from anabranch.policies.names.destination import Destination
 from anabranch.router.migration import repartition as repartition_module
 from anabranch.router.migration.plan import plan_of
-from anabranch.router.migration.repartition import repartition
+from anabranch.router.offline.repartition import repartition
 from anabranch.router.placement import open_stores
 from anabranch.router.placement.record import DestinationsTable
 from anabranch.router.placement.repartition_progress import NAME, ProgressFile

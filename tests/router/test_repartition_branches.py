@@ -14,7 +14,7 @@ from anabranch.adapters.core.migration import moved_branches
 from anabranch.adapters.core.service.transactions import Transactions
 from anabranch.policies.errors import PlacementError
 from anabranch.router.migration.plan import plan_of
-from anabranch.router.migration.repartition import repartition
+from anabranch.router.offline.repartition import repartition
 from anabranch.router.transactions.decision_log import DecisionLog
 
 from ..shares import Share

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import anabranch
 from anabranch.adapters.core.migration import copying
 from anabranch.policies.errors import PlacementError
-from anabranch.router.migration.repartition import repartition
+from anabranch.router.offline.repartition import repartition
 from anabranch.router.placement.repartition_progress import NAME
 
 from ..ledger import Marks, body_of, contents, identity_of, violations
