@@ -38,6 +38,7 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/python -m mypy
+	@$(BIN)/lint-imports --no-logo --no-cache
 
 format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix

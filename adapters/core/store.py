@@ -43,6 +43,7 @@ from .engine.abandoned import Abandoned
 from .engine.engine import Engine
 from .engine.forwarding import after_move, follow, is_moving
 from .engine.handing_out import HandingOut
+from .engine.lease_times import LeaseTimes
 from .engine.usage import Recorder
 from .engine.writers import Direct, Threaded, Writer
 from .features.failures import Failure, Failures, failure_of
@@ -78,7 +79,6 @@ from .service.subscriptions import require_same
 from .service.transactions import Transactions
 from .service.watching import OnWake, Watch, receive_or_watch
 from .state.gates import Gate, LeaseMovedError
-from .state.lease_times import LeaseTimes
 from .state.leases import CLAIMED, LEASED, REJECTED, Lease
 from .state.limits import Grant
 from .store_types import (

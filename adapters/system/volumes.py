@@ -12,10 +12,9 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from ..core.state.limits import Reservation
+from .reservation import Reservation
 
 KNOWN_SECONDS: Final = 1.0
 """So long what the file system has said holds, less what was reserved since."""
@@ -42,8 +41,6 @@ class Volume:
 
     def reserve(self, size: int) -> Reservation[int]:
         """So many bytes are about to be written, until that is released."""
-        from ..core.state.limits import Reservation  # not above: that stands on this module
-
         with self._lock:
             self._free -= size
             self._since += size

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic
 
 from ...adapters.core import Store
+from ...adapters.core.engine.lease_times import require_seconds
 from ...adapters.core.messages import Message, T
-from ...adapters.core.state.lease_times import require_seconds
 from ...adapters.core.store_types import Counts, Listener, SubscriptionKey
 from ...policies.errors import ClosedError
 from ...policies.names.destination import Destination

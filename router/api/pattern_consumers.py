@@ -25,11 +25,11 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from ...adapters.core import Store
+from ...adapters.core.engine.lease_times import require_seconds
 from ...adapters.core.messages import Message
 from ...adapters.core.service.damaged import is_damage
 from ...adapters.core.service.watching import Watch
 from ...adapters.core.state.gates import MovedError
-from ...adapters.core.state.lease_times import require_seconds
 from ...policies.errors import AnabranchError, ClosedError, DestinationError, NoRouteError
 from ...policies.names.destination import Destination, Kind
 from ...policies.names.pattern import Pattern

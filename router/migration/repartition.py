@@ -35,13 +35,7 @@ from ...adapters.core.migration import copying, moved_branches
 from ...adapters.core.migration.copying import Amount
 from ...adapters.core.operations.branches import Branch
 from ...adapters.system.directory import is_empty
-from ...adapters.system.files import (
-    FULL,
-    make_directory,
-    remove_directory,
-    sweep_unfinished,
-    sync_directory,
-)
+from ...adapters.system.files import FULL, make_directory, remove_directory, sweep_unfinished, sync_directory
 from ...policies.config import Config, StoreConfig
 from ...policies.config.kinds import load_adapter
 from ...policies.errors import CorruptionError, PlacementError, StoreFullError

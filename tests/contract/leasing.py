@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
+from anabranch.adapters.core.engine import lease_times
 from anabranch.adapters.core.messages import DELIVERY_LIMIT, Message, Outgoing
-from anabranch.adapters.core.state import delivery, lease_times
+from anabranch.adapters.core.state import delivery
 from anabranch.adapters.core.state.leases import CLAIMED
 from anabranch.adapters.core.store_types import Settlement, Subscription
 from anabranch.policies.errors import AnabranchError, StoreFullError, UnknownMessageError

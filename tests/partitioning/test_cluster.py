@@ -164,7 +164,8 @@ _ON_TWO_WORKERS = """
 import sys
 
 from anabranch.policies.errors import SparkError
-from anabranch.policies.advisor.spark import executors, read_trace
+from anabranch.policies.advisor import read_trace
+from anabranch.policies.advisor.spark import executors
 from anabranch.policies.advisor.recommend.engine import LocalEngine
 from anabranch.policies.advisor.model.exact import CostModel
 from anabranch.policies.advisor.trace.opening import open_engine

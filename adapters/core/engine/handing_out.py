@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..state.gates import MovedError
-from ..state.lease_times import LeaseTimes, require_seconds
 from ..state.leases import MOVING, Lease
+from .lease_times import LeaseTimes, require_seconds
 
 if TYPE_CHECKING:
     from ..backend import Settings

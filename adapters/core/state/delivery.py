@@ -33,7 +33,6 @@ from .priorities import Lanes
 from .sweep import Sweep, wall_ms
 
 if TYPE_CHECKING:
-    from ..operations.changes import Send
     from ..store import Store
     from .gates import Gate
     from .states import DestinationState, SubscriptionState
@@ -95,6 +94,30 @@ class Rows(Protocol):
     def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
         """Until when a message waits there (ms); 0: it does not. Without a subscription, of a topic's: for all."""
         return 0
+
+
+class Added(Protocol):
+    """A message as it comes into the rows: operations' Send."""
+
+    @property
+    def state(self) -> DestinationState:
+        """Of its destination."""
+
+    @property
+    def order(self) -> int:
+        """In its store's order of priorities."""
+
+    @property
+    def seq(self) -> int:
+        """In its store."""
+
+    @property
+    def expires_at_ms(self) -> int:
+        """0: never."""
+
+    @property
+    def entitled(self) -> Sequence[SubscriptionState]:
+        """A topic's subscriptions that it is for."""
 
 
 class Delivery:
@@ -220,7 +243,7 @@ class Delivery:
             self._sweep.may_be_expired(feed.state, lease.place)
             feed.held.pop(seq, None)
 
-    def added(self, send: Send) -> None:
+    def added(self, send: Added) -> None:
         """A message is in the rows which expires, or whose store has priorities. May be said again."""
         if send.expires_at_ms:
             self.may_be_expired(send.state, (send.order, send.seq, send.expires_at_ms, 0, None))

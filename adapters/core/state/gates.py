@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from ....policies.errors import AnabranchError, ClosedError
 from ....policies.names.destination import Destination
 from ...system import locking
 from ...system.conditions import Event
-
-if TYPE_CHECKING:
-    from ..operations.changes import Change
 
 LOOK_SECONDS: Final = 1.0
 """Who waits looks so often whether it is in a forked child."""
@@ -81,8 +78,9 @@ class LeaseMovedError(MovedError):
     """It is that of a message in hand (forwarding.py)."""
 
 
-def require_passage(gates: Mapping[Destination, Gate], changes: Iterable[Change], ours: bool = False) -> None:
-    """Raise MovedError if a ticket has something for a destination behind a gate (rule K11). `ours`: the move's."""
+def require_passage(gates: Mapping[Destination, Gate], changes: Iterable[Any], ours: bool = False) -> None:
+    """Raise MovedError if a ticket, by its changes, has something for a destination behind a gate (rule K11). `ours`:
+    the move's."""
     if ours:
         return
     for change in changes:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .....policies.config.options import MemoryOptions
+from ....system.reservation import Reservation
 from ...operations.branches import Branch
 from ...operations.changes import Ack, AckRange, Change, Postponed, Returned, Send, sent
 from ...operations.changes import SendMany as Many
@@ -36,7 +37,7 @@ from ...record.encoding import is_requeued
 from ...record.place import is_volatile
 from ...state.gates import require_passage
 from ...state.leases import Feed
-from ...state.limits import Grant, Reservation, release
+from ...state.limits import Grant, release
 from ...state.states import Catalog, DestinationState, SubscriptionState
 from .rows import AT_ONCE, PLANNED, MixedRows, shadow_of
 

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Final
 
 from ....policies.errors import AnabranchError
 from ...system.background import shared
-from .leases import CLAIMED, LEASED, MOVED, Lease, LeaseTime
+from ..state.leases import CLAIMED, LEASED, MOVED, Lease, LeaseTime
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
     from ..messages import Message
     from ..store import Store
+    from .engine import Engine
 
 log = logging.getLogger(__name__)
 
