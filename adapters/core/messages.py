@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from pathlib import Path
 from types import MemberDescriptorType, TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -36,7 +37,6 @@ from ..system.background import shared
 if TYPE_CHECKING:
     import typing_extensions
 
-    from .store import Store
     from .store_types import SubscriptionKey
 
     T = typing_extensions.TypeVar("T", default=bytes)
@@ -269,6 +269,88 @@ Reason = str | BaseException
 """Why a message is given back, or rejected."""
 
 
+class MessageStore(Protocol):
+    """The store that a message lies in, as its holders need it. Each method does as Store's of that name."""
+
+    name: str
+    directory: Path
+    store_id: bytes
+
+    @property
+    def owner(self) -> object:
+        """Whoever has opened it: a router, or nobody."""
+
+    def open_body(self, message: Message[Any]) -> BinaryIO:
+        """Return a stream of its body."""
+
+    def large_body(self, reference: bytes) -> Any:
+        """Return the body that a record refers to."""
+
+    def ack(self, messages: Sequence[Message[Any]]) -> None:
+        """Remove them for good."""
+
+    def ack_nowait(self, messages: Sequence[Message[Any]]) -> Future[None]:
+        """Remove them soon."""
+
+    def ack_within(self, connection: Any, messages: Sequence[Message[Any]]) -> None:
+        """Remove them once the transaction on the connection has committed."""
+
+    def release(
+        self,
+        messages: Sequence[Message[Any]],
+        delivered: bool = True,
+        delay: float | None = None,
+        reason: Reason | None = None,
+    ) -> None:
+        """Give them back."""
+
+    def release_nowait(
+        self,
+        messages: Sequence[Message[Any]],
+        delivered: bool = True,
+        delay: float | None = None,
+        reason: Reason | None = None,
+    ) -> Future[None]:
+        """Give them back soon."""
+
+    def extend(self, message: Message[Any], seconds: float | None = None) -> None:
+        """Lease it for longer."""
+
+    def token(self, message: Message[Any]) -> str:
+        """Return what somebody else may settle it by."""
+
+    def claim(self, message: Message[Any]) -> None:
+        """Hold it for a transaction."""
+
+    def unclaim(self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None) -> None:
+        """Give back what a transaction held."""
+
+    def delay_ms(self, delay: float | None) -> int | None:
+        """Return a delay in milliseconds, if the store can wait."""
+
+    def note_failure(self, messages: Sequence[Message[Any]], reason: Reason) -> None:
+        """Remember why they were given back."""
+
+    def note_rejected(self, message: Message[Any]) -> None:
+        """Remember that its holder rejected it."""
+
+    def tell_spent(self, messages: Sequence[Message[Any]]) -> None:
+        """Tell the owner of those that were given back for the last time."""
+
+    def count_expired(self, messages: Iterable[Message[Any]]) -> None:
+        """Count them as expired."""
+
+    def note_abandoned(self, message: Message[Any]) -> None:
+        """Note that nobody holds it any more."""
+
+    @property
+    def abandoned(self) -> Any:
+        """What nobody holds any more there (engine/abandoned.py)."""
+
+    def give_back(self, lease: Any) -> None:
+        """Give back what is leased so, which its holder has never seen."""
+
+
 @runtime_checkable
 class Rejecting(Protocol):
     """A store's owner, which knows where its dead letters go."""
@@ -276,7 +358,7 @@ class Rejecting(Protocol):
     def reject(self, message: Message[Any], reason: Reason) -> None:
         """As Message.reject."""
 
-    def _spent(self, store: Store) -> None:
+    def _spent(self, store: MessageStore) -> None:
         """Messages of a store have just been given back for the last time, with a reason that the store knows as long
         as it is open: they become dead letters soon."""
 
@@ -307,7 +389,7 @@ class Message(Generic[T_co]):
 
     def __init__(
         self,
-        store: Store,
+        store: MessageStore,
         destination: Destination,
         seq: int,
         body: bytes | LargeBody,
@@ -497,11 +579,11 @@ class ReceivedMessage(Message[T_co]):
     def __del__(self) -> None:
         """It may run between any two steps of any thread: abandoned.py."""
         try:
-            self._store._abandoned.note(self)
+            self._store.note_abandoned(self)
         except AttributeError:
             pass  # the interpreter ends
         except BaseException:  # Ctrl-C, which Python does not raise from here
-            self._store._abandoned.note(self)
+            self._store.note_abandoned(self)
             raise
 
 

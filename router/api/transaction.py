@@ -306,7 +306,7 @@ class Transaction:
             before = len(self._order)
             try:
                 message._store.claim(message)
-                participant = self._participant(message._store, message.destination)
+                participant = self._participant(cast(Store, message._store), message.destination)
                 participant.acks.append(message)
                 self._order.append((participant, ACK))
             except KeyboardInterrupt:
@@ -597,7 +597,7 @@ class Transaction:
                 acked = next(acks[old.store_id])
                 self._registry.pass_gate(acked.destination)  # its lease says so a little later
                 follow(acked)
-                new = of(acked._store, acked.destination)
+                new = of(cast(Store, acked._store), acked.destination)
                 order.append((new, ACK))
                 new.acks.append(acked)
             elif place == CHANGE:

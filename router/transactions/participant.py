@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ...adapters.core import Store
-from ...adapters.core.messages import Message, Outgoing, Receipt
+from ...adapters.core.messages import Message, MessageStore, Outgoing, Receipt
 from ...adapters.core.state.gates import MovedError
 from ...adapters.core.state.limits import cancel
 from ...adapters.core.store_types import Change
@@ -100,7 +100,9 @@ class Participant:
         self.changes.clear()
 
 
-def unclaim(store: Store, messages: Sequence[Message], delivered: bool = True, delay: float | None = None) -> None:
+def unclaim(
+    store: MessageStore, messages: Sequence[Message], delivered: bool = True, delay: float | None = None
+) -> None:
     """Free those of these messages that are claimed still; each where it is now."""
     if all(message._store is store for message in messages):
         _unclaim(store, messages, delivered, delay)
@@ -109,7 +111,7 @@ def unclaim(store: Store, messages: Sequence[Message], delivered: bool = True, d
         _unclaim(held_by, some, delivered, delay)
 
 
-def _unclaim(store: Store, messages: Sequence[Message], delivered: bool, delay: float | None) -> None:
+def _unclaim(store: MessageStore, messages: Sequence[Message], delivered: bool, delay: float | None) -> None:
     try:
         store.unclaim(messages, delivered, delay)
     except UnknownMessageError:  # some were freed before, by a failed commit or a rollback to a savepoint
@@ -134,5 +136,6 @@ def by_store(messages: Message[Any] | Iterable[Message[Any]]) -> list[tuple[Stor
             raise TypeError(
                 f"messages that were received can be acked or released, not {type(message).__name__}: {message!r}"
             )
-        found.setdefault(id(message._store), (message._store, []))[1].append(message)
+        store = cast(Store, message._store)
+        found.setdefault(id(store), (store, []))[1].append(message)
     return list(found.values())

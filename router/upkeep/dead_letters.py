@@ -13,7 +13,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ...adapters.core import Store
 from ...adapters.core.engine.forwarding import follow
@@ -116,7 +116,7 @@ class DeadLetterSweeper:
         given = failure_of(reason)
         require_leased(message)
         follow(message)
-        store = message._store
+        store = cast(Store, message._store)
         # Words are its reason, beside which the failure before counts.
         said, failure = (given.text, None) if given.type is None else (REJECTED, given)
         pattern = self._registry.dead_letter_of(store)

@@ -454,7 +454,7 @@ class LeasingContract:
             del message
             with pytest.raises(StoreFullError):
                 future.result(PATIENCE)
-            eventually(lambda: store._abandoned)
+            eventually(lambda: store.abandoned)
         monkeypatch.undo()
         store.take_undelivered()
         assert take(store).deliveries == 2

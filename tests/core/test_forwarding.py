@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -70,8 +70,7 @@ def test_after_the_store_was_closed(both: Both) -> None:  # noqa: F811
     moved(both, A)
     both.source.close()
     assert follow(message)
-    store: Store = message._store
-    assert store is both.target
+    assert cast(Store, message._store) is both.target
     message.ack()
     assert both.target.depth(A) == 0
 

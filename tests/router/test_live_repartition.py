@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy
@@ -248,7 +248,7 @@ def test_a_transaction_that_acks_while_the_gate_is_being_closed(
         transaction = router.transaction()
         transaction.ack(message)
         transaction.send("out", message.body)
-        backend, close = message._store.backend, LiveCopy.close
+        backend, close = cast(JournalStore, message._store).backend, LiveCopy.close
 
         def stage(branch: Any, real: Callable[[Any], None] = backend.stage) -> None:
             staged.set()

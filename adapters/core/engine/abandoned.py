@@ -60,7 +60,7 @@ class Abandoned:
         kept = lease.is_kept
         while lease.hold == MOVED:
             store, lease = lease.successor
-            there, kept = store._abandoned, kept or lease.is_kept
+            there, kept = store.abandoned, kept or lease.is_kept
         if kept or lease.hold not in (LEASED, MOVING) or not lease.is_held or not there._works():
             return
         there._leases.append(lease)
@@ -107,7 +107,7 @@ class Abandoned:
             lease = noted[0]
             if lease.hold == MOVED:
                 store, successor = lease.successor
-                store._abandoned._leases.append(successor)
+                store.abandoned._leases.append(successor)
             elif lease.hold == MOVING:
                 noted.append(lease)
             else:

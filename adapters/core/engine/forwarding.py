@@ -15,7 +15,7 @@ from ..state.gates import LeaseMovedError
 from ..state.leases import MOVED, MOVING, Lease
 
 if TYPE_CHECKING:
-    from ..store import Store
+    from ..messages import MessageStore
 
 
 def follow(message: Message) -> bool:
@@ -39,7 +39,9 @@ def is_moving(messages: Sequence[Message]) -> bool:
     return any(type(message._note) is Lease and message._note.hold >= MOVING for message in messages)
 
 
-def after_move(error: ClosedError, messages: Sequence[Message], call: Callable[[Store, list[Message]], object]) -> None:
+def after_move(
+    error: ClosedError, messages: Sequence[Message], call: Callable[[MessageStore, list[Message]], object]
+) -> None:
     """A call with messages in hand has raised this, and done nothing: call again, with those of each store, if one of
     them has moved, or was about to (by now that may be given up). Else raises the error."""
     moved = isinstance(error, LeaseMovedError)
@@ -47,7 +49,7 @@ def after_move(error: ClosedError, messages: Sequence[Message], call: Callable[[
         moved |= follow(message)
     if not moved:
         raise error
-    stores: dict[int, tuple[Store, list[Message]]] = {}
+    stores: dict[int, tuple[MessageStore, list[Message]]] = {}
     for message in messages:
         stores.setdefault(id(message._store), (message._store, []))[1].append(message)
     for store, some in stores.values():
@@ -65,5 +67,5 @@ def give_back(lease: Lease) -> bool:
     store, successor = lease.successor
     if not give_back(successor):
         with suppress(AnabranchError, RuntimeError):  # in a store that has stopped nobody holds anything
-            store._receiving.give_back(successor)
+            store.give_back(successor)
     return True

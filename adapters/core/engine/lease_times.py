@@ -27,8 +27,7 @@ from ...system.background import shared
 from ..state.leases import CLAIMED, LEASED, MOVED, Lease, LeaseTime
 
 if TYPE_CHECKING:
-    from ..messages import Message
-    from ..store import Store
+    from ..messages import Message, MessageStore
     from .engine import Engine
 
 log = logging.getLogger(__name__)
@@ -81,7 +80,7 @@ class LeaseTimes:
         self._engine.delivery.timed = True  # after it: from now on they are asked for it
         self._enter(lease, until)
 
-    def extend(self, store: Store, message: Message, seconds: float | None) -> None:
+    def extend(self, store: MessageStore, message: Message, seconds: float | None) -> None:
         """It ends so many seconds from now; with None as many as it was leased for, and one that has no end is left as
         it is. Raises TypeError, ValueError, UnknownMessageError, LeaseMovedError."""
         if seconds is not None:

@@ -47,7 +47,7 @@ from ..state.leases import CLAIMED, LEASED, LEAVING, Lease
 from ..state.limits import Grant, release
 
 if TYPE_CHECKING:
-    from ..store import Store
+    from ..messages import MessageStore
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +186,9 @@ class _Open:
 class Outbox:
     """Of one store that is open. Threads: all."""
 
-    def __init__(self, store: Store, engine: Engine, sending: Sending, settling: Settling, rows: OutboxRows) -> None:
+    def __init__(
+        self, store: MessageStore, engine: Engine, sending: Sending, settling: Settling, rows: OutboxRows
+    ) -> None:
         self._store, self._engine = store, engine
         self._sending, self._settling, self._rows = sending, settling, rows
         self._lock = threading.RLock()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -16,14 +16,11 @@ from ....policies.errors import CorruptionError, MessageTooLargeError
 from ....policies.names.destination import Destination
 from ...system.acceleration import inner_loop
 from ...system.clock import before_1970
-from ..messages import DEFAULT_PRIORITY, Headers, Message, Outgoing, plain_body, require_order
+from ..messages import DEFAULT_PRIORITY, Headers, Message, MessageStore, Outgoing, plain_body, require_order
 from ..state.leases import Lease
 from .headers import pack_headers, pack_id, unpack_headers
 from .large import REFERENCE, StoredBody
 from .place import DELIVERIES, EXPIRES, SEQ, Place
-
-if TYPE_CHECKING:
-    from ..store import Store
 
 HEAD: Final = struct.Struct("<HHHIQQ")
 assert HEAD.size == 26
@@ -164,7 +161,7 @@ def kept_head(record: bytes) -> bytes:
 
 
 @inner_loop
-def decode(store: Store, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
+def decode(store: MessageStore, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
     """The message; leased if there is a `lease`, else it only knows its place. Raises CorruptionError for bytes that
     are none, though their checksum was right."""
     try:
@@ -174,7 +171,7 @@ def decode(store: Store, destination: Destination, place: Place, record: bytes, 
         raise CorruptionError(str(store.directory), 0, reason, "reject it, or restore a backup") from error
 
 
-def _decode(store: Store, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
+def _decode(store: MessageStore, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
     priority, flags, id_bytes, headers_bytes, sent_at_ms, _ = _unpack(record)
     at = HEAD.size + id_bytes
     message_id = record[HEAD.size : at].decode() if id_bytes else None
@@ -185,7 +182,7 @@ def _decode(store: Store, destination: Destination, place: Place, record: bytes,
     leased = lease is not None
     body: bytes | StoredBody = record[at:]
     if flags & LARGE:
-        body = store.bodies.body_of(reference_in(record))
+        body = store.large_body(reference_in(record))
     subscription = lease.feeds[0].key if lease is not None and not lease.whole else None
     return Message(
         store, destination, place[SEQ], body, headers, message_id, sent_at_ms, leased,

@@ -14,7 +14,7 @@ from ..engine.engine import Engine
 from ..engine.forwarding import give_back
 from ..engine.handing_out import HandingOut
 from ..messages import Message, Undelivered
-from ..operations.changes import acks_of
+from ..operations.changes import Change, acks_of
 from ..record.encoding import decode
 from ..record.place import ALSO_WAITING, ORDER, ORDER_MAX, SEQ, Place, order_of
 from ..state.delivery import CLOCK_SECONDS
@@ -28,7 +28,7 @@ from .listening import Listener, require_credit
 from .subscriptions import require_topic, unknown
 
 if TYPE_CHECKING:
-    from ..store import Store
+    from ..messages import MessageStore
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,14 @@ Position = tuple[int, int]
 class Receiving:
     """Of one store that is open. Threads: all."""
 
-    def __init__(self, store: Store, engine: Engine, hand_out: HandingOut) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        engine: Engine,
+        hand_out: HandingOut,
+        write: Callable[[Sequence[Change]], object],
+    ) -> None:
+        self._write = write
         self._store, self.engine, self.hand_out = store, engine, hand_out
         self._hands_out = hand_out.needed  # asked for each message
 
@@ -271,7 +278,7 @@ class Receiving:
             return None
         except CorruptionError as error:
             lose(self.engine, state, lease.place, error)
-        self._store._sending.write(acks_of([lease]))
+        self._write(acks_of([lease]))
         return None
 
     def let_go(self, lease: Lease) -> None:
@@ -355,7 +362,7 @@ class Receiving:
     def _remove_values(self, taken: list[tuple[Lease, str]]) -> None:
         """What has expired of maps goes at once, and is nobody's dead letter. Leaves the others in `taken`."""
         values = [lease for lease, _ in taken if lease.feeds[0].state.is_map]
-        self._store._sending.write(acks_of(values))
+        self._write(acks_of(values))
         taken[:] = [one for one in taken if not one[0].feeds[0].state.is_map]
 
     def listen(

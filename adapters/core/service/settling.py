@@ -35,7 +35,7 @@ from ..state.limits import Grant
 from ..store_types import Settlement
 
 if TYPE_CHECKING:
-    from ..store import Store
+    from ..messages import MessageStore
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Settling:
     """Of one store that is open. Threads: all."""
 
     def __init__(
-        self, store: Store, engine: Engine, writer: Writer, write: Callable[[Sequence[Change]], list[Any]]
+        self, store: MessageStore, engine: Engine, writer: Writer, write: Callable[[Sequence[Change]], list[Any]]
     ) -> None:
         """`write` waits until changes are written."""
         self._store, self._engine, self._writer, self._write = store, engine, writer, write

@@ -31,7 +31,7 @@ from .sending import Sending
 from .settling import Settling
 
 if TYPE_CHECKING:
-    from ..store import Store
+    from ..messages import MessageStore
 
 T = TypeVar("T")
 
@@ -39,7 +39,16 @@ T = TypeVar("T")
 class Transactions:
     """Of one store that is open. Threads: all."""
 
-    def __init__(self, store: Store, engine: Engine, writer: Writer, sending: Sending, settling: Settling) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        engine: Engine,
+        writer: Writer,
+        sending: Sending,
+        settling: Settling,
+        sync: Callable[[], object],
+    ) -> None:
+        self._sync = sync
         self._store, self._engine, self._writer, self._sending, self._settling = (
             store, engine, writer, sending, settling,
         )  # fmt: skip
@@ -198,7 +207,7 @@ class Transactions:
             branch = self._engine.asked(lambda: self._restored(transaction, payload))
             self._backend.stage(branch)
             self._step(Prepare(branch), bool).wait()
-        self._store.sync()
+        self._sync()
 
     def _restored(self, transaction: bytes, payload: bytes) -> Branch:
         """Raises what decoding raises."""

@@ -33,7 +33,7 @@ from .priorities import Lanes
 from .sweep import Sweep, wall_ms
 
 if TYPE_CHECKING:
-    from ..store import Store
+    from ..messages import MessageStore
     from .gates import Gate
     from .states import DestinationState, SubscriptionState
 
@@ -332,7 +332,7 @@ class Delivery:
             lease.hold = after
             return True
 
-    def take(self, store: Store, messages: Sequence[Message], before: int, after: int) -> list[Lease]:
+    def take(self, store: MessageStore, messages: Sequence[Message], before: int, after: int) -> list[Lease]:
         """Move all from one hold to another, or none. Returns their leases. Raises UnknownMessageError."""
         taken: list[Lease] = []
         with self.lock:

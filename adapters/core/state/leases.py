@@ -12,7 +12,7 @@ from ..store_types import SubscriptionKey
 from .priorities import Lane, Lanes
 
 if TYPE_CHECKING:
-    from ..store import Store
+    from ..messages import MessageStore
     from .gates import Gate
     from .states import DestinationState, SubscriptionState
 
@@ -151,7 +151,7 @@ class Lease:
 
     gate: Gate
     """Set before its hold is MOVING."""
-    successor: tuple[Store, Lease]
+    successor: tuple[MessageStore, Lease]
     """Set before its hold is MOVED: the store that its message is in now, and the lease there."""
     time: LeaseTime
     """Set where it has an end: see `time_limit`."""
