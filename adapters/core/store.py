@@ -67,7 +67,6 @@ from .messages import (
     require_leased,
 )
 from .operations.destination_changes import Declare
-from .record.encoding import decode
 from .record.headers import pack_id
 from .record.large import StoredBody
 from .service.damaged import readable
@@ -79,6 +78,7 @@ from .service.statistics import Statistics
 from .service.subscriptions import require_same
 from .service.transactions import Transactions
 from .service.watching import OnWake, Watch, receive_or_watch
+from .state.decoding import decode
 from .state.gates import Gate, LeaseMovedError
 from .state.leases import CLAIMED, LEASED, REJECTED, Lease
 from .state.limits import Grant

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...policies.config.options import MemoryOptions
 from ...policies.errors import StoreFailedError
-from ..core import Backend, BackendStats, Found, Host, Settings
+from ..core.backend import Backend, BackendStats, Found, Host, Settings
 from ..core.operations.branches import Commit
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan

@@ -7,7 +7,8 @@ from typing import ClassVar
 from pydantic import BaseModel
 
 from ...policies.config.options import MemoryOptions
-from ..core import Backend, Store
+from ..core.backend import Backend
+from ..core.store import Store
 from .backend import MemoryBackend
 
 

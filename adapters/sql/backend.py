@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ...policies.config.options import SqlOptions
 from ...policies.errors import AnabranchError, OutcomeUnknownError, StoreFailedError, StoreFullError
-from ..core import Backend, BackendStats, Found, Host, NotTakenError, Settings
+from ..core.backend import Backend, BackendStats, Found, Host, NotTakenError, Settings
 from ..core.operations.branches import Branch, Prepare
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan

@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection
 
 from ...policies.errors import CorruptionError, PlacementError
 from ...policies.names.destination import Destination, Kind
-from ..core import Found
+from ..core.backend import Found
 from ..core.state.duplicates import Key
 from ..core.state.states import Catalog
 from ..core.store_types import Progress, Subscription

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...policies.config.options import SqlOptions
-from ..core import Store
+from ..core.store import Store
 from .backend import SqlBackend
 
 

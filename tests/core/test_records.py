@@ -10,12 +10,12 @@ from anabranch.adapters.core.messages import DEFAULT_PRIORITY
 from anabranch.adapters.core.record.encoding import (
     HEAD,
     REQUEUED,
-    decode,
     encode,
     is_requeued,
     name_of,
     order_and_expiry,
 )
+from anabranch.adapters.core.state.decoding import decode
 from anabranch.policies.errors import MessageTooLargeError
 from anabranch.policies.names.destination import Destination
 

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
-from ....policies.errors import CorruptionError, MessageTooLargeError
+from ....policies.errors import MessageTooLargeError
 from ....policies.names.destination import Destination
 from ...system.acceleration import inner_loop
 from ...system.clock import before_1970
-from ..messages import DEFAULT_PRIORITY, Headers, Message, MessageStore, Outgoing, plain_body, require_order
-from ..state.leases import Lease
-from .headers import pack_headers, pack_id, unpack_headers
+from ..messages import DEFAULT_PRIORITY, Headers, Outgoing, plain_body, require_order
+from .headers import pack_headers, pack_id
 from .large import REFERENCE, StoredBody
-from .place import DELIVERIES, EXPIRES, SEQ, Place
 
 HEAD: Final = struct.Struct("<HHHIQQ")
 assert HEAD.size == 26
@@ -155,37 +151,6 @@ def reference_in(record: bytes) -> bytes:
 
 
 def kept_head(record: bytes) -> bytes:
-    """What is needed of a record whose headers and body are elsewhere: all that this module tells but `decode`. One
+    """What is needed of a record whose headers and body are elsewhere: all that this module tells. One
     whose body is kept apart is needed whole."""
     return record if is_large(record) else record[: HEAD.size + _unpack(record)[2]]
-
-
-@inner_loop
-def decode(store: MessageStore, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
-    """The message; leased if there is a `lease`, else it only knows its place. Raises CorruptionError for bytes that
-    are none, though their checksum was right."""
-    try:
-        return _decode(store, destination, place, record, lease)
-    except (struct.error, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        reason = f"message {place[SEQ]} of {destination} does not parse: {error}"
-        raise CorruptionError(str(store.directory), 0, reason, "reject it, or restore a backup") from error
-
-
-def _decode(store: MessageStore, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
-    priority, flags, id_bytes, headers_bytes, sent_at_ms, _ = _unpack(record)
-    at = HEAD.size + id_bytes
-    message_id = record[HEAD.size : at].decode() if id_bytes else None
-    headers: dict[str, Any] = {}
-    if headers_bytes:
-        headers = unpack_headers(record[at : at + headers_bytes])
-        at += headers_bytes
-    leased = lease is not None
-    body: bytes | StoredBody = record[at:]
-    if flags & LARGE:
-        body = store.large_body(reference_in(record))
-    subscription = lease.feeds[0].key if lease is not None and not lease.whole else None
-    return Message(
-        store, destination, place[SEQ], body, headers, message_id, sent_at_ms, leased,
-        lease if leased else place, priority,
-        place[EXPIRES], place[DELIVERIES] + leased, subscription, not flags or not flags & NONPERSISTENT,
-    )  # fmt: skip

@@ -15,8 +15,8 @@ from ..engine.forwarding import give_back
 from ..engine.handing_out import HandingOut
 from ..messages import Message, Undelivered
 from ..operations.changes import Change, acks_of
-from ..record.encoding import decode
 from ..record.place import ALSO_WAITING, ORDER, ORDER_MAX, SEQ, Place, order_of
+from ..state.decoding import decode
 from ..state.delivery import CLOCK_SECONDS
 from ..state.gates import MovedError
 from ..state.leases import Feed, Lease, Taker
