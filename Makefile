@@ -11,7 +11,7 @@ PARALLEL = --numprocesses auto --maxprocesses 4 --dist worksteal
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 MINUTES = 0
-COMPILED = adapters/compiled_loops.pyx adapters/crc32c.h
+COMPILED = adapters/system/compiled_loops.pyx adapters/system/crc32c.h
 
 .PHONY: demo test test-pure campaigns test-all lint format bench clean
 
@@ -21,7 +21,7 @@ demo: $(VENV)/.installed-all
 test: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-# The tests of what has compiled loops, with those in Python (adapters/acceleration.py).
+# The tests of what has compiled loops, with those in Python (adapters/system/acceleration.py).
 test-pure: $(VENV)/.installed-dev
 	@ANABRANCH_PURE=1 $(BIN)/python -m pytest $(PARALLEL) tests/adapters tests/core tests/journal tests/wal \
 	    tests/contract/test_journal.py $(ARGS)
@@ -38,6 +38,7 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/python -m mypy
+	@$(BIN)/lint-imports --no-logo --no-cache
 
 format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix
@@ -48,7 +49,7 @@ bench: $(VENV)/.installed-dev
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
-	    adapters/compiled_loops.c adapters/*.so
+	    adapters/system/compiled_loops.c adapters/system/*.so
 
 $(VENV)/.made:
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null || { \

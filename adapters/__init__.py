@@ -5,13 +5,8 @@
 
 `core` is every store: the contract (`core.Store`), who holds which message, what is a duplicate, how much more may
 come; it stands over a backend that keeps the bytes. `journal` is the default backend, `sql` keeps messages in tables,
-`memory` nowhere else. `wal` is a log of batches, which the journal and the router's decision log stand on. `messages`
-and `store_types` are the values that users see. `kahadb` reads ActiveMQ's own journals.
-
-What all of these use: `background` has the threads; `directory`, `files`, `locking` and `descriptors` are for whoever
-keeps files (a directory that is there whole or not at all, one owner, room for open files), `record_file` is a small
-file of records, `clock` the time, `acceleration` and `compiled_loops` the loops that are compiled, `malloc` what is
-said to the C library's allocator.
+`memory` nowhere else. `wal` is a log of batches, which the journal and the router's decision log stand on. `system` is
+what all of these stand on: files, locks, threads. `kahadb` reads ActiveMQ's own journals.
 
 Third parties register stores in the entry-point group `anabranch.adapters` and prove them with tests/contract. What
 is on disk and what survives a crash, each package says for itself.

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from anabranch.adapters import kahadb
-from anabranch.policies.partitioning import RecommendOptions, from_events, recommend
+from anabranch.policies.advisor import RecommendOptions, from_events, recommend
 
 ARCHIVE = Path(__file__).parent / "toymaker" / "toymaker-kahadb.tar.xz"
 

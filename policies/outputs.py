@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from .config_options import URL_SCHEME, from_home
+from .config.fields import URL_SCHEME, from_home
 from .errors import ConfigError
 from .platform_files import sync_directory, sync_file
 

@@ -1,5 +1,5 @@
 """How a file is made durable on each platform: nothing else of ours syncs, the compiled loops included, which go by
-BY_FDATASYNC. adapters/files.py has what all parts that keep files do with it.
+BY_FDATASYNC. adapters/system/files.py has what all parts that keep files do with it.
 
                  bytes of a file          a whole file          a name in a directory
     Linux        fdatasync                fsync                 fsync of the directory

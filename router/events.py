@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..adapters.background import shared
-from ..adapters.conditions import unless_busy
-from ..policies.destination import Destination
+from ..adapters.system.background import shared
+from ..adapters.system.conditions import unless_busy
+from ..policies.names.destination import Destination
 
 log = logging.getLogger(__name__)
 

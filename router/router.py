@@ -18,16 +18,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from ..adapters.background import shared
 from ..adapters.core import Store
-from ..adapters.core.failures import failure_of
-from ..adapters.core.waiting import delay_ms
-from ..adapters.files import FULL, disk_errors, make_directory, refused
-from ..adapters.locking import DirectoryLock
-from ..adapters.messages import REJECTED, Headers, LargeBody, Message, Readable, Reason, Receipt, T
-from ..adapters.store_types import TRANSACTION_BYTES, Progress, Settlement, StoreStats, Subscription
+from ..adapters.core.features.failures import failure_of
+from ..adapters.core.features.scheduled import delay_ms
+from ..adapters.core.messages import REJECTED, Headers, LargeBody, Message, Readable, Reason, Receipt, T
+from ..adapters.core.store_types import TRANSACTION_BYTES, Progress, Settlement, StoreStats, Subscription
+from ..adapters.system.background import shared
+from ..adapters.system.files import FULL, disk_errors, make_directory, refused
+from ..adapters.system.locking import DirectoryLock
 from ..policies.config import Config, UsageOptions, load
-from ..policies.destination import Destination
 from ..policies.errors import (
     AnabranchError,
     ClosedError,
@@ -36,37 +35,41 @@ from ..policies.errors import (
     StoreFailedError,
     TransactionError,
 )
+from ..policies.names.destination import Destination
 from ..policies.text import count_of
-from . import bindings, requeue
-from .addresses import Address, map_of, queue_of, resolve, topic_of
-from .bindings import DECISIONS
-from .codecs import Codec, Coder, codec_of
-from .consumer import Consumer
-from .dbapi import Connection
-from .dead_letters import DeadLetterSweeper
-from .endpoint import Endpoint, SendOptions
+from .api.addresses import Address, map_of, queue_of, resolve, topic_of
+from .api.codecs import Codec, Coder, codec_of
+from .api.consumer import Consumer
+from .api.endpoint import Endpoint, SendOptions
+from .api.map import Map
+from .api.pattern_consumers import PatternConsumers
+from .api.queue import Queue
+from .api.reentry import refuse_in_handler
+from .api.settling import TokenSettler, Way, settle_nowait
+from .api.topic import Topic
+from .api.transaction import Transaction
 from .events import Event, EventListener, Events, StoreFailed, StoreOpened
-from .idle_queues import IdleQueues, require_seconds
-from .in_force import configuration_of, write_in_force
-from .map import Map
-from .pattern_consumers import PatternConsumers
-from .queue import Queue
-from .reentry import refuse_in_handler
-from .settling import TokenSettler, Way, by_store, settle_nowait
-from .store_directories import require_directories
-from .store_registry import StoreRegistry
-from .topic import Topic
+from .hosts.dbapi import Connection
+from .migration.live import LiveRepartition
+from .migration.plan import require_directory
+from .migration.repartition import Repartitioned
+from .placement import bindings
+from .placement.bindings import DECISIONS
+from .placement.directories import require_directories
+from .placement.in_force import configuration_of, write_in_force
+from .placement.registry import StoreRegistry
 from .transactions.coordinator import Coordinator
 from .transactions.outcomes import Heuristic, InDoubt, Outcomes
+from .transactions.participant import by_store
 from .transactions.states import COMMIT, ROLLBACK, Outcome
-from .transactions.transaction import Transaction
+from .transactions.xid import Xid, as_xid
+from .upkeep import requeue
+from .upkeep.dead_letters import DeadLetterSweeper
+from .upkeep.idle_queues import IdleQueues, require_seconds
 from .usage import UsageLog, UsageStats
-from .xid import Xid, as_xid
 
 if TYPE_CHECKING:
-    from .data_manager import DataManager
-    from .live_repartition import LiveRepartition
-    from .repartition import Repartitioned
+    from .hosts.data_manager import DataManager
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +98,7 @@ class Router:
     It is open until `close`, or until nothing is held any more that can reach one of its stores: whatever it gives out
     (a queue, a subscription, a message, a transaction) keeps it, and so its directory's lock, alive (invariant 8).
 
-    `_lock` is held while the router is opened and closed; store_registry.py says which locks are taken while a store
+    `_lock` is held while the router is opened and closed; registry.py says which locks are taken while a store
     opens. What goes over all stores, or closes some, is refused to a signal handler that interrupted a call of its own
     thread (rule G3, reentry.py).
     """
@@ -106,7 +109,6 @@ class Router:
                 f"a Router takes an anabranch.Config, not {type(config).__name__}: {config!r}; anabranch.open takes "
                 "the path of a file, too"
             )
-        self.config = config
         self._lock = threading.RLock()
         self._directory_lock = DirectoryLock(
             config.directory / "router.lock", "the router", config.file_mode, self._lose, self._described
@@ -181,6 +183,11 @@ class Router:
                     "be a directory that this user may write in, or another be chosen with `directory:`"
                 ]
             ) from error
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self._registry.config
 
     def __repr__(self) -> str:
         return f"<Router of {self.config.directory}>"
@@ -515,7 +522,7 @@ class Router:
         extra `transaction`, and what `transaction` raises.
         """
         try:
-            from . import data_manager
+            from .hosts import data_manager
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in {"transaction", "zope"}:
                 raise
@@ -881,12 +888,10 @@ class Router:
             raise TypeError(f"prepared_seconds is a number of seconds, not {kind}: {prepared_seconds!r}")
         if not prepared_seconds >= 0:  # not so of nan either
             raise ValueError(f"prepared_seconds is a number of seconds, 0 or more, not {prepared_seconds!r}")
-        from .live_repartition import LiveRepartition  # not above: it stands on this module
-        from .repartition_plan import require_directory
-
         new, path = (config, "") if isinstance(config, Config) else (load(config), str(config))
         require_directory(new, self.config)
-        live = LiveRepartition(self, new, restart, path, prepared_seconds, progress or (lambda done, total: None))
+        told = progress or (lambda done, total: None)
+        live = LiveRepartition(self._registry, self._coordinator, new, restart, path, prepared_seconds, told)
         with self._lock:
             self._registry.require_open()
             if self._repartition is not None and not self._repartition.ended:

@@ -14,22 +14,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...policies.config.limits import LimitOptions, WhenFull
+from ...policies.config.options import Redelivery, StoreOptions
 from ...policies.errors import CorruptionError, StoreFailedError
-from ...policies.limits import LimitOptions, WhenFull
-from ...policies.options import Redelivery, StoreOptions
-from ..store_types import Progress
-from .branches import Branch
-from .changes import Change
-from .delivery import Rows
-from .large import LargeStorage
-from .place import Place
-from .plan import Plan
-from .states import Catalog, DestinationState
+from .operations.branches import Branch
+from .operations.changes import Change
+from .operations.plan import Plan
+from .record.large import LargeStorage
+from .record.place import Place
+from .state.delivery import Rows
+from .state.states import Catalog, DestinationState
+from .store_types import Progress
 
 if TYPE_CHECKING:
-    from .engine import Engine
-    from .outbox import OutboxRows
-    from .writers import Writer
+    from .engine.engine import Engine
+    from .engine.writers import Writer
+    from .features.outbox import OutboxRows
 
 
 class ReadError(CorruptionError):

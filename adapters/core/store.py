@@ -27,7 +27,6 @@ from typing import Any, BinaryIO, ClassVar
 
 from pydantic import BaseModel
 
-from ...policies.destination import Destination
 from ...policies.errors import (
     AnabranchError,
     ClosedError,
@@ -36,13 +35,29 @@ from ...policies.errors import (
     TransactionError,
     UnknownMessageError,
 )
-from ..background import shared
-from ..files import disk_errors
-from ..messages import (
+from ...policies.names.destination import Destination
+from ..system.background import shared
+from ..system.files import disk_errors
+from .backend import Backend, Found
+from .engine.abandoned import Abandoned
+from .engine.engine import Engine
+from .engine.forwarding import after_move, follow, is_moving
+from .engine.handing_out import HandingOut
+from .engine.lease_times import LeaseTimes
+from .engine.usage import Recorder
+from .engine.writers import Direct, Threaded, Writer
+from .features.failures import Failure, Failures, failure_of
+from .features.keyed.maps import Maps
+from .features.large.bodies import LargeBodies
+from .features.outbox import Outbox
+from .features.scheduled import delay_ms
+from .features.transient.messages import sweep
+from .messages import (
     DEFAULT_PRIORITY,
     Headers,
     LargeBody,
     Message,
+    MessageStore,
     Outgoing,
     Readable,
     Reason,
@@ -51,7 +66,23 @@ from ..messages import (
     Undelivered,
     require_leased,
 )
-from ..store_types import (
+from .operations.destination_changes import Declare
+from .record.headers import pack_id
+from .record.large import StoredBody
+from .service.damaged import readable
+from .service.purging import Removal
+from .service.receiving import Receiving
+from .service.sending import Sending
+from .service.settling import Settling
+from .service.statistics import Statistics
+from .service.subscriptions import require_same
+from .service.transactions import Transactions
+from .service.watching import OnWake, Watch, receive_or_watch
+from .state.decoding import decode
+from .state.gates import Gate, LeaseMovedError
+from .state.leases import CLAIMED, LEASED, REJECTED, Lease
+from .state.limits import Grant
+from .store_types import (
     Change,
     Counts,
     Listener,
@@ -63,36 +94,6 @@ from ..store_types import (
     Subscription,
     SubscriptionKey,
 )
-from .abandoned import Abandoned
-from .backend import Backend, Found
-from .damaged import readable
-from .destination_changes import Declare
-from .engine import Engine
-from .failures import Failure, Failures, failure_of
-from .forwarding import after_move, follow, is_moving
-from .gates import Gate, LeaseMovedError
-from .handing_out import HandingOut
-from .headers import pack_id
-from .large import StoredBody
-from .large_bodies import LargeBodies
-from .lease_times import LeaseTimes
-from .leases import CLAIMED, LEASED, REJECTED, Lease
-from .limits import Grant
-from .maps import Maps
-from .nonpersistent import sweep
-from .outbox import Outbox
-from .purging import Removal
-from .receiving import Receiving
-from .records import decode
-from .sending import Sending
-from .settling import Settling
-from .statistics import Statistics
-from .subscriptions import require_same
-from .transactions import Transactions
-from .usage import Recorder
-from .waiting import delay_ms
-from .watching import OnWake, Watch, receive_or_watch
-from .writers import Direct, Threaded, Writer
 
 log = logging.getLogger(__name__)
 
@@ -154,13 +155,16 @@ class Store:
         self._settling = Settling(self, engine, self._writer, self._sending.write)
         self._failures = Failures()
         self._lease_times = LeaseTimes(engine, self._settling.give_back_delivered)
-        self._abandoned = Abandoned(engine, self._settling.give_back_delivered)
+        self.abandoned = Abandoned(engine, self._settling.give_back_delivered)
         self._receiving = Receiving(
-            self, engine, HandingOut(self.backend.settings, self._lease_times, self._settling.count_handed_out)
+            self,
+            engine,
+            HandingOut(self.backend.settings, self._lease_times, self._settling.count_handed_out),
+            self._sending.write,
         )
         self.maps = Maps(engine, self._writer, self._sending)
         """Keyed values (maps.py)."""
-        self._transactions = Transactions(self, engine, self._writer, self._sending, self._settling)
+        self._transactions = Transactions(self, engine, self._writer, self._sending, self._settling, self.sync)
         self._removal = Removal(engine, self._sending, self._receiving)
         self._statistics = Statistics(engine, self._receiving)
         engine.waiting.write = partial(self._sending.write, unsynced=True)
@@ -287,7 +291,7 @@ class Store:
             self._opened = False
             return
         self._look_after_owner()
-        self._abandoned.close()
+        self.abandoned.close()
         self.bodies.close()
         try:
             if engine.outbox is not None:
@@ -515,9 +519,9 @@ class Store:
         is over is leased for all subscriptions at once (its `subscription` is None), if none of them has leased or
         claimed it: its ack removes it everywhere. Cheap when there are none. What was received, and let go of without
         being settled, is free from here on (abandoned.py)."""
-        if self._abandoned:
+        if self.abandoned:
             self._engine.ensure_usable()
-            self._abandoned.give_back()
+            self.abandoned.give_back()
         if self.bodies.used:
             self.bodies.tidy_if_needed()
         return self._receiving.take_undelivered(limit)
@@ -531,6 +535,18 @@ class Store:
         goes by itself. Raises as LargeBodies.kept."""
         return self.bodies.kept(body, persistent)
 
+    def give_back(self, lease: Lease) -> None:
+        """Give back what is leased so, which its holder has never seen."""
+        self._receiving.give_back(lease)
+
+    def large_body(self, reference: bytes) -> StoredBody:
+        """Return the body that a record refers to."""
+        return self.bodies.body_of(reference)
+
+    def note_abandoned(self, message: Message[Any]) -> None:
+        """Note that nobody holds it any more: its receiver has let go of it without settling it."""
+        self.abandoned.note(message)
+
     def open_body(self, message: Message[Any]) -> BinaryIO:
         """As Message.open."""
         content: Any = message.content
@@ -541,7 +557,8 @@ class Store:
         except ClosedError:
             if not follow(message):
                 raise
-            return message._store.bodies.body_of(content.reference).open()
+            body: StoredBody = message._store.large_body(content.reference)
+            return body.open()
 
     def browse(
         self,
@@ -683,7 +700,7 @@ class Store:
 
     @staticmethod
     def _after_move(
-        error: ClosedError, messages: Sequence[Message], call: Callable[[Store, list[Message]], object]
+        error: ClosedError, messages: Sequence[Message], call: Callable[[MessageStore, list[Message]], object]
     ) -> Future[None]:
         """As `after_move`, on a thread of ours. What is not moving is refused at once."""
         if not is_moving(messages) and not isinstance(error, LeaseMovedError):
@@ -923,7 +940,7 @@ class Store:
             engine.current()
             if any(feed.is_needed for feed in engine.catalog.feeds()) or engine.sequencer.prepared:
                 return False
-            if self.bodies.is_busy or self._abandoned.has_moving:
+            if self.bodies.is_busy or self.abandoned.has_moving:
                 return False
             if engine.outbox is not None and engine.outbox.is_used:
                 return False

@@ -13,12 +13,12 @@ import lmdb
 
 from ...policies.config import JournalOptions
 from ...policies.errors import AnabranchError, StoreFailedError, StoreFullError
-from ..background import CoalescedJob
-from ..core.changes import Change
-from ..core.engine import Engine
-from ..core.plan import Plan
-from ..core.table import apply_all
-from ..files import disk_errors, refused
+from ..core.engine.engine import Engine
+from ..core.operations.changes import Change
+from ..core.operations.plan import Plan
+from ..core.operations.table import apply_all
+from ..system.background import CoalescedJob
+from ..system.files import disk_errors, refused
 from ..wal.file import FILL_MAX
 from ..wal.log import Log
 from ..wal.segment import Segment, SegmentTable

@@ -15,19 +15,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...policies.config import JournalOptions
-from ...policies.durability import OnCorruption
+from ...policies.config.durability import OnCorruption
 from ...policies.errors import CorruptionError, StoreFailedError
 from ..core.backend import Backend, BackendStats, Found, Host, Settings
-from ..core.changes import Change
-from ..core.engine import Engine
-from ..core.leases import Feed
-from ..core.place import SEQ, Place
-from ..core.plan import Plan
-from ..core.states import Catalog, DestinationState, SubscriptionState
-from ..core.writers import Writer
-from ..descriptors import STORE
-from ..files import MAKE_ROOM, disk_errors
-from ..store_types import Progress
+from ..core.engine.engine import Engine
+from ..core.engine.writers import Writer
+from ..core.operations.changes import Change
+from ..core.operations.plan import Plan
+from ..core.record.place import SEQ, Place
+from ..core.state.leases import Feed
+from ..core.state.states import Catalog, DestinationState, SubscriptionState
+from ..core.store_types import Progress
+from ..system.descriptors import STORE
+from ..system.files import MAKE_ROOM, disk_errors
 from ..wal import format as w
 from ..wal import recovery
 from ..wal.archive import Archive

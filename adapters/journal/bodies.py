@@ -11,12 +11,12 @@ from typing import Final
 from google_crc32c import extend as crc32c
 
 from ...policies.errors import CorruptionError
-from ..acceleration import inner_loop
 from ..core.backend import ReadError
-from ..core.engine import Engine
-from ..core.place import OWN, SEQ, Place
-from ..core.states import DestinationState
-from ..files import is_out_of_files, refused
+from ..core.engine.engine import Engine
+from ..core.record.place import OWN, SEQ, Place
+from ..core.state.states import DestinationState
+from ..system.acceleration import inner_loop
+from ..system.files import is_out_of_files, refused
 from ..wal.log import Log
 from ..wal.segment import Segment
 from .encoding import SEND, SEND_OVERHEAD

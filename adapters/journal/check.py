@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ...policies.errors import CorruptionError
-from ..core.place import EXPIRES, ORDER, OWN, SEQ, Place
+from ..core.record.place import EXPIRES, ORDER, OWN, SEQ, Place
 from ..wal import format as w
 from ..wal.reader import BatchReader, read_record
 from ..wal.segment import Segment, SegmentTable

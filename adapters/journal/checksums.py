@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from ..files import FILE_MODE, extend, is_out_of_files, read_file, sync_data, sync_file, write_all
+from ..system.files import FILE_MODE, extend, is_out_of_files, read_file, sync_data, sync_file, write_all
 from ..wal.file import File
 from . import lmdb_format as lm
 

@@ -22,13 +22,13 @@ from contextlib import suppress
 from typing import Final
 
 from ...policies.compaction import MESSAGES_MAX, choose, is_dying, look_after
+from ...policies.config.options import JournalOptions
 from ...policies.errors import AnabranchError, ClosedError, StoreFullError
-from ...policies.options import JournalOptions
-from ..background import CoalescedJob
-from ..core.engine import Engine
-from ..core.tickets import Ticket
-from ..files import FULL
-from ..rare_warnings import RareWarnings
+from ..core.engine.engine import Engine
+from ..core.operations.tickets import Ticket
+from ..system.background import CoalescedJob
+from ..system.files import FULL
+from ..system.rare_warnings import RareWarnings
 from ..wal import format as w
 from ..wal.copies import CopiesWriter
 from ..wal.log import Log

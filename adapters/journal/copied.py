@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from ..core.changes import Change
-from ..core.table import Table
+from ..core.operations.changes import Change
+from ..core.operations.table import Table
 from ..wal.segment import Segment
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...policies.errors import StoreFailedError
-from .. import directory
-from ..directory import Fill
-from ..files import FILE_MODE, make_directory
+from ..system import directory
+from ..system.directory import Fill
+from ..system.files import FILE_MODE, make_directory
 from ..wal.files import create_log
 
 

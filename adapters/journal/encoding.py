@@ -10,19 +10,19 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
-from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError
-from ..core.branches import Branch, Commit, Forget, Prepare, Rollback
-from ..core.changes import Ack, AckRange, Change, Postponed, Returned, Send
-from ..core.destination_changes import Declare, Remove, Subscribe, Unsubscribe
-from ..core.maps import KEY_BYTES_MAX
-from ..core.place import order_of
-from ..core.records import HEAD
-from ..core.states import DestinationState, SubscriptionState
-from ..core.table import SEQ_MAX
-from ..core.waiting import DUE_MAX_MS
-from ..messages import EXPIRES_MAX_MS
-from ..store_types import TRANSACTION_BYTES, Subscription
+from ...policies.names.destination import Destination, Kind
+from ..core.features.keyed.maps import KEY_BYTES_MAX
+from ..core.features.scheduled import DUE_MAX_MS
+from ..core.messages import EXPIRES_MAX_MS
+from ..core.operations.branches import Branch, Commit, Forget, Prepare, Rollback
+from ..core.operations.changes import Ack, AckRange, Change, Postponed, Returned, Send
+from ..core.operations.destination_changes import Declare, Remove, Subscribe, Unsubscribe
+from ..core.operations.table import SEQ_MAX
+from ..core.record.encoding import HEAD
+from ..core.record.place import order_of
+from ..core.state.states import DestinationState, SubscriptionState
+from ..core.store_types import TRANSACTION_BYTES, Subscription
 from ..wal import format as w
 from ..wal.reader import BatchReader, Record, records_of
 from ..wal.recovery import require_end

@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Final
 
 from ...policies.errors import CorruptionError
-from ..core import large_files
-from ..core.branches import Branch, branch_of
-from ..core.place import EXPIRES, OWN, SEQ, Place
-from ..core.records import sent_at_ms
-from ..core.states import Catalog, DestinationState, SubscriptionState
-from ..store_types import Progress
+from ..core.features.large import files as large_files
+from ..core.operations.branches import Branch, branch_of
+from ..core.record.encoding import sent_at_ms
+from ..core.record.place import EXPIRES, OWN, SEQ, Place
+from ..core.state.states import Catalog, DestinationState, SubscriptionState
+from ..core.store_types import Progress
 from ..wal.files import POOL_SUFFIX, UNFINISHED_SUFFIX, SegmentFiles
 from ..wal.format import COPIES, RESTORE
 from ..wal.reserve import SPARE_SUFFIX

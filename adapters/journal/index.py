@@ -25,15 +25,15 @@ from typing import Any, Final
 import lmdb
 import msgspec
 
-from ...policies.destination import Destination, Kind
 from ...policies.errors import AnabranchError
-from ..core.branches import Branch
-from ..core.changes import Send
-from ..core.place import OWN, Place
-from ..core.states import Catalog, DestinationState, SubscriptionState
-from ..core.table import AT_ONCE, SEQ_MAX
-from ..files import FILE_MODE
-from ..store_types import Subscription
+from ...policies.names.destination import Destination, Kind
+from ..core.operations.branches import Branch
+from ..core.operations.changes import Send
+from ..core.operations.table import AT_ONCE, SEQ_MAX
+from ..core.record.place import OWN, Place
+from ..core.state.states import Catalog, DestinationState, SubscriptionState
+from ..core.store_types import Subscription
+from ..system.files import FILE_MODE
 from ..wal.format import COPIES
 from ..wal.segment import Segment, SegmentTable
 from ..wal.survey import Checkpoint as LogCheckpoint

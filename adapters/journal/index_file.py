@@ -12,8 +12,17 @@ from typing import Any, Final
 
 import lmdb
 
-from ..files import FILE_MODE, OUT_OF_FILES, extend, open_file, require_no_link, sync_directory, sync_file, write_all
-from ..malloc import large_blocks_mapped
+from ..system.files import (
+    FILE_MODE,
+    OUT_OF_FILES,
+    extend,
+    open_file,
+    require_no_link,
+    sync_directory,
+    sync_file,
+    write_all,
+)
+from ..system.malloc import large_blocks_mapped
 from ..wal.file import File
 from . import lmdb_format
 from .checksums import Files, IndexBrokenError, PageChecksums, path_of

@@ -3,7 +3,7 @@ belongs to the store's lock, and is as of what is applied."""
 
 from __future__ import annotations
 
-from ..core.states import DestinationState, SubscriptionState
+from ..core.state.states import DestinationState, SubscriptionState
 
 
 class IndexedDestination:

@@ -18,8 +18,8 @@ from typing import Final
 import msgspec
 
 from ...policies.errors import CorruptionError
-from ..core.place import OWN, SEQ, Place
-from ..files import make_directory, open_to_read, replace_file
+from ..core.record.place import OWN, SEQ, Place
+from ..system.files import make_directory, open_to_read, replace_file
 from ..wal import format as w
 from .salvage import LossReport, LostMessage, LostRecords, write_report
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import lmdb
 
 from ...policies.errors import CorruptionError
-from ..store_types import Progress
+from ..core.store_types import Progress
 from ..wal import format as w
 from ..wal import recovery
 from ..wal.copies import base_of

@@ -11,14 +11,14 @@ from typing import Final
 
 import lmdb
 
-from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError, DestinationError
-from ..core.branches import Forget
-from ..core.changes import Change, Send
-from ..core.destination_changes import Declare, Remove, Subscribe, Unsubscribe
-from ..core.states import DestinationState, SubscriptionState
-from ..core.table import SEQ_MAX, apply_all
-from ..store_types import Progress, Subscription
+from ...policies.names.destination import Destination, Kind
+from ..core.operations.branches import Forget
+from ..core.operations.changes import Change, Send
+from ..core.operations.destination_changes import Declare, Remove, Subscribe, Unsubscribe
+from ..core.operations.table import SEQ_MAX, apply_all
+from ..core.state.states import DestinationState, SubscriptionState
+from ..core.store_types import Progress, Subscription
 from ..wal import format as w
 from ..wal.reader import Batch, BatchReader, Record, records_of
 from ..wal.recovery import require_end

@@ -6,9 +6,9 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from ..acceleration import inner_loop
-from ..core.changes import Send, SendMany
-from ..core.place import Place
+from ..core.operations.changes import Send, SendMany
+from ..core.record.place import Place
+from ..system.acceleration import inner_loop
 from .encoding import NUMBER_MAX, SEND_OVERHEAD
 
 KEY = struct.Struct(">IQ")

@@ -27,12 +27,12 @@ from typing import Any, Final
 
 import lmdb
 
-from ..core.changes import Ack, Change, Send, SendMany
-from ..core.leases import Feed
-from ..core.place import ALSO_WAITING, ORDER, OWN, SEQ, Place
-from ..core.records import REMOVAL
-from ..core.states import Catalog, DestinationState, SubscriptionState
-from ..core.table import SEQ_MAX
+from ..core.operations.changes import Ack, Change, Send, SendMany
+from ..core.operations.table import SEQ_MAX
+from ..core.record.encoding import REMOVAL
+from ..core.record.place import ALSO_WAITING, ORDER, OWN, SEQ, Place
+from ..core.state.leases import Feed
+from ..core.state.states import Catalog, DestinationState, SubscriptionState
 from ..wal.segment import Segment, SegmentTable
 from .encoding import SEND_OVERHEAD
 from .indexed import IndexedDestination

@@ -24,10 +24,10 @@ import msgspec
 
 from ...policies.errors import CorruptionError
 from ...policies.text import count_of
-from ..core.place import OWN, SEQ
-from ..core.records import HEAD
-from ..core.states import Catalog
-from ..files import FILE_MODE, replace_file
+from ..core.record.encoding import HEAD
+from ..core.record.place import OWN, SEQ
+from ..core.state.states import Catalog
+from ..system.files import FILE_MODE, replace_file
 from ..wal import format as w
 from ..wal.files import SEGMENT_SUFFIX, read_header
 from ..wal.mending import MISSING, Copies, Hints, Mender

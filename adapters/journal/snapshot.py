@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from ..core.changes import Change
-from ..core.leases import Feed
-from ..core.plan import Plan, Sequencer
-from ..core.states import Catalog, DestinationState, SubscriptionState
-from ..core.table import Table
+from ..core.operations.changes import Change
+from ..core.operations.plan import Plan, Sequencer
+from ..core.operations.table import Table
+from ..core.state.leases import Feed
+from ..core.state.states import Catalog, DestinationState, SubscriptionState
 from ..wal.format import RECORD_HEADER
 from ..wal.segment import DEAD_BYTES_MORE, Segment
 from ..wal.survey import Kept, Needed

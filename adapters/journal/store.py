@@ -7,8 +7,8 @@ from typing import ClassVar
 from pydantic import BaseModel
 
 from ...policies.config import JournalOptions
-from ..core import Store
 from ..core.backend import Backend
+from ..core.store import Store
 from .backend import JournalBackend
 
 

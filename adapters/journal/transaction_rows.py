@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..core.branches import Branch
-from ..core.engine import COMMITTED_MAX
+from ..core.engine.engine import COMMITTED_MAX
+from ..core.operations.branches import Branch
 from ..wal.segment import SegmentTable
 from .encoding import Own
 from .row_format import WHERE

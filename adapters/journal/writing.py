@@ -8,14 +8,14 @@ from typing import Any, Final, TypeVar
 
 from google_crc32c import extend as crc32c
 
-from ..acceleration import inner_loop
-from ..core.branches import Commit, Forget, Prepare, Rollback
-from ..core.changes import Ack, AckRange, Change, Postponed, Returned, Send, SendMany
-from ..core.destination_changes import Remove, Unsubscribe
-from ..core.dropping import Dropped
-from ..core.engine import Engine
-from ..core.keyed import Unchanged
-from ..core.plan import Plan
+from ..core.engine.engine import Engine
+from ..core.features.keyed.keyed import Unchanged
+from ..core.features.quotas.dropping import Dropped
+from ..core.operations.branches import Commit, Forget, Prepare, Rollback
+from ..core.operations.changes import Ack, AckRange, Change, Postponed, Returned, Send, SendMany
+from ..core.operations.destination_changes import Remove, Unsubscribe
+from ..core.operations.plan import Plan
+from ..system.acceleration import inner_loop
 from ..wal import format as w
 from ..wal.log import Log
 from ..wal.segment import Segment

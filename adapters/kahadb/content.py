@@ -18,8 +18,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from ..core.records import encode_sent
-from ..messages import EXPIRES_MAX_MS
+from ..core.messages import EXPIRES_MAX_MS
+from ..core.record.encoding import encode_sent
 from .commands import AddMessage
 from .openwire import MessageInfo, OpenWireError, modified_utf8, read_message
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from ...policies.advisor.trace.events import UsageEvent
 from ...policies.errors import TraceError
-from ...policies.partitioning.events import UsageEvent
 from .commands import AddMessage, Prepare, RemoveMessage, UpdateMessage
 from .entries import Entry, Outcome, Outcomes, Transaction, broker_time, message_info, read_entries
 from .files import Damage, KahaDirectory, StoreFiles, find_stores, name_range

@@ -6,15 +6,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ...policies.config.options import MemoryOptions
 from ...policies.errors import StoreFailedError
-from ...policies.options import MemoryOptions
-from ..clock import now_us
-from ..core import Backend, BackendStats, Found, Host, Settings
-from ..core.branches import Commit
-from ..core.changes import Change
-from ..core.plan import Plan
-from ..core.states import Catalog
-from ..store_types import Progress
+from ..core.backend import Backend, BackendStats, Found, Host, Settings
+from ..core.operations.branches import Commit
+from ..core.operations.changes import Change
+from ..core.operations.plan import Plan
+from ..core.state.states import Catalog
+from ..core.store_types import Progress
+from ..system.clock import now_us
 from .directory import StoreDirectory
 from .rows import CHANGE_COST, NEW_COST, MemoryRows
 

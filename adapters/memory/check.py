@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ...policies.errors import AnabranchError
-from ..core.records import name_of
-from ..core.states import Catalog, DestinationState
+from ..core.record.encoding import name_of
+from ..core.state.states import Catalog, DestinationState
 from .memory_limit import MemoryLimit
 from .message_chunks import Chunk, indexes
 from .messages import DestinationMessages

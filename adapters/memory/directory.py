@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from .. import directory
+from ..system import directory
 
 
 class StoreDirectory(directory.StoreDirectory):

@@ -9,11 +9,11 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final
 
-from ..core.key_index import KeyIndex
-from ..core.leases import Feed
-from ..core.place import ALSO_WAITING, SEQ, Place
-from ..core.priorities import Orders
-from ..core.states import DestinationState, SubscriptionState
+from ..core.features.keyed.key_index import KeyIndex
+from ..core.record.place import ALSO_WAITING, SEQ, Place
+from ..core.state.leases import Feed
+from ..core.state.priorities import Orders
+from ..core.state.states import DestinationState, SubscriptionState
 from .message_chunks import MASKS, Chunk, Lane, indexes
 
 DESTINATION_COST: Final = 2500
@@ -131,7 +131,7 @@ class DestinationMessages:
         return [(name, place) for name, place in found if place is not None]
 
     def rows(self, subscriber: SubscriptionState | None, order: int | None, after: int, limit: int) -> list[Place]:
-        """As of Rows (adapters/core/delivery.py)."""
+        """As of Rows (adapters/core/state/delivery.py)."""
         if order is not None:
             also = bool(order & ALSO_WAITING)
             lane = self.lanes.get(order & ~ALSO_WAITING)

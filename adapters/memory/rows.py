@@ -13,17 +13,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from ...policies.config.options import MemoryOptions
 from ...policies.errors import StoreFailedError, StoreFullError
-from ...policies.options import MemoryOptions
-from ..core.branches import Prepare
-from ..core.changes import Change, Postponed, Send
-from ..core.destination_changes import Declare, Subscribe
-from ..core.key_index import KEY_COST
-from ..core.leases import Feed
-from ..core.place import ALSO_WAITING, OWN, Place
-from ..core.records import REMOVAL
-from ..core.states import Catalog, DestinationState, SubscriptionState
-from ..core.table import apply_all
+from ..core.features.keyed.key_index import KEY_COST
+from ..core.operations.branches import Prepare
+from ..core.operations.changes import Change, Postponed, Send
+from ..core.operations.destination_changes import Declare, Subscribe
+from ..core.operations.table import apply_all
+from ..core.record.encoding import REMOVAL
+from ..core.record.place import ALSO_WAITING, OWN, Place
+from ..core.state.leases import Feed
+from ..core.state.states import Catalog, DestinationState, SubscriptionState
 from . import check
 from .applying import MemoryTable, memory_of_branch, takes
 from .memory_limit import MemoryLimit

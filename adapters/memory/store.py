@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from pydantic import BaseModel
 
-from ...policies.options import MemoryOptions
-from ..core import Backend, Store
+from ...policies.config.options import MemoryOptions
+from ..core.backend import Backend
+from ..core.store import Store
 from .backend import MemoryBackend
 
 

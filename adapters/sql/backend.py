@@ -22,18 +22,18 @@ from pathlib import Path
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from ...policies.config.options import SqlOptions
 from ...policies.errors import AnabranchError, OutcomeUnknownError, StoreFailedError, StoreFullError
-from ...policies.options import SqlOptions
-from ..core import Backend, BackendStats, Found, Host, NotTakenError, Settings
-from ..core.branches import Branch, Prepare
-from ..core.changes import Change
-from ..core.large import LargeStorage
-from ..core.leases import Feed
-from ..core.place import Place
-from ..core.plan import Plan
-from ..core.states import Catalog, DestinationState, SubscriptionState
-from ..files import FILE_MODE
-from ..store_types import Progress
+from ..core.backend import Backend, BackendStats, Found, Host, NotTakenError, Settings
+from ..core.operations.branches import Branch, Prepare
+from ..core.operations.changes import Change
+from ..core.operations.plan import Plan
+from ..core.record.large import LargeStorage
+from ..core.record.place import Place
+from ..core.state.leases import Feed
+from ..core.state.states import Catalog, DestinationState, SubscriptionState
+from ..core.store_types import Progress
+from ..system.files import FILE_MODE
 from . import create_tables, dialects, native_two_phase, removals
 from .checking import violations
 from .connections import cut_off, database_url, on_connection, open_engine, open_single, shown_url

@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from ..core.place import is_volatile
-from ..core.states import Catalog
+from ..core.record.place import is_volatile
+from ..core.state.states import Catalog
 from .native_two_phase import staged_rows
 from .statements import Statements
 

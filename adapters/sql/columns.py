@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from ..core.changes import Send
-from ..core.place import Place, order_of
-from ..core.records import HEAD, LARGE
+from ..core.operations.changes import Send
+from ..core.record.encoding import HEAD, LARGE
+from ..core.record.place import Place, order_of
 
 # Where a row has what `select.message` and `select.messages` find.
 ID, PRIORITY, EXPIRES, SIZE, PARTS, DELIVERIES, SENT_AT, MESSAGE_ID, HEADERS, CONTENT = range(10)

@@ -16,9 +16,9 @@ from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
+from ...policies.config.options import SqlOptions
 from ...policies.errors import ConfigError, MissingExtraError
-from ...policies.options import SqlOptions
-from ..background import unstruck
+from ..system.background import unstruck
 from . import dialects
 from .pool import KeptPool, taken
 from .statements import keepalive_statement

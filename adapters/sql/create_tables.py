@@ -16,8 +16,8 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateSchema
 
+from ...policies.config.options import SqlOptions
 from ...policies.errors import ConfigError, PlacementError
-from ...policies.options import SqlOptions
 from .connections import on_connection, shown_url
 from .database import Database, is_cut_off
 from .dialects import is_locked, now_ms, one_at_a_time, wait_for_locks

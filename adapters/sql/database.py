@@ -8,9 +8,9 @@ from typing import TypeVar
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from ...policies.config.options import SqlOptions
 from ...policies.errors import AnabranchError, ConfigError, StoreFailedError, StoreFullError
-from ...policies.options import SqlOptions
-from ..files import MAKE_ROOM, refused
+from ..system.files import MAKE_ROOM, refused
 from . import dialects
 from .connections import on_connection, shown_url, words_of
 from .statements import keepalive_statement

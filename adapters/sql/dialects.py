@@ -14,7 +14,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.functions import FunctionElement
 
-from ..files import OUT_OF_FILES, open_file
+from ..system.files import OUT_OF_FILES, open_file
 from .pool import KeptPool, close_cursors, note_cursor
 
 SQLITE_FILE: Final = "store.db"

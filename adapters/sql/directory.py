@@ -5,7 +5,7 @@ store.db     the tables, if they are in SQLite and not on a server; beside it SQ
 
 from __future__ import annotations
 
-from .. import directory
+from ..system import directory
 
 
 class StoreDirectory(directory.StoreDirectory):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..core.duplicates import Key
+from ..core.state.duplicates import Key
 
 
 class DuplicateRows:

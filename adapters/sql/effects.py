@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.changes import Send
-from ..core.duplicates import Key
-from ..core.leases import Feed
-from ..core.pending_counts import Counted
-from ..core.place import order_of
-from ..core.priorities import Orders
-from ..core.states import Catalog, DestinationState, SubscriptionState
+from ..core.engine.pending_counts import Counted
+from ..core.operations.changes import Send
+from ..core.record.place import order_of
+from ..core.state.duplicates import Key
+from ..core.state.leases import Feed
+from ..core.state.priorities import Orders
+from ..core.state.states import Catalog, DestinationState, SubscriptionState
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from ...policies.errors import AnabranchError
-from ..core.large import CHUNK_BYTES, CRC, NAMED_AT, START_BYTES
+from ..core.record.large import CHUNK_BYTES, CRC, NAMED_AT, START_BYTES
 from . import dialects
 from .connections import shown_url
 from .database import Database, is_cut_off

@@ -25,9 +25,9 @@ from sqlalchemy import Executable
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from ...policies.config.options import SqlOptions
 from ...policies.errors import StoreFailedError, StoreLockedError
-from ...policies.options import SqlOptions
-from ..conditions import Thread
+from ..system.conditions import Thread
 from . import dialects
 from .connections import on_connection, scrubbed, shown_url
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from ...policies.destination import Destination, Kind
 from ...policies.errors import CorruptionError, PlacementError
-from ..core import Found
-from ..core.duplicates import Key
-from ..core.states import Catalog
-from ..store_types import Progress, Subscription
+from ...policies.names.destination import Destination, Kind
+from ..core.backend import Found
+from ..core.state.duplicates import Key
+from ..core.state.states import Catalog
+from ..core.store_types import Progress, Subscription
 from .columns import unescaped
 from .effects import load_counts
 from .statements import Statements

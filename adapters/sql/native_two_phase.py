@@ -37,10 +37,10 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from ...policies.errors import AnabranchError, ConfigError
-from ..background import shared
-from ..core.branches import Branch
-from ..core.changes import Send
-from ..core.records import kept_head
+from ..core.operations.branches import Branch
+from ..core.operations.changes import Send
+from ..core.record.encoding import kept_head
+from ..system.background import shared
 from . import dialects
 from .columns import chunk_rows, message_row
 from .connections import on_connection, shown_url

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import exc
 from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
-from ..background import shared
+from ..system.background import shared
 
 log = logging.getLogger(__name__)
 

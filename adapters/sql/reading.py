@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
-from ..core.leases import Feed
-from ..core.place import ALSO_WAITING, SEQ, Place, priority_of
-from ..core.states import Catalog, DestinationState, SubscriptionState
+from ..core.record.place import ALSO_WAITING, SEQ, Place, priority_of
+from ..core.state.leases import Feed
+from ..core.state.states import Catalog, DestinationState, SubscriptionState
 from .columns import CONTENT, ID, PARTS, place_of, record_of
 from .columns import EXPIRES as EXPIRES_COLUMN
 from .database import Database

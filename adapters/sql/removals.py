@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from sqlalchemy.engine import Connection
 
-from ...policies.destination import Destination, Kind
-from ..core.states import DestinationState
+from ...policies.names.destination import Destination, Kind
+from ..core.state.states import DestinationState
 from .database import Database
 from .statements import Statements
 from .writing import LAST, Write

@@ -33,10 +33,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import sqlite
 
-from ...policies.config_problems import did_you_mean
-from ...policies.destination import Kind
+from ...policies.config.options import SqlOptions
+from ...policies.config.problems import did_you_mean
 from ...policies.errors import ConfigError
-from ...policies.options import SqlOptions
+from ...policies.names.destination import Kind
 from . import dialects
 from .schema import TABLES, Schema, schema
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...policies.options import SqlOptions
-from ..core import Store
+from ...policies.config.options import SqlOptions
+from ..core.store import Store
 from .backend import SqlBackend
 
 

@@ -16,13 +16,13 @@ from typing import Any, Final
 from sqlalchemy.engine import Connection
 
 from ..core.backend import NotTakenError
-from ..core.branches import Branch, Commit
-from ..core.changes import Postponed, Send
-from ..core.place import ORDER, OWN, Place, order_of
-from ..core.plan import Plan
-from ..core.records import REMOVAL
-from ..core.states import DestinationState, SubscriptionState
-from ..core.table import AT_ONCE, apply_all
+from ..core.operations.branches import Branch, Commit
+from ..core.operations.changes import Postponed, Send
+from ..core.operations.plan import Plan
+from ..core.operations.table import AT_ONCE, apply_all
+from ..core.record.encoding import REMOVAL
+from ..core.record.place import ORDER, OWN, Place, order_of
+from ..core.state.states import DestinationState, SubscriptionState
 from .columns import ID, chunk_rows, escaped, message_row, place_of
 from .duplicates import DuplicateRows
 from .effects import Effects

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files import FILE_MODE, make_directory, open_file, open_to_read, sync_directory, sync_file
+from ..system.files import FILE_MODE, make_directory, open_file, open_to_read, sync_directory, sync_file
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import Final
 from google_crc32c import extend as crc32c
 
 from ...policies.compaction import BATCH_BYTES
-from ..files import sync_file, write_all
+from ..system.files import sync_file, write_all
 from . import format as f
 from .file import File
 from .files import UNFINISHED_SUFFIX, SegmentFiles

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from ..files import FILE_MODE, open_file
+from ..system.files import FILE_MODE, open_file
 
 FILL_MIN: Final = 64 * 1024
 FILL_MAX: Final = 1024 * 1024

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from ...policies.errors import CorruptionError
-from ..files import FILE_MODE, allocate, new_directory, open_to_read, sync_file, write_all, zero_fill
+from ..system.files import FILE_MODE, allocate, new_directory, open_to_read, sync_file, write_all, zero_fill
 from .archive import Archive
 from .file import FILL_MAX, FILL_MIN, File
 from .format import COPIES, HEADER_BYTES, SegmentHeader

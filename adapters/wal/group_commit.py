@@ -18,8 +18,8 @@ from threading import get_ident
 from typing import Any, Final
 
 from ...policies.errors import AnabranchError, ClosedError, StoreFailedError, StoreFullError
-from .. import locking
-from ..background import shared
+from ..system import locking
+from ..system.background import shared
 from . import format as f
 from .ticket import Ticket
 

@@ -13,12 +13,12 @@ from threading import get_ident
 from time import monotonic
 from typing import Final
 
-from ...policies.durability import Sync
+from ...policies.config.durability import Sync
 from ...policies.errors import AnabranchError, CorruptionError, OutcomeUnknownError, StoreFailedError
-from .. import locking
-from ..background import CoalescedJob
-from ..files import FULL, is_out_of_files, refused, write_small
-from ..locking import gone_directory
+from ..system import locking
+from ..system.background import CoalescedJob
+from ..system.files import FULL, is_out_of_files, refused, write_small
+from ..system.locking import gone_directory
 from . import format as f
 from .files import SegmentFiles
 from .group_commit import GroupCommit

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from google_crc32c import extend as crc32c
 
 from ...policies.errors import CorruptionError
-from ..files import FILE_MODE, make_directory, open_file, open_to_read, sync_directory, sync_file, write_all
+from ..system.files import FILE_MODE, make_directory, open_file, open_to_read, sync_directory, sync_file, write_all
 from . import format as f
 from .copies import base_of
 from .crc import nonce_for, start_of

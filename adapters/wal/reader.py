@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from google_crc32c import extend as crc32c
 
-from ..acceleration import inner_loop
+from ..system.acceleration import inner_loop
 from . import format as f
 from .file import File
 from .segment import Segment

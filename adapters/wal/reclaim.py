@@ -10,8 +10,8 @@ from threading import get_ident
 from typing import TypeVar
 
 from ...policies.errors import AnabranchError
-from ..background import CoalescedJob
-from ..files import disk_errors
+from ..system.background import CoalescedJob
+from ..system.files import disk_errors
 from . import format as f
 from .archive import Archive
 from .log import Log

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from ...policies.errors import CorruptionError
-from ..files import sync_data, write_all
+from ..system.files import sync_data, write_all
 from . import format as f
 from .file import File
 from .files import SegmentFiles

@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from ..files import FILE_MODE, allocate
+from ..system.files import FILE_MODE, allocate
 from .file import File
 from .format import HEADER_BYTES
 

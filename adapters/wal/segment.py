@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from ..descriptors import read_files
-from ..files import is_out_of_files
+from ..system.descriptors import read_files
+from ..system.files import is_out_of_files
 from .file import File
 from .format import COPIES, HEADER_BYTES, SegmentHeader
 

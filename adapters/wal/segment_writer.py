@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from ...policies.errors import CorruptionError
-from ..background import shared
-from ..files import FULL, allocate, zero_fill
+from ..system.background import shared
+from ..system.files import FULL, allocate, zero_fill
 from . import format as f
 from .file import FILL_MAX, FILL_MIN
 from .files import SegmentFiles

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
 
-from ..descriptors import shares, unsynced_files
-from ..files import sync_data, write_synced
+from ..system.descriptors import shares, unsynced_files
+from ..system.files import sync_data, write_synced
 from .file import File
 from .ticket import Tail
 

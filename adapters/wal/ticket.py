@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from ...policies.durability import Sync
-from ..background import shared
+from ...policies.config.durability import Sync
+from ..system.background import shared
 from .segment import Segment
 
 

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from google_crc32c import extend as crc32c
 
-from ..files import FILE_MODE, sync_data, sync_directory, write_all
+from ..system.files import FILE_MODE, sync_data, sync_directory, write_all
 from .file import File
 from .format import VERSION
 

@@ -20,10 +20,7 @@ import click
 
 import anabranch
 from anabranch.adapters import kahadb
-from anabranch.policies.config import Config, UsageOptions
-from anabranch.policies.errors import AnabranchError, ConfigError
-from anabranch.policies.outputs import scratch_directory
-from anabranch.policies.partitioning import (
+from anabranch.policies.advisor import (
     CurrentConfig,
     Recommendation,
     RecommendOptions,
@@ -31,8 +28,11 @@ from anabranch.policies.partitioning import (
     from_events,
     recommend,
 )
-from anabranch.policies.partitioning.answer import headline, peak_bytes
-from anabranch.policies.partitioning.recommendation import FILES, Candidate
+from anabranch.policies.advisor.recommend.answer import headline, peak_bytes
+from anabranch.policies.advisor.recommend.recommendation import FILES, Candidate
+from anabranch.policies.config import Config, UsageOptions
+from anabranch.policies.errors import AnabranchError, ConfigError
+from anabranch.policies.outputs import scratch_directory
 from anabranch.policies.text import human_bytes
 from anabranch.router.cli.output import LocalPath, warnings_shown, working
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anabranch
+from anabranch.policies.advisor import CurrentConfig, RecommendOptions, UsageEvent, from_events, recommend
+from anabranch.policies.advisor.recommend.answer import headline
 from anabranch.policies.config import Config, load
-from anabranch.policies.partitioning import CurrentConfig, RecommendOptions, UsageEvent, from_events, recommend
-from anabranch.policies.partitioning.answer import headline
 from anabranch.policies.text import count_of, human_bytes
 from anabranch.router.cli.output import working
-from anabranch.router.repartition import repartition
+from anabranch.router.offline.repartition import repartition
 from anabranch.router.usage import usage_trace
 
 from .replay import Replay, disk_of

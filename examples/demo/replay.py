@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from anabranch import Message, Router
+from anabranch.policies.advisor import CurrentConfig, UsageEvent
 from anabranch.policies.errors import TraceError
-from anabranch.policies.partitioning import CurrentConfig, UsageEvent
 
 LOOK_EVERY: Final = 10
 """Operations between two looks at the disk, where nothing else is said."""

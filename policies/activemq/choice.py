@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..destination import Kind
-from ..wildcard import Pattern, escape
+from ..names.destination import Kind
+from ..names.pattern import Pattern, escape
 
 Filter = tuple[Kind, str]
 """A kind, and a name in which whole segments may be `*`, or `>`."""

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..config import loads
-from ..config_writing import dump
-from ..destination import Destination, Kind
+from ..config.units import GIB, KIB, format_duration, format_size
+from ..config.writing import dump
 from ..errors import ConfigError, DestinationError, Problem
-from ..units import GIB, KIB, format_duration, format_size
+from ..names.destination import Destination, Kind
 from .adapters import persistence_adapter
 from .choice import Filter, is_compacted, ours, unsure
 from .placeholders import Placeholders

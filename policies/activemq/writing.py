@@ -8,12 +8,12 @@ from typing import Final
 from xml.sax.saxutils import quoteattr
 
 from ..config import Config, StoreConfig
-from ..config_options import Options
-from ..destination import Kind
-from ..durability import Sync
-from ..options import JournalOptions
-from ..units import KIB
-from ..wildcard import Pattern
+from ..config.durability import Sync
+from ..config.fields import Options
+from ..config.options import JournalOptions
+from ..config.units import KIB
+from ..names.destination import Kind
+from ..names.pattern import Pattern
 from .choice import Filter, is_compacted, ours, unsure
 
 DIRECTORY: Final = "${activemq.data}/mkahadb"

@@ -8,15 +8,8 @@ from typing import Any
 
 import click
 
-from ...policies.config_problems import did_you_mean
-from ...policies.errors import (
-    AnabranchError,
-    ConfigError,
-    DestinationError,
-    NoRouteError,
-    PlacementError,
-    TraceError,
-)
+from ...policies.config.problems import did_you_mean
+from ...policies.errors import AnabranchError, ConfigError, DestinationError, NoRouteError, PlacementError, TraceError
 from .signals import describe, exit_code
 
 COMMANDS = (

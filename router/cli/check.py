@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from ...policies.config import Config, StoreConfig, load, warnings
+from ...policies.config.kinds import load_adapter
 from ...policies.errors import AnabranchError, ConfigError, Problem
-from ...policies.kinds import load_adapter
-from ..in_force import file_of
-from ..repartition_plan import changed_kinds
-from ..store_directories import missing_directories
+from ..migration.plan import changed_kinds
+from ..placement.directories import missing_directories
+from ..placement.in_force import file_of
 from .modes import too_open
 from .output import LocalPath, config_option, echo_json, json_option
 

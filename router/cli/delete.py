@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ...policies.config import Config
-from ...policies.destination import Kind
+from ...policies.names.destination import Kind
 from ...policies.text import count_of
 from .directory import on_directory, opened
 from .messages import confirm, destination_in, require_known, yes_option
 from .output import echo_json, json_option
 
 if TYPE_CHECKING:
-    from ...policies.destination import Destination
+    from ...policies.names.destination import Destination
     from ..router import Router
 
 

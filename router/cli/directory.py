@@ -72,7 +72,7 @@ def on_directory(*operands: str) -> Callable[[Command], Command]:
 
 def named(source: Path) -> Config:
     """The configuration of a directory, or in a file. Raises ConfigError."""
-    from ..in_force import configuration_of
+    from ..placement.in_force import configuration_of
 
     return configuration_of(source)
 
@@ -82,7 +82,7 @@ def opened(config: Config, *, create: bool = False, quiet: bool = False) -> Iter
     """The router of a data directory that somebody has used, open in the block; nothing is made, unless `create`. What
     the library warns of is shown, unless `quiet`. Raises PlacementError."""
     from ...policies.errors import PlacementError
-    from ..destinations_table import RECORD
+    from ..placement.record import RECORD
     from ..router import Router
 
     with nullcontext() if quiet else warnings_shown():

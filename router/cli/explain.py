@@ -39,7 +39,7 @@ def command(ctx: click.Context, directory: Path, config_path: Path | None, as_js
       anabranch explain --json data/stores/orders
       anabranch explain /var/lib/activemq/kahadb
     """
-    from ..explanation import is_ours
+    from ..upkeep.explanation import is_ours
 
     with working(f"Reading {directory.absolute().name}") as progress:
         if is_ours(directory):
@@ -64,9 +64,9 @@ def _columns() -> int:
 
 def _ours(directory: Path, config_path: Path | None, progress: Work) -> Explained:
     from ...policies.config import load
-    from ..explanation import explain
-    from ..explanation_text import render_text
-    from ..in_force import known_configuration
+    from ..placement.in_force import known_configuration
+    from ..upkeep.explanation import explain
+    from ..upkeep.explanation_text import render_text
 
     config = load(config_path) if config_path is not None else known_configuration(directory.absolute())
     found = explain(directory, config, lambda what, done, total: progress(done, total))

@@ -13,7 +13,7 @@ from .directory import on_directory
 from .output import LocalPath, echo_json, echo_table, json_option, working
 
 if TYPE_CHECKING:
-    from ..importing import Report
+    from ..offline.importing import Report
 
 
 @click.command()
@@ -40,7 +40,7 @@ def command(config: Config, source: Path, dry_run: bool, force: bool, as_json: b
     """
     from ...adapters.kahadb.pending import pending_of
     from ...policies.errors import ConfigError, PlacementError
-    from .. import importing
+    from ..offline import importing
 
     with working(f"Reading {source.name}") as work:
 

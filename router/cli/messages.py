@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from ...policies.destination import Destination, Kind, wildcard_in
 from ...policies.errors import DestinationError
+from ...policies.names.destination import Destination, Kind, wildcard_in
 from ...policies.text import human_bytes
 
 if TYPE_CHECKING:
-    from ...adapters.messages import Message
-    from ..queue import Queue
+    from ...adapters.core.messages import Message
+    from ..api.queue import Queue
+    from ..api.topic import Topic
     from ..router import Router
-    from ..topic import Topic
 
 HEX_BYTES: Final = 16
 """Of a body that is no text, so many are shown."""
@@ -102,7 +102,7 @@ def backlog_in(router: Router, name: str) -> Queue | Topic:
 def require_known(router: Router, destination: Destination, *, loses: bool = False) -> None:
     """Raise DestinationError for what nobody has used. Where the command `loses` what it is given, no name is suggested
     but one that is a slip away."""
-    from ..near_names import alike_name, near_name
+    from ..placement.near_names import alike_name, near_name
 
     if router.exists(destination):
         return
@@ -118,7 +118,7 @@ def require_known(router: Router, destination: Destination, *, loses: bool = Fal
 
 def require_lasting(router: Router, destination: Destination) -> None:
     """Raise DestinationError for what is, or would be, in memory alone: all of it goes when the command ends."""
-    from ...policies.kinds import load_adapter
+    from ...policies.config.kinds import load_adapter
 
     registry = router._registry
     volatile = registry.for_held(destination, lambda store: store.volatile, None)
@@ -295,6 +295,6 @@ def _time(ms: int, exact: bool = False) -> str:
 
 
 def _default_priority() -> int:
-    from ...adapters.messages import DEFAULT_PRIORITY
+    from ...adapters.core.messages import DEFAULT_PRIORITY
 
     return DEFAULT_PRIORITY

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ...adapters.files import directory_mode
+from ...adapters.system.files import directory_mode
 from ...policies.config import Config
 from ...policies.errors import Problem
 

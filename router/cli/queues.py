@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...policies.config import Config
-from ...policies.destination import Destination, Kind
+from ...policies.names.destination import Destination, Kind
 from ...policies.text import human_bytes
 from .directory import on_directory, opened
 from .messages import printable
 from .output import echo_json, echo_table, json_option, working
 
 if TYPE_CHECKING:
-    from ..consumer import Consumer
+    from ..api.consumer import Consumer
     from ..router import Router
 
 
@@ -67,7 +67,7 @@ def _rows(router: Router) -> Iterator[dict[str, Any]]:
 
 
 def _row(router: Router, consumer: Consumer, destination: Destination, dead: int) -> dict[str, Any]:
-    from ...adapters.core.copying import amount
+    from ...adapters.core.migration.copying import amount
 
     counts = consumer.counts()
     return {
@@ -79,7 +79,7 @@ def _row(router: Router, consumer: Consumer, destination: Destination, dead: int
 
 def _dead_letters(router: Router) -> Counter[tuple[Destination, Any]]:
     """By where they come from: each dead-letter queue is walked once."""
-    from ..requeue import dead_letter_of, dead_letter_queue
+    from ..api.dead_letter import dead_letter_of, dead_letter_queue
 
     found: Counter[tuple[Destination, Any]] = Counter()
     queues: dict[Destination, None] = {}

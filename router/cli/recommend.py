@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...policies.config.options import JournalOptions
+from ...policies.config.units import parse_size
 from ...policies.errors import ConfigError, TraceError
-from ...policies.options import JournalOptions
 from ...policies.outputs import check_file, scratch_directory
-from ...policies.units import parse_size
 from .mkahadb import as_mkahadb, echo_notes, write_xml
 from .output import LocalPath, PathOrUrl, echo_json, json_option, warnings_shown, working
 from .trace import (
@@ -29,7 +29,7 @@ from .trace import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ...policies.partitioning import CurrentConfig, Workload
+    from ...policies.advisor import CurrentConfig, Workload
     from ..usage import UsageTrace
 
 
@@ -141,8 +141,8 @@ def command(
         raise ConfigError(
             [f"--mkahadb-xml {mkahadb_xml} is for ActiveMQ, and the model is {model}'s; add --model kahadb"]
         )
-    from ...policies.partitioning import CurrentConfig, RecommendOptions, check_place, choose_engine, recommend_best
-    from ...policies.partitioning.pattern_options import parse_durability, parse_pins
+    from ...policies.advisor import CurrentConfig, RecommendOptions, check_place, choose_engine, recommend_best
+    from ...policies.advisor.search.pattern_options import parse_durability, parse_pins
 
     current = None if current_path is None else CurrentConfig.load(current_path)
     given_sizes = segment_sizes
@@ -205,7 +205,7 @@ def command(
     if as_json:
         echo_json(answer.to_json())
     else:
-        from ...policies.partitioning import render_text
+        from ...policies.advisor import render_text
 
         click.echo(render_text(answer, get_terminal_size((80, 24)).columns, str(out)), nl=False)
         click.echo(f"\nWritten to {out}: {', '.join(str(path).rpartition('/')[2] for path in paths)}")
@@ -218,7 +218,7 @@ def command(
 
 def _remembered(usage: UsageTrace) -> CurrentConfig | None:
     """The configuration that a usage log was recorded under. It is told what is taken for the one in force, and why."""
-    from ...policies.partitioning import CurrentConfig
+    from ...policies.advisor import CurrentConfig
 
     for note in usage.notes:
         click.echo(f"Note: {note}.", err=True)
@@ -232,7 +232,7 @@ def _remembered(usage: UsageTrace) -> CurrentConfig | None:
 def _kahadb_trace(directory: Path) -> tuple[pa.Table, tuple[str, ...]]:
     """The usage trace of a KahaDB, and what could not be read of it."""
     from ...adapters import kahadb
-    from ...policies.partitioning import from_events
+    from ...policies.advisor import from_events
 
     with working(f"Reading {directory.name}") as progress:
         usage = kahadb.usage_trace(directory, progress)

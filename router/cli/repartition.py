@@ -14,7 +14,7 @@ from .output import LocalPath, echo_json, echo_table, json_option, warnings_show
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..repartition_plan import Move
+    from ..migration.plan import Move
 
 
 @click.command()
@@ -51,8 +51,8 @@ def command(
     """
     from ...policies.config import load
     from ...policies.errors import ConfigError
-    from ..repartition import repartition
-    from ..repartition_plan import plan_of
+    from ..migration.plan import plan_of
+    from ..offline.repartition import repartition
 
     config, before = load(config_path), load(old_path) if old_path is not None else None
     if directory.resolve() != config.directory.resolve():

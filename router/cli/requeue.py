@@ -30,7 +30,7 @@ def command(config: Config, queue: str, limit: int | None, as_json: bool) -> Non
       anabranch requeue data dlq
       anabranch requeue data dlq --limit 10 --json
     """
-    from ..requeue import dead_letter_of
+    from ..api.dead_letter import dead_letter_of
 
     with opened(config) as router:
         letters = queue_in(router, queue)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from ...policies.destination import Destination, wildcard_in
 from ...policies.errors import NoRouteError
+from ...policies.names.destination import Destination, wildcard_in
 from .directory import named
 from .output import config_option, echo_json, json_option
 

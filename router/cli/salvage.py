@@ -13,7 +13,7 @@ from .output import LocalPath, echo_json, json_option, working
 
 if TYPE_CHECKING:
     from ...policies.config import Config
-    from ..salvage import Salvaged
+    from ..upkeep.salvage import Salvaged
 
 SHOWN = 20
 """Lost messages that are printed of each store; the report has all."""
@@ -46,8 +46,8 @@ def command(directory: Path, target: Path, config_path: Path | None, as_json: bo
       anabranch salvage data/stores/orders --to orders.new
     """
     from ...policies.config import load
-    from ..in_force import known_configuration
-    from ..salvage import salvage
+    from ..placement.in_force import known_configuration
+    from ..upkeep.salvage import salvage
 
     if config_path is not None:
         config: Config | None = load(config_path, names_suffice=True)

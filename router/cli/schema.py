@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...policies.config import json_schema, load
+from ...policies.config.options import SqlOptions
 from ...policies.errors import ConfigError
-from ...policies.options import SqlOptions
 from ...policies.text import count_of
 from .output import LocalPath, echo_json, json_option
 
@@ -63,7 +63,7 @@ def recommendation(as_json: bool) -> None:
     Example:
       anabranch schema recommendation > recommendation.schema.json
     """
-    from ...policies.partitioning.recommendation_schema import recommendation_schema
+    from ...policies.advisor.recommend.schema import recommendation_schema
 
     echo_json(recommendation_schema())
 

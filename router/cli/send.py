@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from ...policies.config import Config
-from ...policies.destination import Destination, Kind
 from ...policies.errors import DestinationError
+from ...policies.names.destination import Destination, Kind
 from .directory import on_directory, opened
 from .messages import as_given, destination_in
 from .output import LocalPath, Seconds, echo_json, json_option
 
 if TYPE_CHECKING:
-    from ...adapters.messages import Receipt
-    from ..endpoint import SendOptions
+    from ...adapters.core.messages import Receipt
+    from ..api.endpoint import SendOptions
     from ..router import Router
 
 
@@ -119,7 +119,7 @@ def _destinations(text: str) -> list[Destination]:
 
 def _new_queues(router: Router, destinations: Iterable[Destination]) -> list[str]:
     """Return a line for each queue that the message makes: its name may be a slip."""
-    from ..near_names import near_name
+    from ..placement.near_names import near_name
 
     notes = []
     for destination in dict.fromkeys(destinations):

@@ -14,8 +14,8 @@ from .directory import on_directory, opened
 from .messages import Shown, backlog_in, json_lines, raw_option
 
 if TYPE_CHECKING:
-    from ...adapters.messages import Message
-    from ..consumer import Backlog
+    from ...adapters.core.messages import Message
+    from ..api.consumer import Backlog
 
 LIMIT: Final = 10
 PAUSE: Final = 0.2

@@ -15,7 +15,7 @@ from .output import LocalPath, PathOrUrl, echo_json, json_option, warnings_shown
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ...policies.partitioning import Workload
+    from ...policies.advisor import Workload
     from ..usage import UsageTrace
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv")
@@ -114,19 +114,19 @@ def _check_out(out: Path | str, force: bool) -> None:
     if isinstance(out, Path):
         check_file(out, overwrite=force)
     else:
-        from ...policies.partitioning.hadoop import file_system
+        from ...policies.advisor.spark.hadoop import file_system
 
         with file_system(out) as files:
             files.check_file(out, overwrite=force)
 
 
 def _write(table: pa.Table, out: Path | str, force: bool) -> int:
-    from ...policies.partitioning.trace import write_trace
+    from ...policies.advisor.trace.table import write_trace
 
     if isinstance(out, Path):
         write_file(out, lambda path: write_trace(table, path), overwrite=force)
     else:
-        from ...policies.partitioning.hadoop import file_system
+        from ...policies.advisor.spark.hadoop import file_system
 
         with scratch_directory(Path(tempfile.gettempdir()), "anabranch") as scratch, file_system(out) as files:
             copy = scratch / out.rpartition("/")[2]
@@ -136,13 +136,13 @@ def _write(table: pa.Table, out: Path | str, force: bool) -> int:
 
 
 def _write_workload(path: Path, out: Path | str, force: bool, master: str | None, engine: str) -> int:
-    from ...policies.partitioning import Workload, choose_engine
+    from ...policies.advisor import Workload, choose_engine
 
     workload = Workload.load(path)
     if choose_engine(workload, engine, master).name == "local":  # type: ignore[arg-type]
         _check_out(out, force)
         return _write(_generated(workload, path), out, force)
-    from ...policies.partitioning.workload_files import write_workload
+    from ...policies.advisor.workload.files import write_workload
 
     if Path(str(out)).suffix.lower() in SUFFIXES[1:]:
         raise ConfigError([f"--out {out}: Spark writes a directory of Parquet; give it a name without that suffix"])
@@ -152,7 +152,7 @@ def _write_workload(path: Path, out: Path | str, force: bool, master: str | None
 
 def workload_trace(path: Path, engine: str, master: str | None) -> pa.Table | Workload:
     """The trace of a workload; the workload itself where Spark is to generate it."""
-    from ...policies.partitioning import Workload, choose_engine
+    from ...policies.advisor import Workload, choose_engine
 
     workload = Workload.load(path)
     if choose_engine(workload, engine, master).name == "spark":  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def workload_trace(path: Path, engine: str, master: str | None) -> pa.Table | Wo
 
 
 def _generated(workload: Workload, path: Path) -> pa.Table:
-    from ...policies.partitioning import generate
+    from ...policies.advisor import generate
 
     with working(f"Generating {path.name}"):
         try:
@@ -187,7 +187,7 @@ def require_outside(out: Path | str, usage_directories: tuple[Path, ...]) -> Non
 
 def usage_table(directories: tuple[Path, ...]) -> tuple[pa.Table, UsageTrace]:
     """The trace of usage logs, as a table too. Raises TraceError, also for one that holds nothing."""
-    from ...policies.partitioning import from_events
+    from ...policies.advisor import from_events
     from ..usage import usage_trace
 
     with working(f"Reading {directories[0].name}") as progress:

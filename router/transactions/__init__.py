@@ -20,6 +20,6 @@ moves between them are written down in `states`, and nowhere else:
 | `outcomes` | what transaction managers (XA) and operators decide; what waits for them |
 | `decision_cleanup` | decisions are forgotten once all their stores have them on disk |
 
-A crash loses nothing of what is in memory here: what is decided is in the decision log (`router/decision_log.py`), what
+A crash loses nothing of what is in memory here: what is decided is in the decision log (`decision_log.py`), what
 is prepared in the stores. docs/transactions.md says what survives what.
 """

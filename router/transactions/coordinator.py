@@ -22,11 +22,11 @@ from pathlib import Path
 from time import monotonic
 
 from ...adapters.core import Store
-from ...adapters.core.limits import NoRoomYetError, may_wait
-from ...adapters.files import FILE_MODE, disk_errors
-from ...adapters.store_types import TRANSACTION_BYTES, Pending
+from ...adapters.core.state.limits import NoRoomYetError, may_wait
+from ...adapters.core.store_types import TRANSACTION_BYTES, Pending
+from ...adapters.system.files import FILE_MODE, disk_errors
 from ...policies.config import TransactionOptions
-from ...policies.durability import Sync
+from ...policies.config.durability import Sync
 from ...policies.errors import (
     AnabranchError,
     ClosedError,
@@ -37,15 +37,15 @@ from ...policies.errors import (
     TransactionError,
     TransactionInDoubt,
 )
-from ..decision_log import Decision, DecisionLog, External
-from ..store_registry import StoreRegistry
-from ..xid import Xid
+from ..placement.registry import StoreRegistry
 from .decision_cleanup import DecisionCleanup
+from .decision_log import Decision, DecisionLog, External
 from .global_transaction import GlobalTransaction
 from .participant import Participant
 from .resolver import Resolver
 from .states import DONE, IN_DOUBT, PREPARED, PREPARING
 from .table import TransactionTable
+from .xid import Xid
 
 log = logging.getLogger(__name__)
 

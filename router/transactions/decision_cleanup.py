@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-from ...adapters.background import CoalescedJob, shared
-from ...adapters.conditions import unless_busy
 from ...adapters.core import Store
+from ...adapters.system.background import CoalescedJob, shared
+from ...adapters.system.conditions import unless_busy
 from ...policies.errors import AnabranchError, PlacementError
-from ..decision_log import DecisionLog
-from ..store_registry import StoreRegistry
+from ..placement.registry import StoreRegistry
+from .decision_log import DecisionLog
 from .global_transaction import GlobalTransaction
 from .states import DONE
 from .table import TransactionTable

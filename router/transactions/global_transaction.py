@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...adapters.core import Store
-from ...adapters.store_types import Pending
-from ..xid import Xid
+from ...adapters.core.store_types import Pending
 from .participant import Participant
 from .states import ACTIVE, COMMIT, DECIDED, DONE, IN_DOUBT, PREPARED, ROLLBACK, Outcome, State, TransactionState
+from .xid import Xid
 
 
 class GlobalTransaction:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
-from ...adapters.background import shared
 from ...adapters.core import Store
-from ...adapters.store_types import Prepared
+from ...adapters.core.store_types import Prepared
+from ...adapters.system.background import shared
 from ...policies.errors import AnabranchError, OutcomeUnknownError, TransactionError, TransactionInDoubt
-from ..decision_log import Decision
-from ..store_registry import StoreRegistry
-from ..xid import Xid
+from ..placement.registry import StoreRegistry
 from .coordinator import Coordinator
+from .decision_log import Decision
 from .global_transaction import GlobalTransaction
 from .states import Outcome
+from .xid import Xid
 
 log = logging.getLogger(__name__)
 

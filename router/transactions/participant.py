@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ...adapters.core import Store
-from ...adapters.core.gates import MovedError
-from ...adapters.core.limits import cancel
-from ...adapters.messages import Message, Outgoing, Receipt
-from ...adapters.store_types import Change
-from ...policies.destination import Destination
+from ...adapters.core.messages import Message, MessageStore, Outgoing, Receipt
+from ...adapters.core.state.gates import MovedError
+from ...adapters.core.state.limits import cancel
+from ...adapters.core.store_types import Change
 from ...policies.errors import ClosedError, StoreFailedError, UnknownMessageError
-from ..settling import by_store
+from ...policies.names.destination import Destination
 
 if TYPE_CHECKING:
-    from ..store_registry import StoreRegistry
+    from ..placement.registry import StoreRegistry
 
 T = TypeVar("T")
 
@@ -101,7 +100,9 @@ class Participant:
         self.changes.clear()
 
 
-def unclaim(store: Store, messages: Sequence[Message], delivered: bool = True, delay: float | None = None) -> None:
+def unclaim(
+    store: MessageStore, messages: Sequence[Message], delivered: bool = True, delay: float | None = None
+) -> None:
     """Free those of these messages that are claimed still; each where it is now."""
     if all(message._store is store for message in messages):
         _unclaim(store, messages, delivered, delay)
@@ -110,7 +111,7 @@ def unclaim(store: Store, messages: Sequence[Message], delivered: bool = True, d
         _unclaim(held_by, some, delivered, delay)
 
 
-def _unclaim(store: Store, messages: Sequence[Message], delivered: bool, delay: float | None) -> None:
+def _unclaim(store: MessageStore, messages: Sequence[Message], delivered: bool, delay: float | None) -> None:
     try:
         store.unclaim(messages, delivered, delay)
     except UnknownMessageError:  # some were freed before, by a failed commit or a rollback to a savepoint
@@ -121,3 +122,20 @@ def _unclaim(store: Store, messages: Sequence[Message], delivered: bool, delay: 
                 pass
     except (StoreFailedError, ClosedError):
         pass  # the store's leases and claims are gone with it
+
+
+def by_store(messages: Message[Any] | Iterable[Message[Any]]) -> list[tuple[Store, list[Message]]]:
+    """Messages that are settled together, in the order in which their stores first occur. Raises TypeError."""
+    found: dict[int, tuple[Store, list[Message]]] = {}
+    if not isinstance(messages, Message | Iterable):
+        raise TypeError(
+            f"messages that were received can be acked or released, not {type(messages).__name__}: {messages!r}"
+        )
+    for message in [messages] if isinstance(messages, Message) else messages:
+        if not isinstance(message, Message):
+            raise TypeError(
+                f"messages that were received can be acked or released, not {type(message).__name__}: {message!r}"
+            )
+        store = cast(Store, message._store)
+        found.setdefault(id(store), (store, []))[1].append(message)
+    return list(found.values())

@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
-from ...adapters.background import shared
 from ...adapters.core import Store
-from ...adapters.store_types import Pending
+from ...adapters.core.store_types import Pending
+from ...adapters.system.background import shared
 from ...policies.errors import AnabranchError, ClosedError, PlacementError
-from ..decision_log import DecisionLog
-from ..store_registry import StoreRegistry
+from ..placement.registry import StoreRegistry
 from .decision_cleanup import DecisionCleanup
+from .decision_log import DecisionLog
 from .global_transaction import GlobalTransaction
 from .participant import Participant
 from .states import DECIDED, DONE

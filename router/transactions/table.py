@@ -5,21 +5,39 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from ...adapters.background import shared
-from ...adapters.store_types import Prepared
+from ...adapters.core.store_types import Prepared
+from ...adapters.system.background import shared
 from ...policies.config import TransactionOptions
 from ...policies.errors import TransactionError
-from ..decision_log import Decision, DecisionLog, External
-from ..xid import Xid
+from .decision_log import Decision, DecisionLog, External
 from .global_transaction import GlobalTransaction
 from .states import ACTIVE, DECIDED, DONE, IN_DOUBT, PREPARED
-
-if TYPE_CHECKING:
-    from .transaction import Transaction
+from .xid import Xid
 
 log = logging.getLogger(__name__)
+
+
+class Begun(Protocol):
+    """What its user holds of a transaction that is not over."""
+
+    @property
+    def state(self) -> str:
+        """As Transaction.state."""
+
+    @property
+    def xid(self) -> Xid | None:
+        """As Transaction.xid."""
+
+    def commit(self) -> object:
+        """As Transaction.commit."""
+
+    def rollback(self) -> None:
+        """As Transaction.rollback."""
+
+    def _expire(self) -> None:
+        """Roll it back, since its time is over."""
 
 
 class TransactionTable:
@@ -31,7 +49,7 @@ class TransactionTable:
         self._log = decisions
         # Guards adding, and the moves of those that no thread has in hand. A signal handler may come back to it.
         self.lock = threading.RLock()
-        self.begun: dict[GlobalTransaction, Transaction] = {}
+        self.begun: dict[GlobalTransaction, Begun] = {}
         """Those whose users have not ended them yet, oldest first: they are limited in number and in time."""
         self.by_id: dict[bytes, GlobalTransaction] = {}
         """All that have come to their first phase."""
@@ -69,7 +87,7 @@ class TransactionTable:
 
     # Those that their users have open
 
-    def begin(self, transaction: GlobalTransaction, user: Transaction) -> None:
+    def begin(self, transaction: GlobalTransaction, user: Begun) -> None:
         """Raises TransactionError at the limit, and for the xid of another."""
         with self.lock:
             opened, prepared = len(self.begun), len(self._log.externals)
@@ -102,7 +120,7 @@ class TransactionTable:
         """Its user has ended it."""
         self.begun.pop(transaction, None)
 
-    def user_of(self, xid: Xid) -> Transaction | None:
+    def user_of(self, xid: Xid) -> Begun | None:
         """What the user of an external transaction of that name holds, while it is open or has voted."""
         for other, user in list(self.begun.items()):
             if other.xid == xid and user.state in ("open", "voted"):

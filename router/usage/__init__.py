@@ -24,7 +24,7 @@ All files together never take more than `max_bytes`: the oldest go.
 What survives a crash. After the process is killed, all but the last `flush_interval`. After a power failure, a prefix
 of it: it is synced every few seconds. A torn tail is cut.
 
-It is an observation, and harms nobody. Whoever sends or acks appends a row in memory (adapters/core/usage.py) and never
+It is an observation, and harms nobody. Whoever sends or acks appends a row in memory (core/engine/usage.py) and never
 waits. Where the disk does not keep up, what does not fit into the memory set aside is lost, and counted. Where the disk
 is full or fails the log stops with a warning, and messages go on.
 

@@ -1,4 +1,4 @@
-"""The bytes of the usage log: a block is one record of its log and holds rows (adapters/core/usage.py), and all that is
+"""The bytes of the usage log: a block is one record of its log and holds rows (core/engine/usage.py), and all that is
 needed to read them: it stands alone, whatever became of those before it. Drawn in docs/format.md."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ...adapters.core.usage import ROW, DestinationName
+from ...adapters.core.engine.usage import ROW, DestinationName
 
 BLOCK: Final = 48
 """The kind of its record, beside wal's SNAPSHOT; no store's journal nor the decision log has it."""

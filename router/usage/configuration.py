@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from ...adapters.files import replace_file
+from ...adapters.system.files import replace_file
 from ...policies.config import Config, dump_yaml, loads
 from ...policies.errors import ConfigError
 

@@ -19,14 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from ...adapters import locking
-from ...adapters.background import CoalescedJob, shared
-from ...adapters.clock import now_us
-from ...adapters.conditions import Event
 from ...adapters.core import Store
-from ...adapters.core.usage import ROW, WHOLE, Buffer, Recorder
-from ...adapters.directory import StoreDirectory, is_empty
-from ...adapters.files import FILE_MODE, disk_errors, read_file, sweep_unfinished, write_file
+from ...adapters.core.engine.usage import ROW, WHOLE, Buffer, Recorder
+from ...adapters.system import locking
+from ...adapters.system.background import CoalescedJob, shared
+from ...adapters.system.clock import now_us
+from ...adapters.system.conditions import Event
+from ...adapters.system.directory import StoreDirectory, is_empty
+from ...adapters.system.files import FILE_MODE, disk_errors, read_file, sweep_unfinished, write_file
 from ...adapters.wal import (
     SNAPSHOT,
     Log,
@@ -39,13 +39,13 @@ from ...adapters.wal import (
     record_ticket,
     recovery,
     survey,
-)  # fmt: skip
+)
 from ...adapters.wal.segment import Segment
 from ...policies.config import Config
-from ...policies.durability import Sync
+from ...policies.config.durability import Sync
+from ...policies.config.options import UsageOptions
 from ...policies.errors import AnabranchError, ConfigError, StoreFailedError, StoreLockedError
-from ...policies.options import UsageOptions
-from ...policies.wildcard import Pattern
+from ...policies.names.pattern import Pattern
 from .blocks import BLOCK, VERSION_FILE, encode_block
 from .configuration import remember
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from .policies import platform_files as _platform_files  # noqa: F401  first: it refuses a platform that will not do
 
 # isort: split
-from .adapters.acceleration import accelerated
-from .adapters.messages import Headers, HeaderValue, LargeBody, Message, Outgoing, Readable, Reason, Receipt
-from .adapters.store_types import Counts, Listener, Progress, Settlement, StoreStats, Subscription, SubscriptionKey
+from .adapters.core.messages import Headers, HeaderValue, LargeBody, Message, Outgoing, Readable, Reason, Receipt
+from .adapters.core.store_types import Counts, Listener, Progress, Settlement, StoreStats, Subscription, SubscriptionKey
+from .adapters.system.acceleration import accelerated
 from .policies.config import (
     Config,
     JournalOptions,
@@ -30,8 +30,9 @@ from .policies.config import (
     TransactionOptions,
     UsageOptions,
 )
-from .policies.destination import Destination, Kind
-from .policies.durability import OnCorruption, Sync
+from .policies.config.durability import OnCorruption, Sync
+from .policies.config.limits import LimitOptions, WhenFull
+from .policies.config.options import Redelivery
 from .policies.errors import (
     AnabranchError,
     ClockError,
@@ -60,13 +61,16 @@ from .policies.errors import (
     UnknownMessageError,
     UnknownSubscriptionError,
 )
-from .policies.limits import LimitOptions, WhenFull
-from .policies.options import Redelivery
-from .policies.wildcard import Match, Pattern, RouteTable
-from .router.addresses import Address
-from .router.codecs import Codec
-from .router.dbapi import Connection, ProgrammingError
-from .router.endpoint import SendOptions
+from .policies.names.destination import Destination, Kind
+from .policies.names.pattern import Match, Pattern, RouteTable
+from .router.api.addresses import Address
+from .router.api.codecs import Codec
+from .router.api.dead_letter import DeadLetter
+from .router.api.endpoint import SendOptions
+from .router.api.map import Map
+from .router.api.queue import Queue
+from .router.api.topic import Subscriber, Topic
+from .router.api.transaction import Savepoint, Transaction
 from .router.events import (
     Event,
     EventListener,
@@ -77,22 +81,18 @@ from .router.events import (
     StoreFailed,
     StoreOpened,
 )
-from .router.map import Map
-from .router.queue import Queue
-from .router.repartition import Repartitioned
-from .router.repartition_plan import Move
-from .router.requeue import DeadLetter
+from .router.hosts.dbapi import Connection, ProgrammingError
+from .router.migration.plan import Move
+from .router.migration.repartition import Repartitioned
 from .router.router import Router, RouterStats
 from .router.router import open as open
-from .router.topic import Subscriber, Topic
 from .router.transactions.outcomes import Heuristic, InDoubt
 from .router.transactions.states import Outcome, TransactionState
-from .router.transactions.transaction import Savepoint, Transaction
+from .router.transactions.xid import Xid
 from .router.usage import UsageStats
-from .router.xid import Xid
 
 if TYPE_CHECKING:
-    from .router.data_manager import DataManager as DataManager
+    from .router.hosts.data_manager import DataManager as DataManager
 
     __version__: str
 
@@ -200,7 +200,7 @@ if not TYPE_CHECKING:  # which would take any name for one of ours
     def __getattr__(name: str) -> Any:
         """DataManager, which needs the extra `transaction`, is imported when it is asked for; so is the version."""
         if name == "DataManager":
-            from .router.data_manager import DataManager
+            from .router.hosts.data_manager import DataManager
 
             return DataManager
         if name == "__version__":

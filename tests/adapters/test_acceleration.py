@@ -19,21 +19,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import anabranch
-from anabranch.adapters import acceleration
-from anabranch.adapters.acceleration import PURE
-from anabranch.adapters.core import records, sending
-from anabranch.adapters.core.branches import Forget
-from anabranch.adapters.core.changes import Ack, AckRange, Returned, Send, SendMany
-from anabranch.adapters.core.leases import Feed, Lease
-from anabranch.adapters.core.states import DestinationState
-from anabranch.adapters.files import write_small, write_synced
+from anabranch.adapters.core.operations.branches import Forget
+from anabranch.adapters.core.operations.changes import Ack, AckRange, Returned, Send, SendMany
+from anabranch.adapters.core.record import encoding as records
+from anabranch.adapters.core.service import sending
+from anabranch.adapters.core.state import decoding
+from anabranch.adapters.core.state.leases import Feed, Lease
+from anabranch.adapters.core.state.states import DestinationState
 from anabranch.adapters.journal import bodies, row_format, writing
 from anabranch.adapters.journal.encoding import SEND_OVERHEAD
+from anabranch.adapters.system import acceleration
+from anabranch.adapters.system.acceleration import PURE
+from anabranch.adapters.system.files import write_small, write_synced
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal import reader
 from anabranch.adapters.wal.segment import Segment
 from anabranch.adapters.wal.ticket import Tail
-from anabranch.policies.destination import Destination
+from anabranch.policies.names.destination import Destination
 
 from ..wal.made import header_of
 
@@ -316,7 +318,7 @@ def test_a_record_is_made_the_same(
 def decoded(record: bytes, place: Any, lease: Lease | None) -> dict[str, Any]:
     """All fields of the message; those that the twin gives it are the same."""
     found = []
-    for loop in (records.decode, PURE["decode"]):
+    for loop in (decoding.decode, PURE["decode"]):
         message = loop(STORE, ORDERS, place, record, lease)
         assert message._store is STORE and message.destination is ORDERS
         assert message._note is (lease if lease is not None else place)
@@ -338,7 +340,7 @@ def test_whatever_a_record_holds_is_read_the_same(
 ) -> None:
     place = (0, seq, expires, deliveries, (1, 2, 3))
     lease = Lease((Feed(state_of(7)),), place, whole=whole) if leased else None
-    found = [outcome(loop, None, ORDERS, place, record, lease) for loop in (records.decode, PURE["decode"])]
+    found = [outcome(loop, None, ORDERS, place, record, lease) for loop in (decoding.decode, PURE["decode"])]
     if found[0][0] == "returned":
         decoded(record, place, lease)
     else:
@@ -350,7 +352,7 @@ def test_plain_messages_are_made_and_read_without_their_twins(monkeypatch: pytes
     for name in ("encode", "decode", "new_sends", "receipts"):
         is_alone(name, monkeypatch)
     record, packed_id = records.encode(ORDERS, b"body", {"sku": "T-1"}, "id-1", 100, 9, 12345)
-    message = records.decode(STORE, ORDERS, (0, 5, 12345, 2, None), record, None)
+    message = decoding.decode(STORE, ORDERS, (0, 5, 12345, 2, None), record, None)
     assert packed_id == b"id-1"
     assert (message.body, message.headers, message.message_id) == (b"body", {"sku": "T-1"}, "id-1")
     assert (message.priority, message.expires_at_ms, message.deliveries) == (9, 12345, 2)

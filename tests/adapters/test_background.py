@@ -10,8 +10,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from anabranch.adapters import background
-from anabranch.adapters.background import LEADERS, WORKERS, Background, CoalescedJob, Job
+from anabranch.adapters.system import background
+from anabranch.adapters.system.background import LEADERS, WORKERS, Background, CoalescedJob, Job
 
 from ..contract.disk import Parallel, eventually
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from anabranch.adapters.background import shared
-from anabranch.adapters.conditions import Event, Promise, unless_busy
+from anabranch.adapters.system.background import shared
+from anabranch.adapters.system.conditions import Event, Promise, unless_busy
 
 from ..contract.disk import Parallel
 from ..crash.test_interrupts import LIBRARY, OURS, everywhere

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters import directory
-from anabranch.adapters.files import sync_directory
 from anabranch.adapters.memory.directory import StoreDirectory
+from anabranch.adapters.system import directory
+from anabranch.adapters.system.files import sync_directory
 
 
 def test_what_another_has_just_made_is_not_trusted_to_be_durable(

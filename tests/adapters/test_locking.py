@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters import locking
-from anabranch.adapters.locking import DirectoryLock, owner_of
+from anabranch.adapters.system import locking
+from anabranch.adapters.system.locking import DirectoryLock, owner_of
 from anabranch.policies.errors import ConfigError, StoreFailedError, StoreLockedError
 
 from ..contract.children import forked, reaped
@@ -37,7 +37,7 @@ def is_free(path: Path) -> bool:
     """Whether another process can have it."""
     program = f"""
 from pathlib import Path
-from anabranch.adapters.locking import DirectoryLock
+from anabranch.adapters.system.locking import DirectoryLock
 DirectoryLock(Path({str(path)!r}), "it").acquire()
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

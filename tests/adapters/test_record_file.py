@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters import record_file
-from anabranch.adapters.record_file import COPY_BYTES, FIRST, SLOT_BYTES, SPARE, RecordFile
-from anabranch.policies.destination import Destination
+from anabranch.adapters.wal import record_file
+from anabranch.adapters.wal.record_file import COPY_BYTES, FIRST, SLOT_BYTES, SPARE, RecordFile
 from anabranch.policies.errors import StoreFullError
-from anabranch.router.destinations_table import DestinationRow, DestinationsTable, StoreRow
+from anabranch.policies.names.destination import Destination
+from anabranch.router.placement.record import DestinationRow, DestinationsTable, StoreRow
 
 from ..crash.calls import Crash, Faults
 from ..crash.disk import Recorder, build, states

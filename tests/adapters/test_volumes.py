@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from anabranch.adapters import volumes
-from anabranch.adapters.volumes import Volume, volume_of
+from anabranch.adapters.system import volumes
+from anabranch.adapters.system.volumes import Volume, volume_of
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_what_is_reserved_is_nobody_elses(tmp_path: Path, asked: list[Path]) -> 
 
 def test_the_file_system_is_asked_rarely(tmp_path: Path, asked: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("anabranch.adapters.volumes.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("anabranch.adapters.system.volumes.time.monotonic", lambda: now[0])
     volume = Volume(tmp_path)
     for _ in range(1000):
         volume.reserve(1).release()

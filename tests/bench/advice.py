@@ -26,16 +26,9 @@ import anabranch
 from anabranch.adapters.wal.copies import CopiesWriter
 from anabranch.adapters.wal.format import HEADER_BYTES
 from anabranch.adapters.wal.segment import Segment
-from anabranch.policies.partitioning import (
-    Candidate,
-    RecommendOptions,
-    UsageEvent,
-    Workload,
-    generate,
-    recommend,
-)
-from anabranch.policies.partitioning.model import GIB, HOUR
-from anabranch.policies.units import KIB
+from anabranch.policies.advisor import Candidate, RecommendOptions, UsageEvent, Workload, generate, recommend
+from anabranch.policies.advisor.model.exact import GIB, HOUR
+from anabranch.policies.config.units import KIB
 
 SHOWN: Final = ("all-together", "all-separate", "recommended")
 
@@ -187,7 +180,7 @@ def main() -> None:
             text = f"name: {name}\nseed: 3\nduration: 2h\ndestinations:{destinations}"
             worst[name] = check(name, Workload.parse(text), 256 * KIB)
     for seed in range(options.random):
-        worst[f"random{seed}"] = check(f"random{seed}", random_workload(seed), 128 * KIB)
+        worst[f"random{seed}"] = check(f"random{seed}", random_workload(seed), 256 * KIB)
     dearer = {name: share for name, share in worst.items() if share > 1}
     print(f"{len(worst)} workloads; the recommended one costs more than the better of the others in {len(dearer)}:")
     print(", ".join(f"{name} {share:.3f}" for name, share in dearer.items()) or "none")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import anabranch
-from anabranch.adapters.descriptors import shares
+from anabranch.adapters.system.descriptors import shares
 
 MIB: Final = 1 << 20
 KINDS: Final[dict[str, Any]] = {

@@ -23,9 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from anabranch.policies.partitioning import RecommendOptions, Workload, recommend
-from anabranch.policies.partitioning.generator import generate_with_spark
-from anabranch.policies.partitioning.session import spark_session
+from anabranch.policies.advisor import RecommendOptions, Workload, recommend
+from anabranch.policies.advisor.spark.session import spark_session
+from anabranch.policies.advisor.workload.generator import generate_with_spark
 
 DESTINATIONS: Final = 24
 RATE: Final = 5

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.policies.partitioning import Workload
+from anabranch.policies.advisor import Workload
 
 from . import advice, peers, report
 from .__main__ import main

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import anabranch
-from anabranch.adapters.core import copying
+from anabranch.adapters.core.migration import copying
 from anabranch.policies.errors import StoreFullError
 from anabranch.router.cli.app import app
 

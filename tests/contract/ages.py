@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Counts, Subscription
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.store_types import Counts, Subscription
 
 from .disk import A, B, Disk, T, assert_whole, drain, survives, take
 from .expiring import HOUR, Clock

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import Message
-from anabranch.adapters.store_types import Change, Prepared
+from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.store_types import Change, Prepared
 from anabranch.policies.errors import StoreFullError, TransactionError, UnknownMessageError, UnknownSubscriptionError
 
 from .disk import A, B, Disk, T, assert_whole, bodies, drain, take

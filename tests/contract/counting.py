@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import DELIVERY_LIMIT, Message, Outgoing
-from anabranch.adapters.store_types import Settlement, Subscription
+from anabranch.adapters.core.messages import DELIVERY_LIMIT, Message, Outgoing
+from anabranch.adapters.core.store_types import Settlement, Subscription
 from anabranch.policies.errors import StoreFailedError, StoreFullError
 
 from .disk import PATIENCE, A, B, Disk, T, assert_whole, bodies, drain, eventually, survives, take

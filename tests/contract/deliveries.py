@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import DELIVERY_LIMIT, Outgoing
-from anabranch.adapters.store_types import Subscription
+from anabranch.adapters.core.messages import DELIVERY_LIMIT, Outgoing
+from anabranch.adapters.core.store_types import Subscription
 
 from .disk import A, B, Disk, T, assert_whole, bodies, drain, survives, take
 from .expiring import messages_of, undelivered

@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import Message
-from anabranch.adapters.store_types import SubscriptionKey
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.store_types import SubscriptionKey
+from anabranch.policies.names.destination import Destination
 
 A = Destination.parse("a")
 B = Destination.parse("b")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import EXPIRED, EXPIRES_MAX_MS, Message, Outgoing, Undelivered
-from anabranch.adapters.store_types import Subscription
+from anabranch.adapters.core.messages import EXPIRED, EXPIRES_MAX_MS, Message, Outgoing, Undelivered
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.errors import ClockError, StoreFullError, UnknownMessageError
 
 from .disk import A, B, Disk, Parallel, T, assert_whole, bodies, drain, take

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import Message, Outgoing
-from anabranch.adapters.store_types import Counts, Settlement, Subscription
+from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.core.store_types import Counts, Settlement, Subscription
 from anabranch.policies.errors import (
     ClosedError,
     DestinationError,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.maps import KEY_BYTES_MAX, put_of, removal_of
-from anabranch.adapters.messages import Outgoing
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.features.keyed.maps import KEY_BYTES_MAX, put_of, removal_of
+from anabranch.adapters.core.messages import Outgoing
 from anabranch.policies.errors import ClosedError, DestinationError, MessageTooLargeError, StoreFullError
+from anabranch.policies.names.destination import Destination
 
 from .disk import A, Disk, Parallel, assert_whole, bodies, eventually, take
 from .expiring import HOUR, Clock, undelivered

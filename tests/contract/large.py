@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.large import CHUNK_BYTES, Sized, StoredBody, named_by, start_of
-from anabranch.adapters.messages import Message, Outgoing
-from anabranch.adapters.store_types import Subscription
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.core.record.large import CHUNK_BYTES, Sized, StoredBody, named_by, start_of
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.errors import (
     ClosedError,
     LargeMessageError,
@@ -25,6 +24,7 @@ from anabranch.policies.errors import (
     StoreFailedError,
     StoreFullError,
 )
+from anabranch.policies.names.destination import Destination
 
 from .disk import A, B, Disk, T, assert_whole, survives, take
 from .preparing import prepare, transaction

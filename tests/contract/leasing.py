@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core import Store, delivery, lease_times
-from anabranch.adapters.core.leases import CLAIMED
-from anabranch.adapters.messages import DELIVERY_LIMIT, Message, Outgoing
-from anabranch.adapters.store_types import Settlement, Subscription
+from anabranch.adapters.core import Store
+from anabranch.adapters.core.engine import lease_times
+from anabranch.adapters.core.messages import DELIVERY_LIMIT, Message, Outgoing
+from anabranch.adapters.core.state import delivery
+from anabranch.adapters.core.state.leases import CLAIMED
+from anabranch.adapters.core.store_types import Settlement, Subscription
 from anabranch.policies.errors import AnabranchError, StoreFullError, UnknownMessageError
 
 from .disk import PATIENCE, A, B, Disk, T, assert_whole, bodies, drain, eventually, take
@@ -452,7 +454,7 @@ class LeasingContract:
             del message
             with pytest.raises(StoreFullError):
                 future.result(PATIENCE)
-            eventually(lambda: store._abandoned)
+            eventually(lambda: store.abandoned)
         monkeypatch.undo()
         store.take_undelivered()
         assert take(store).deliveries == 2

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import Message, Outgoing
-from anabranch.adapters.store_types import Subscription
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.errors import AnabranchError, ClosedError, StoreLockedError
+from anabranch.policies.names.destination import Destination
 
 from .children import reaped
 from .disk import PATIENCE, A, B, C, Disk, Parallel, T, assert_whole, bodies, drain, survives, take

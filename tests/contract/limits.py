@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import Outgoing, Receipt
-from anabranch.adapters.store_types import Subscription
+from anabranch.adapters.core.messages import Outgoing, Receipt
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.errors import StoreFullError, UnknownMessageError
 
 from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, survives, take

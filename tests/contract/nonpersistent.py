@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
-from anabranch.adapters.store_types import Change, Counts, Settlement, Subscription
+from anabranch.adapters.core.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
+from anabranch.adapters.core.store_types import Change, Counts, Settlement, Subscription
 from anabranch.policies.errors import StoreFullError, TransactionError, UnknownMessageError, UnknownSubscriptionError
 
 from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, survives, take

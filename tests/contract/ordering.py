@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import DEFAULT_PRIORITY, Outgoing
-from anabranch.adapters.store_types import Subscription
+from anabranch.adapters.core.messages import DEFAULT_PRIORITY, Outgoing
+from anabranch.adapters.core.store_types import Subscription
 
 from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, survives, take
 from .preparing import claim, prepare, to

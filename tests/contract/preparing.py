@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import Headers, Message, Outgoing, Receipt
-from anabranch.adapters.store_types import Prepared, Subscription
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.messages import Headers, Message, Outgoing, Receipt
+from anabranch.adapters.core.store_types import Prepared, Subscription
 from anabranch.policies.errors import (
     ClosedError,
     MessageTooLargeError,
@@ -19,6 +18,7 @@ from anabranch.policies.errors import (
     TransactionError,
     UnknownMessageError,
 )
+from anabranch.policies.names.destination import Destination
 
 from .disk import PATIENCE, A, B, C, Disk, Parallel, assert_whole, bodies, drain, eventually, take
 

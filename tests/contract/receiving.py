@@ -7,7 +7,7 @@ import time
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.store_types import Counts, Subscription
+from anabranch.adapters.core.store_types import Counts, Subscription
 from anabranch.policies.errors import ClosedError, StoreFullError
 
 from .disk import PATIENCE, A, B, Disk, Parallel, T, bodies, drain, survives, take

@@ -6,9 +6,10 @@ from queue import SimpleQueue
 
 import pytest
 
-from anabranch.adapters.core import Store, purging
-from anabranch.adapters.messages import Message, Outgoing
-from anabranch.adapters.store_types import Change, Subscription
+from anabranch.adapters.core import Store
+from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.core.service import purging
+from anabranch.adapters.core.store_types import Change, Subscription
 from anabranch.policies.errors import UnknownMessageError
 
 from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, take

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import Outgoing, Receipt
-from anabranch.adapters.store_types import Subscription
-from anabranch.policies.destination import NAME_BYTES_MAX, Destination
+from anabranch.adapters.core.messages import Outgoing, Receipt
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.errors import MessageTooLargeError
+from anabranch.policies.names.destination import NAME_BYTES_MAX, Destination
 
 from .disk import PATIENCE, A, B, C, Disk, assert_whole, bodies, drain, survives, take
 

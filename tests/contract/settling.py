@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import Outgoing, Receipt
+from anabranch.adapters.core.messages import Outgoing, Receipt
 from anabranch.policies.errors import TransactionError, UnknownMessageError
 
 from .disk import PATIENCE, A, B, C, Disk, assert_whole, bodies, drain, survives, take

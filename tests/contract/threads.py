@@ -8,8 +8,8 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import Outgoing
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.policies.names.destination import Destination
 
 from .disk import PATIENCE, A, B, Disk, assert_whole, bodies
 

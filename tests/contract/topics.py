@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import Message, Outgoing, Receipt
-from anabranch.adapters.store_types import Change, Subscription, SubscriptionKey
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.messages import Message, Outgoing, Receipt
+from anabranch.adapters.core.store_types import Change, Subscription, SubscriptionKey
 from anabranch.policies.errors import (
     DestinationError,
     StoreFullError,
@@ -21,6 +20,7 @@ from anabranch.policies.errors import (
     UnknownMessageError,
     UnknownSubscriptionError,
 )
+from anabranch.policies.names.destination import Destination
 
 from .disk import PATIENCE, A, Disk, Parallel, T, assert_whole, bodies, drain, eventually, take
 from .preparing import prepare, transaction

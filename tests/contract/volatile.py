@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Subscription
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.errors import UnknownMessageError, UnknownSubscriptionError
 
 from .disk import A, B, Disk, T, assert_whole, bodies, drain, take

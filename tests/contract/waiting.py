@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
-from anabranch.adapters.store_types import Counts, Settlement, Subscription
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
+from anabranch.adapters.core.store_types import Counts, Settlement, Subscription
+from anabranch.policies.names.destination import Destination
 
 from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, eventually, survives, take
 from .expiring import HOUR, Clock, messages_of, undelivered

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.limits import without_waiting
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Counts, Subscription
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.state.limits import without_waiting
+from anabranch.adapters.core.store_types import Counts, Subscription
+from anabranch.policies.config.limits import LimitOptions
 from anabranch.policies.errors import ClosedError, StoreFullError
-from anabranch.policies.limits import LimitOptions
 
 from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, eventually, survives, take
 

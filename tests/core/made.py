@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from anabranch.adapters.core.changes import Send
-from anabranch.adapters.core.plan import Sequencer
-from anabranch.adapters.core.records import encode
-from anabranch.adapters.core.states import Catalog, DestinationState
-from anabranch.adapters.core.tickets import Ticket
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.operations.changes import Send
+from anabranch.adapters.core.operations.plan import Sequencer
+from anabranch.adapters.core.operations.tickets import Ticket
+from anabranch.adapters.core.record.encoding import encode
+from anabranch.adapters.core.state.states import Catalog, DestinationState
+from anabranch.policies.names.destination import Destination
 
 from ..journal.disk import JournalDisk
 from ..memory.disk import MemoryDisk

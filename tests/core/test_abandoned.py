@@ -1,4 +1,4 @@
-"""Messages that nobody holds any more, and nobody has settled (adapters/core/abandoned.py)."""
+"""Messages that nobody holds any more, and nobody has settled (adapters/core/engine/abandoned.py)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.adapters import rare_warnings
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.gates import Gate
-from anabranch.adapters.messages import (
+from anabranch.adapters.core.messages import (
     DecodedMessage,
     LargeMessage,
     Message,
@@ -21,8 +19,10 @@ from anabranch.adapters.messages import (
     ReceivedMessage,
     decoded,
 )
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.state.gates import Gate
+from anabranch.adapters.system import rare_warnings
 from anabranch.policies.errors import LargeMessageError, StoreFailedError
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, C, eventually, take
 from ..crash.test_interrupts import everywhere
@@ -97,7 +97,7 @@ def test_in_a_store_that_has_failed_nobody_holds_anything(recwarn: pytest.Warnin
         message = store.receive(A)
         store._engine.fail(OSError("gone"))
         del message
-        assert not store._abandoned
+        assert not store.abandoned
         with pytest.raises(StoreFailedError):
             store.take_undelivered()
         assert [warned for warned in recwarn if warned.category is ResourceWarning] == []
@@ -110,7 +110,7 @@ def test_nor_when_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patches:
             patches.setattr(sys, "is_finalizing", lambda: True)
             abandon(store)
-        assert not store._abandoned
+        assert not store.abandoned
         assert store.counts(A).leased == 1
 
 
@@ -119,7 +119,7 @@ def test_it_is_noted_with_whatever_lock_held() -> None:
         store = disk.create()
         store.send_many(A, [b"1", b"2"])
         held = [store.receive(A), store.receive(A)]
-        with store._engine.lock, store._engine.delivery.lock, store._abandoned._lock:
+        with store._engine.lock, store._engine.delivery.lock, store.abandoned._lock:
             held.pop()
             gc.collect()
         held.clear()
@@ -137,7 +137,7 @@ def test_what_cannot_be_given_back_now_is_later(monkeypatch: pytest.MonkeyPatch)
             raise StoreFailedError("away")
 
         with monkeypatch.context() as patches:
-            patches.setattr(store._abandoned, "_give_back", away)
+            patches.setattr(store.abandoned, "_give_back", away)
             with pytest.raises(StoreFailedError):
                 store.take_undelivered()
         store.take_undelivered()
@@ -176,7 +176,7 @@ def test_one_that_is_just_moving_is_looked_at_again() -> None:
         lease = message._note
         del message
         store.take_undelivered()
-        assert store._abandoned.has_moving
+        assert store.abandoned.has_moving
         assert store.receive(B) is None
         lease.hold = frozen[lease]
         store.take_undelivered()
@@ -250,5 +250,5 @@ def test_of_very_many_queues_the_log_tells_more_often(
                 store.send(queue, b"1")
                 assert store.receive(queue) is not None
             store.take_undelivered()
-            assert len(store._abandoned._warnings._told) <= 2
+            assert len(store.abandoned._warnings._told) <= 2
         assert len(caplog.records) == 6

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.place import SEQ
-from anabranch.adapters.core.priorities import FETCH
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Settlement
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.record.place import SEQ
+from anabranch.adapters.core.state.priorities import FETCH
+from anabranch.adapters.core.store_types import Settlement
 
 from ..contract.disk import A, B, assert_whole, drain
 from ..crash.test_interrupts import everywhere

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from anabranch.adapters.core.branches import branch_of, payload_of
-from anabranch.adapters.core.changes import Ack, Send
-from anabranch.adapters.core.destination_changes import Subscribe, Unsubscribe
-from anabranch.adapters.core.states import Catalog
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Change, Subscription
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.operations.branches import branch_of, payload_of
+from anabranch.adapters.core.operations.changes import Ack, Send
+from anabranch.adapters.core.operations.destination_changes import Subscribe, Unsubscribe
+from anabranch.adapters.core.state.states import Catalog
+from anabranch.adapters.core.store_types import Change, Subscription
 from anabranch.policies.errors import CorruptionError
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, T
 from .made import onefile, send_to

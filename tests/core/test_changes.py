@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from anabranch.adapters.core.changes import VolatileChange
-from anabranch.adapters.core.records import REQUEUED
-from anabranch.adapters.core.states import Catalog
-from anabranch.adapters.core.table import apply_all
+from anabranch.adapters.core.operations.changes import VolatileChange
+from anabranch.adapters.core.operations.table import apply_all
+from anabranch.adapters.core.record.encoding import REQUEUED
+from anabranch.adapters.core.state.states import Catalog
 
 from ..contract.disk import A
 from .made import send_to, sequencer_of, ticket_of

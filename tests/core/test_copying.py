@@ -1,4 +1,4 @@
-"""Messages with all that a store knows of them come into another store of any kind (adapters/core/copying.py)."""
+"""Messages with all that a store knows of them come into another store of any kind (core/migration/copying.py)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core import Store, copying
-from anabranch.adapters.core.copying import (
+from anabranch.adapters.core import Store
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.migration import copying
+from anabranch.adapters.core.migration.copying import (
     Item,
     Prefix,
     Seen,
@@ -25,10 +27,9 @@ from anabranch.adapters.core.copying import (
     prefix,
     read,
 )
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Subscription
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.errors import MessageTooLargeError, StoreFullError
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, Disk, T, assert_whole, bodies, take
 from ..journal.disk import JournalDisk

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.core.backend import ReadError
-from anabranch.adapters.core.damaged import is_damage, readable
-from anabranch.policies.durability import OnCorruption
+from anabranch.adapters.core.service.damaged import is_damage, readable
+from anabranch.policies.config.durability import OnCorruption
 from anabranch.policies.errors import CorruptionError, StoreFailedError
 
 from ..contract.disk import A

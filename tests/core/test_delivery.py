@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.adapters.core.delivery import Delivery
-from anabranch.adapters.core.leases import LEASED, LEAVING, Taker
+from anabranch.adapters.core.state.delivery import Delivery
+from anabranch.adapters.core.state.leases import LEASED, LEAVING, Taker
 from anabranch.policies.errors import StoreFullError, UnknownMessageError
 
 from ..contract.disk import A

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from anabranch.adapters.core.changes import Send
-from anabranch.adapters.core.destination_changes import Declare, Remove, Subscribe, Unsubscribe
-from anabranch.adapters.store_types import Subscription
+from anabranch.adapters.core.operations.changes import Send
+from anabranch.adapters.core.operations.destination_changes import Declare, Remove, Subscribe, Unsubscribe
+from anabranch.adapters.core.store_types import Subscription
 
 from ..contract.disk import T
 from .made import send_to, sequencer_of, ticket_of

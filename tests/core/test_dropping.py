@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.core.dropping import DropLog, Oldest
-from anabranch.adapters.core.limits import Grant, Room
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.features.quotas.dropping import DropLog, Oldest
+from anabranch.adapters.core.state.limits import Grant, Room
+from anabranch.policies.config.limits import WhenFull
 from anabranch.policies.errors import CorruptionError
-from anabranch.policies.limits import WhenFull
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, bodies, drain, take
 from ..journal.disk import segments_of
@@ -56,7 +56,7 @@ def test_of_one_destination_alone() -> None:
 
 
 def test_what_is_dropped_is_told_at_once_and_then_each_minute(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "anabranch.adapters.core.dropping")
+    caplog.set_level(logging.WARNING, "anabranch.adapters.core.features.quotas.dropping")
     log = DropLog("s")
     log.new([A])
     assert "store s is full: 1 messages were not stored since this was said last: 1 of queue://a" in caplog.text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.adapters.core.duplicates import DuplicateWindow
+from anabranch.adapters.core.state.duplicates import DuplicateWindow
 
 
 class TestDuplicateWindow:

@@ -1,14 +1,14 @@
-"""Messages in hand whose destination has moved to another store (adapters/core/forwarding.py)."""
+"""Messages in hand whose destination has moved to another store (adapters/core/engine/forwarding.py)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.forwarding import follow, give_back, is_moving
-from anabranch.adapters.core.gates import Gate, LeaseMovedError
+from anabranch.adapters.core.engine.forwarding import follow, give_back, is_moving
+from anabranch.adapters.core.state.gates import Gate, LeaseMovedError
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A, B, take
@@ -70,8 +70,7 @@ def test_after_the_store_was_closed(both: Both) -> None:  # noqa: F811
     moved(both, A)
     both.source.close()
     assert follow(message)
-    store: Store = message._store
-    assert store is both.target
+    assert cast(Store, message._store) is both.target
     message.ack()
     assert both.target.depth(A) == 0
 

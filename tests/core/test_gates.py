@@ -1,4 +1,4 @@
-"""Who comes to a destination that is on its way to another store (adapters/core/gates.py)."""
+"""Who comes to a destination that is on its way to another store (adapters/core/state/gates.py)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.destination_changes import CloseGate
-from anabranch.adapters.core.gates import Gate, MovedError
-from anabranch.adapters.core.plan import Plan
-from anabranch.adapters.core.tickets import Ticket
-from anabranch.adapters.messages import Outgoing, Receipt
-from anabranch.adapters.store_types import Change, Subscription
+from anabranch.adapters.core.messages import Outgoing, Receipt
+from anabranch.adapters.core.operations.destination_changes import CloseGate
+from anabranch.adapters.core.operations.plan import Plan
+from anabranch.adapters.core.operations.tickets import Ticket
+from anabranch.adapters.core.state.gates import Gate, MovedError
+from anabranch.adapters.core.store_types import Change, Subscription
 from anabranch.policies.errors import StoreFailedError
 
 from ..contract.disk import A, B, T, take

@@ -1,4 +1,4 @@
-"""What is done with a message before its receiver sees it (adapters/core/handing_out.py)."""
+"""What is done with a message before its receiver sees it (adapters/core/engine/handing_out.py)."""
 
 from __future__ import annotations
 

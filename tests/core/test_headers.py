@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.adapters.core.headers import MESSAGE_ID_BYTES_MAX, pack_headers, pack_id, unpack_headers
+from anabranch.adapters.core.record.headers import MESSAGE_ID_BYTES_MAX, pack_headers, pack_id, unpack_headers
 
 plain = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), st.text(), st.binary()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import Message, Outgoing
-from anabranch.adapters.store_types import Settlement, Subscription
+from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.core.store_types import Settlement, Subscription
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A, B, T, assert_whole, bodies, drain

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.adapters.core import keyed
-from anabranch.adapters.core.changes import Ack, AckRange
-from anabranch.adapters.core.destination_changes import Remove
-from anabranch.adapters.core.keyed import FreshKeys, KeyChangedError, KeyVersions, Unchanged
-from anabranch.adapters.core.plan import Sequencer
-from anabranch.adapters.core.states import DestinationState
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.features.keyed import keyed
+from anabranch.adapters.core.features.keyed.keyed import FreshKeys, KeyChangedError, KeyVersions, Unchanged
+from anabranch.adapters.core.operations.changes import Ack, AckRange
+from anabranch.adapters.core.operations.destination_changes import Remove
+from anabranch.adapters.core.operations.plan import Sequencer
+from anabranch.adapters.core.state.states import DestinationState
+from anabranch.policies.names.destination import Destination
 
 from .made import send_to, sequencer_of, ticket_of
 

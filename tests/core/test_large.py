@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core.large import (
+from anabranch.adapters.core.features.large.files import LargeFiles
+from anabranch.adapters.core.record.large import (
     CHUNK_BYTES,
     NAMED_AT,
     NEVER,
@@ -24,7 +25,6 @@ from anabranch.adapters.core.large import (
     read_start,
     start_of,
 )
-from anabranch.adapters.core.large_files import LargeFiles
 from anabranch.policies.errors import CorruptionError
 
 NAME = bytes(range(16))

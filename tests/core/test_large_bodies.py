@@ -15,14 +15,16 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core import Store, copying, large_bodies
-from anabranch.adapters.core.engine import Engine
-from anabranch.adapters.core.large import CHUNK_BYTES, StoredBody
-from anabranch.adapters.core.large_files import LargeFiles
-from anabranch.adapters.core.states import DestinationState
-from anabranch.adapters.messages import Message, Outgoing
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core import Store
+from anabranch.adapters.core.engine.engine import Engine
+from anabranch.adapters.core.features.large import bodies as large_bodies
+from anabranch.adapters.core.features.large.files import LargeFiles
+from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.core.migration import copying
+from anabranch.adapters.core.record.large import CHUNK_BYTES, StoredBody
+from anabranch.adapters.core.state.states import DestinationState
 from anabranch.policies.errors import CorruptionError, StoreFullError, UnknownMessageError
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import PATIENCE, A, B, Disk, Parallel, assert_whole, take
 from ..contract.large import body, contents, kept
@@ -242,7 +244,7 @@ def test_what_has_to_stay_free_of_the_disk_stays_so(disk: Disk, monkeypatch: pyt
     assert kept(store) == 0
     store = disk.create(large_message_size=1024, min_free_disk=1 << 20)
     store.send(A, io.BytesIO(body(CHUNK_BYTES + 1)))
-    monkeypatch.setattr("anabranch.adapters.core.large_bodies.LOOK_CHUNKS", 1)
+    monkeypatch.setattr("anabranch.adapters.core.features.large.bodies.LOOK_CHUNKS", 1)
     asked: list[int] = []
     monkeypatch.setattr(store._engine.limits, "require_disk", asked.append)
     store.send(A, io.BytesIO(body(2 * CHUNK_BYTES + 1)))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.core import large_files
-from anabranch.adapters.core.large import NAMED_AT, chunk_of, named_by, start_of
-from anabranch.adapters.core.large_files import LargeFiles
+from anabranch.adapters.core.features.large import files as large_files
+from anabranch.adapters.core.features.large.files import LargeFiles
+from anabranch.adapters.core.record.large import NAMED_AT, chunk_of, named_by, start_of
 from anabranch.policies.errors import OutOfDescriptorsError, StoreFailedError, StoreFullError
 
 NAME = bytes(range(16))

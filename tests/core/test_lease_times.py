@@ -1,4 +1,4 @@
-"""How long a lease lasts (adapters/core/lease_times.py)."""
+"""How long a lease lasts (adapters/core/engine/lease_times.py)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.adapters.core import Store, lease_times
-from anabranch.adapters.messages import Message
+from anabranch.adapters.core import Store
+from anabranch.adapters.core.engine import lease_times
+from anabranch.adapters.core.messages import Message
 from anabranch.policies.errors import ClosedError, StoreFailedError, UnknownMessageError
 
 from ..contract.disk import A, take

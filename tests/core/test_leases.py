@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.adapters.core.leases import CLAIMED, LEAVING, Taker, claimed
+from anabranch.adapters.core.state.leases import CLAIMED, LEAVING, Taker, claimed
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A

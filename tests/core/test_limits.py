@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core.limits import DiskRoom, Grant, NoRoomYetError, Room, may_wait, without_waiting
-from anabranch.adapters.volumes import Volume
+from anabranch.adapters.core.state.limits import DiskRoom, Grant, NoRoomYetError, Room, may_wait, without_waiting
+from anabranch.adapters.system.volumes import Volume
+from anabranch.policies.config.limits import WhenFull
 from anabranch.policies.errors import StoreFullError
-from anabranch.policies.limits import WhenFull
 
 from ..crash.test_interrupts import everywhere
 

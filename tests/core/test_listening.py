@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from anabranch.adapters.core.leases import Feed
-from anabranch.adapters.messages import Message
+from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.state.leases import Feed
 
 from ..contract.disk import A, Parallel, drain, eventually
 from ..journal.disk import JournalDisk

@@ -1,4 +1,4 @@
-"""A destination is copied into another store while it is used (adapters/core/live_copy.py)."""
+"""A destination is copied into another store while it is used (adapters/core/migration/live_copy.py)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core import Store, copying, live_copy
-from anabranch.adapters.core.gates import Gate, MovedError
-from anabranch.adapters.core.live_copy import GivenUpError, LiveCopy, volatile_count
-from anabranch.adapters.core.maps import put_of, removal_of
-from anabranch.adapters.messages import Message
+from anabranch.adapters.core import Store
+from anabranch.adapters.core.features.keyed.maps import put_of, removal_of
+from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.migration import copying, live_copy
+from anabranch.adapters.core.migration.live_copy import GivenUpError, LiveCopy, volatile_count
+from anabranch.adapters.core.state.gates import Gate, MovedError
 from anabranch.policies.errors import CorruptionError
 
 from ..contract.disk import A, T, assert_whole, bodies, take

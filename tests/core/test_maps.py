@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core import maps
-from anabranch.adapters.core.tickets import Ticket
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.features.keyed import maps
+from anabranch.adapters.core.operations.tickets import Ticket
 from anabranch.policies.errors import DestinationError
+from anabranch.policies.names.destination import Destination
 
 from ..memory.disk import MemoryDisk
 from .made import journal, onefile

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from anabranch.adapters.core.place import SEQ
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Subscription
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.record.place import SEQ
+from anabranch.adapters.core.store_types import Subscription
 
 from ..contract.disk import A, T, assert_whole, bodies, drain
 from ..contract.nonpersistent import passing

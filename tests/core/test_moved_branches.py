@@ -1,4 +1,4 @@
-"""What a prepared transaction does to one destination, in another store (adapters/core/moved_branches.py)."""
+"""What a prepared transaction does to one destination, in another store (adapters/core/migration/moved_branches.py)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.core import Store, copying, moved_branches
-from anabranch.adapters.messages import Message, Outgoing
-from anabranch.adapters.store_types import Change, Subscription
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core import Store
+from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.core.migration import copying, moved_branches
+from anabranch.adapters.core.store_types import Change, Subscription
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, T
 from ..sql.disk import PostgresDisk, TableSets

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Subscription
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.errors import StoreFullError
 
 from ..contract.disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, take

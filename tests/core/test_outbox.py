@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core import Store, outbox
-from anabranch.adapters.core.outbox import Drained, Entry, Outbox, Told, Written
-from anabranch.adapters.core.table import Table
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core import Store
+from anabranch.adapters.core.features import outbox
+from anabranch.adapters.core.features.outbox import Drained, Entry, Outbox, Told, Written
+from anabranch.adapters.core.operations.table import Table
 from anabranch.policies.errors import StoreFailedError, StoreFullError, TransactionError, UnknownMessageError
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, bodies, eventually, take
 from .made import memory

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from anabranch.adapters.core.changes import Ack, AckRange
-from anabranch.adapters.core.pending_counts import PendingCounts
-from anabranch.adapters.core.states import Catalog
-from anabranch.adapters.store_types import Subscription
+from anabranch.adapters.core.engine.pending_counts import PendingCounts
+from anabranch.adapters.core.operations.changes import Ack, AckRange
+from anabranch.adapters.core.state.states import Catalog
+from anabranch.adapters.core.store_types import Subscription
 
 from ..contract.disk import A, B, T
 from .made import send_to

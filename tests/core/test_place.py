@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.adapters.core.place import ORDER_MAX, order_of, priority_of
-from anabranch.adapters.messages import PRIORITY_MAX
+from anabranch.adapters.core.messages import PRIORITY_MAX
+from anabranch.adapters.core.record.place import ORDER_MAX, order_of, priority_of
 
 priorities = st.integers(0, PRIORITY_MAX)
 

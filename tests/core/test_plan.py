@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.adapters.core.branches import Branch, Commit, Forget, Prepare, Rollback
-from anabranch.adapters.core.changes import Send
-from anabranch.adapters.core.destination_changes import Declare
-from anabranch.adapters.core.plan import Plan
-from anabranch.adapters.core.records import REQUEUED
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.operations.branches import Branch, Commit, Forget, Prepare, Rollback
+from anabranch.adapters.core.operations.changes import Send
+from anabranch.adapters.core.operations.destination_changes import Declare
+from anabranch.adapters.core.operations.plan import Plan
+from anabranch.adapters.core.record.encoding import REQUEUED
+from anabranch.policies.names.destination import Destination
 
 from .made import send_to, sequencer_of, ticket_of
 

@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.adapters.core.priorities import FETCHED_MAX, Orders
+from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.core.state.priorities import FETCHED_MAX, Orders
 from anabranch.adapters.core.store import Store
-from anabranch.adapters.messages import Message, Outgoing
 
 from ..contract.disk import A, assert_whole, bodies, drain
 from ..crash.test_interrupts import everywhere

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core import purging
-from anabranch.adapters.core.purging import PAGE, PAGES, purge
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Change, Subscription
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.service import purging
+from anabranch.adapters.core.service.purging import PAGE, PAGES, purge
+from anabranch.adapters.core.store_types import Change, Subscription
 
 from ..contract.disk import A, B, C, Parallel, T, assert_whole, bodies, eventually, take
 from ..journal.disk import JournalDisk
@@ -68,7 +68,7 @@ DESK, BOOK = Subscription(T, "desk"), Subscription(T, "book")
 @pytest.fixture(params=[JournalDisk, SqliteDisk, MemoryDisk])
 def disk(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     """Of each kind that removes in pages."""
-    monkeypatch.setattr("anabranch.adapters.core.purging.DROP_SECONDS", 3600.0)
+    monkeypatch.setattr("anabranch.adapters.core.service.purging.DROP_SECONDS", 3600.0)
     with request.param(tmp_path) as disk:
         yield disk
 
@@ -164,7 +164,7 @@ def test_what_is_interrupted_is_removed_all_the_same(
 
 
 def test_the_background_goes_on_where_nobody_else_does(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.adapters.core.purging.DROP_SECONDS", 0.001)
+    monkeypatch.setattr("anabranch.adapters.core.service.purging.DROP_SECONDS", 0.001)
     store = disk.create()
     store.subscribe(DESK)
     store.send_many(T, [b"x"] * MANY)

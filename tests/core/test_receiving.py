@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core.backend import ReadError
-from anabranch.adapters.core.leases import Taker
-from anabranch.adapters.core.place import SEQ
-from anabranch.adapters.core.receiving import PAGE
+from anabranch.adapters.core.record.place import SEQ
+from anabranch.adapters.core.service.receiving import PAGE
+from anabranch.adapters.core.state.leases import Taker
 from anabranch.policies.errors import CorruptionError, StoreFailedError
 
 from ..contract.disk import A, Parallel, drain, take

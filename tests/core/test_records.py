@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.adapters.core.records import (
+from anabranch.adapters.core.messages import DEFAULT_PRIORITY
+from anabranch.adapters.core.record.encoding import (
     HEAD,
     REQUEUED,
-    decode,
     encode,
     is_requeued,
     name_of,
     order_and_expiry,
 )
-from anabranch.adapters.messages import DEFAULT_PRIORITY
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.state.decoding import decode
 from anabranch.policies.errors import MessageTooLargeError
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A
 from .made import onefile

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.destination_changes import CloseGate
-from anabranch.adapters.core.gates import Gate, MovedError
-from anabranch.adapters.core.limits import NoRoomYetError
-from anabranch.adapters.core.plan import Plan
-from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.operations.destination_changes import CloseGate
+from anabranch.adapters.core.operations.plan import Plan
+from anabranch.adapters.core.state.gates import Gate, MovedError
+from anabranch.adapters.core.state.limits import NoRoomYetError
+from anabranch.policies.config.limits import LimitOptions
 from anabranch.policies.errors import StoreFailedError, StoreFullError
-from anabranch.policies.limits import LimitOptions
 
 from ..contract.disk import PATIENCE, A, B, Disk, Parallel, bodies, drain, eventually, take
 from ..contract.when_full import LONG, limit, waiting

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from anabranch.adapters.core.rooms import Request
-from anabranch.adapters.messages import Message, Outgoing
-from anabranch.policies.limits import LimitOptions, WhenFull
+from anabranch.adapters.core.features.quotas.rooms import Request
+from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.policies.config.limits import LimitOptions, WhenFull
 
 from ..contract.disk import A, B, take
 from .made import journal

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.adapters.core.engine import APPLY_AT
-from anabranch.adapters.core.priorities import FETCH
-from anabranch.adapters.messages import Outgoing, Receipt
-from anabranch.adapters.store_types import Subscription
+from anabranch.adapters.core.engine.engine import APPLY_AT
+from anabranch.adapters.core.messages import Outgoing, Receipt
+from anabranch.adapters.core.state.priorities import FETCH
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.errors import MessageTooLargeError, StoreFullError
 
 from ..contract.disk import A, T, assert_whole, bodies, drain

@@ -1,4 +1,4 @@
-"""From the seqs of messages to those of their copies (adapters/core/seq_map.py)."""
+"""From the seqs of messages to those of their copies (adapters/core/migration/seq_map.py)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from anabranch.adapters.core import seq_map
-from anabranch.adapters.core.seq_map import SeqMap
+from anabranch.adapters.core.migration import seq_map
+from anabranch.adapters.core.migration.seq_map import SeqMap
 
 
 @pytest.fixture

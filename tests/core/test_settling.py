@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.adapters.store_types import Settlement
+from anabranch.adapters.core.store_types import Settlement
 from anabranch.policies.errors import StoreFullError, UnknownMessageError
 
 from ..contract.disk import A, drain, take

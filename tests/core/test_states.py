@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from anabranch.adapters.core.states import Catalog
-from anabranch.adapters.store_types import Subscription
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.state.states import Catalog
+from anabranch.adapters.core.store_types import Subscription
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, T, assert_whole, bodies
 from .made import memory, onefile, send_to, ticket_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Counts, Subscription
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.store_types import Counts, Subscription
 from anabranch.policies.errors import StoreFailedError
 
 from ..contract.disk import A, B, T, take

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core.subscriptions import checked, require_same, require_unclaimed, shown, unknown
-from anabranch.adapters.store_types import Subscription
+from anabranch.adapters.core.service.subscriptions import checked, require_same, require_unclaimed, shown, unknown
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.errors import DestinationError, SubscriptionError, TransactionError
 
 from ..contract.disk import A, T

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core import sweep
+from anabranch.adapters.core.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
+from anabranch.adapters.core.state import sweep
+from anabranch.adapters.core.state.sweep import Remembered, Sweep
 from anabranch.adapters.core.store import Store
-from anabranch.adapters.core.sweep import Remembered, Sweep
-from anabranch.adapters.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
-from anabranch.adapters.store_types import Subscription
+from anabranch.adapters.core.store_types import Subscription
 
 from ..contract.disk import A, B, Disk, T, drain, take
 from ..contract.expiring import Clock

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from anabranch.adapters.core.branches import Forget
-from anabranch.adapters.core.changes import Ack, AckRange, Change, Returned
-from anabranch.adapters.core.destination_changes import Remove
-from anabranch.adapters.core.states import Catalog
-from anabranch.adapters.core.table import apply_all
+from anabranch.adapters.core.operations.branches import Forget
+from anabranch.adapters.core.operations.changes import Ack, AckRange, Change, Returned
+from anabranch.adapters.core.operations.destination_changes import Remove
+from anabranch.adapters.core.operations.table import apply_all
+from anabranch.adapters.core.state.states import Catalog
 
 from ..contract.disk import A, B
 from .made import send_to

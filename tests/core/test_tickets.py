@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from anabranch.adapters.core.changes import Ack
-from anabranch.adapters.core.tickets import Ticket
+from anabranch.adapters.core.operations.changes import Ack
+from anabranch.adapters.core.operations.tickets import Ticket
 
 from ..contract.disk import A, B, bodies
 from .made import memory, onefile, send_to

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.core.messages import Outgoing
 from anabranch.policies.errors import StoreFullError
 
 from ..contract.disk import A, B, bodies, drain, take

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.adapters.acceleration import PURE
-from anabranch.adapters.core import usage
-from anabranch.adapters.core.branches import Branch, Commit
-from anabranch.adapters.core.changes import Ack, AckRange, Change, Send, SendMany
-from anabranch.adapters.core.states import DestinationState, SubscriptionState
-from anabranch.adapters.core.tickets import Ticket
-from anabranch.adapters.core.usage import ROW, Buffer, Recorder, Rows, hash_of
-from anabranch.adapters.store_types import Subscription
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.engine import usage
+from anabranch.adapters.core.engine.usage import ROW, Buffer, Recorder, Rows, hash_of
+from anabranch.adapters.core.operations.branches import Branch, Commit
+from anabranch.adapters.core.operations.changes import Ack, AckRange, Change, Send, SendMany
+from anabranch.adapters.core.operations.tickets import Ticket
+from anabranch.adapters.core.state.states import DestinationState, SubscriptionState
+from anabranch.adapters.core.store_types import Subscription
+from anabranch.adapters.system.acceleration import PURE
+from anabranch.policies.names.destination import Destination
 
 ORDERS = DestinationState(1, Destination.parse("queue://orders"))
 AUDIT = DestinationState(2, Destination.parse("queue://audit"))

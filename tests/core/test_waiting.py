@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.background import shared
-from anabranch.adapters.core import waiting
 from anabranch.adapters.core.backend import Settings
-from anabranch.adapters.core.changes import Postponed
-from anabranch.adapters.core.delivery import RETURNED_MAX
-from anabranch.adapters.core.waiting import backoff_ms, delay_ms, postponements
-from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.core.features import scheduled as waiting
+from anabranch.adapters.core.features.scheduled import backoff_ms, delay_ms, postponements
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.operations.changes import Postponed
+from anabranch.adapters.core.state.delivery import RETURNED_MAX
+from anabranch.adapters.system.background import shared
+from anabranch.policies.config.options import Redelivery
 from anabranch.policies.errors import ConfigError, StoreFullError
-from anabranch.policies.options import Redelivery
 
 from ..contract.disk import PATIENCE, A, B, Parallel, assert_whole, bodies, drain, eventually, take
 from ..contract.expiring import HOUR, Clock
@@ -152,7 +152,7 @@ def test_what_cannot_be_written_comes_later(clock: Clock, monkeypatch: pytest.Mo
 
 def test_more_are_due_than_are_kept_in_hand(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those beyond are fetched anew, and none is received twice."""
-    monkeypatch.setattr("anabranch.adapters.core.delivery.RETURNED_MAX", 7)
+    monkeypatch.setattr("anabranch.adapters.core.state.delivery.RETURNED_MAX", 7)
     assert RETURNED_MAX > 7
     for made in (journal, memory):
         for priorities in (False, True):

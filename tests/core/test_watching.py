@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.watching import Watch
-from anabranch.adapters.messages import Message, Outgoing
+from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.core.service.watching import Watch
 from anabranch.policies.errors import ClosedError, StoreFailedError
 
 from ..contract.disk import PATIENCE, A, B, Disk, Parallel, assert_whole, eventually, take

@@ -9,8 +9,8 @@ import pytest
 from anabranch_onefile.backend import OneFileBackend, OneFileOptions
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.plan import Plan
-from anabranch.adapters.core.writers import Threaded
+from anabranch.adapters.core.engine.writers import Threaded
+from anabranch.adapters.core.operations.plan import Plan
 from anabranch.policies.errors import ClosedError, OutcomeUnknownError, StoreFailedError, StoreFullError
 
 from ..contract.disk import A, B, bodies, take

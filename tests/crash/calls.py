@@ -18,9 +18,9 @@ from unittest import mock
 
 import lmdb
 
-from anabranch.adapters import background, locking
-from anabranch.adapters.background import Outcome
-from anabranch.adapters.core import waiting
+from anabranch.adapters.core.features import scheduled as waiting
+from anabranch.adapters.system import background, locking
+from anabranch.adapters.system.background import Outcome
 from anabranch.adapters.wal import log as wal_log
 from anabranch.adapters.wal import syncing
 

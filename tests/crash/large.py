@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import anabranch
-from anabranch.adapters.core.large import NAMED_AT
+from anabranch.adapters.core.record.large import NAMED_AT
 
 from .calls import Faults, Jobs
 from .ledger import Operation, body_of, compare, contents, identity_of, source, violations

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import anabranch
-from anabranch.policies.destination import Kind
+from anabranch.policies.names.destination import Kind
 
 Operation = dict[str, Any]
 Contents = Mapping[str, Sequence[str]]

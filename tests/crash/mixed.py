@@ -28,8 +28,8 @@ import sqlalchemy
 from pydantic import SecretStr
 
 import anabranch
-from anabranch.policies.destination import Destination
-from anabranch.policies.options import StoreOptions
+from anabranch.policies.config.options import StoreOptions
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import PATIENCE
 from .ledger import (

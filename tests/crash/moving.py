@@ -3,7 +3,7 @@
     python -m tests.crash.moving --kind crash        the process ends before call number k; it is run again
     python -m tests.crash.moving --kind power        every directory that a disk may hold at any point
     python -m tests.crash.moving --joined --kind crash     a store for each destination becomes one for all: they are
-                                                           put aside first (router/changed_kinds.py)
+                                                           put aside first (router/placement/changed_kinds.py)
 
 Whatever happens, no router opens the directory that would not show all of it; the same command, run again, moves the
 rest; and in the end everything is there once, in order, with all that was known of it, and nothing else is left.
@@ -25,10 +25,10 @@ from typing import Any, Final
 from unittest import mock
 
 import anabranch
-from anabranch.adapters.core import copying
+from anabranch.adapters.core.migration import copying
 from anabranch.policies.errors import AnabranchError, PlacementError
-from anabranch.router.in_force import read_in_force
-from anabranch.router.repartition import repartition
+from anabranch.router.offline.repartition import repartition
+from anabranch.router.placement.in_force import read_in_force
 
 from ..places import in_memory
 from .calls import Crash, Faults, Jobs, simulated

@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import anabranch
 from anabranch.policies.errors import AnabranchError, PlacementError
-from anabranch.router.repartition import repartition
-from anabranch.router.repartition_progress import NAME
+from anabranch.router.offline.repartition import repartition
+from anabranch.router.placement.repartition_progress import NAME
 
 from ..places import in_memory
 from .calls import Crash, Faults, Jobs, simulated

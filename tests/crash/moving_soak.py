@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import anabranch
 from anabranch.policies.errors import PlacementError
-from anabranch.router.repartition import repartition
+from anabranch.router.offline.repartition import repartition
 
 from ..places import in_memory
 from .ledger import violations

@@ -17,9 +17,9 @@ from typing import Final, TypeVar
 from unittest import mock
 
 import anabranch
+from anabranch.adapters.core.store_types import Pending
 from anabranch.adapters.journal import JournalStore
-from anabranch.adapters.store_types import Pending
-from anabranch.router.decision_log import Decision, DecisionLog
+from anabranch.router.transactions.decision_log import Decision, DecisionLog
 
 from .calls import Crash, Jobs
 from .ledger import body_of, identity_of, name

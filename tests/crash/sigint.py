@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anabranch
-from anabranch.policies.options import StoreOptions
+from anabranch.policies.config.options import StoreOptions
 
 from ..contract.disk import eventually
 from ..shares import add_options

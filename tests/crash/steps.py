@@ -32,7 +32,7 @@ from sqlalchemy.engine.default import DefaultDialect
 
 import anabranch
 from anabranch.adapters.journal import JournalStore
-from anabranch.router.decision_log import DecisionLog
+from anabranch.router.transactions.decision_log import DecisionLog
 
 from ..contract.children import forked, reaped
 from ..contract.disk import eventually

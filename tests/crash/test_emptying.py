@@ -17,8 +17,8 @@ from unittest.mock import patch
 import pytest
 
 import anabranch
-from anabranch.adapters.core import purging
-from anabranch.policies.durability import Sync
+from anabranch.adapters.core.service import purging
+from anabranch.policies.config.durability import Sync
 
 from ..contract.disk import PATIENCE
 from ..wal.logs import leading

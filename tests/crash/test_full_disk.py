@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.policies.limits import LimitOptions, WhenFull
+from anabranch.policies.config.limits import LimitOptions, WhenFull
 
 from ..contract.disk import eventually
 from ..router.disk import crashed

@@ -11,7 +11,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.wal.watermark import WatermarkFile
-from anabranch.policies.durability import Sync
+from anabranch.policies.config.durability import Sync
 
 from ..contract.disk import eventually
 

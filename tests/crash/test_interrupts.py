@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.core.leases import Taker
+from anabranch.adapters.core.state.leases import Taker
 from anabranch.adapters.journal import JournalStore
 
 from ..contract.disk import PATIENCE, Parallel

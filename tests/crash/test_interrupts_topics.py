@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import JournalStore
-from anabranch.adapters.messages import Message
-from anabranch.adapters.store_types import Subscription
-from anabranch.policies.destination import Destination
 from anabranch.policies.errors import UnknownMessageError, UnknownSubscriptionError
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, T, assert_whole, take
 from ..journal.disk import JournalDisk

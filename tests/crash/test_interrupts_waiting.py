@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters.core.waiting import Waiting
+from anabranch.adapters.core.features.scheduled import Waiting
 
 from ..contract.expiring import HOUR, Clock
 from ..shares import Share

@@ -22,9 +22,9 @@ import pytest
 
 import anabranch
 import anabranch.adapters.sql
-from anabranch.adapters.core.large import CHUNK_BYTES
-from anabranch.policies.limits import LimitOptions, WhenFull
-from anabranch.policies.options import StoreOptions
+from anabranch.adapters.core.record.large import CHUNK_BYTES
+from anabranch.policies.config.limits import LimitOptions, WhenFull
+from anabranch.policies.config.options import StoreOptions
 
 from ..contract.children import forked, reaped
 from .damaging import Trial, outcomes

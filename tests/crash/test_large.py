@@ -1,4 +1,4 @@
-"""Every system call that large messages make spoiled, one after the other (large.py)."""
+"""Every system call that large messages make spoiled, one after the other (reference.py)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from anabranch.adapters.journal import JournalStore
-from anabranch.router import decision_log
+from anabranch.router.transactions import decision_log
 
 from ..garbage import set_aside
 from ..shares import Share

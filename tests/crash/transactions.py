@@ -25,11 +25,11 @@ from typing import Any, Final
 from unittest import mock
 
 import anabranch
+from anabranch.adapters.core.store_types import Pending
 from anabranch.adapters.journal import JournalStore
-from anabranch.adapters.store_types import Pending
 from anabranch.adapters.wal import format as w
-from anabranch.router import decision_log
-from anabranch.router.decision_log import Decision, DecisionLog, External
+from anabranch.router.transactions import decision_log
+from anabranch.router.transactions.decision_log import Decision, DecisionLog, External
 
 from ..garbage import set_aside
 from .calls import Crash, Faults, Jobs, simulated

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from anabranch.adapters.core.engine import Engine
-from anabranch.adapters.core.states import DestinationState
-from anabranch.adapters.core.tickets import Ticket
+from anabranch.adapters.core.engine.engine import Engine
+from anabranch.adapters.core.operations.tickets import Ticket
+from anabranch.adapters.core.state.states import DestinationState
 from anabranch.adapters.journal.backend import JournalBackend
 from anabranch.adapters.journal.indexed import indexed
 from anabranch.adapters.journal.writing import JournalBatch, JournalEncoder
 from anabranch.adapters.wal.ticket import Tail
 from anabranch.policies.config import JournalOptions
-from anabranch.policies.destination import Destination
+from anabranch.policies.names.destination import Destination
 
 
 def engine_of(last_seq: int = 0, duplicate_window: int = 10) -> Engine:

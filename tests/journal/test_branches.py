@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.background import CoalescedJob
-from anabranch.adapters.core import engine
-from anabranch.adapters.core.records import HEAD
+from anabranch.adapters.core.engine import engine
+from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.core.record.encoding import HEAD
 from anabranch.adapters.journal import JournalStore, transaction_rows
 from anabranch.adapters.journal.encoding import SEND_OVERHEAD
-from anabranch.adapters.messages import Message, Outgoing
+from anabranch.adapters.system.background import CoalescedJob
 from anabranch.adapters.wal import format as w
-from anabranch.policies.destination import Destination
 from anabranch.policies.errors import (
     CorruptionError,
     OutcomeUnknownError,
@@ -26,6 +25,7 @@ from anabranch.policies.errors import (
     StoreFullError,
     TransactionError,
 )
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import PATIENCE, A, B, C, assert_whole, bodies, drain, take
 from ..contract.preparing import claim, prepare, to, transaction

@@ -14,18 +14,18 @@ import pytest
 
 import anabranch
 from anabranch.adapters.core import Store
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import JournalStore, compaction, index_file
 from anabranch.adapters.journal.checksums import PageChecksums
 from anabranch.adapters.journal.index_file import IndexFile
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Subscription
 from anabranch.adapters.wal import copies as wal_copies
 from anabranch.adapters.wal import skimming
 from anabranch.adapters.wal.file import File
 from anabranch.adapters.wal.format import HEADER_BYTES
 from anabranch.adapters.wal.reader import read_at
-from anabranch.policies.destination import Destination
 from anabranch.policies.errors import CorruptionError, StoreFullError
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, assert_whole, bodies, drain, eventually, take
 from .disk import JournalDisk, content, directory_of, rebuilt, segments_of

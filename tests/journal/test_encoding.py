@@ -15,27 +15,36 @@ from google_crc32c import extend as crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.adapters.core.branches import Branch, Commit, Forget, Prepare, Rollback, payload_of
-from anabranch.adapters.core.changes import Ack, AckRange, Change, Refused, Returned, Send, SendMany, VolatileChange
-from anabranch.adapters.core.copying import Brought
-from anabranch.adapters.core.destination_changes import CloseGate, Declare, Remove, Subscribe, Unsubscribe
-from anabranch.adapters.core.dropping import Dropped
-from anabranch.adapters.core.engine import Engine
-from anabranch.adapters.core.keyed import Unchanged
-from anabranch.adapters.core.outbox import Drained
-from anabranch.adapters.core.records import encode
-from anabranch.adapters.core.states import Catalog, DestinationState, SubscriptionState
+from anabranch.adapters.core.engine.engine import Engine
+from anabranch.adapters.core.features.keyed.keyed import Unchanged
+from anabranch.adapters.core.features.outbox import Drained
+from anabranch.adapters.core.features.quotas.dropping import Dropped
+from anabranch.adapters.core.migration.copying import Brought
+from anabranch.adapters.core.operations.branches import Branch, Commit, Forget, Prepare, Rollback, payload_of
+from anabranch.adapters.core.operations.changes import (
+    Ack,
+    AckRange,
+    Change,
+    Refused,
+    Returned,
+    Send,
+    SendMany,
+    VolatileChange,
+)
+from anabranch.adapters.core.operations.destination_changes import CloseGate, Declare, Remove, Subscribe, Unsubscribe
+from anabranch.adapters.core.record.encoding import encode
+from anabranch.adapters.core.state.states import Catalog, DestinationState, SubscriptionState
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import snapshot
 from anabranch.adapters.journal.bodies import body_of
 from anabranch.adapters.journal.encoding import CODECS, DECODERS, SEND, SEND_HEAD
 from anabranch.adapters.journal.index import Index
 from anabranch.adapters.journal.snapshot import WriteSnapshot
-from anabranch.adapters.store_types import Subscription
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal.reader import BatchReader, Record, records_of
 from anabranch.adapters.wal.segment import Segment
 from anabranch.adapters.wal.ticket import Tail
-from anabranch.policies.destination import Destination
+from anabranch.policies.names.destination import Destination
 
 from ..wal.made import header_of
 from .made import batch_of, engine_of, state_of

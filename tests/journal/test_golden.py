@@ -15,18 +15,18 @@ import msgspec
 import pytest
 
 import anabranch
-from anabranch.adapters.core.branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
-from anabranch.adapters.core.changes import Ack, AckRange, Change, Postponed, Returned, Send
-from anabranch.adapters.core.destination_changes import Declare, Remove, Subscribe, Unsubscribe
-from anabranch.adapters.core.engine import Engine
-from anabranch.adapters.core.records import HEAD, REMOVAL
-from anabranch.adapters.core.states import Catalog
+from anabranch.adapters.core.engine.engine import Engine
+from anabranch.adapters.core.operations.branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
+from anabranch.adapters.core.operations.changes import Ack, AckRange, Change, Postponed, Returned, Send
+from anabranch.adapters.core.operations.destination_changes import Declare, Remove, Subscribe, Unsubscribe
+from anabranch.adapters.core.record.encoding import HEAD, REMOVAL
+from anabranch.adapters.core.state.states import Catalog
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import checksums, snapshot
 from anabranch.adapters.journal.copied import Compacted, Copied
 from anabranch.adapters.journal.encoding import CODECS, DECODERS, SEND, copied_in
 from anabranch.adapters.journal.index import Checkpoint
 from anabranch.adapters.journal.snapshot import WriteSnapshot
-from anabranch.adapters.store_types import Subscription
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal.copies import RECORDS_MAX, CopiesWriter
 from anabranch.adapters.wal.files import SegmentFiles
@@ -34,11 +34,11 @@ from anabranch.adapters.wal.reader import BatchReader, Record, records_of
 from anabranch.adapters.wal.records import RecordEncoder
 from anabranch.adapters.wal.segment import Segment
 from anabranch.adapters.wal.ticket import Tail, Ticket
-from anabranch.policies.destination import Destination
-from anabranch.policies.durability import Sync
-from anabranch.router import decision_log
-from anabranch.router.decision_log import Decision, DecisionLog, External
-from anabranch.router.xid import Xid
+from anabranch.policies.config.durability import Sync
+from anabranch.policies.names.destination import Destination
+from anabranch.router.transactions import decision_log
+from anabranch.router.transactions.decision_log import Decision, DecisionLog, External
+from anabranch.router.transactions.xid import Xid
 
 from .golden import make
 from .made import batch_of, engine_of, state_of

@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from anabranch.adapters.core.branches import Branch
-from anabranch.adapters.core.leases import LEASED, LEAVING
-from anabranch.adapters.core.records import HEAD
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.operations.branches import Branch
+from anabranch.adapters.core.record.encoding import HEAD
+from anabranch.adapters.core.state.leases import LEASED, LEAVING
 from anabranch.adapters.journal.encoding import NUMBER, SEND_OVERHEAD
-from anabranch.adapters.messages import Outgoing
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal.log import Log
-from anabranch.policies.destination import Destination
 from anabranch.policies.errors import StoreFullError, UnknownMessageError
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, Parallel, assert_whole, bodies, drain, eventually, take
 from ..contract.preparing import prepare, to

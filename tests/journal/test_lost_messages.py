@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.core.maps import Maps
+from anabranch.adapters.core.features.keyed.maps import Maps
+from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import JournalStore, lost_messages
 from anabranch.adapters.journal.salvage import LossReport, reports, summary
-from anabranch.adapters.messages import Message
-from anabranch.adapters.store_types import Subscription
 from anabranch.policies.config import JournalOptions
-from anabranch.policies.destination import Destination
-from anabranch.policies.durability import OnCorruption
+from anabranch.policies.config.durability import OnCorruption
 from anabranch.policies.errors import AnabranchError, CorruptionError
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import PATIENCE, A, B, drain, take
 from ..crash.calls import Crash, Faults, Jobs, simulated

@@ -15,11 +15,11 @@ import msgspec
 import pytest
 from google_crc32c import extend as crc32c
 
-from anabranch.adapters.core.records import HEAD
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.record.encoding import HEAD
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.journal import encoding as e
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Subscription
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal.files import read_header
 from anabranch.adapters.wal.reader import BatchReader, Record, records_of
@@ -27,8 +27,8 @@ from anabranch.adapters.wal.records import encode_records
 from anabranch.adapters.wal.segment import Segment
 from anabranch.adapters.wal.ticket import Tail
 from anabranch.policies.config import JournalOptions
-from anabranch.policies.destination import Destination, Kind
 from anabranch.policies.errors import AnabranchError, CorruptionError
+from anabranch.policies.names.destination import Destination, Kind
 
 from ..contract.disk import take
 from ..shares import Share

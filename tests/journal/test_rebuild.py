@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.adapters.core import purging
+from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.core.service import purging
+from anabranch.adapters.core.store_types import Change, Subscription
 from anabranch.adapters.journal import JournalStore, index, pending_before, rows, snapshot
 from anabranch.adapters.journal.pending_before import PendingBefore
-from anabranch.adapters.messages import Message, Outgoing
-from anabranch.adapters.store_types import Change, Subscription
-from anabranch.policies.destination import Destination
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, T, assert_whole, bodies, drain, take
 from .disk import JournalDisk

@@ -12,7 +12,7 @@ import pytest
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.journal import JournalStore
-from anabranch.policies.destination import Destination
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, C, assert_whole, bodies, drain, eventually, take
 from .disk import JournalDisk, content, directory_of, rebuilt, segments_of

@@ -19,8 +19,7 @@ from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal import log
 from anabranch.policies.config import JournalOptions
-from anabranch.policies.destination import Destination
-from anabranch.policies.durability import Sync
+from anabranch.policies.config.durability import Sync
 from anabranch.policies.errors import (
     AnabranchError,
     ClosedError,
@@ -30,6 +29,7 @@ from anabranch.policies.errors import (
     StoreFailedError,
     StoreLockedError,
 )
+from anabranch.policies.names.destination import Destination
 
 from ..contract.children import reaped
 from ..contract.disk import A, B, Parallel, assert_whole, bodies, drain, take

@@ -12,22 +12,22 @@ from typing import Any, NamedTuple
 import pytest
 from google_crc32c import extend as crc32c
 
-from anabranch.adapters.core.place import OWN, SEQ
+from anabranch.adapters.core.record.place import OWN, SEQ
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.journal.backend import JournalBackend
 from anabranch.adapters.journal.compaction import Compactor
 from anabranch.adapters.journal.replay import UNNAMED
 from anabranch.adapters.journal.salvage import LossReport, reports, salvage, summary
-from anabranch.adapters.store_types import Subscription
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal.files import read_header
 from anabranch.adapters.wal.log import Log
 from anabranch.adapters.wal.reader import BatchReader, records_of
 from anabranch.adapters.wal.segment import Segment
 from anabranch.policies.config import JournalOptions
-from anabranch.policies.destination import Destination
-from anabranch.policies.durability import OnCorruption
+from anabranch.policies.config.durability import OnCorruption
 from anabranch.policies.errors import AnabranchError, CorruptionError
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, assert_whole, take
 from ..crash.calls import Crash, Faults, Jobs, simulated

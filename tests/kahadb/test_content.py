@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.adapters.core.headers import unpack_headers
-from anabranch.adapters.core.records import HEAD
+from anabranch.adapters.core.record.encoding import HEAD
+from anabranch.adapters.core.record.headers import unpack_headers
 from anabranch.adapters.kahadb import content
 from anabranch.adapters.kahadb.commands import AddMessage, decode
 from anabranch.adapters.kahadb.content import NotCarriedError, carried, read_properties

@@ -16,12 +16,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 import anabranch
-from anabranch.adapters.core import copying
+from anabranch.adapters.core.migration import copying
 from anabranch.adapters.kahadb import explain
 from anabranch.adapters.kahadb.pending import pending_of
 from anabranch.policies.config import load
-from anabranch.router import importing
 from anabranch.router.cli.app import app
+from anabranch.router.offline import importing
 
 from ..crash.calls import Crash, Faults, Jobs, simulated
 from ..shares import Share

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from anabranch.adapters.kahadb import explain, usage_trace
 from anabranch.adapters.kahadb.replay import SeenIds
-from anabranch.policies.partitioning.events import UsageEvent
+from anabranch.policies.advisor.trace.events import UsageEvent
 
 from . import writer as w
 from .conftest import TOYMAKER

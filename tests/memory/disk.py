@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.memory import MemoryStore
-from anabranch.policies.options import MemoryOptions
+from anabranch.policies.config.options import MemoryOptions
 
 from ..contract.disk import Disk
 

@@ -17,11 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.memory import MemoryStore
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Subscription
-from anabranch.policies.destination import Destination
-from anabranch.policies.options import MemoryOptions
+from anabranch.policies.config.options import MemoryOptions
+from anabranch.policies.names.destination import Destination
 
 QUEUES = [Destination.parse(f"q.{n}") for n in range(50)]
 TOPIC = Destination.parse("topic://t")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.memory import MemoryStore
-from anabranch.adapters.messages import Message
-from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A, B, T, assert_whole, bodies, take

@@ -17,15 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
-from anabranch.adapters.store_types import Change, Subscription
-from anabranch.policies.destination import Destination, Kind
-from anabranch.policies.errors import (
-    SubscriptionError,
-    TransactionError,
-    UnknownMessageError,
-    UnknownSubscriptionError,
-)
+from anabranch.adapters.core.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
+from anabranch.adapters.core.store_types import Change, Subscription
+from anabranch.policies.errors import SubscriptionError, TransactionError, UnknownMessageError, UnknownSubscriptionError
+from anabranch.policies.names.destination import Destination, Kind
 
 from ..contract.disk import PATIENCE, Disk
 from ..contract.expiring import HOUR, Clock

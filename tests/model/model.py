@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from anabranch.adapters.store_types import Change, Subscription, SubscriptionKey
-from anabranch.policies.destination import Destination, Kind
+from anabranch.adapters.core.store_types import Change, Subscription, SubscriptionKey
+from anabranch.policies.names.destination import Destination, Kind
 
 READY, LEASED, CLAIMED, PREPARED = "ready", "leased", "claimed", "prepared"
 QUEUE = 0

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.messages import Message, Outgoing
+from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.policies.config.limits import LimitOptions
 from anabranch.policies.errors import StoreFullError
-from anabranch.policies.limits import LimitOptions
 
 from ..contract.disk import A, B, Disk, assert_whole, bodies
 from ..journal.disk import JournalDisk

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import anabranch
-from anabranch.adapters.messages import Message
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core.messages import Message
 from anabranch.policies.errors import PlacementError, TransactionError
+from anabranch.policies.names.destination import Destination
 
 from ..router.disk import crashed
 from ..shares import Share

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 import anabranch
-from anabranch.adapters.core import large
+from anabranch.adapters.core.record import large as large
 from anabranch.adapters.journal import checksums, index
 from anabranch.adapters.wal import format as segments
 from anabranch.policies.config import (
@@ -27,8 +27,8 @@ from anabranch.policies.config import (
     UsageOptions,
     loads,
 )
-from anabranch.router import destinations_table as placement
-from anabranch.router.in_force import KEPT
+from anabranch.router.placement import record as placement
+from anabranch.router.placement.in_force import KEPT
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -171,7 +171,7 @@ def test_the_page_says_of_each_option_what_a_change_does_to_a_directory_that_exi
 
 @pytest.mark.parametrize(
     ("module", "names"),
-    [("adapters/store_types.py", {"_Counts", "Counts", "StoreStats"}), ("router/router.py", {"RouterStats"})],
+    [("adapters/core/store_types.py", {"_Counts", "Counts", "StoreStats"}), ("router/router.py", {"RouterStats"})],
 )
 def test_each_field_that_counts_something_is_explained(module: str, names: set[str]) -> None:
     classes = [node for node in ast.parse((ROOT / module).read_text()).body if isinstance(node, ast.ClassDef)]

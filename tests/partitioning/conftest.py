@@ -13,7 +13,7 @@ import pytest
 
 from anabranch import Config, JournalOptions, StoreConfig
 from anabranch.adapters.kahadb import usage_trace
-from anabranch.policies.partitioning import CurrentConfig, Workload, from_events, generate
+from anabranch.policies.advisor import CurrentConfig, Workload, from_events, generate
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 """A Java that lives for seconds only loses by compiling well: it is most of what these tests cost."""
@@ -115,7 +115,7 @@ def toymaker(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    from anabranch.policies.partitioning.session import spark_session
+    from anabranch.policies.advisor.spark.session import spark_session
 
     session = spark_session("local[2]", shuffle_partitions=2)
     yield session

@@ -10,9 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from anabranch.policies.compaction import BATCH_BYTES, choose, look_after
-from anabranch.policies.partitioning import UsageEvent
-from anabranch.policies.partitioning.kernel import (
+from anabranch.policies.advisor import UsageEvent
+from anabranch.policies.advisor.model.kernel import (
     COMPACTED_BYTES,
     KEPT_BYTES,
     KEPT_EXPECTED,
@@ -21,6 +20,7 @@ from anabranch.policies.partitioning.kernel import (
     SNAPSHOT_WORTH,
     JournalRules,
 )
+from anabranch.policies.compaction import BATCH_BYTES, choose, look_after
 
 
 def segments(

@@ -14,7 +14,7 @@ from typing import IO
 
 from pyspark.find_spark_home import _find_spark_home
 
-from anabranch.policies.partitioning.java import java_home
+from anabranch.policies.advisor.spark.java import java_home
 
 _DEPLOY = "org.apache.spark.deploy"
 _PLACE = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import yaml
 
-from anabranch.policies.partitioning import Workload
-from anabranch.policies.partitioning.broker import BrokerPeak, broker_peak, expected_files
+from anabranch.policies.advisor import Workload
+from anabranch.policies.advisor.model.broker import BrokerPeak, broker_peak, expected_files
 
 SEGMENT = 512 << 10
 WORKLOADS = Path(__file__).parent / "broker_workloads.yaml"

@@ -10,11 +10,7 @@ import pytest
 
 from anabranch import Router
 from anabranch.policies.activemq import write_mkahadb
-from anabranch.policies.config import Config, loads
-from anabranch.policies.destination import Destination
-from anabranch.policies.durability import Sync
-from anabranch.policies.options import JournalOptions
-from anabranch.policies.partitioning import (
+from anabranch.policies.advisor import (
     Recommendation,
     RecommendOptions,
     UsageEvent,
@@ -24,7 +20,11 @@ from anabranch.policies.partitioning import (
     render_html,
     render_text,
 )
-from anabranch.policies.partitioning.catch_all import catch_all_store
+from anabranch.policies.advisor.search.catch_all import catch_all_store
+from anabranch.policies.config import Config, loads
+from anabranch.policies.config.durability import Sync
+from anabranch.policies.config.options import JournalOptions
+from anabranch.policies.names.destination import Destination
 
 from .conftest import SEGMENT_BYTES, shape
 

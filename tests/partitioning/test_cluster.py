@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from anabranch.policies.advisor import generate, write_trace
+from anabranch.policies.advisor.model import kernel
+from anabranch.policies.advisor.spark import cluster, workers
+from anabranch.policies.advisor.spark.cluster import check_master, told_to_wait
+from anabranch.policies.advisor.spark.session import spark_errors
+from anabranch.policies.advisor.spark.trace import by_value
 from anabranch.policies.errors import ConfigError, SparkError
-from anabranch.policies.partitioning import cluster, generate, kernel, workers, write_trace
-from anabranch.policies.partitioning.cluster import check_master, told_to_wait
-from anabranch.policies.partitioning.session import spark_errors
-from anabranch.policies.partitioning.spark_trace import by_value
 
 from .conftest import shape
 from .standalone import standalone_cluster
@@ -137,7 +139,7 @@ def test_one_that_listens_and_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(TRACE)
     (tmp_path / "scratch").mkdir()
     code = (
-        "from anabranch.policies.partitioning import cluster; cluster.PATIENCE_S = 0.1\n"
+        "from anabranch.policies.advisor.spark import cluster; cluster.PATIENCE_S = 0.1\n"
         "from anabranch.router.cli import main; main()"
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -162,12 +164,13 @@ _ON_TWO_WORKERS = """
 import sys
 
 from anabranch.policies.errors import SparkError
-from anabranch.policies.partitioning import executors, read_trace
-from anabranch.policies.partitioning.engine import LocalEngine
-from anabranch.policies.partitioning.model import CostModel
-from anabranch.policies.partitioning.opening import open_engine
-from anabranch.policies.partitioning.operations import build
-from anabranch.policies.partitioning.session import spark_session
+from anabranch.policies.advisor import read_trace
+from anabranch.policies.advisor.spark import executors
+from anabranch.policies.advisor.recommend.engine import LocalEngine
+from anabranch.policies.advisor.model.exact import CostModel
+from anabranch.policies.advisor.trace.opening import open_engine
+from anabranch.policies.advisor.statistics.operations import build
+from anabranch.policies.advisor.spark.session import spark_session
 
 executors.LOST_MAX_S = 3
 partitions = [((0, 2), (1, 3, 4))]

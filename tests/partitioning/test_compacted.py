@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.records import HEAD
+from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.record.encoding import HEAD
 from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.journal.compaction import Compactor
 from anabranch.adapters.journal.encoding import ACK_PAYLOAD, SEND_OVERHEAD
-from anabranch.adapters.messages import Message
 from anabranch.adapters.wal import format as w
+from anabranch.policies.advisor import UsageEvent
+from anabranch.policies.advisor.model.exact import CostModel, measure
+from anabranch.policies.advisor.model.kernel import JournalRules
+from anabranch.policies.advisor.statistics.operations import build
+from anabranch.policies.advisor.statistics.sizes import JournalSizes
+from anabranch.policies.advisor.trace.table import from_events
 from anabranch.policies.compaction import choose
-from anabranch.policies.partitioning import UsageEvent
-from anabranch.policies.partitioning.kernel import JournalRules
-from anabranch.policies.partitioning.model import CostModel, measure
-from anabranch.policies.partitioning.operations import build
-from anabranch.policies.partitioning.sizes import JournalSizes
-from anabranch.policies.partitioning.trace import from_events
 
 from ..contract.disk import A, B, C, assert_whole, drain, take
 from ..journal.disk import JournalDisk

@@ -11,10 +11,7 @@ from click.testing import CliRunner
 
 import anabranch
 from anabranch import Config, JournalOptions, StoreConfig, Sync
-from anabranch.policies.config import load
-from anabranch.policies.destination import Destination
-from anabranch.policies.errors import ConfigError
-from anabranch.policies.partitioning import (
+from anabranch.policies.advisor import (
     CurrentConfig,
     Recommendation,
     RecommendOptions,
@@ -24,7 +21,10 @@ from anabranch.policies.partitioning import (
     recommend_best,
     render_text,
 )
-from anabranch.policies.partitioning.trace import write_trace
+from anabranch.policies.advisor.trace.table import write_trace
+from anabranch.policies.config import load
+from anabranch.policies.errors import ConfigError
+from anabranch.policies.names.destination import Destination
 from anabranch.router.cli.app import app
 
 SEGMENT = 64 << 10

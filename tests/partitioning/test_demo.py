@@ -13,8 +13,8 @@ from examples.demo.__main__ import MARKER, _unpack
 from examples.demo.loop import run_loop
 
 from anabranch import Config, JournalOptions, StoreConfig, Sync
+from anabranch.policies.advisor import UsageEvent
 from anabranch.policies.errors import ConfigError
-from anabranch.policies.partitioning import UsageEvent
 
 
 def archive(path: Path, *names: str) -> Path:

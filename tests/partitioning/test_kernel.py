@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from anabranch.policies.partitioning.kernel import NEVER_POSITION, JournalRules, StoreCourse, StoreJournal
+from anabranch.policies.advisor.model.kernel import NEVER_POSITION, JournalRules, StoreCourse, StoreJournal
 
 from . import reference
 

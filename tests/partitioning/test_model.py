@@ -11,17 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anabranch.policies.advisor import JournalSizes, UsageEvent, from_events
+from anabranch.policies.advisor.model.exact import CostModel, canonical, lasting_peak, measure, simulate
+from anabranch.policies.advisor.model.kernel import JournalRules
+from anabranch.policies.advisor.statistics.operations import build
 from anabranch.policies.errors import TraceError
-from anabranch.policies.partitioning import JournalSizes, UsageEvent, from_events
-from anabranch.policies.partitioning.kernel import JournalRules
-from anabranch.policies.partitioning.model import (
-    CostModel,
-    canonical,
-    lasting_peak,
-    measure,
-    simulate,
-)
-from anabranch.policies.partitioning.operations import build
 
 from . import reference
 

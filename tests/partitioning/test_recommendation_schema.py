@@ -10,15 +10,8 @@ import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
-from anabranch.policies.durability import Sync
-from anabranch.policies.partitioning import (
-    RecommendOptions,
-    UsageEvent,
-    from_events,
-    generate,
-    recommend,
-    recommend_best,
-)
+from anabranch.policies.advisor import RecommendOptions, UsageEvent, from_events, generate, recommend, recommend_best
+from anabranch.policies.config.durability import Sync
 from anabranch.router.cli.app import app
 
 from .conftest import SEGMENT_BYTES, in_force, shape

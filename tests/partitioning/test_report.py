@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from anabranch.policies.partitioning import (
+from anabranch.policies.advisor import (
     RecommendOptions,
     StorePlan,
     UsageEvent,
@@ -18,18 +18,18 @@ from anabranch.policies.partitioning import (
     generate,
     recommend,
     render_html,
-    svg,
 )
-from anabranch.policies.partitioning.answer import headline, moves, peak_bytes
-from anabranch.policies.partitioning.evaluate import SetCosts
-from anabranch.policies.partitioning.figures import build_figures
-from anabranch.policies.partitioning.model import CostModel, canonical
-from anabranch.policies.partitioning.operations import build
-from anabranch.policies.partitioning.pictures import share_scale
-from anabranch.policies.partitioning.scale import human_duration
-from anabranch.policies.partitioning.search import Constraints
-from anabranch.policies.partitioning.sizes import Model
-from anabranch.policies.partitioning.summary import summarise
+from anabranch.policies.advisor.model.evaluate import SetCosts
+from anabranch.policies.advisor.model.exact import CostModel, canonical
+from anabranch.policies.advisor.recommend.answer import headline, moves, peak_bytes
+from anabranch.policies.advisor.report import svg
+from anabranch.policies.advisor.report.figures import build_figures
+from anabranch.policies.advisor.report.pictures import share_scale
+from anabranch.policies.advisor.search.search import Constraints
+from anabranch.policies.advisor.statistics.operations import build
+from anabranch.policies.advisor.statistics.scale import human_duration
+from anabranch.policies.advisor.statistics.sizes import Model
+from anabranch.policies.advisor.statistics.summary import summarise
 from anabranch.policies.text import human_bytes
 
 from .conftest import SEGMENT_BYTES, in_force, shape

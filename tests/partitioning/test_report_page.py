@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from anabranch.policies.partitioning import UsageEvent, from_events, recommend
-from anabranch.policies.partitioning.job import RecommendOptions
+from anabranch.policies.advisor import UsageEvent, from_events, recommend
+from anabranch.policies.advisor.recommend.job import RecommendOptions
 
 from .conftest import SEGMENT_BYTES
 

@@ -10,17 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from anabranch.policies.advisor import Recommendation, RecommendOptions, Workload, generate, recommend
+from anabranch.policies.advisor.model.confirm import ExactCosts
+from anabranch.policies.advisor.model.evaluate import SetCosts, mask_members
+from anabranch.policies.advisor.model.exact import CostModel, Partition, measure
+from anabranch.policies.advisor.recommend.job import WORTH
+from anabranch.policies.advisor.search.alike import cells
+from anabranch.policies.advisor.search.search import Constraints, keeps, ladder, search
+from anabranch.policies.advisor.statistics.operations import Operations, build
+from anabranch.policies.advisor.statistics.sizes import Model
+from anabranch.policies.advisor.statistics.summary import Summary, retention_quantile, summarise
 from anabranch.policies.errors import ConfigError
-from anabranch.policies.partitioning import Recommendation, RecommendOptions, Workload, generate, recommend
-from anabranch.policies.partitioning.alike import cells
-from anabranch.policies.partitioning.confirm import ExactCosts
-from anabranch.policies.partitioning.evaluate import SetCosts, mask_members
-from anabranch.policies.partitioning.job import WORTH
-from anabranch.policies.partitioning.model import CostModel, Partition, measure
-from anabranch.policies.partitioning.operations import Operations, build
-from anabranch.policies.partitioning.search import Constraints, keeps, ladder, search
-from anabranch.policies.partitioning.sizes import Model
-from anabranch.policies.partitioning.summary import Summary, retention_quantile, summarise
 
 from .conftest import SEGMENT_BYTES, shape
 
@@ -191,9 +191,9 @@ def test_heuristics_come_close_to_the_optimum(summary: Summary, monkeypatch: pyt
     """Compaction makes many divisions nearly alike, so that a search step by step may end earlier."""
     for percent, most in ((0, 1.005), (50, 1.02)):
         costs = SetCosts(part(summary, 10), replace(COSTS, live_percent=percent))
-        monkeypatch.setattr("anabranch.policies.partitioning.search.EXACT_ATOMS_MAX", 12)
+        monkeypatch.setattr("anabranch.policies.advisor.search.search.EXACT_ATOMS_MAX", 12)
         exact = total(costs, search(costs)[0])
-        monkeypatch.setattr("anabranch.policies.partitioning.search.EXACT_ATOMS_MAX", 0)
+        monkeypatch.setattr("anabranch.policies.advisor.search.search.EXACT_ATOMS_MAX", 0)
         assert total(costs, search(costs)[0]) <= exact * most
 
 
@@ -229,7 +229,7 @@ def crowd() -> Summary:
 def test_more_destinations_than_are_searched_one_by_one(crowd: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
     """What behaves alike is grouped first: as good within two percent, and the same each time."""
     whole = search(SetCosts(crowd, COSTS))[0]
-    monkeypatch.setattr("anabranch.policies.partitioning.search.CELLS_MAX", 30)
+    monkeypatch.setattr("anabranch.policies.advisor.search.search.CELLS_MAX", 30)
     costs = SetCosts(crowd, COSTS)
     grouped = search(costs)
     assert all(sorted(itertools.chain(*partition)) == list(range(90)) for partition in grouped)
@@ -239,10 +239,10 @@ def test_more_destinations_than_are_searched_one_by_one(crowd: Summary, monkeypa
 
 
 def test_a_large_summary_bounds_how_many_are_moved_one_by_one(crowd: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.policies.partitioning.search.CELLS_MAX", 30)
+    monkeypatch.setattr("anabranch.policies.advisor.search.search.CELLS_MAX", 30)
     costs = SetCosts(crowd, COSTS)
     search(costs)
-    monkeypatch.setattr("anabranch.policies.partitioning.search.FINE_WORK", 0)
+    monkeypatch.setattr("anabranch.policies.advisor.search.search.FINE_WORK", 0)
     bounded = SetCosts(crowd, COSTS)
     found = search(bounded)
     assert sorted(itertools.chain(*found[0])) == list(range(90))
@@ -252,14 +252,14 @@ def test_a_large_summary_bounds_how_many_are_moved_one_by_one(crowd: Summary, mo
 def test_constraints_are_kept_where_what_behaves_alike_is_grouped(
     crowd: Summary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anabranch.policies.partitioning.search.CELLS_MAX", 20)
+    monkeypatch.setattr("anabranch.policies.advisor.search.search.CELLS_MAX", 20)
     constraints = Constraints(tuple(d % 2 for d in range(90)), ((0, 4), (4, 6)), stores_max=3)
     for partition in search(SetCosts(crowd, COSTS), constraints):
         assert keeps(partition, constraints)
 
 
 def test_each_durability_has_a_cell_however_many_there_are(crowd: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.policies.partitioning.search.CELLS_MAX", 20)
+    monkeypatch.setattr("anabranch.policies.advisor.search.search.CELLS_MAX", 20)
     constraints = Constraints(tuple(d // 3 for d in range(90)))
     assert all(keeps(partition, constraints) for partition in search(SetCosts(crowd, COSTS), constraints))
 
@@ -270,8 +270,8 @@ def test_a_ladder_of_many_puts_apart_what_writes_most(crowd: Summary, monkeypatc
     start = search(SetCosts(crowd, COSTS), constraints)[0]
     most = len(start) + 4
     whole = ladder(costs, constraints, start, most)
-    monkeypatch.setattr("anabranch.policies.partitioning.search.CELLS_MAX", 20)
-    monkeypatch.setattr("anabranch.policies.partitioning.search.LADDER_ATOMS", 6)
+    monkeypatch.setattr("anabranch.policies.advisor.search.search.CELLS_MAX", 20)
+    monkeypatch.setattr("anabranch.policies.advisor.search.search.LADDER_ATOMS", 6)
     steps = ladder(few, constraints, start, most)
     assert max(steps) == max(whole) == most
     assert steps[len(start)] == start

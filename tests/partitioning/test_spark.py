@@ -13,26 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from anabranch.policies.advisor import RecommendOptions, UsageEvent, from_events, generate, recommend, write_trace
+from anabranch.policies.advisor.model.exact import CostModel, Partition, canonical
+from anabranch.policies.advisor.recommend.engine import Engine, LocalEngine
+from anabranch.policies.advisor.spark import trace as spark_trace
+from anabranch.policies.advisor.spark.engine import SparkEngine
+from anabranch.policies.advisor.spark.trace import prepare
+from anabranch.policies.advisor.statistics import summary
+from anabranch.policies.advisor.statistics.operations import build
+from anabranch.policies.advisor.statistics.summary import Summary
+from anabranch.policies.advisor.trace import opening
+from anabranch.policies.advisor.trace.opening import choose_engine
+from anabranch.policies.advisor.workload.generator import chunk_count, generate_with_spark
 from anabranch.policies.errors import ConfigError, TraceError
-from anabranch.policies.partitioning import (
-    RecommendOptions,
-    UsageEvent,
-    from_events,
-    generate,
-    opening,
-    recommend,
-    spark_trace,
-    summary,
-    write_trace,
-)
-from anabranch.policies.partitioning.engine import Engine, LocalEngine
-from anabranch.policies.partitioning.generator import chunk_count, generate_with_spark
-from anabranch.policies.partitioning.model import CostModel, Partition, canonical
-from anabranch.policies.partitioning.opening import choose_engine
-from anabranch.policies.partitioning.operations import build
-from anabranch.policies.partitioning.spark_engine import SparkEngine
-from anabranch.policies.partitioning.spark_trace import prepare
-from anabranch.policies.partitioning.summary import Summary
 
 from .conftest import EXAMPLES, SEGMENT_BYTES, shape
 
@@ -269,7 +262,7 @@ def test_a_directory_by_url_and_the_same_from_a_workload(spark: Any, tmp_path: P
 
 
 def test_a_workload_by_spark_is_the_same_trace(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from anabranch.policies.partitioning import Workload
+    from anabranch.policies.advisor import Workload
 
     workload = Workload.load(EXAMPLES / "toymaker_workload.yaml").model_copy(update={"duration": 10 * 86400.0})
     assert chunk_count(workload) > 1

@@ -7,9 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from anabranch.policies.partitioning import RecommendOptions, Workload, confirm, generate, recommend, summary
-from anabranch.policies.partitioning.operations import build
-from anabranch.policies.partitioning.summary import Summary, summarise
+from anabranch.policies.advisor import RecommendOptions, Workload, generate, recommend
+from anabranch.policies.advisor.model import confirm
+from anabranch.policies.advisor.statistics import summary
+from anabranch.policies.advisor.statistics.operations import build
+from anabranch.policies.advisor.statistics.summary import Summary, summarise
 
 from .conftest import SEGMENT_BYTES
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from anabranch.policies.advisor import UsageEvent, from_events, read_trace, write_trace
+from anabranch.policies.advisor.statistics.operations import build
+from anabranch.policies.advisor.trace.table import conform
 from anabranch.policies.errors import TraceError
-from anabranch.policies.partitioning import UsageEvent, from_events, read_trace, write_trace
-from anabranch.policies.partitioning.operations import build
-from anabranch.policies.partitioning.trace import conform
 
 
 def events() -> list[UsageEvent]:
@@ -235,10 +235,10 @@ blocked = ("numpy", "numba", "pyarrow", "pandas", "pyspark")
 for name in blocked:
     sys.modules[name] = None
 import anabranch.policies
-from anabranch.policies.partitioning.events import UsageEvent
+from anabranch.policies.advisor.trace.events import UsageEvent
 from anabranch.policies.errors import MissingExtraError
 try:
-    from anabranch.policies.partitioning import recommend
+    from anabranch.policies.advisor import recommend
 except MissingExtraError as error:
     print(error)
 """

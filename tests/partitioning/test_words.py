@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.policies.partitioning.words import byte_hours, change, ratio
+from anabranch.policies.advisor.report.words import byte_hours, change, ratio
 
 KIB_HOUR = 1 / (1 << 20)
 """In GiB-hours."""

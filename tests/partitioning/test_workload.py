@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from anabranch.policies.advisor import Workload, generate
+from anabranch.policies.advisor.statistics.operations import build
+from anabranch.policies.advisor.workload import generator as generator_module
 from anabranch.policies.errors import ConfigError
-from anabranch.policies.partitioning import Workload, generate
-from anabranch.policies.partitioning import generator as generator_module
-from anabranch.policies.partitioning.operations import build
 
 from .conftest import EXAMPLES
 

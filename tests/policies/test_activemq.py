@@ -13,8 +13,8 @@ from anabranch.policies.activemq.placeholders import Placeholders
 from anabranch.policies.activemq.writing import _WHOLE_FILE
 from anabranch.policies.activemq.xml_reader import DEPTH_MAX, ELEMENTS_MAX, FILE_BYTES_MAX
 from anabranch.policies.config import Config, StoreConfig, loads
-from anabranch.policies.destination import Destination, Kind
 from anabranch.policies.errors import ConfigError
+from anabranch.policies.names.destination import Destination, Kind
 
 BEANS = """<?xml version="1.0" encoding="UTF-8"?>
 <beans xmlns="http://www.springframework.org/schema/beans"

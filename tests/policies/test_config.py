@@ -22,10 +22,10 @@ from anabranch.policies.config import (
     load,
     loads,
 )
-from anabranch.policies.destination import Destination
-from anabranch.policies.durability import Sync
+from anabranch.policies.config.durability import Sync
 from anabranch.policies.errors import ConfigError
-from anabranch.policies.wildcard import Pattern, escape
+from anabranch.policies.names.destination import Destination
+from anabranch.policies.names.pattern import Pattern, escape
 
 BASE = Path("/srv/app")
 

@@ -9,15 +9,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from anabranch.policies.config import (
-    JournalOptions,
-    MemoryOptions,
-    SqlOptions,
-    TransactionOptions,
-    json_schema,
-    loads,
-)
-from anabranch.policies.config_options import Model
+from anabranch.policies.config import JournalOptions, MemoryOptions, SqlOptions, TransactionOptions, json_schema, loads
+from anabranch.policies.config.fields import Model
 
 from .test_config import GOOD
 

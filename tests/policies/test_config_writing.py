@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, SecretStr
 
-from anabranch.policies import config_writing, config_yaml
 from anabranch.policies.config import (
     Config,
     JournalOptions,
@@ -24,11 +23,13 @@ from anabranch.policies.config import (
     dump_yaml,
     loads,
 )
-from anabranch.policies.config_options import Duration, FileMode, Size
-from anabranch.policies.config_writing import NOWHERE, plain_data
+from anabranch.policies.config import writing as config_writing
+from anabranch.policies.config import yaml_lines as config_yaml
+from anabranch.policies.config.fields import Duration, FileMode, Size
+from anabranch.policies.config.limits import OF_NONPERSISTENT
+from anabranch.policies.config.writing import NOWHERE, plain_data
 from anabranch.policies.errors import ConfigError
-from anabranch.policies.limits import OF_NONPERSISTENT
-from anabranch.policies.wildcard import escape
+from anabranch.policies.names.pattern import escape
 
 BASE = Path("/srv/app")
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)

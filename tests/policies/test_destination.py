@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.policies.destination import NAME_BYTES_MAX, Destination, Kind
 from anabranch.policies.errors import DestinationError
+from anabranch.policies.names.destination import NAME_BYTES_MAX, Destination, Kind
 
 names = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=50)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from anabranch.policies.config import Config, JournalOptions, MemoryOptions, StoreConfig, dump_yaml, loads
+from anabranch.policies.config.limits import LimitOptions, WhenFull
 from anabranch.policies.errors import ConfigError
-from anabranch.policies.limits import LimitOptions, WhenFull
-from anabranch.policies.wildcard import Pattern, may_overlap
+from anabranch.policies.names.pattern import Pattern, may_overlap
 
 BASE = Path("/srv/app")
 

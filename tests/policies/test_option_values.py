@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from anabranch.policies import limits, option_values, options
-from anabranch.policies.config_options import Duration, FileMode, Size
+from anabranch.policies.config import limits, option_values, options
+from anabranch.policies.config.fields import Duration, FileMode, Size
 
 MODELS: dict[type[BaseModel], type] = {
     options.StoreOptions: option_values.StoreValues,

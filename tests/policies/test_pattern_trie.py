@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.policies.destination import Destination
-from anabranch.policies.pattern_trie import PatternTrie
-from anabranch.policies.wildcard import Pattern, RouteTable
+from anabranch.policies.names.destination import Destination
+from anabranch.policies.names.pattern import Pattern, RouteTable
+from anabranch.policies.names.trie import PatternTrie
 
 SEGMENTS = ["a", "b", "", "ab", "*", "a*", "*b", "?", "a?", "[ab]", "[!a]*", "[*]", "aab"]
 NAMED = st.lists(st.sampled_from(["a", "b", "", "ab", "aab", "*", ">", "ba"]), min_size=1, max_size=4)

@@ -70,7 +70,7 @@ def test_one_module_says_how_a_file_is_made_durable() -> None:
 
 
 def test_the_compiled_loops_sync_where_that_module_says_so_alone() -> None:
-    text = (ROOT / "adapters/compiled_loops.pyx").read_text()
+    text = (ROOT / "adapters/system/compiled_loops.pyx").read_text()
     loops = text[text.index("# Writing to a file") :]
     calls = [
         line for line in text.splitlines() if re.search(r"\bf(data)?sync\(\w", line) and "int fdatasync" not in line

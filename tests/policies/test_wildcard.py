@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from anabranch.policies.destination import Destination, Kind
 from anabranch.policies.errors import ConfigError, DestinationError
-from anabranch.policies.wildcard import Pattern, RouteTable, escape
+from anabranch.policies.names.destination import Destination, Kind
+from anabranch.policies.names.pattern import Pattern, RouteTable, escape
 
 from . import reference
 

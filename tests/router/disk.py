@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import anabranch
+from anabranch.adapters.core.messages import Message
 from anabranch.adapters.journal import JournalStore
-from anabranch.adapters.messages import Message
 
 from ..contract.children import reaped
 from ..wal.logs import leading

@@ -10,10 +10,10 @@ from unittest import mock
 import pytest
 
 import anabranch
-from anabranch.adapters import files
-from anabranch.router import bindings
-from anabranch.router.explanation import explain
-from anabranch.router.repartition import repartition
+from anabranch.adapters.system import files
+from anabranch.router.offline.repartition import repartition
+from anabranch.router.placement import bindings
+from anabranch.router.upkeep.explanation import explain
 
 
 def config(tmp_path: Path, elsewhere: bool = True, **options: object) -> anabranch.Config:

@@ -15,13 +15,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 import anabranch
-from anabranch.adapters.core import copying
+from anabranch.adapters.core.migration import copying
 from anabranch.policies.errors import PlacementError, StoreLockedError
 from anabranch.router.cli.app import app
-from anabranch.router.destinations_table import DestinationsTable, StoreRow
-from anabranch.router.repartition import Repartitioning, repartition
-from anabranch.router.repartition_plan import plan_of
-from anabranch.router.repartition_progress import NAME, ProgressFile
+from anabranch.router.migration.plan import plan_of
+from anabranch.router.migration.repartition import Repartitioning
+from anabranch.router.offline.repartition import repartition
+from anabranch.router.placement.record import DestinationsTable, StoreRow
+from anabranch.router.placement.repartition_progress import NAME, ProgressFile
 
 from ..shares import Share
 from ..sql.disk import TableSets

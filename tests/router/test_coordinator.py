@@ -16,7 +16,7 @@ import pytest
 import anabranch
 from anabranch.adapters.wal import log
 from anabranch.policies.errors import StoreFailedError, StoreFullError, StoreLockedError
-from anabranch.router import open_stores as stores_module
+from anabranch.router.placement import open_stores as stores_module
 from anabranch.router.transactions import decision_cleanup
 
 from ..contract.disk import eventually
@@ -123,7 +123,7 @@ class TestFirstPhase:
                 router.queue("each.z").send(b"1")
             (lock,) = (tmp_path / "stores" / "each").glob("*x*/store.lock")
             holder = (
-                "import sys, pathlib; from anabranch.adapters.locking import DirectoryLock\n"
+                "import sys, pathlib; from anabranch.adapters.system.locking import DirectoryLock\n"
                 f"lock = DirectoryLock(pathlib.Path({str(lock)!r}), 'it'); lock.acquire(); print('held', flush=True)\n"
                 "sys.stdin.read()"
             )

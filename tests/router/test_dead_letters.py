@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters import rare_warnings
 from anabranch.adapters.core import Store
-from anabranch.router import dead_letters
+from anabranch.adapters.system import rare_warnings
+from anabranch.router.upkeep import dead_letters
 
 from ..contract.disk import eventually
 from .disk import SYNCED

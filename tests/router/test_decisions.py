@@ -18,8 +18,7 @@ from anabranch.policies.errors import (
     TransactionError,
     TransactionInDoubt,
 )
-from anabranch.router import decision_log
-from anabranch.router.transactions import decision_cleanup, resolver
+from anabranch.router.transactions import decision_cleanup, decision_log, resolver
 
 from ..contract.disk import eventually
 from .disk import NEVER, OPTIONS, Faults, bodies, config, crashed, drain, take

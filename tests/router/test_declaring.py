@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.router.destinations_table import RECORD
-from anabranch.router.repartition import repartition
-from anabranch.router.salvage import salvage
+from anabranch.router.offline.repartition import repartition
+from anabranch.router.placement.record import RECORD
+from anabranch.router.upkeep.salvage import salvage
 
 from ..contract.disk import PATIENCE
 from ..crash.test_interrupts import everywhere
@@ -174,7 +174,7 @@ def test_they_survive_a_salvage_and_a_lost_record(tmp_path: Path) -> None:
 
 
 def test_an_idle_one_goes_all_the_same(declared: anabranch.Router, monkeypatch: pytest.MonkeyPatch) -> None:
-    from anabranch.router import idle_queues
+    from anabranch.router.upkeep import idle_queues
 
     from ..contract.disk import eventually
 

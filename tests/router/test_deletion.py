@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.core.messages import Outgoing
 from anabranch.policies.errors import DestinationError
-from anabranch.router.destinations_table import DestinationRow, DestinationsTable, StoreRow
+from anabranch.router.placement.record import DestinationRow, DestinationsTable, StoreRow
 
 from ..contract.disk import PATIENCE, Parallel, eventually
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.descriptors import LIMIT_MAX, read_files, shares, unsynced_files
 from anabranch.adapters.journal import JournalStore
+from anabranch.adapters.system.descriptors import LIMIT_MAX, read_files, shares, unsynced_files
 
 from ..contract.disk import Parallel
 from .disk import said_in_a_child

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters.record_file import COPY_BYTES, FIRST, SLOT_BYTES
+from anabranch.adapters.wal.record_file import COPY_BYTES, FIRST, SLOT_BYTES
 from anabranch.policies.errors import CorruptionError
-from anabranch.router.destinations_table import DestinationRow, DestinationsTable, StoreRow
+from anabranch.router.placement.record import DestinationRow, DestinationsTable, StoreRow
 
 from .disk import config, contents
 

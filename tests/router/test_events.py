@@ -11,15 +11,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch import (
-    Destination,
-    Event,
-    MessageDeadLettered,
-    MessageDropped,
-    MessageExpired,
-    StoreFailed,
-    StoreOpened,
-)
+from anabranch import Destination, Event, MessageDeadLettered, MessageDropped, MessageExpired, StoreFailed, StoreOpened
 from anabranch.router import events
 
 from ..contract.disk import PATIENCE, eventually

@@ -14,9 +14,9 @@ from anabranch import Config, JournalOptions, StoreConfig, Sync, Xid
 from anabranch.adapters.journal.explanation import MESSAGES, TRANSACTION, WRITTEN, StoreExplanation
 from anabranch.policies.config import MemoryOptions, SqlOptions
 from anabranch.policies.errors import ConfigError, PlacementError, StoreLockedError
-from anabranch.router.consumer import Consumer
-from anabranch.router.explanation import explain
-from anabranch.router.explanation_text import render_text, summary
+from anabranch.router.api.consumer import Consumer
+from anabranch.router.upkeep.explanation import explain
+from anabranch.router.upkeep.explanation_text import render_text, summary
 
 SEGMENT = 64 * 1024
 BODY = b"x" * 1000

@@ -7,7 +7,7 @@ import pytest
 from anabranch.router.transactions.global_transaction import GlobalTransaction
 from anabranch.router.transactions.participant import Participant
 from anabranch.router.transactions.states import ACTIVE, DECIDED, DONE, IN_DOUBT, PREPARED, PREPARING
-from anabranch.router.xid import Xid
+from anabranch.router.transactions.xid import Xid
 
 IDS = (b"a" * 16, b"b" * 16)
 XID = Xid(1, "global", "branch")

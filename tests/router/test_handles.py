@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.router import idle_queues
+from anabranch.router.upkeep import idle_queues
 
 from ..contract.disk import eventually
 from .disk import take

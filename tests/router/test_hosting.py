@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.messages import Message
-from anabranch.adapters.store_types import Settlement
-from anabranch.router import open_stores
+from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.store_types import Settlement
+from anabranch.router.placement import open_stores
 
 from ..contract.disk import PATIENCE, Parallel, eventually
 from .disk import NEVER

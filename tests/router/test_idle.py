@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.core.messages import Outgoing
 from anabranch.router.router import Router
 
 from .disk import contents

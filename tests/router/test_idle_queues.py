@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.messages import Message
-from anabranch.policies.destination import Destination
-from anabranch.router import idle_queues
+from anabranch.adapters.core.messages import Message
+from anabranch.policies.names.destination import Destination
+from anabranch.router.upkeep import idle_queues
 
 from ..contract.disk import PATIENCE, Parallel, eventually
 from .disk import contents, take

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import anabranch
+from anabranch.adapters.core.messages import Message
 from anabranch.adapters.journal import JournalStore
-from anabranch.adapters.messages import Message
 from anabranch.adapters.sql import SqlStore
-from anabranch.policies.options import SqlOptions
+from anabranch.policies.config.options import SqlOptions
 
 from ..sql.disk import TableSets, lead_of
 from ..sql.server import PostgresServer

@@ -206,8 +206,8 @@ def test_two_stores_on_one_disk_do_not_take_the_same_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frees: str
 ) -> None:
     free = [1000 * 1024]
-    monkeypatch.setattr("anabranch.adapters.volumes._volumes", {})
-    monkeypatch.setattr("anabranch.adapters.volumes.KNOWN_SECONDS", 0.0)
+    monkeypatch.setattr("anabranch.adapters.system.volumes._volumes", {})
+    monkeypatch.setattr("anabranch.adapters.system.volumes.KNOWN_SECONDS", 0.0)
     monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_bavail=free[0], f_frsize=1))
     with anabranch.open(two(tmp_path, min_free_disk=900 * 1024, max_messages=100)) as router:
         body = b"x" * 60 * 1024
@@ -235,8 +235,8 @@ def test_two_stores_on_one_disk_do_not_take_the_same_space(
 @pytest.mark.parametrize("when_full", [WhenFull.DROP_OLD, WhenFull.DROP_NEW, WhenFull.FAIL])
 def test_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when_full: WhenFull) -> None:
     free = [1000 * 1024]
-    monkeypatch.setattr("anabranch.adapters.volumes._volumes", {})
-    monkeypatch.setattr("anabranch.adapters.volumes.KNOWN_SECONDS", 0.0)
+    monkeypatch.setattr("anabranch.adapters.system.volumes._volumes", {})
+    monkeypatch.setattr("anabranch.adapters.system.volumes.KNOWN_SECONDS", 0.0)
     monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_bavail=free[0], f_frsize=1))
     with anabranch.open(two(tmp_path, when_full, min_free_disk=900 * 1024, max_messages=100)) as router:
         queue = router.queue("a.x")

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy
@@ -29,11 +29,11 @@ from anabranch import (
     TransactionError,
     UnknownMessageError,
 )
-from anabranch.adapters.core.live_copy import LiveCopy
+from anabranch.adapters.core.migration.live_copy import LiveCopy
 from anabranch.adapters.journal import JournalStore
-from anabranch.policies.options import Redelivery
-from anabranch.router.repartition import repartition
-from anabranch.router.repartition_progress import NAME
+from anabranch.policies.config.options import Redelivery
+from anabranch.router.offline.repartition import repartition
+from anabranch.router.placement.repartition_progress import NAME
 
 from ..contract.disk import PATIENCE, eventually
 from ..contract.leasing import LONG, Lasting
@@ -248,7 +248,7 @@ def test_a_transaction_that_acks_while_the_gate_is_being_closed(
         transaction = router.transaction()
         transaction.ack(message)
         transaction.send("out", message.body)
-        backend, close = message._store.backend, LiveCopy.close
+        backend, close = cast(JournalStore, message._store).backend, LiveCopy.close
 
         def stage(branch: Any, real: Callable[[Any], None] = backend.stage) -> None:
             staged.set()

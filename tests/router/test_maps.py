@@ -10,7 +10,7 @@ import pytest
 
 import anabranch
 from anabranch import DecodeError, Destination, DestinationError, TransactionError
-from anabranch.router.repartition import repartition
+from anabranch.router.offline.repartition import repartition
 
 from ..contract.disk import Parallel, eventually
 from .disk import NEVER

@@ -17,7 +17,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import anabranch
-from anabranch.router import open_stores
+from anabranch.router.placement import open_stores
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()

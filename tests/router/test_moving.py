@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.messages import Message
+from anabranch.adapters.core.messages import Message
 from anabranch.policies.errors import DestinationError, StoreFullError
-from anabranch.router import moving
-from anabranch.router.moving import move_messages
-from anabranch.router.transactions.transaction import Transaction
+from anabranch.router.api.transaction import Transaction
+from anabranch.router.migration import moving
+from anabranch.router.migration.moving import move_messages
 
 from ..contract.disk import PATIENCE
 from ..sql.disk import TableSets
@@ -79,12 +79,15 @@ def test_they_are_as_they_were(made: Callable[..., anabranch.Config], source: st
         origin.send(b"later", deliver_in=3600)
         router.queue("b.x").send(b"first")
         told: list[tuple[int, int]] = []
-        assert move_messages(router, origin, router.queue("b.x"), progress=lambda *given: told.append(given)) == 7
+        assert (
+            move_messages(router._unlimited, origin, router.queue("b.x"), progress=lambda *given: told.append(given))
+            == 7
+        )
         assert facts(router.queue("b.x").browse())[1:] == expected
         assert ([m.body for m in origin.browse()], told[0]) == ([b"later"], (0, 7))
-        assert move_messages(router, router.queue("b.x"), router.queue("b.y"), limit=3) == 3
+        assert move_messages(router._unlimited, router.queue("b.x"), router.queue("b.y"), limit=3) == 3
         assert [m.message_id for m in router.queue("b.y").browse()] == [None, "id-1", "id-2"]
-        assert move_messages(router, router.queue("b.y"), origin) == 3  # whatever its duplicate window knows
+        assert move_messages(router._unlimited, router.queue("b.y"), origin) == 3  # whatever its duplicate window knows
         assert [m.message_id for m in origin.browse()] == [None, None, "id-1", "id-2"]
         for store in router._registry.open_stores():
             assert list(store.check()) == []
@@ -96,12 +99,12 @@ def test_what_is_held_or_gone_stays(made: Callable[..., anabranch.Config]) -> No
         origin.send_many([b"1", b"2", b"3"])
         held = origin.receive()
         assert held is not None
-        assert move_messages(router, origin, target) == 2
+        assert move_messages(router._unlimited, origin, target) == 2
         assert [m.body for m in origin.browse()] == [b"1"]
         held.ack()
-        assert (move_messages(router, origin, target), target.depth()) == (0, 2)
+        assert (move_messages(router._unlimited, origin, target), target.depth()) == (0, 2)
         with pytest.raises(DestinationError, match=r"queue://a\.x is where its messages are already"):
-            move_messages(router, origin, origin)
+            move_messages(router._unlimited, origin, origin)
 
 
 def test_a_target_that_is_full_keeps_what_it_got(
@@ -112,7 +115,7 @@ def test_a_target_that_is_full_keeps_what_it_got(
         origin, target = router.queue("a.x"), router.queue("b.x")
         origin.send_many([b"%d" % number for number in range(20)])
         with pytest.raises(StoreFullError) as caught:
-            move_messages(router, origin, target)
+            move_messages(router._unlimited, origin, target)
         assert caught.value.__notes__ == ["8 messages of queue://a.x were moved before this."]
         assert [m.body for m in target.browse()] == [b"%d" % number for number in range(8)]
         assert [m.body for m in origin.browse()] == [b"%d" % number for number in range(8, 20)]
@@ -125,9 +128,9 @@ def test_none_is_dropped_for_being_new(made: Callable[..., anabranch.Config], ki
         origin, target = router.queue("a.x"), router.queue("b.x")
         origin.send_many([b"1", b"2", b"3"])
         with pytest.raises(StoreFullError):
-            move_messages(router, origin, target)
+            move_messages(router._unlimited, origin, target)
         assert (origin.counts(), target.depth()) == ((3, 0, 0, 0), 0)
-        assert move_messages(router, origin, target, limit=2) == 2
+        assert move_messages(router._unlimited, origin, target, limit=2) == 2
         assert target.send(b"4").dropped
 
 
@@ -149,20 +152,21 @@ def test_interrupted_each_is_in_one_of_both(
         origin.send_many([b"%d" % number for number in range(20)])
         with monkeypatch.context() as patched, pytest.raises(error):
             patched.setattr(Transaction, step, struck)
-            move_messages(router, origin, target)
+            move_messages(router._unlimited, origin, target)
         found = [m.body for m in target.browse()] + [m.body for m in origin.browse()]
         assert found == [b"%d" % number for number in range(20)]
         left = origin.depth()
-        assert move_messages(router, origin, target) == left
+        assert move_messages(router._unlimited, origin, target) == left
         assert [m.body for m in target.browse()] == [b"%d" % number for number in range(20)]
 
 
 MOVE = """
 import sys, anabranch
-from anabranch.router import moving
+from anabranch.router.migration import moving
 moving.PAGE_MESSAGES = 97
 with anabranch.open(sys.argv[1]) as router:
-    moving.move_messages(router, router.queue("a.x"), router.queue("b.x"), progress=lambda *told: print(flush=True))
+    source, target = router.queue("a.x"), router.queue("b.x")
+    moving.move_messages(router._unlimited, source, target, progress=lambda *told: print(flush=True))
 """
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import anabranch
 from anabranch import Destination
-from anabranch.policies.wildcard import Pattern
-from anabranch.router.near_names import LOOKED_AT, near_name, near_pattern
+from anabranch.policies.names.pattern import Pattern
+from anabranch.router.placement.near_names import LOOKED_AT, near_name, near_pattern
 
 from ..contract.disk import Parallel, eventually
 

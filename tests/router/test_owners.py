@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters import locking
+from anabranch.adapters.system import locking
 from anabranch.policies.errors import StoreFailedError, StoreLockedError
-from anabranch.router import dead_letters
+from anabranch.router.upkeep import dead_letters
 
 from .disk import config, contents
 

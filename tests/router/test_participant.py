@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import anabranch
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Change, Subscription
+from anabranch.adapters.core import Store
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.store_types import Change, Subscription
 from anabranch.policies.errors import ClosedError
 from anabranch.router.transactions.participant import Participant, unclaim
 
@@ -33,7 +35,7 @@ def test_one_that_has_acked_lost_its_leases_with_the_store(tmp_path: Path) -> No
     with anabranch.open(config(tmp_path)) as router:
         router.send("a.out", b"0")
         message = take(router, "a.out")
-        store = message._store
+        store = cast(Store, message._store)
         one = Participant(store.store_id, store, DESTINATION)
         one.acks.append(message)
         store.close()

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.messages import Message
+from anabranch.adapters.core.messages import Message
 from anabranch.policies.errors import StoreFailedError
-from anabranch.router import open_stores, pattern_consumers
+from anabranch.router.api import pattern_consumers
+from anabranch.router.placement import open_stores
 
 from ..contract.disk import PATIENCE, Parallel, eventually
 from ..crash.test_interrupts import everywhere

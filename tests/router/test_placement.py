@@ -12,10 +12,10 @@ import pytest
 
 import anabranch
 from anabranch.adapters.journal import JournalStore
-from anabranch.adapters.record_file import RecordFile
-from anabranch.policies.destination import Destination
+from anabranch.adapters.wal.record_file import RecordFile
 from anabranch.policies.errors import CorruptionError, PlacementError, StoreLockedError
-from anabranch.router.destinations_table import VERSION, DestinationRow, DestinationsTable, StoreRow
+from anabranch.policies.names.destination import Destination
+from anabranch.router.placement.record import VERSION, DestinationRow, DestinationsTable, StoreRow
 
 OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
 

@@ -14,7 +14,7 @@ import pytest
 
 import anabranch
 from anabranch import DeadLetter, Settlement
-from anabranch.router.repartition import repartition
+from anabranch.router.offline.repartition import repartition
 
 from ..contract.disk import PATIENCE, eventually
 from ..crash.test_interrupts import everywhere

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.background import SLOW_SECONDS
-from anabranch.adapters.core.engine import Engine
+from anabranch.adapters.core.engine.engine import Engine
 from anabranch.adapters.journal import JournalStore
-from anabranch.router.open_stores import OpenStores
+from anabranch.adapters.system.background import SLOW_SECONDS
+from anabranch.router.placement.open_stores import OpenStores
 from anabranch.router.transactions.decision_cleanup import DecisionCleanup
 
 from ..contract.children import forked, reaped

@@ -12,15 +12,16 @@ import pytest
 
 import anabranch
 from anabranch import Subscription
-from anabranch.adapters.core import Store, copying
-from anabranch.policies.destination import Destination
+from anabranch.adapters.core import Store
+from anabranch.adapters.core.migration import copying
 from anabranch.policies.errors import CorruptionError, PlacementError, StoreFullError, StoreLockedError
-from anabranch.router import open_stores
-from anabranch.router import repartition as repartition_module
-from anabranch.router.destinations_table import DestinationsTable
-from anabranch.router.repartition import repartition
-from anabranch.router.repartition_plan import plan_of
-from anabranch.router.repartition_progress import NAME, ProgressFile
+from anabranch.policies.names.destination import Destination
+from anabranch.router.migration import repartition as repartition_module
+from anabranch.router.migration.plan import plan_of
+from anabranch.router.offline.repartition import repartition
+from anabranch.router.placement import open_stores
+from anabranch.router.placement.record import DestinationsTable
+from anabranch.router.placement.repartition_progress import NAME, ProgressFile
 
 from ..shares import Share
 

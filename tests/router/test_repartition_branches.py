@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.core import moved_branches
-from anabranch.adapters.core.transactions import Transactions
+from anabranch.adapters.core.migration import moved_branches
+from anabranch.adapters.core.service.transactions import Transactions
 from anabranch.policies.errors import PlacementError
-from anabranch.router.decision_log import DecisionLog
-from anabranch.router.repartition import repartition
-from anabranch.router.repartition_plan import plan_of
+from anabranch.router.migration.plan import plan_of
+from anabranch.router.offline.repartition import repartition
+from anabranch.router.transactions.decision_log import DecisionLog
 
 from ..shares import Share
 from .test_repartition import JOURNAL, KINDS, XID, Snapshots, config, fill, new, old

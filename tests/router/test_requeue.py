@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.messages import Message
-from anabranch.policies.limits import WhenFull
-from anabranch.router import copies, requeue
+from anabranch.adapters.core.messages import Message
+from anabranch.policies.config.limits import WhenFull
+from anabranch.router.upkeep import copies, requeue
 
 from ..contract.disk import Parallel, eventually
 from ..thirdparty.disk import SITE

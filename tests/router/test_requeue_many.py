@@ -21,7 +21,7 @@ REASON = "it is wrong " * 10
 PROGRAM = """
 import os, signal, sys
 import anabranch
-from anabranch.router import requeue
+from anabranch.router.upkeep import requeue
 from tests.router.test_requeue_many import config
 from pathlib import Path
 

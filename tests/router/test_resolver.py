@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.core.messages import Outgoing
 from anabranch.router.transactions.global_transaction import GlobalTransaction
 from anabranch.router.transactions.states import DECIDED, DONE, IN_DOUBT, PREPARED
 

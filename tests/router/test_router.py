@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.locking import DirectoryLock
-from anabranch.adapters.messages import Message, Outgoing
+from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.system.locking import DirectoryLock
 from anabranch.policies.errors import (
     ClosedError,
     ConfigError,
@@ -24,8 +24,8 @@ from anabranch.policies.errors import (
     TransactionError,
     UnknownMessageError,
 )
-from anabranch.router import open_stores as stores_module
-from anabranch.router.destinations_table import StoreRow
+from anabranch.router.placement import open_stores as stores_module
+from anabranch.router.placement.record import StoreRow
 
 from ..contract.disk import PATIENCE
 from .disk import bodies, contents, said_in_a_child

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import anabranch
 from anabranch.router.cli.app import app
-from anabranch.router.salvage import salvage
+from anabranch.router.upkeep.salvage import salvage
 
 
 def config(directory: Path) -> anabranch.Config:
@@ -206,7 +206,7 @@ class TestCommand:
         assert done.exit_code == 1
         assert "are free there; name a directory on another disk" in done.output
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with mock.patch("anabranch.router.salvage.mend", side_effect=full):
+        with mock.patch("anabranch.router.upkeep.salvage.mend", side_effect=full):
             done = CliRunner().invoke(app, ["salvage", str(data), "--to", str(new)])
         assert done.exit_code == 1
         assert "cannot be made" in done.output

@@ -13,9 +13,9 @@ from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal.files import read_header
 from anabranch.adapters.wal.reader import BatchReader, Record, records_of
 from anabranch.adapters.wal.segment import Segment
-from anabranch.router.decision_log import DECISION, EPOCH, FORGOTTEN, XA_PREPARED, Decision, DecisionLog
-from anabranch.router.salvage import Salvaged, salvage
-from anabranch.router.salvaged_logs import frames_cut
+from anabranch.router.transactions.decision_log import DECISION, EPOCH, FORGOTTEN, XA_PREPARED, Decision, DecisionLog
+from anabranch.router.upkeep.salvage import Salvaged, salvage
+from anabranch.router.upkeep.salvaged_logs import frames_cut
 
 from .test_salvage import damage, files
 

@@ -9,7 +9,7 @@ import pytest
 
 import anabranch
 from anabranch import Settlement, UnknownMessageError
-from anabranch.adapters.core import settling
+from anabranch.adapters.core.service import settling
 
 from ..contract.disk import PATIENCE, eventually
 from .disk import take

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.background import LEADERS, WORKERS
-from anabranch.adapters.locking import DirectoryLock
-from anabranch.adapters.locking import _watch as lock_watch
-from anabranch.router import open_stores as stores_module
+from anabranch.adapters.system.background import LEADERS, WORKERS
+from anabranch.adapters.system.locking import DirectoryLock
+from anabranch.adapters.system.locking import _watch as lock_watch
+from anabranch.router.placement import open_stores as stores_module
 from anabranch.router.transactions import decision_cleanup as cleanup_module
 
 from ..contract.disk import Parallel, eventually

@@ -59,7 +59,7 @@ def test_an_xid_is_in_use_until_it_has_ended(tmp_path: Path) -> None:
     with anabranch.open(config(tmp_path)) as router:
         table = router._coordinator.table
         opened = router.transaction(XID)
-        assert table.user_of(XID) is opened
+        assert table.user_of(XID) == opened
         with pytest.raises(TransactionError, match="is in use"):
             router.transaction(XID)
         opened.rollback()

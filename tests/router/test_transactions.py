@@ -13,13 +13,8 @@ import pytest
 
 import anabranch
 from anabranch.adapters.wal import log
-from anabranch.policies.errors import (
-    ClosedError,
-    StoreFullError,
-    TransactionError,
-    UnknownMessageError,
-)
-from anabranch.router import open_stores as stores_module
+from anabranch.policies.errors import ClosedError, StoreFullError, TransactionError, UnknownMessageError
+from anabranch.router.placement import open_stores as stores_module
 from anabranch.router.transactions import decision_cleanup
 
 from ..contract.disk import PATIENCE, Parallel, eventually

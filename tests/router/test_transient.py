@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters.messages import Message, Outgoing
-from anabranch.router import open_stores
+from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.router.placement import open_stores
 
 from ..contract.disk import PATIENCE, Parallel
 from .disk import SYNCED

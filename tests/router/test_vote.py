@@ -9,7 +9,7 @@ import pytest
 
 import anabranch
 from anabranch import StoreFullError, TransactionError, UnknownMessageError, Xid
-from anabranch.router import open_stores as stores_module
+from anabranch.router.placement import open_stores as stores_module
 
 from ..contract.disk import eventually
 from .disk import contents, in_time, take, with_time_enough

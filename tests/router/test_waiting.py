@@ -13,7 +13,7 @@ import pytest
 
 import anabranch
 from anabranch.policies.config import load
-from anabranch.router.repartition import repartition
+from anabranch.router.offline.repartition import repartition
 
 from ..contract.expiring import HOUR, Clock
 

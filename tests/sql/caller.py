@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from sqlalchemy import event
 
 import anabranch
-from anabranch.adapters.core import outbox
+from anabranch.adapters.core.features import outbox
 
 URL: Final = "ANABRANCH_CALLER_URL"
 POINTS: Final = ("written", "committing", "committed", "drained", "at work")

@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy import create_engine
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.writers import Threaded
+from anabranch.adapters.core.engine.writers import Threaded
 from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.sql.backend import SqlBackend
 from anabranch.adapters.sql.schema import schema
+from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import StoreFailedError
-from anabranch.policies.options import SqlOptions
 
 from ..contract.disk import Disk
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from anabranch.adapters.sql import SqlStore
-from anabranch.policies.destination import Destination
+from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import AnabranchError
-from anabranch.policies.options import SqlOptions
+from anabranch.policies.names.destination import Destination
 
 from .server import PATIENCE, PostgresServer
 

@@ -13,8 +13,8 @@ from pydantic import SecretStr
 from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.sql.connections import database_url
 from anabranch.policies.config import loads
+from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import AnabranchError, ConfigError, StoreFailedError
-from anabranch.policies.options import SqlOptions
 
 from ..contract.disk import A, assert_whole, bodies
 

@@ -13,8 +13,8 @@ import pytest
 
 import anabranch
 from anabranch.adapters.sql import dialects
+from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import StoreFailedError
-from anabranch.policies.options import SqlOptions
 
 from ..contract.disk import A, Parallel, bodies
 from .disk import SqliteDisk, directory_of

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.sql import SqlStore
-from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import StoreFullError
 
 from ..contract.disk import A, B, Parallel, T, assert_whole, bodies, drain, take

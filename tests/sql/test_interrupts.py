@@ -13,10 +13,10 @@ from pydantic import SecretStr
 from sqlalchemy import NullPool, create_engine, text
 
 import anabranch
-from anabranch.adapters.core.leases import LEASED
-from anabranch.adapters.messages import Message
+from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.state.leases import LEASED
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.sql import SqlStore
-from anabranch.adapters.store_types import Subscription
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A, B, T, assert_whole, bodies, eventually, take

@@ -18,8 +18,8 @@ from anabranch.adapters.sql.connections import open_single
 from anabranch.adapters.sql.lease import Lease
 from anabranch.adapters.sql.schema import Schema, schema
 from anabranch.adapters.sql.statements import Statements
+from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import StoreFailedError, StoreLockedError
-from anabranch.policies.options import SqlOptions
 
 from ..contract.disk import PATIENCE, Parallel, eventually
 

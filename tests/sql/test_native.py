@@ -15,10 +15,10 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy.engine.default import DefaultDialect
 
-from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.sql import SqlStore, create_tables, native_two_phase
+from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import ConfigError, StoreFailedError
-from anabranch.policies.options import SqlOptions
 
 from ..contract.children import forked, reaped
 from ..contract.disk import PATIENCE, A, B, assert_whole, bodies, eventually, take

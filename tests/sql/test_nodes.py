@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 import anabranch
-from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.sql import SqlStore
 from anabranch.policies.errors import PlacementError, StoreFailedError, StoreLockedError
 

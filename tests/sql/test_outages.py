@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.sql.schema import VERSION
+from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import ConfigError, OutcomeUnknownError, PlacementError, StoreFailedError
-from anabranch.policies.options import SqlOptions
 
 from ..contract.disk import PATIENCE, A, B, Parallel, bodies, eventually, take
 from ..shares import Share

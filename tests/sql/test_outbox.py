@@ -18,12 +18,12 @@ from sqlalchemy.engine import Connection, Engine
 
 import anabranch
 from anabranch.adapters.core import Store
-from anabranch.adapters.core import outbox as core_outbox
-from anabranch.adapters.messages import Outgoing
+from anabranch.adapters.core.features import outbox as core_outbox
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.sql.outbox import Outbox
-from anabranch.adapters.store_types import Subscription
-from anabranch.policies.destination import Destination
+from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import (
     MessageTooLargeError,
     StoreFailedError,
@@ -31,7 +31,7 @@ from anabranch.policies.errors import (
     TransactionError,
     UnknownMessageError,
 )
-from anabranch.policies.options import SqlOptions
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import PATIENCE, A, B, Parallel, T, assert_whole, bodies, drain, eventually, take
 from . import caller

@@ -18,8 +18,8 @@ from sqlalchemy.exc import DBAPIError, TimeoutError
 
 from anabranch.adapters.sql.connections import database_url, open_engine, scrubbed, shown_url
 from anabranch.adapters.sql.pool import KeptPool
+from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import ConfigError, MissingExtraError
-from anabranch.policies.options import SqlOptions
 
 from ..contract.children import reaped
 from ..contract.disk import PATIENCE, Parallel, eventually

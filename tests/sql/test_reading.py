@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core import waiting as core_waiting
-from anabranch.adapters.core.sweep import wall_ms
-from anabranch.adapters.core.writers import Threaded
+from anabranch.adapters.core.engine.writers import Threaded
+from anabranch.adapters.core.features import scheduled as core_waiting
+from anabranch.adapters.core.state.sweep import wall_ms
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.sql.reading import Reading
-from anabranch.adapters.store_types import Subscription
 
 from ..contract.disk import PATIENCE, A, T, assert_whole, eventually, take
 from .disk import SqliteDisk, backend_of, directory_of, lead_of

@@ -12,8 +12,8 @@ import pytest
 from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.sql.schema import TABLES, schema
 from anabranch.adapters.sql.statements import Statements, parameters
+from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import ConfigError
-from anabranch.policies.options import SqlOptions
 
 from ..contract.disk import A, assert_whole, bodies, drain, take
 from .disk import SqliteDisk, directory_of

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.sql.schema import VERSION
-from anabranch.adapters.store_types import Subscription
+from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import ConfigError, CorruptionError, PlacementError, StoreFailedError
-from anabranch.policies.options import SqlOptions
 
 from ..contract.disk import A, B, T, assert_whole, bodies, drain, take
 from ..contract.keyed import M

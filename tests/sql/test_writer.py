@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core import purging
-from anabranch.adapters.core.changes import acks_of
-from anabranch.adapters.core.leases import LEASED, LEAVING
-from anabranch.adapters.core.tickets import Ticket
-from anabranch.adapters.messages import Outgoing
-from anabranch.adapters.store_types import Change, Subscription
+from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.operations.changes import acks_of
+from anabranch.adapters.core.operations.tickets import Ticket
+from anabranch.adapters.core.service import purging
+from anabranch.adapters.core.state.leases import LEASED, LEAVING
+from anabranch.adapters.core.store_types import Change, Subscription
 from anabranch.policies.errors import AnabranchError, OutcomeUnknownError, StoreFullError, UnknownMessageError
 
 from ..contract.disk import PATIENCE, A, B, T, assert_whole, bodies, drain, take

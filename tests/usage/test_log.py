@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.core.usage import ROW
+from anabranch.adapters.core.engine.usage import ROW
 from anabranch.router.usage import UsageLog, log, usage_trace
 from anabranch.router.usage.reading import UsageTrace
 

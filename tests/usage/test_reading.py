@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import anabranch
-from anabranch.adapters.core.usage import ROW, SENT
-from anabranch.policies.partitioning import from_events
-from anabranch.policies.partitioning.trace import read_trace
+from anabranch.adapters.core.engine.usage import ROW, SENT
+from anabranch.policies.advisor import from_events
+from anabranch.policies.advisor.trace.table import read_trace
 from anabranch.router.cli.app import app
 from anabranch.router.usage import log, usage_trace
 from anabranch.router.usage.blocks import decode_block, encode_block

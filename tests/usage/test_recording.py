@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.policies.partitioning.events import UsageEvent
+from anabranch.policies.advisor.trace.events import UsageEvent
 from anabranch.router.usage import usage_trace
 
 from .conftest import config

@@ -22,7 +22,7 @@ from anabranch.adapters.wal import (
     settle,
     survey,
     take_over,
-)  # fmt: skip
+)
 from anabranch.adapters.wal.group_commit import GroupCommit
 
 LOG_ID = bytes(range(16))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.files import allocate, zero_fill
+from anabranch.adapters.system.files import allocate, zero_fill
 from anabranch.adapters.wal.file import FILL_MAX, File
 
 FLAGS = os.O_RDWR | os.O_CREAT

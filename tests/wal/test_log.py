@@ -12,7 +12,7 @@ import pytest
 
 from anabranch.adapters.wal import log, record_ticket
 from anabranch.adapters.wal.ticket import Tail
-from anabranch.policies.durability import Sync
+from anabranch.policies.config.durability import Sync
 from anabranch.policies.errors import CorruptionError, OutcomeUnknownError, StoreFailedError, StoreFullError
 
 from ..contract.disk import eventually

@@ -20,7 +20,7 @@ from anabranch.adapters.wal import (
     settle,
     survey,
     take_over,
-)  # fmt: skip
+)
 from anabranch.adapters.wal.archive import Archive
 from anabranch.adapters.wal.segment import Segment
 from anabranch.policies.errors import CorruptionError

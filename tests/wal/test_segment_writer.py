@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.files import zero_fill
+from anabranch.adapters.system.files import zero_fill
 from anabranch.policies.errors import StoreFullError
 
 from .logs import SEGMENT_BYTES, created, opened
@@ -52,7 +52,7 @@ def test_a_large_record_that_finds_no_room_is_refused_before_its_first_byte(
             patch.setattr(os, "posix_fallocate", full)
         else:
             patch.delattr(os, "posix_fallocate")
-            patch.setattr("anabranch.adapters.files.write_all", full)
+            patch.setattr("anabranch.adapters.system.files.write_all", full)
         with pytest.raises(StoreFullError, match="Nothing was written"):
             one.write(bytes(5 << 20))
     one.write(b"goes on")

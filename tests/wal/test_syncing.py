@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.descriptors import unsynced_files
+from anabranch.adapters.system.descriptors import unsynced_files
 from anabranch.adapters.wal.file import File
 from anabranch.adapters.wal.segment import Segment
 from anabranch.adapters.wal.syncing import UNSYNCED_FILES_MAX, Syncer

@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anabranch
-from anabranch.router import decision_log
 from anabranch.router.router import Router
-from anabranch.router.transactions import decision_cleanup
+from anabranch.router.transactions import decision_cleanup, decision_log
 
 from ...contract.disk import eventually
 from ..ledger import Held, Marks, Operation, acks_of, sends_of, whole_lines

@@ -15,10 +15,10 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import anabranch
-from anabranch.adapters.core import copying
+from anabranch.adapters.core.migration import copying
 from anabranch.policies.errors import PlacementError
-from anabranch.router.repartition import repartition
-from anabranch.router.repartition_progress import NAME
+from anabranch.router.offline.repartition import repartition
+from anabranch.router.placement.repartition_progress import NAME
 
 from ..ledger import Marks, body_of, contents, identity_of, violations
 from .waiting import FAR, HOUR, Clock, states_of

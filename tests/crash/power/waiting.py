@@ -18,7 +18,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import anabranch
-from anabranch.adapters.core import lease_times
+from anabranch.adapters.core.engine import lease_times
 
 from ...contract.disk import eventually
 from ..ledger import Contents, Marks, Operation, Prefix, body_of, contents, identity_of, source

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import anabranch
-from anabranch.adapters.messages import DEFAULT_PRIORITY
-from anabranch.policies.options import StoreOptions
+from anabranch.adapters.core.messages import DEFAULT_PRIORITY
+from anabranch.policies.config.options import StoreOptions
 
 from ..ledger import Held, Marks, Operation, body_of, identity_of, source
 

@@ -20,7 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import anabranch
-from anabranch.adapters.core import purging
+from anabranch.adapters.core.service import purging
 from anabranch.adapters.journal import index
 
 from ..ledger import Marks

@@ -18,7 +18,7 @@ from typing import Any
 
 import anabranch
 from anabranch.policies.errors import StoreFullError
-from anabranch.router import decision_log
+from anabranch.router.transactions import decision_log
 
 HERE = Path(__file__).parent
 

@@ -14,20 +14,20 @@ import msgspec
 from pydantic import Field
 
 from anabranch.adapters.core import Backend, BackendStats, Found, Host, Settings
-from anabranch.adapters.core.branches import Branch
-from anabranch.adapters.core.changes import Change, Send
-from anabranch.adapters.core.leases import Feed
-from anabranch.adapters.core.place import ALSO_WAITING, DELIVERIES, Place, order_of
-from anabranch.adapters.core.plan import Plan
-from anabranch.adapters.core.records import REMOVAL, name_of, order_and_expiry
-from anabranch.adapters.core.states import DestinationState, SubscriptionState
-from anabranch.adapters.core.table import apply_all
-from anabranch.adapters.directory import StoreDirectory
-from anabranch.adapters.files import sync_directory
-from anabranch.adapters.store_types import Progress, Subscription
-from anabranch.policies.destination import Destination, Kind
+from anabranch.adapters.core.operations.branches import Branch
+from anabranch.adapters.core.operations.changes import Change, Send
+from anabranch.adapters.core.operations.plan import Plan
+from anabranch.adapters.core.operations.table import apply_all
+from anabranch.adapters.core.record.encoding import REMOVAL, name_of, order_and_expiry
+from anabranch.adapters.core.record.place import ALSO_WAITING, DELIVERIES, Place, order_of
+from anabranch.adapters.core.state.leases import Feed
+from anabranch.adapters.core.state.states import DestinationState, SubscriptionState
+from anabranch.adapters.core.store_types import Progress, Subscription
+from anabranch.adapters.system.directory import StoreDirectory
+from anabranch.adapters.system.files import sync_directory
+from anabranch.policies.config.options import StoreOptions
 from anabranch.policies.errors import CorruptionError, OutcomeUnknownError, StoreFullError
-from anabranch.policies.options import StoreOptions
+from anabranch.policies.names.destination import Destination, Kind
 
 FILE = "contents.bin"
 

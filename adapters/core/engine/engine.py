@@ -1,0 +1,609 @@
+"""From what is written to what is seen: plans wait here until somebody reads, and are then applied in order (rule X2).
+
+E1  A plan counts once it is in `_new`, or in `_pending`. There it goes when somebody receives, and its messages go to
+    receivers that keep up (arrivals.py). Applied it is under the lock, in order, once; who was interrupted in between
+    leaves `interrupted`, and whoever takes the lock next makes it whole.
+E2  Holds end before the backend applies: the other way round a dead message would stay held.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from ....policies.errors import AnabranchError, ClosedError, StoreFailedError
+from ....policies.names.destination import Destination
+from ...system import locking
+from ..backend import Backend, Host
+from ..features.keyed.keyed import FreshKeys
+from ..features.large.bodies import LargeBodies
+from ..features.scheduled import Waiting
+from ..features.transient.messages import Nonpersistent
+from ..features.transient.rows import MixedRows
+from ..operations.branches import Commit, Forget, Prepare, Rollback
+from ..operations.changes import Ack, Change, Postponed, Send, SendMany
+from ..operations.plan import Plan, Sequencer
+from ..operations.tickets import Ticket
+from ..state.delivery import Delivery
+from ..state.gates import MovedError
+from ..state.leases import CLAIMED, LEAVING, Feed, Taker
+from ..state.states import Catalog, DestinationState
+from . import arrivals
+from .pending_counts import Counted, PendingCounts
+from .usage import Recorder, record_usage
+
+if TYPE_CHECKING:
+    from ..features.outbox import Outbox
+    from ..features.quotas.reserving import Limits
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+APPLY_AT: Final = 120
+"""A sender that leaves so many changes pending applies them. With each some five objects wait
+that the garbage collector knows: it looks at them whenever there are 700 more, and so finds none that wait here."""
+PENDING_MAX: Final = 20_000
+"""Changes; beyond it a sender waits until they are applied (invariant 10)."""
+TOGETHER_MAX: Final = 1024
+"""Plans that are applied together, and changes, but for those of the last plan."""
+_SENDS: Final = frozenset((Send, SendMany))
+_PLAIN: Final = _SENDS | {Ack}
+"""Of these nothing follows once they are in the rows."""
+LET_PASS_TIMES: Final = 20
+LET_PASS_SECONDS: Final = 0.00005
+"""How often, and how long each time, a receiver lets another one pass before it waits for the lock."""
+COUNT_SECONDS: Final = 1.0
+"""So long who asks for a count waits for what is pending to be applied, where it cannot be told before."""
+COUNT_PAUSE: Final = 0.001
+COMMITTED_MAX: Final = 100_000
+"""Transactions over several stores that are remembered as committed until their coordinator forgets them."""
+
+
+class Engine:
+    """The state of one store that is open: catalog, deliveries, what is pending. `lock` guards all that is not said to
+    be the writer's."""
+
+    def __init__(self, name: str, backend: Backend) -> None:
+        self.name, self.backend = name, backend
+        self.rows: Backend | MixedRows = backend
+        """What tells which messages there are."""
+        self.nonpersistent: Nonpersistent | None = None
+        """Once one was sent that is not persistent."""
+        self.submit: Callable[[Ticket], object] = self._refuse
+        """Writer.submit, or what stands in front of it once some messages are not persistent."""
+        self.outbox: Outbox | None = None
+        """What is sent and acked in transactions of callers' own, where the backend has such."""
+        self.owner: object = None
+        """The router's: kept, and never looked at (invariant 8)."""
+        settings = backend.settings
+        self.lock = threading.RLock()
+        self._reader = 0
+        """The thread that reads bodies with the lock held."""
+        """Taken by `with` itself, never inside a function that returns with it: only so can Ctrl-C not leak it."""
+        self._priorities = settings.priorities
+        self._passes_on = backend.tells_places and not settings.priorities
+        self.catalog = Catalog()
+        self.delivery = Delivery(name, settings.max_leases, settings.max_deliveries, settings.priorities)
+        self.sequencer = Sequencer(self.catalog, settings.duplicate_window)
+        self.waiting = Waiting(self)
+        """What brings those messages back that wait for their time."""
+        self.committed: dict[bytes, None] = {}
+        """Transactions that are committed here and not forgotten, oldest first."""
+        self.sends = self.acks = self.batches = 0
+        self.bodies: LargeBodies
+        """Set by the store."""
+        self.large = False
+        """Some message's body is kept apart, or was."""
+        self.limited = False
+        """Tickets hold the room that was reserved for them (limits.py)."""
+        self.limits: Limits
+        """What gives it out. Set by who makes it."""
+        self.closed = True
+        self.failed: BaseException | None = None
+        self.on_failed: Callable[[BaseException], object] = lambda cause: None
+        """Called once, by whoever finds that it has failed, perhaps with locks held: it must not wait."""
+        self.pending_changes = 0
+        self._guard: Callable[[], None] | None = None
+        self._generation = locking.generation
+        self._new: deque[Plan] = deque()
+        """Plans that nobody has looked at yet."""
+        self._pending: deque[Plan] = deque()
+        """Those before them that are not applied yet."""
+        self._changed = 0
+        """Number of the latest plan that changes subscriptions."""
+        self._applied = 0
+        self._taken = 0
+        self.interrupted = False
+        """Rows, or what follows from them, may be changed by halves: the backend is asked to recover before anything
+        else. A backend sets it around what it does to its rows beside `apply`."""
+        self.fresh_keys = FreshKeys()
+        """Of maps."""
+        self.on_leaving: Callable[[], None] = lambda: None
+        """Called when there may be something in `Catalog.leaving`."""
+        self.writing_out = False
+        """The backend holds the lock for long: who only wants to help does not wait for it."""
+        self.counts_stand = False
+        """Likewise, and it changes none of the counts: who asks for no more does not wait for it either."""
+        self.receiving = False
+        """Somebody takes what is ready, or is about to: see `let_pass`."""
+        self.usage: Recorder | None = None
+        """What is told of each plan that takes effect, while the usage log is on."""
+        self.tap: Callable[[Plan], None] | None = None
+        """Told of each plan that takes effect, in order, once, while a destination moves (live_copy.py). Raises
+        nothing."""
+        self.written: Plan | None = None
+        """A plan that took effect and was not taken in yet, where whoever calls writes: see `finish`."""
+
+    # Whether it may be used
+
+    @property
+    def forked(self) -> bool:
+        return self._generation != locking.generation
+
+    def ensure_usable(self) -> None:
+        """Raise if closed, forked or failed."""
+        if self.closed:
+            raise ClosedError(f"store {self.name!r} is closed; open it again")
+        if self._generation != locking.generation:
+            raise ClosedError(f"store {self.name!r} was opened by the parent process; open it anew in a forked child")
+        if self.failed is not None:
+            raise self.failure()
+        if self._guard is not None:
+            self._guard()
+
+    def require_here(self, destination: Destination) -> None:
+        """Where a destination is not found: raise what `ensure_usable` raises, and MovedError if it has moved to
+        another store, or is about to."""
+        self.ensure_usable()
+        gate = self.sequencer.gates.get(destination)
+        if gate is not None:
+            raise MovedError(gate)
+
+    def failure(self) -> StoreFailedError:
+        """What callers of a failed store get."""
+        error = StoreFailedError(
+            f"store {self.name!r} has stopped after an error: {self.failed}; close it and open it again"
+        )
+        error.__cause__ = self.failed
+        return error
+
+    def refusal(self) -> AnabranchError:
+        """Why nothing is written any more."""
+        return self.failure() if self.failed is not None else ClosedError(f"store {self.name!r} is closed")
+
+    def _refuse(self, ticket: Ticket) -> object:
+        raise self.refusal()
+
+    def fail(self, cause: BaseException) -> None:
+        """Stop for good (invariant 7)."""
+        if self.failed is None:
+            log.error("store %s has failed: %s", self.name, cause)
+            self.stop(cause)
+
+    def stop(self, cause: BaseException) -> None:
+        """The same where it has been told already."""
+        first, self.failed = self.failed is None, cause
+        self.wake_all()
+        if first:
+            self.on_failed(cause)
+
+    def check(self) -> None:
+        """Before taking the lock: raise what `ensure_usable` raises, since in a forked child another thread's hold on
+        the lock would last for ever; and RuntimeError in a signal handler that interrupted its own thread (G3)."""
+        if self.closed or self._generation != locking.generation or self.failed is not None or self._guard is not None:
+            self.ensure_usable()
+        if self.lock._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError(
+                f"store {self.name!r} was called from a signal handler that interrupted it in the same thread"
+            )
+
+    def let_pass(self) -> None:
+        """Before taking the lock where `receiving`: wait a little until it is free. A thread that waits for the lock
+        itself is given it while another one runs, which then soon waits for it in turn, and so on: each message would
+        cost a switch between threads."""
+        for _ in range(LET_PASS_TIMES):
+            if not self.receiving:
+                return
+            time.sleep(LET_PASS_SECONDS)
+
+    def wake_all(self) -> None:
+        """Let all who wait see that the store stops."""
+        for feed in self.catalog.feeds():
+            feed.wake_all()
+        if self.limited:
+            self.limits.wake_all()
+
+    # Opening
+
+    def host(self) -> Host:
+        """What the backend is given."""
+        return Host(self.catalog, self.lock, self.fail)
+
+    def start(self, submit: Callable[[Ticket], object]) -> None:
+        """The backend has filled the catalog. `submit`: the writer's."""
+        self.submit = self._submit = submit
+        self._guard = self.backend.guard
+        self.closed = False
+        self.failed = None
+        self._generation = locking.generation
+        self.waiting.start()
+
+    def make_nonpersistent(self, directory: Path, file_mode: int | None) -> Nonpersistent:
+        """Be ready for messages that are not persistent. Any thread. Raises as `ensure_usable`."""
+        self.check()
+        with self.lock:
+            self.current()
+            if self.nonpersistent is None:
+                made = Nonpersistent(self, self._submit, directory, file_mode)
+                self.sequencer.mix()
+                self.delivery.mixed = True
+                self._passes_on = False
+                self.rows, self.submit = made.rows, made.submit
+                self.nonpersistent = made
+            return self.nonpersistent
+
+    # Taking plans in
+
+    def take(self, plan: Plan) -> None:
+        """A plan has become as durable as the policy asks. Called by who writes, in order; again after an
+        interruption, for the same."""
+        changes = plan.changes
+        if plan.number > self._taken:
+            if plan.is_more and (plan.keys or plan.writes_any_key):
+                self.fresh_keys.take(plan, self._applied)  # before it counts as taken: see `Maps`
+            if self.limited:
+                plan.hold_room()
+                self.limits.written(plan)
+            self.pending_changes += len(changes) + plan.more
+            if self._new or len(changes) != 1 or type(changes[0]) is not Ack:
+                self._new.append(plan)
+            else:
+                self._pending.append(plan)  # there is nothing to pass on
+            self._taken = plan.number
+            usage = self.usage
+            if usage is not None:
+                record_usage(usage, changes, plan)
+            if self.tap is not None:
+                self.tap(plan)
+        if plan.is_more:
+            self._take_more(plan)
+        for change in changes:
+            if type(change) is Ack:
+                if change.state.crowded:
+                    self.wake_crowd(change.state, change.number)
+            elif type(change) is Send and not change.state.is_topic:
+                feed = change.state.feed
+                if feed.takers:
+                    if change.state.is_map:
+                        change.state.wake_key(change.name)  # type: ignore[arg-type]
+                    else:
+                        feed.wake()
+            else:
+                for state in change.states():
+                    for feed in state.feeds():
+                        if feed.takers:
+                            feed.wake()
+        if self.limited:
+            self.limits.wake()
+
+    def wake_crowd(self, state: DestinationState, number: int) -> None:
+        """There is room for one more lease, of a topic for the subscription with this number."""
+        for feed in state.feeds(number):
+            if feed in state.crowded:
+                try:
+                    state.crowded.pop(feed, None)
+                    feed.wake()
+                except BaseException:
+                    state.crowded[feed] = None
+                    raise
+
+    def _take_more(self, plan: Plan) -> None:
+        for send in plan.large:
+            self.bodies.named(send)
+        if plan.subscribed:
+            self._changed = plan.number
+        for one in plan.volatile:
+            for feed in one.change.state.feeds():
+                if feed.takers:
+                    feed.wake()
+
+    def finish(self) -> None:
+        """With the lock held: take in what is written. Every step may be done twice, so that an interruption leaves it
+        to whoever comes next."""
+        plan = self.written
+        if plan is not None:
+            if self.sequencer.number < plan.number:
+                self.batches += 1
+            self.sequencer.accept(plan)
+            self.take(plan)
+            for ticket in plan.tickets:
+                ticket.finish(None)
+            self.written = None
+
+    @property
+    def unsubscribing(self) -> bool:
+        """Whether a change of subscriptions is pending: what was fetched for one may not be its own any more."""
+        return self._changed > self._applied
+
+    @property
+    def behind(self) -> bool:
+        """Whether anything is pending."""
+        return self.written is not None or bool(self._new or self._pending)
+
+    def lease_ready(self, feed: Feed, taker: Taker) -> bool:
+        """Give `taker` the first message of a feed, if it is ready (Delivery.lease_ready): most receives take no more
+        than this. After `check`."""
+        delivery = self.delivery
+        if delivery.mixed:
+            return False  # what is pending may come before what is ready
+        if self.receiving:
+            self.let_pass()
+        try:
+            self.receiving = True
+            with self.lock:
+                if self.closed or self.interrupted or self.written is not None or self.failed is not None:
+                    return False
+                if delivery.mixed:
+                    return False  # since a moment ago
+                if self._new:
+                    self.look()
+                if feed.subscription is not None and self.unsubscribing:
+                    return False
+                return delivery.lease_ready(feed, taker)
+        finally:
+            self.receiving = False
+
+    def look(self) -> None:
+        """With the lock held: pass on what has come to receivers that keep up. May be done again."""
+        new, passes_on = self._new, self._passes_on
+        while new:
+            plan = new[0]
+            if passes_on:
+                arrivals.pass_on(plan.changes, self.delivery)
+            self._pending.append(plan)
+            new.popleft()
+
+    def current(self, drained: bool = True) -> None:
+        """With the lock held, after `check`: the store is usable and, if `drained`, all that has returned is
+        applied."""
+        if self.closed or self.failed is not None or self._guard is not None:
+            self.ensure_usable()
+        if drained or self.interrupted or self.written is not None:
+            self.drain()
+
+    def hand_over(self, feed: Feed) -> None:
+        """With the lock held: give those who wait what there is for them. What is taken in once they stand in line
+        wakes them; what was taken in just before that woke nobody, and so is looked for again. Likewise that the store
+        has failed: nobody who stands in line then would be told."""
+        if self.failed is not None:
+            self.ensure_usable()
+        self.delivery.hand_over(feed, self.rows)
+        if feed.takers and self.behind:
+            self.drain()
+            if not feed.state.removed and not self.is_gone(feed):  # by what was just taken in
+                self.delivery.hand_over(feed, self.rows)
+
+    def help(self) -> None:
+        """Apply what is pending, if there is much of it; wait for who has the lock for long only if there is very
+        much."""
+        if self.pending_changes >= APPLY_AT and (not self.writing_out or self.pending_changes > PENDING_MAX):
+            try:
+                self.check()
+                with self.lock:
+                    self.current()
+            except (AnabranchError, RuntimeError) as error:  # what the caller did has taken effect all the same
+                log.debug("store %s: nothing applied: %s", self.name, error)
+
+    def drain(self) -> None:
+        """With the lock held: apply what is pending."""
+        if self.written is not None:
+            self.finish()
+        if self.nonpersistent is not None:
+            self.nonpersistent.finish()
+        if self.interrupted:
+            applied = self.backend.recover()
+            for plan in list(self._pending):  # the interruption may have come between the rows and what follows
+                if self._applied < plan.number <= applied:
+                    self._finish(plan.changes)
+                    self._finish_volatile(plan)
+            self._applied = applied
+            self.interrupted = False
+        self.look()
+        pending = self._pending
+        while pending:
+            for _ in range(self._apply_some()):
+                if self.limited:
+                    pending[0].release_room()
+                pending.popleft()
+        if self.delivery.records:
+            self.delivery.records.clear()
+        if self.pending_changes:
+            self.pending_changes = sum([plan.count for plan in list(self._new)]) if self._new else 0
+
+    def undo(self, plan: Plan) -> None:
+        """A plan has not taken effect, whose callers were told that this is not known: nobody else gives back what they
+        would have acked, or claimed for good. May be done again."""
+        with self.lock:
+            self.drain()
+            for change in [*plan.changes, *(one.change for one in plan.volatile)]:
+                if type(change) is Ack:
+                    for feed in change.state.feeds(change.number):
+                        lease = feed.held.get(change.seq)
+                        if lease is not None and lease.hold == LEAVING:
+                            self.delivery.unlease(lease, self.rows)
+                elif type(change) is Prepare:
+                    for lease in [*change.branch.leases, *change.branch.victims]:
+                        if lease.hold == CLAIMED:
+                            self.delivery.unlease(lease, self.rows)
+                    change.branch.reservation = None
+
+    def _apply_some(self) -> int:
+        """Apply the first pending plans; returns how many. Numbers tell what was applied already by somebody who was
+        interrupted before it could take it out."""
+        pending, number = self._pending, self._applied
+        plans = list(pending) if len(pending) <= TOGETHER_MAX else [pending[at] for at in range(TOGETHER_MAX)]
+        changes: list[Change] = []
+        last: Plan | None = None
+        count = size = 0
+        for plan in plans:
+            count += 1
+            if plan.number > number:  # not so of one that is in there twice
+                number = plan.number
+                if plan.changes:
+                    changes += plan.changes
+                    size += plan.count
+                    last = plan
+            if size >= TOGETHER_MAX or plan.volatile:
+                break
+        if number == self._applied:
+            return count
+        kinds = set(map(type, changes))
+        plain = kinds <= _PLAIN
+        self.interrupted = True
+        if not kinds <= _SENDS:
+            for change in changes:
+                if type(change) is Ack and not change.state.is_topic:
+                    change.state.feed.held.pop(change.seq, None)  # as its `settle` does: most are such
+                elif type(change) is not Send:
+                    change.settle(self.delivery)
+        if last is not None:
+            self.backend.apply(changes, last)
+        if self._looks_at_sends() or not plain:
+            self._finish(changes)
+        if plan.volatile:
+            self._finish_volatile(plan)
+        self._applied = number
+        self.interrupted = False
+        return count
+
+    def _looks_at_sends(self) -> bool:
+        return self._priorities or self.sequencer.expiring or self.nonpersistent is not None or self.large
+
+    def _finish(self, changes: Sequence[Change]) -> None:
+        """What follows once changes are in the rows. May be done again."""
+        if self.large:
+            self.bodies.look(changes)
+        for change in changes:
+            if type(change) is Send:
+                if self._priorities or change.expires_at_ms:
+                    self.delivery.added(change)
+            elif type(change) not in _PLAIN:
+                self._finish_one(change)
+        if self.nonpersistent is not None:
+            for change in changes:
+                if type(change) is Send or type(change) is SendMany:
+                    self.nonpersistent.set_back(change)
+
+    def _finish_volatile(self, plan: Plan) -> None:
+        """Likewise, of what goes with a plan."""
+        if plan.volatile:
+            assert self.nonpersistent is not None
+            self.nonpersistent.apply(plan)
+
+    def _finish_one(self, change: Change) -> None:
+        if type(change) is Rollback:
+            for lease in change.branch.leases:
+                self.delivery.unlease(lease, self.rows, delivered=True)
+            for lease in change.branch.victims:
+                self.delivery.unlease(lease, self.rows)
+        elif type(change) is Postponed:
+            self.waiting.applied(change)
+        elif type(change) is Commit:
+            self.committed[change.branch.transaction] = None
+            while len(self.committed) > COMMITTED_MAX:
+                self.committed.pop(next(iter(self.committed)), None)
+        elif type(change) is Forget:
+            for transaction in change.transactions:
+                self.committed.pop(transaction, None)
+        else:
+            if self.nonpersistent is not None:
+                self.nonpersistent.follow(change)
+            for state in change.states():
+                self.catalog.drop(state)
+            if self.leaving:
+                self.on_leaving()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether messages of what is gone are still to go."""
+        volatile = self.nonpersistent
+        return bool(self.catalog.leaving) or (volatile is not None and volatile.is_leaving)
+
+    # Asking
+
+    def settle(self) -> None:
+        """What this thread has committed in a database transaction of its own is seen. Without the lock."""
+        if self.outbox is not None:
+            self.outbox.settle()
+
+    def asked(self, question: Callable[[], T]) -> T:
+        """The answer, with all that has returned applied."""
+        self.check()
+        with self.lock:
+            self.current()
+            return question()
+
+    def reading(self, work: Callable[[], T]) -> T:
+        """What `work` returns, which reads bodies with the lock held, all that has returned applied, and places looked
+        up since: none of them dies before the lock is let go, so a backend that looks one up once more need not ask for
+        what is pending. For that it uses `looked_up`."""
+        before = self._reader
+        try:
+            self._reader = threading.get_ident()
+            return work()
+        finally:
+            self._reader = before
+
+    def looked_up(self, question: Callable[[], T]) -> T:
+        """The answer, as of now: for who reads bodies, with the lock held or not."""
+        if self._reader == threading.get_ident():
+            return question()
+        return self.asked(question)
+
+    def counted(self, question: Callable[[PendingCounts], T], of: Counted | None = None) -> T:
+        """The same for who asks for counts alone, and adds what is pending: at once also while the backend holds the
+        lock since its disk hangs. Where what is pending does not say how many messages of `of` there will be, that
+        takes COUNT_SECONDS, and is as of the last that was applied."""
+        self.settle()
+        until = time.monotonic() + COUNT_SECONDS
+        while self.counts_stand and not self.unsubscribing:
+            self.ensure_usable()
+            applied, pending = self._applied, self.pending_counts()
+            answer = question(pending)
+            if of in pending.unknown and time.monotonic() < until:
+                time.sleep(COUNT_PAUSE)
+            elif self.counts_stand and self._applied == applied:
+                return answer
+        return self.asked(lambda: question(self.pending_counts()))
+
+    def pending_counts(self) -> PendingCounts:
+        """Of what has returned and is not applied."""
+        counts = PendingCounts(self.catalog)
+        for plan in dict.fromkeys((*self._new, *self._pending)):
+            if plan.number > self._applied:
+                for change in plan.changes:
+                    counts.add(change)
+                for one in list(plan.volatile):
+                    counts.add(one.change, one.change.state.subscriptions.values())
+        return counts
+
+    @property
+    def applied(self) -> int:
+        """The number of the last plan that is in the rows."""
+        return self._applied
+
+    @property
+    def taken(self) -> int:
+        """The number of the last plan that has taken effect."""
+        return self._taken
+
+    def is_gone(self, feed: Feed) -> bool:
+        """Whether its subscription has ended."""
+        subscriber = feed.subscription
+        return subscriber is not None and feed.state.subscriptions.get(subscriber.subscription.key) is not subscriber

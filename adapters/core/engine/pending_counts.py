@@ -1,0 +1,50 @@
+"""How many messages more there will be once what is pending is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..operations.changes import Ack, AckRange, Change, Send, SendMany
+from ..state.states import Catalog, DestinationState, SubscriptionState
+
+Counted = DestinationState | SubscriptionState
+"""What messages are counted for."""
+
+
+class PendingCounts:
+    """Of one look at a store."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.more: dict[Counted, int] = {}
+        """By how much each count changes, as far as that can be told; fewer if negative."""
+        self.unknown: set[Counted] = set()
+        """Those of which it cannot: of what many acks at once concern, and of a topic whether others have yet to ack
+        what one subscription has acked."""
+
+    def of(self, counted: Counted) -> int:
+        """The count it will have."""
+        return counted.total + self.more.get(counted, 0)
+
+    def add(self, change: Change, subscribed: Iterable[SubscriptionState] = ()) -> None:
+        """It is pending. `subscribed`: whom a message is for, if it does not say so."""
+        more = self.more
+        if type(change) is Send:
+            if change.state.is_map:
+                self.unknown.add(change.state)  # it may take the place of another
+            entitled = list(change.entitled or subscribed)
+            if entitled or not change.state.is_topic:
+                more[change.state] = more.get(change.state, 0) + 1
+                for subscriber in entitled:
+                    more[subscriber] = more.get(subscriber, 0) + 1
+        elif type(change) is SendMany:
+            more[change.state] = more.get(change.state, 0) + len(change)
+        elif type(change) is Ack:
+            acked: Counted | None = change.state
+            if change.state.is_topic:
+                self.unknown.add(change.state)
+                acked = self._catalog.subscriptions.get(change.number)
+            if acked is not None:
+                more[acked] = more.get(acked, 0) - 1
+        elif type(change) is AckRange:
+            self.unknown |= {change.state, *change.state.subscriptions.values()}

@@ -1,0 +1,1 @@
+"""What a message need not use: quotas, keyed values, large bodies, transient messages, schedules, the outbox."""

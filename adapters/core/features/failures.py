@@ -1,0 +1,86 @@
+"""Why messages were given back last, for the dead letters that they may become.
+
+It is kept in memory alone, of so many messages of a store as FAILURES_MAX says, so that a release costs no more with a
+reason than without one. It has to last no longer than to the next attempt, which brings a reason of its own: once there
+is none the message is a dead letter, whose headers say it (router/upkeep/dead_letters.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ..messages import Reason
+from ..state.leases import CLAIMED, LEASED, Lease
+
+if TYPE_CHECKING:
+    from ..messages import Message
+
+FAILURES_MAX: Final = 10_000
+TYPE_MAX: Final = 200
+"""Characters of an exception's type that are kept."""
+TEXT_MAX: Final = 1000
+"""Characters of its text, or of a reason."""
+
+
+class Failure(NamedTuple):
+    """An exception, or what was said instead of one."""
+
+    type: str | None
+    """Its name, with its module if that is not Python's own; None: it is no exception."""
+    text: str
+
+
+def failure_of(reason: Reason) -> Failure:
+    """Raises TypeError for what is neither text nor an exception."""
+    if isinstance(reason, str):
+        return Failure(None, _short(reason, TEXT_MAX))
+    if not isinstance(reason, BaseException):
+        raise TypeError(f"a reason is a str or an exception, not {type(reason).__name__}: {reason!r}")
+    kind = type(reason)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        text = str(reason)
+    except Exception as error:
+        text = f"its text cannot be had: {type(error).__name__}"
+    return Failure(_short(name, TYPE_MAX), _short(text, TEXT_MAX))
+
+
+def _short(text: str, most: int) -> str:
+    """Valid unicode of at most so many characters."""
+    text = text if len(text) <= most else f"{text[: most - 3]}..."
+    return text.encode(errors="replace").decode()
+
+
+Key = tuple[int, int, int]
+"""Numbers of a destination and of a subscription (0: a queue's), and a seq."""
+
+
+def _key(lease: Lease) -> Key:
+    feed = lease.feeds[0]
+    return feed.state.number, feed.number, lease.seq
+
+
+class Failures:
+    """Of one store that is open. Threads: all."""
+
+    def __init__(self) -> None:
+        self._failures: dict[Key, Failure] = {}
+        self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
+
+    def note(self, messages: Iterable[Message[Any]], failure: Failure) -> None:
+        """These are about to be given back by who holds them."""
+        with self._lock:
+            for message in messages:
+                lease = message._note
+                if type(lease) is Lease and lease.hold in (LEASED, CLAIMED) and lease.is_held:
+                    self._failures.pop(_key(lease), None)  # else it would keep its place
+                    self._failures[_key(lease)] = failure
+            while len(self._failures) > FAILURES_MAX:
+                del self._failures[next(iter(self._failures))]
+
+    def of(self, message: Message[Any]) -> Failure | None:
+        """The last of a message that is leased."""
+        lease = message._note
+        return self._failures.get(_key(lease)) if self._failures and type(lease) is Lease and not lease.whole else None

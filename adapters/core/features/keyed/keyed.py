@@ -1,0 +1,122 @@
+"""What a change of a map's keys has to know while it is planned: whether a key is still as its caller saw it.
+
+E3  A value is a message of its map, with the key as its message id. What is put later takes the place of what is there
+    when it is applied (Table.put), so a put asks nothing. What depends on the value before is decided by its caller,
+    who reads, and says behind which plan that was (`Unchanged`): if the key has been written by a later one, or may
+    have been, the ticket is refused whole, and its caller looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from .....policies.errors import AnabranchError
+from ...operations.changes import Change, Send
+from ...state.duplicates import Key
+from ...state.states import DestinationState
+
+if TYPE_CHECKING:
+    from ...operations.plan import Plan
+
+FRESH_MAX: Final = 256
+"""So many keys may be remembered as fresh that are applied."""
+VERSIONS_MAX: Final = 10_000
+"""Keys of which is remembered which plan wrote them last."""
+
+
+class KeyChangedError(AnabranchError):
+    """The key was written since its caller has read it, or perhaps was; nothing was done. Never shown to users."""
+
+
+class Unchanged(Change):
+    """What follows in the ticket writes these keys of a map, and is for who has read them as they were after plan
+    `number`. No backend is told of it."""
+
+    __slots__ = ("names", "number", "state")
+
+    size: int = 0
+
+    def __init__(self, state: DestinationState, names: Sequence[bytes], number: int) -> None:
+        self.state, self.names, self.number = state, names, number
+
+    def plan(self, plan: Plan) -> None:
+        """Raises KeyChangedError."""
+        state = self.state
+        changed = state.removed or bool(plan.removed)
+        keys = [(state.number, name) for name in self.names]
+        for key in keys:
+            changed = changed or plan.version(key) > self.number
+        if changed:
+            raise KeyChangedError(f"{state.destination} has changed")
+        for key in keys:
+            plan.touch(key, None)
+
+
+class KeyVersions:
+    """Which plan wrote a key last. Used by the thread that plans."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Key, int] = {}
+        self._floor = 0
+        """Of a key that is not in `_numbers`: it may have been written by this plan, and by none after it."""
+
+    def get(self, key: Key) -> int:
+        """No later plan has written it."""
+        return self._numbers.get(key, self._floor)
+
+    def add(self, keys: Iterable[Key], number: int) -> None:
+        """This plan writes these. Idempotent."""
+        numbers = self._numbers
+        for key in keys:
+            numbers[key] = number
+        if len(numbers) > VERSIONS_MAX:  # half at once, those that came first: a forgotten key costs a second look
+            oldest = list(islice(numbers, len(numbers) // 2))
+            self._floor = max(self._floor, *[numbers[key] for key in oldest])
+            for key in oldest:
+                del numbers[key]
+
+    def add_all(self, number: int) -> None:
+        """This plan may write any."""
+        self._floor = number
+        self._numbers.clear()
+
+
+class Written(NamedTuple):
+    """What a plan has done to a key."""
+
+    number: int
+    """The plan's."""
+    send: Send | None
+    """What it has put there, be it a REMOVAL; None: nothing is left."""
+
+
+class FreshKeys:
+    """What plans that have taken effect, and may not be applied yet, have done to keys: who reads one of them need not
+    wait until it is in the rows. Changed by whoever takes plans in, one thread at a time; others read under the store's
+    lock, and pass over what is applied, which may still be in it."""
+
+    def __init__(self) -> None:
+        self._written: dict[Key, Written] = {}
+        """Replaced, not shrunk, so that others may read it."""
+        self._most = FRESH_MAX
+        """With more keys than these it is looked which of them are applied."""
+        self.whole_at = 0
+        """The number of the latest plan that may have written any key: before it is applied nothing here counts."""
+
+    def get(self, key: Key) -> Written | None:
+        """What was done to it last; None: what the rows say counts."""
+        written = self._written.get(key)
+        return written if written is not None and written.number > self.whole_at else None
+
+    def take(self, plan: Plan, applied: int) -> None:
+        """A plan takes effect; all up to `applied` are in the rows. May be done again."""
+        written, number = self._written, plan.number
+        if len(written) > self._most:
+            self._written = written = {key: one for key, one in written.items() if one.number > applied}
+            self._most = 2 * len(written) + FRESH_MAX
+        if plan.writes_any_key:
+            self.whole_at = number
+        for key, send in plan.keys.items():
+            written[key] = Written(number, send)

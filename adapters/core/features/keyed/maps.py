@@ -1,0 +1,386 @@
+"""Keyed values: maps, whose messages are values and whose message ids are the keys (keyed.py).
+
+    store.maps.put(results, "job-1", b"42")
+    store.maps.get(results, "job-1")
+
+V3  What is read is as of some moment in which all that had returned had taken effect. What depends on what is there
+    (`put_if_absent`, `compare_and_set`, `pop`, `increment`) takes effect at once, as if nobody else were there.
+V4  A value whose time is over is not there, for everybody at once; its message goes with the next sweep.
+V5  A value lives as long as its map: no duplicate window limits it, and nobody holds it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from .....policies.errors import CorruptionError, DestinationError
+from .....policies.names.destination import Destination, Kind
+from ...engine.engine import Engine
+from ...messages import DEFAULT_PRIORITY, Outgoing, checked, encoded_text
+from ...operations.changes import Ack, Change, Send, acks_of
+from ...record.encoding import REMOVAL, body_of, encode
+from ...record.place import EXPIRES, OWN, SEQ, Place, order_of
+from ...service.damaged import lose, readable
+from ...service.sending import Sending
+from ...state.leases import Taker
+from ...state.states import DestinationState
+from ...state.sweep import wall_ms
+from .keyed import KeyChangedError, Unchanged
+
+if TYPE_CHECKING:
+    from ...engine.writers import Writer
+
+KEY_BYTES_MAX: Final = 480
+"""Of a key in UTF-8: more has no room in the index of a journal."""
+PAGE: Final = 64
+"""Keys that are looked up together."""
+DIGITS_MAX: Final = 1000
+"""Of a number that is incremented."""
+_TOO_LONG: Final = 10**DIGITS_MAX
+_NUMBER: Final = re.compile(rb"-?[0-9]+")
+
+
+class Value(NamedTuple):
+    """What a key has."""
+
+    body: bytes
+    place: Place
+
+    @property
+    def expires_at_ms(self) -> int:
+        """When its time is over, 0: never."""
+        expires: int = self.place[EXPIRES]
+        return expires
+
+
+class _Look(NamedTuple):
+    """At one key."""
+
+    state: DestinationState | None
+    value: Value | None
+    number: int
+    """Of the plan behind which it was so."""
+
+
+class Maps:
+    """Of one store that is open. Threads: all. A map is given as its destination; each method raises DestinationError
+    for what is no map, and what Store says."""
+
+    def __init__(self, engine: Engine, writer: Writer, sending: Sending) -> None:
+        self._engine, self._writer, self._sending = engine, writer, sending
+        self._settings = engine.backend.settings
+
+    # Reading
+
+    def get(self, destination: Destination, key: str) -> bytes | None:
+        """The value of a key; None if it has none."""
+        value = self._look(destination, key_bytes(key)).value
+        return value.body if value is not None else None
+
+    def count(self, destination: Destination) -> int:
+        """How many keys have a value; some whose time is over may still be among them."""
+        self._require_map(destination)
+        state = self._engine.asked(lambda: self._state(destination))
+        return state.count if state is not None else 0
+
+    def items(
+        self, destination: Destination, prefix: str = "", after: str | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        """The keys that begin with a prefix, behind `after`, in the order of their bytes in UTF-8, and their values. A
+        page of them is held at a time; each is as it was when its page was read."""
+        self._require_map(destination)
+        first = text_bytes(prefix, "prefix")
+        start = first if after is None else max(first, text_bytes(after, "after") + b"\0")
+        engine = self._engine
+        while True:
+            page = engine.asked(lambda: self._page(destination, start))  # noqa: B023
+            if page is None:
+                return
+            state, looked = page
+            found = [one for one in looked if one[0].startswith(first)]
+            names, places = [name.decode() for name, _ in found], [place for _, place in found]
+            records = readable(engine, state, places, names)
+            for name, place, record in zip(names, places, records, strict=True):
+                body = body_of(record) if record is not None and _lives(place) else None
+                if record is None:  # it was put anew meanwhile, or is gone, or lost
+                    body = self.get(destination, name)
+                if body is not None:
+                    yield name, body
+            if len(found) < PAGE:
+                return
+            start = found[-1][0] + b"\0"
+
+    def _page(
+        self, destination: Destination, start: bytes
+    ) -> tuple[DestinationState, Sequence[tuple[bytes, Place]]] | None:
+        """With the store's lock held."""
+        state = self._state(destination)
+        return (state, self._engine.backend.keys(state, start, PAGE)) if state is not None else None
+
+    def wait(self, destination: Destination, key: str, timeout: float | None) -> bytes | None:
+        """The value of a key once it has one; None if it has none in `timeout` seconds (None: for ever)."""
+        engine, name = self._engine, key_bytes(key)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            value = self._look(destination, name).value
+            left = None if deadline is None else deadline - time.monotonic()
+            if value is not None or (left is not None and left <= 0):
+                return value.body if value is not None else None
+            state = self._sending.state(destination)
+            taker = Taker()
+            taker.prepare()
+            try:
+                engine.check()
+                with engine.lock:
+                    state.feed.takers[taker] = None  # first: what is taken in from now on wakes it
+                    state.waiting.setdefault(name, {})[taker] = None
+                    engine.current()
+                    place = self._place(destination, name)
+                    stays = engine.catalog.current(state) is state
+                if stays and (place is None or not _lives(place)):
+                    taker.wait(left)
+                engine.check()
+            finally:
+                self._leave(state, name, taker)
+
+    def _leave(self, state: DestinationState, name: bytes, taker: Taker) -> None:
+        """It waits no longer. Idempotent."""
+        state.feed.takers.pop(taker, None)
+        others = state.waiting.get(name)
+        if others is not None:
+            others.pop(taker, None)
+            if not others:
+                with self._engine.lock:
+                    if not others and state.waiting.get(name) is others:
+                        state.waiting.pop(name, None)
+        self._drop_unused(state)
+
+    def _drop_unused(self, state: DestinationState) -> None:
+        engine = self._engine
+        if not state.declared and not state.feed.takers and not engine.closed and not engine.forked:
+            with engine.lock:
+                engine.catalog.drop(state)
+
+    # Writing
+
+    def put(
+        self, destination: Destination, key: str, value: bytes, expires_at_ms: int = 0, sync: bool | None = None
+    ) -> None:
+        """Give a key a value, whatever it has. Durable and visible on return."""
+        self._require_map(destination)
+        key_bytes(key)
+        sending = self._sending
+        if sending.limited:
+            message = Outgoing(value, None, key, DEFAULT_PRIORITY, expires_at_ms)
+            sending.send_limited(destination, message, bool(sync))
+            return
+        ticket = sending.ticket(destination, value, None, key, sync, DEFAULT_PRIORITY, expires_at_ms)
+        self._writer.submit(ticket)
+        sending.wait(ticket)
+
+    def put_if_absent(
+        self, destination: Destination, key: str, value: bytes, expires_at_ms: int = 0, sync: bool = False
+    ) -> bytes | None:
+        """Put a value unless the key has one; returns that which it has, and None if it is put."""
+
+        def decide(there: Value | None) -> tuple[bytes | None, int] | None:
+            return (value, expires_at_ms) if there is None else None
+
+        there = self._change(destination, key, decide, sync)
+        return there.body if there is not None else None
+
+    def compare_and_set(
+        self, destination: Destination, key: str, expected: bytes | None, value: bytes | None,
+        expires_at_ms: int = 0, sync: bool = False,
+    ) -> bool:  # fmt: skip
+        """Put a value if the key has the `expected` one; None in place of either is none. Returns whether it had."""
+
+        def decide(there: Value | None) -> tuple[bytes | None, int] | None:
+            return (value, expires_at_ms) if _body(there) == expected else None
+
+        return _body(self._change(destination, key, decide, sync)) == expected
+
+    def pop(self, destination: Destination, key: str, sync: bool = False) -> bytes | None:
+        """Remove a key; returns the value that it had, None if it had none."""
+        return _body(self._change(destination, key, lambda there: (None, 0), sync))
+
+    def increment(
+        self, destination: Destination, key: str, by: int = 1, expires_at_ms: int = 0, sync: bool = False
+    ) -> int:
+        """Add to the decimal number that a key has, 0 if it has none; returns the sum. What is there already keeps its
+        time; `expires_at_ms` is for one that begins. Raises ValueError for what is no number."""
+        total = 0
+
+        def decide(there: Value | None) -> tuple[bytes | None, int] | None:
+            nonlocal total
+            before = 0 if there is None else _number(destination, key, there.body)
+            total = before + by
+            if abs(total) >= _TOO_LONG:
+                raise ValueError(f"the number of {key!r} in {destination} would have more than {DIGITS_MAX} digits")
+            return b"%d" % total, expires_at_ms if there is None else there.expires_at_ms
+
+        self._change(destination, key, decide, sync)
+        return total
+
+    def _change(
+        self,
+        destination: Destination,
+        key: str,
+        decide: Callable[[Value | None], tuple[bytes | None, int] | None],
+        sync: bool,
+    ) -> Value | None:
+        """Replace the value of a key by what `decide` makes of it: a value (None: the key goes) and when it expires, or
+        None: it stays. Returns what it had. `decide` may be called again, with what another has put meanwhile."""
+        name = key_bytes(key)
+        while True:
+            state, there, number = self._look(destination, name)
+            decided = decide(there)
+            if decided is None:
+                return there
+            body, expires_at_ms = decided
+            if body is None and there is None:
+                return None
+            state = state or self._sending.state(destination)
+            change: Change
+            if body is None:
+                assert there is not None
+                change = Ack(state, there.place[SEQ], 0, there.place if there.place[OWN] is not None else None)
+            else:
+                change = self._send(state, key, body, expires_at_ms)
+            grant = None
+            if self._sending.limited and isinstance(change, Send):
+                grant = self._sending.limits.reserve([change])
+            going = acks_of(grant.victims) if grant is not None else []
+            try:
+                self._sending.write([Unchanged(state, (name,), number), change, *going], sync, reservation=grant)
+                return there
+            except KeyChangedError:
+                self._writer.flush()  # what has changed it is seen from now on
+
+    def _send(self, state: DestinationState, key: str, body: bytes, expires_at_ms: int) -> Send:
+        settings = self._settings
+        record, name = encode(
+            state.destination, body, None, key, settings.message_bytes_max, DEFAULT_PRIORITY, expires_at_ms
+        )
+        return Send(state, record, name, order_of(DEFAULT_PRIORITY, settings.priorities), expires_at_ms)
+
+    # Looking
+
+    def _look(self, destination: Destination, name: bytes) -> _Look:
+        """At what a key has, with all that has returned."""
+        self._require_map(destination)
+        engine = self._engine
+        while True:
+            engine.check()
+            with engine.lock:
+                engine.current(drained=engine.applied < engine.fresh_keys.whole_at)
+                number = engine.taken  # first: what is taken in from now on has a higher one
+                state = self._state(destination)
+                written = engine.fresh_keys.get((state.number, name)) if state is not None else None
+                if written is not None and written.number > engine.applied:
+                    value = self._written(written.send)
+                    return _Look(state, value, number)
+                place = engine.backend.keyed(state, name) if state is not None else None
+            if place is None or state is None or not _lives(place):
+                return _Look(state, None, number)
+            try:
+                for record in engine.backend.bodies(state, [place]):
+                    if record is not None:
+                        return _Look(state, Value(body_of(record), place), number)
+            except CorruptionError as error:
+                lose(engine, state, place, error, name.decode())
+                self._remove(state, name, place, number)
+            # Another one has taken its place, or none, since.
+
+    def _remove(self, state: DestinationState, name: bytes, place: Place, number: int) -> None:
+        """A key's value that is lost, unless it has another since."""
+        ack = Ack(state, place[SEQ], 0, place if place[OWN] is not None else None)
+        try:
+            self._sending.write([Unchanged(state, (name,), number), ack])
+        except KeyChangedError:
+            self._writer.flush()  # what has changed it is seen from now on
+
+    def _written(self, send: Send | None) -> Value | None:
+        """What a message that may not be in the rows yet puts there."""
+        if send is None or 0 < send.expires_at_ms <= wall_ms():
+            return None
+        own = send.own if self._engine.backend.tells_places else None
+        return Value(body_of(send.record), (send.order, send.seq, send.expires_at_ms, 0, own))
+
+    def _place(self, destination: Destination, name: bytes) -> Place | None:
+        """With the store's lock held, and all that has returned applied."""
+        state = self._state(destination)
+        return self._engine.backend.keyed(state, name) if state is not None else None
+
+    def _state(self, destination: Destination) -> DestinationState | None:
+        """Likewise. Raises MovedError where it is on its way to another store: who reads here reads what was."""
+        engine = self._engine
+        if engine.sequencer.gates:
+            engine.require_here(destination)
+        state = engine.catalog.destinations.get(destination)
+        return state if state is not None and state.declared else None
+
+    def _require_map(self, destination: Destination) -> None:
+        if destination.kind is not Kind.MAP:
+            raise DestinationError(f"{destination} is no map; name one as map://...")
+        if not self._engine.backend.keeps_maps:
+            raise DestinationError(
+                f"store {self._engine.name!r} is of a kind that keeps no maps, {self._engine.backend.kind!r}; route "
+                f"{destination} to a store of another kind"
+            )
+
+
+def put_of(key: str, value: bytes, expires_at_ms: int = 0) -> Outgoing:
+    """What a transaction sends to a map to put a value."""
+    key_bytes(key)
+    require_value(value)
+    return checked(value, None, key, DEFAULT_PRIORITY, expires_at_ms)
+
+
+def require_value(value: object) -> None:
+    """Raise TypeError for what is no value of a map."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(
+            f"a value of a map is bytes, not {type(value).__name__}; encode it first, or give the map a codec"
+        )
+
+
+def removal_of(key: str) -> Outgoing:
+    """What it sends to remove a key."""
+    key_bytes(key)
+    return Outgoing(b"", None, key, DEFAULT_PRIORITY, REMOVAL)
+
+
+def key_bytes(key: str) -> bytes:
+    """A key as it is kept. Raises TypeError, and ValueError for one that is empty, too long or no valid unicode."""
+    name = key.encode() if type(key) is str and key.isascii() else text_bytes(key, "key")  # most take no other call
+    if not name or len(name) > KEY_BYTES_MAX:
+        raise ValueError(f"the key {key[:40]!r} takes {len(name)} bytes; 1 to {KEY_BYTES_MAX} are allowed in a map")
+    return name
+
+
+def text_bytes(text: str, what: str) -> bytes:
+    """What a key begins with, or is, in UTF-8. Raises TypeError and ValueError, by the name of the parameter."""
+    if not isinstance(text, str):
+        raise TypeError(f"{'a key' if what == 'key' else what} of a map is a str, not {type(text).__name__}: {text!r}")
+    return encoded_text(text, what)
+
+
+def _lives(place: Place) -> bool:
+    return not place[EXPIRES] or place[EXPIRES] > wall_ms()
+
+
+def _body(value: Value | None) -> bytes | None:
+    return value.body if value is not None else None
+
+
+def _number(destination: Destination, key: str, body: bytes) -> int:
+    if len(body) > DIGITS_MAX or _NUMBER.fullmatch(body) is None:
+        raise ValueError(
+            f"the value of {key!r} in {destination} is no whole number in at most {DIGITS_MAX} decimal digits: "
+            f"{body[:40]!r}; put one first"
+        )
+    return int(body)

@@ -1,0 +1,568 @@
+"""Sends and acks in a transaction of the caller's own, in the database that the store keeps its messages in.
+
+    outbox.send(connection, destination, messages)     # rows of OUTBOX, which commit with the caller's own, or do not
+    outbox.ack(connection, messages)                   # likewise; the messages are claimed until then
+    outbox.settle()                                    # what this thread has committed is seen
+
+What such a transaction asks for is written down beside the store's messages, by the caller, and nothing else of the
+store is touched. Once it is committed a thread of ours *drains* it: it does what is written there as anybody else
+would, and removes it, in one write. So seqs are given out where they always are, in the order in which messages are
+seen (I2, T6), and duplicates fall away there.
+
+Q4  What is committed stays written down until the write that does it, which removes it: it is done once, after any
+    crash. A write that finds it gone is refused whole.
+Q5  What one transaction asks for becomes visible together, in its order, unless it is more than GROUP_MAX or
+    GROUP_BYTES: that takes several writes.
+Q6  A message whose ack is written down is claimed (X6) until that ack is drained, or until its transaction is over and
+    there is no ack: then it is free again, as after a rollback of a transaction of ours. The end of a transaction is
+    told by its connection; only what the database itself says decides what became of it.
+Q7  Who commits in this process has it drained at once. For what is committed elsewhere, or without a word, it is looked
+    now and then, and at open.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast, runtime_checkable
+
+from ....policies.errors import AnabranchError, TransactionError
+from ....policies.names.destination import Destination
+from ...system.background import CoalescedJob, shared
+from ...system.conditions import Event
+from ..engine.engine import Engine
+from ..messages import LargeBody, Message, Outgoing, Readable, Receipt, require_leased
+from ..operations.branches import send_of
+from ..operations.changes import Ack, Change, Send, acks_of
+from ..operations.table import Table
+from ..operations.tickets import Ticket
+from ..record.place import is_volatile
+from ..service.sending import Sending
+from ..service.settling import Settling
+from ..state.gates import MovedError
+from ..state.leases import CLAIMED, LEASED, LEAVING, Lease
+from ..state.limits import Grant, release
+
+if TYPE_CHECKING:
+    from ..messages import MessageStore
+
+log = logging.getLogger(__name__)
+
+GROUP_MAX: Final = 10_000
+GROUP_BYTES: Final = 16 << 20
+"""So much of one transaction is done by one write."""
+PAUSE_FIRST: Final = 0.0005
+PAUSE_MAX: Final = 0.05
+"""Seconds between two looks at a transaction that is about to end."""
+WATCH_SECONDS: Final = 1.0
+"""While transactions of callers are open, it is looked so often whether one has ended without a word."""
+LOOK_MAX: Final = 60.0
+"""Seconds between two looks for what was committed elsewhere, once there was nothing for long."""
+TOLD_MAX: Final = 1000
+SETTLE_SECONDS: Final = 5.0
+"""So long who has committed waits at most to see what it did."""
+
+_numbers = itertools.count(time.time_ns())
+
+
+class Entry(NamedTuple):
+    """One send or ack that a caller's transaction asks for."""
+
+    number: int
+    """Their order. No other entry has it."""
+    destination: str
+    """As text."""
+    seq: int
+    """Of the message that is acked; 0: one is sent."""
+    subscription: int
+    """Whose ack it is; 0: for all. Of what is sent: until when it waits (ms); 0: it does not."""
+    record: bytes
+    """Of what is sent."""
+    rows: int = 1
+    """In how many rows it is written down, where it was read."""
+
+
+class Written(NamedTuple):
+    """What is known of a committed entry without reading it."""
+
+    number: int
+    caller: str
+    """Which transaction's it is."""
+    size: int
+    """Bytes of its record."""
+
+
+class Caller(Protocol):
+    """One transaction of a caller's. Compares by identity."""
+
+    key: str
+    """No other transaction has it."""
+
+
+class OutboxRows(Protocol):
+    """What a backend brings that shares its database with callers. What they hand in is theirs: errors of its driver
+    pass through where it is used."""
+
+    def enlist(self, connection: Any, told: Told) -> Caller:
+        """The transaction that is open on a connection, begun if need be; the same object each time. `told` hears
+        of its end, weakly. Raises TypeError for what is no connection, TransactionError for one to another database
+        and one without transactions."""
+
+    def put(self, connection: Any, caller: Caller, entries: Sequence[Entry]) -> None:
+        """Write them down, in that transaction."""
+
+    def written(self, after: int, most: int, caller: str | None = None) -> Sequence[Written]:
+        """The first so many committed entries behind this number, in order; of one transaction, if that is given.
+        Raises StoreFailedError."""
+
+    def entries(self, caller: str, first: int, last: int) -> Sequence[Entry]:
+        """Those of one transaction between two numbers, in order. Raises StoreFailedError."""
+
+    def is_over(self, caller: Caller) -> bool:
+        """Whether a transaction has ended for certain: what `written` does not show from now on is not there. Raises
+        StoreFailedError."""
+
+
+class Told(Protocol):
+    """Who is told of the end of transactions."""
+
+    def ending(self, caller: Caller) -> None:
+        """It is about to end, one way or the other, by this thread. Raises nothing."""
+
+
+class DrainTable(Table, Protocol):
+    """A Table of a backend that has OutboxRows."""
+
+    def drained(self, numbers: Sequence[int], rows: int) -> None:
+        """These entries go, which have so many rows. Raises NotTakenError if some are gone already."""
+
+
+@runtime_checkable
+class Placing(Protocol):
+    """A store's owner, which knows where destinations are."""
+
+    def _is_elsewhere(self, destination: Destination, store_id: bytes) -> bool:
+        """Whether it is recorded in another store than this."""
+
+
+class Drained(Change):
+    """Entries are done. In the ticket of what they ask for."""
+
+    __slots__ = ("numbers", "rows")
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.numbers = [entry.number for entry in entries]
+        self.rows = sum(entry.rows for entry in entries)
+
+    def apply(self, table: Table) -> None:
+        cast(DrainTable, table).drained(self.numbers, self.rows)
+
+
+class _Open:
+    """A transaction of a caller's, from its first entry until it is known what became of all of them."""
+
+    __slots__ = ("acks", "caller", "destinations", "done", "ending", "left", "room", "sure", "thread")
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self.left: set[int] = set()
+        """Numbers of entries that are not drained."""
+        self.acks: dict[int, Lease] = {}
+        """What they claim, by number."""
+        self.destinations: set[Destination] = set()
+        self.room: list[Grant] = []
+        self.thread = threading.get_ident()
+        """The last that used it."""
+        self.ending = False
+        """It was told that it ends."""
+        self.sure = False
+        """What it committed was looked for once since, and not all of it was there."""
+        self.done = Event()
+
+
+class Outbox:
+    """Of one store that is open. Threads: all."""
+
+    def __init__(
+        self, store: MessageStore, engine: Engine, sending: Sending, settling: Settling, rows: OutboxRows
+    ) -> None:
+        self._store, self._engine = store, engine
+        self._sending, self._settling, self._rows = sending, settling, rows
+        self._lock = threading.RLock()
+        """Guards `_open` and what is in it; never held over a call of the backend. A signal handler may come back."""
+        self._open: dict[str, _Open] = {}
+        self._draining = threading.Lock()
+        """Held by the one who drains."""
+        self._job = CoalescedJob(self._drain_soon)
+        self._watch_job = CoalescedJob(self._watch)
+        self._pause = PAUSE_FIRST
+        self._look_pause = WATCH_SECONDS
+        self._closed = False
+        self._told: set[str] = set()
+        """Transactions of which a warning said that they wait."""
+
+    # By callers
+
+    def send(self, connection: Any, destination: Destination, messages: Iterable[Outgoing | bytes]) -> list[Receipt]:
+        """Send them once the transaction on this connection commits. The receipts have seq 0. Raises what Store.send
+        raises before anything is stored, TransactionError, and what the connection raises."""
+        outgoing = [one if isinstance(one, Outgoing) else Outgoing(one) for one in messages]
+        if not all(one.persistent for one in outgoing):
+            raise ValueError(
+                f"a message for {destination} with persistent=False cannot be sent in a transaction of the database, "
+                "which would keep it; leave one of the two out"
+            )
+        for message in outgoing:
+            if isinstance(message.body, LargeBody | Readable):
+                raise TypeError(
+                    f"in a transaction of the database the body of a message for {destination} is bytes, not "
+                    f"{type(message.body).__name__}: one that is kept apart would be written by another transaction"
+                )
+        sends = [cast(Send, one) for one in self._sending.sends([(destination, one) for one in outgoing])]
+        if not sends:
+            return []
+        entries = [Entry(next(_numbers), str(destination), 0, send.deliver_at_ms, send.record) for send in sends]
+        caller = self._rows.enlist(connection, self)
+        room = self._sending.limits.reserve_at_once(sends)
+        numbers = [entry.number for entry in entries]
+        with self._lock:
+            one = self._of(caller)
+            is_new = destination not in one.destinations
+            one.destinations.add(destination)  # first: who closes a gate then looks here
+            if room is not None:
+                one.room.append(room)
+            one.left.update(numbers)
+        try:
+            if destination in self._engine.sequencer.gates:
+                self._engine.require_here(destination)
+            self._rows.put(connection, caller, entries)
+        except Exception:  # after Ctrl-C they may be written
+            with self._lock:
+                one.left.difference_update(numbers)
+                if is_new:
+                    one.destinations.discard(destination)
+            release(room)
+            raise
+        return [Receipt(destination, 0) for _ in entries]
+
+    def ack(self, connection: Any, messages: Sequence[Message]) -> None:
+        """Ack them once the transaction on this connection commits; until it is over they are claimed, as by a
+        transaction of ours. Acked again in the same one they are acked once. Raises UnknownMessageError,
+        TransactionError, and what the connection raises; then they are held as before."""
+        for message in messages:
+            require_leased(message)
+            if type(message._note) is Lease and is_volatile(message._note.place):
+                raise ValueError(
+                    f"{message!r} was sent with persistent=False, so it is not in the database; ack it without "
+                    "connection, once you have committed"
+                )
+        if not messages:
+            return
+        caller = self._rows.enlist(connection, self)
+        entries: list[Entry] = []
+        claimed: list[Lease] = []
+        with self._lock:
+            one = self._of(caller)
+        try:
+            for message in messages:
+                entry = self._claimed(one, message, claimed)
+                entries.append(entry)
+            self._rows.put(connection, caller, entries)
+        except Exception:  # after Ctrl-C they may be written, and are claimed until that shows
+            with self._lock:
+                for entry in entries:
+                    one.left.discard(entry.number)
+                    one.acks.pop(entry.number, None)
+                for lease in claimed:
+                    self._engine.delivery.move(lease, CLAIMED, LEASED)
+            raise
+
+    def _claimed(self, one: _Open, message: Message, claimed: list[Lease]) -> Entry:
+        """The entry of its ack."""
+        lease, delivery = message._note, self._engine.delivery
+        number = next(_numbers)
+        with self._lock:
+            if not any(other is lease for other in one.acks.values()):
+                if lease.hold == LEASED:
+                    one.acks[number] = lease  # first: who is interrupted leaves no claim that nobody knows of
+                try:
+                    delivery.take(self._store, [message], LEASED, CLAIMED)
+                except AnabranchError:
+                    one.acks.pop(number, None)
+                    raise
+                claimed.append(lease)
+            one.acks[number] = lease
+            one.left.add(number)
+            one.destinations.add(message.destination)
+        (ack,) = acks_of([lease])
+        assert type(ack) is Ack
+        return Entry(number, str(message.destination), ack.seq, ack.number, b"")
+
+    def _of(self, caller: Caller) -> _Open:
+        """With the lock held."""
+        if self._closed:
+            self._engine.ensure_usable()
+        one = self._open.get(caller.key)
+        if one is None:
+            one = self._open[caller.key] = _Open(caller)
+            self._watch_job.schedule(WATCH_SECONDS)
+        one.thread = threading.get_ident()
+        return one
+
+    def ending(self, caller: Caller) -> None:
+        """As Told: by whoever commits or rolls back, just before that."""
+        one = self._open.get(caller.key)
+        if one is not None and not self._closed:
+            one.thread = threading.get_ident()
+            one.done.clear()
+            one.sure = False
+            one.ending = True
+            self._pause = PAUSE_FIRST
+            self._job.schedule(PAUSE_FIRST)
+
+    # Asking
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a transaction of a caller's is open, or not drained."""
+        return bool(self._open)
+
+    def concerns(self, destination: Destination) -> bool:
+        """Whether such a transaction sends to it, or has claimed a message of it."""
+        with self._lock:
+            return any(destination in one.destinations for one in self._open.values())
+
+    def settle(self) -> None:
+        """What this thread has committed, or rolled back, is seen on return, unless that takes longer than
+        SETTLE_SECONDS. Not while it has another such transaction open, which the database may have waiting for that."""
+        if not self._open:
+            return
+        me = threading.get_ident()
+        with self._lock:
+            mine = [one for one in self._open.values() if one.thread == me]
+        if not all(one.ending for one in mine):
+            return
+        deadline = time.monotonic() + SETTLE_SECONDS
+        for one in mine:
+            one.done.wait(max(deadline - time.monotonic(), 0))
+
+    # Draining
+
+    def opened(self) -> None:
+        """What was committed before is done. Raises AnabranchError; then it is tried again later."""
+        try:
+            with self._draining:
+                self._drain()
+        finally:
+            self._look_again()
+
+    def close(self) -> None:
+        """Nothing is drained any more: what is written down is for the next opening. Idempotent."""
+        self._closed = True
+        with self._draining, self._lock:
+            for one in self._open.values():
+                for room in one.room:
+                    release(room)
+                one.done.set()
+            self._open.clear()
+
+    def _look_again(self) -> None:
+        if not self._closed:
+            shared().schedule_while_alive(self._look_pause, self._look)
+
+    def _look(self) -> None:
+        """Now and then (rule Q7)."""
+        if not self._works():
+            return
+        try:
+            self._drain_now(everything=True)
+        finally:
+            self._look_pause = min(2 * self._look_pause, LOOK_MAX)
+            self._look_again()
+
+    def _watch(self) -> None:
+        """While transactions are open: one may end without a word, or with one that Ctrl-C cut off."""
+        if not self._works():
+            return
+        try:
+            self._drain_now(everything=True)
+        finally:
+            if self._open:
+                self._watch_job.schedule(WATCH_SECONDS)
+
+    def _works(self) -> bool:
+        """Whether this process has the store open, and it has not failed."""
+        engine = self._engine
+        return not (self._closed or engine.closed or engine.failed is not None or engine.forked)
+
+    def _drain_soon(self) -> None:
+        """Once somebody has committed."""
+        if self._works() and self._drain_now(everything=False):
+            self._pause = min(2 * self._pause, PAUSE_MAX)
+            self._job.schedule(self._pause)
+
+    def _drain_now(self, everything: bool) -> bool:
+        """Whether it has to be looked again soon."""
+        try:
+            with self._draining:
+                return self._drain(everything)
+        except AnabranchError as error:
+            log.debug("store %s: the outbox is not drained now: %s", self._engine.name, error)
+            return any(one.ending for one in list(self._open.values()))
+
+    def _drain(self, everything: bool = False) -> bool:
+        """With `_draining` held. Raises AnabranchError. Returns whether some transaction that was to end has not."""
+        if self._closed:
+            return False
+        with self._lock:
+            watched = [one for one in self._open.values() if one.sure or everything]
+            waited = [one for one in self._open.values() if one.ending]
+        over = [one for one in watched if self._rows.is_over(one.caller)]  # before it is looked for what they did
+        kept = self._drain_written()
+        for one in over:
+            if one.caller.key not in kept:
+                self._end(one)
+        soon = False
+        for one in waited:
+            if one.ending and self._open.get(one.caller.key) is one:
+                if one.left or one.caller.key in kept:
+                    one.sure = soon = True
+                else:
+                    self._end(one)
+        return soon
+
+    def _drain_written(self) -> set[str]:
+        """Do what is committed; returns the transactions of which some could not be done. Raises AnabranchError."""
+        kept: set[str] = set()
+        after = 0
+        while page := self._rows.written(after, GROUP_MAX):
+            callers = dict.fromkeys(one.caller for one in page if one.caller not in kept)
+            if len(page) < GROUP_MAX and sum(one.size for one in page) <= GROUP_BYTES:
+                groups = {caller: [one for one in page if one.caller == caller] for caller in callers}
+                kept |= self._drain_groups(groups)
+                break
+            caller = next(iter(callers), None)  # Q5: whole, though others' lie between
+            if caller is None:
+                after = page[-1].number
+                continue
+            kept |= self._drain_groups({caller: list(_fitting(self._rows.written(0, GROUP_MAX, caller)))})
+        return kept
+
+    def _drain_groups(self, groups: dict[str, list[Written]]) -> set[str]:
+        """Each is done by one write, and as many as may be by the same. Returns those that could not be done. Raises
+        AnabranchError if the database cannot be read."""
+        tickets: list[tuple[str, Ticket, list[Entry]]] = []
+        kept: set[str] = set()
+        for caller, written in groups.items():
+            entries = list(self._rows.entries(caller, written[0].number, written[-1].number))
+            try:
+                changes = self._changes(caller, entries)
+                ticket = Ticket(changes, sum([change.size for change in changes]))
+                ticket.transaction = True
+                self._engine.submit(ticket)
+                tickets.append((caller, ticket, entries))
+            except AnabranchError as error:
+                kept.add(caller)
+                self._tell(caller, entries, error)
+        for caller, ticket, entries in tickets:
+            try:
+                self._sending.wait(ticket)
+                self._drained(caller, entries)
+            except AnabranchError as error:
+                kept.add(caller)
+                self._tell(caller, entries, error)
+        return kept
+
+    def _tell(self, caller: str, entries: Sequence[Entry], error: AnabranchError) -> None:
+        """What cannot be done for a reason that does not pass by itself is looked at now and then, like what comes from
+        elsewhere; it stays claimed."""
+        stays = isinstance(error, MovedError | TransactionError)
+        if stays:
+            one = self._open.get(caller)
+            if one is not None:
+                one.ending = False
+                one.done.set()
+        level = logging.WARNING if stays and caller not in self._told else logging.DEBUG
+        if stays and len(self._told) < TOLD_MAX:
+            self._told.add(caller)
+        log.log(
+            level, "store %s: what transaction %s has committed waits in OUTBOX (%d sends and acks): %s",
+            self._engine.name, caller, len(entries), error,
+        )  # fmt: skip
+
+    def _changes(self, caller: str, entries: Sequence[Entry]) -> list[Change]:
+        """What entries ask for, and that they go."""
+        catalog, priorities = self._engine.catalog, self._engine.backend.settings.priorities
+        leases = dict(self._open[caller].acks) if caller in self._open else {}
+        changes: list[Change] = []
+        acked: set[Hashable] = set()
+        for entry in entries:
+            destination = Destination.restored(entry.destination)
+            if not entry.seq:
+                self._require_place(destination)
+                send = send_of(catalog.state(destination), entry.record, priorities)
+                send.wait_until(entry.subscription)
+                changes.append(send)
+                continue
+            state = catalog.destinations.get(destination)
+            key = (entry.seq, entry.subscription)
+            if state is None or key in acked:
+                continue
+            acked.add(key)
+            lease = leases.get(entry.number)
+            changes.append(Ack(state, entry.seq, entry.subscription, lease.place if lease is not None else None))
+        return [*changes, Drained(entries)]
+
+    def _require_place(self, destination: Destination) -> None:
+        """Raise TransactionError for a destination that is in another store by now."""
+        state = self._engine.catalog.destinations.get(destination)
+        if state is not None and state.declared:
+            return
+        owner = self._engine.owner
+        if isinstance(owner, Placing) and owner._is_elsewhere(destination, self._store.store_id):
+            raise TransactionError(
+                f"{destination} has moved to another store since these messages were sent there; move it back to store "
+                f"{self._engine.name!r}, and they are in it"
+            )
+
+    def _drained(self, caller: str, entries: Sequence[Entry]) -> None:
+        sends = sum(not entry.seq for entry in entries)
+        self._engine.sends += sends
+        self._engine.acks += len(entries) - sends
+        self._look_pause = WATCH_SECONDS
+        with self._lock:
+            one = self._open.get(caller)
+            if one is not None:
+                for entry in entries:
+                    one.left.discard(entry.number)
+                    one.acks.pop(entry.number, None)
+
+    def _end(self, one: _Open) -> None:
+        """All that it has committed is drained; what it has not is as if it had never been asked for."""
+        with self._lock:
+            self._open.pop(one.caller.key, None)
+            leases = list({id(lease): lease for lease in one.acks.values()}.values())
+        for room in one.room:
+            release(room)
+        move = self._engine.delivery.move
+        try:
+            free = [lease for lease in leases if move(lease, CLAIMED, LEAVING)]
+            if free:
+                self._settling.give_back_taken(free)
+        except AnabranchError as error:  # the store has stopped: nobody holds anything
+            log.debug("store %s: what was claimed is not given back: %s", self._engine.name, error)
+        finally:
+            one.done.set()
+
+
+def _fitting(written: Sequence[Written]) -> Iterator[Written]:
+    """The first of them that one write takes; one may be larger."""
+    size = 0
+    for place, one in enumerate(written):
+        size += one.size
+        if place and size > GROUP_BYTES:
+            return
+        yield one

@@ -1,0 +1,212 @@
+"""What goes from a store that is full, and what is said of it: `when_full: drop_new`, `drop_old`.
+
+D7  What somebody holds never goes: leased, claimed, acked by a prepared branch, being purged. What is to go is held
+    itself, LEAVING, from when it is chosen until its ack is applied, in one write with what takes its place.
+    A map's values never go.
+D8  A topic's message goes for all its subscriptions, or stays for all: if one of them holds it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from .....policies.errors import CorruptionError
+from .....policies.names.destination import Destination
+from ....system.background import CoalescedJob
+from ...messages import DROPPED
+from ...operations.changes import Change
+from ...record.place import SEQ, Place, is_volatile
+from ...state.leases import LEAVING, Lease
+from ...state.limits import NOTHING, Amount, Grant, Room
+from ...state.states import DestinationState
+
+if TYPE_CHECKING:
+    from ...engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+PAGE: Final = 64
+"""Messages that are looked up at once."""
+FORGET_AFTER: Final = 1000
+"""Searches after which it is looked up anew where the messages of each destination begin."""
+LOG_SECONDS: Final = 60.0
+SHOWN: Final = 5
+"""Destinations that a line of the log names."""
+
+
+class Dropped(Change):
+    """Stands for a message that is not stored, in the ticket of a transaction."""
+
+    __slots__ = ()
+
+    size: int = 0
+
+    def plan(self, plan: Any) -> tuple[int, bool]:
+        """What its receipt says."""
+        return DROPPED, False
+
+
+class Oldest:
+    """The messages of one store, the oldest first. Under its lock, with all that has returned applied."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._begins: dict[DestinationState, int] = {}
+        """No message of a destination has a lower seq: as far as that was looked up."""
+        self._searches = 0
+
+    def take(self, lacking: Mapping[Room, Amount], grant: Grant, sized: bool) -> set[Room]:
+        """Hold so much, of the oldest that nobody holds, that each room has what it lacks. Returns those that still
+        lack some: then all that could go is held. `sized`: it matters how large they are."""
+        short = set()
+        for room in sorted(lacking, key=lambda room: room.state is None):  # the narrow ones first: theirs count for all
+            for lease in self._free(room):
+                if self._is_enough(lacking[room], self.amounts(grant, [room])[room]):
+                    break
+                self._hold(lease, grant, sized)
+            if not self._is_enough(lacking[room], self.amounts(grant, [room])[room]):
+                short.add(room)
+        return short
+
+    @staticmethod
+    def _is_enough(lack: Amount, going: Amount) -> bool:
+        return going[0] >= lack[0] and going[1] >= lack[1]
+
+    def amounts(self, grant: Grant, rooms: Iterable[Room]) -> dict[Room, Amount]:
+        """How much of each room what is to go leaves."""
+        found = dict.fromkeys(rooms, NOTHING)
+        for lease, size in zip(grant.victims, grant.sizes, strict=False):
+            for room in found:
+                state = lease.feeds[0].state
+                if room.state in (None, state) and (not room.volatile or is_volatile(lease.place)):
+                    count, total = found[room]
+                    found[room] = count + 1, total + size
+        return found
+
+    def give_back(self, grant: Grant) -> None:
+        """All that is held for it. Idempotent."""
+        for lease in grant.victims:
+            self._engine.delivery.unlease(lease, self._engine.rows)
+        grant.victims, grant.sizes = [], []
+
+    def _hold(self, lease: Lease, grant: Grant, sized: bool) -> None:
+        seq, size = lease.seq, 0
+        if sized:
+            try:
+                rows, state = self._engine.rows, lease.feeds[0].state
+                record = self._engine.reading(lambda: next(iter(rows.bodies(state, [lease.place])), None))
+            except CorruptionError:  # it is there to be received, and told of
+                return
+            if record is None:
+                return
+            size = len(record) + self._engine.bodies.size_at(state, seq)
+        grant.sizes.append(size)
+        grant.victims.append(lease)  # first: who is interrupted knows what to give back
+        for feed in lease.feeds:
+            feed.held[seq] = lease
+            feed.remove_fetched(seq, seq)
+
+    def _free(self, room: Room) -> Iterator[Lease]:
+        """Leases of what nobody holds, not held yet."""
+        if room.state is not None:
+            if room.state.is_map:
+                return
+            places = self._places(room.state, room.volatile, 0)
+            yield from (lease for place in places if (lease := self._lease(room.state, place)) is not None)
+            return
+        self._searches += 1
+        if self._searches % FORGET_AFTER == 0:
+            self._begins.clear()  # also of destinations that are gone
+        heap: list[tuple[int, int, DestinationState, Iterator[Place], Place | None]] = []
+        for state in self._engine.catalog.by_number.values():
+            if state.total and not state.is_map:
+                first = self._begins.get(state, 0) if not room.volatile else 0
+                heap.append((first, state.number, state, self._places(state, room.volatile, max(first - 1, 0)), None))
+        heapq.heapify(heap)
+        while heap:
+            first, number, state, places, place = heap[0]
+            if place is not None and (lease := self._lease(state, place)) is not None:
+                yield lease
+            following = next(places, None)
+            if following is None:
+                heapq.heappop(heap)
+                continue
+            if place is None and not room.volatile:
+                self._begins[state] = following[SEQ]
+            heapq.heapreplace(heap, (following[SEQ], number, state, places, following))
+
+    def _places(self, state: DestinationState, volatile: bool, after: int) -> Iterator[Place]:
+        engine = self._engine
+        of_all = engine.rows.rows
+        if volatile and engine.nonpersistent is not None:
+            of_all = engine.nonpersistent.rows.volatile_rows
+        while True:
+            places = of_all(state, None, None, after, PAGE)
+            yield from places
+            if len(places) < PAGE:
+                return
+            after = places[-1][SEQ]
+
+    def _lease(self, state: DestinationState, place: Place) -> Lease | None:
+        """None if somebody holds it, or it is gone."""
+        feeds = tuple(self._engine.rows.unacked(state, place[SEQ])) if state.is_topic else (state.feed,)
+        if not feeds or any(place[SEQ] in feed.held or feed.purging for feed in feeds):
+            return None
+        return Lease(feeds, place, LEAVING, state.is_topic)
+
+
+class DropLog:
+    """What a store has dropped: counted, and logged at once and then each minute. Threads: all."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.RLock()
+        self.count = 0
+        """Messages, since open."""
+        self._new: Counter[Destination] = Counter()
+        """Since it was logged last: those that were not stored, and those that had to go."""
+        self._old: Counter[Destination] = Counter()
+        self._job = CoalescedJob(self._tell_later)
+        self._quiet = True
+
+    def new(self, destinations: Iterable[Destination]) -> None:
+        """Messages that were sent there are not stored."""
+        self._add(self._new, destinations)
+
+    def old(self, leases: Iterable[Lease]) -> None:
+        """These are no more."""
+        self._add(self._old, (lease.feeds[0].state.destination for lease in leases))
+
+    def _add(self, counts: Counter[Destination], destinations: Iterable[Destination]) -> None:
+        with self._lock:
+            for destination in destinations:
+                counts[destination] += 1
+                self.count += 1
+            if self._quiet and (self._new or self._old):
+                self._quiet = False
+                self._tell()
+                self._job.schedule(LOG_SECONDS)
+
+    def _tell_later(self) -> None:
+        with self._lock:
+            if not self._new and not self._old:
+                self._quiet = True
+                return
+            self._tell()
+        self._job.schedule(LOG_SECONDS)
+
+    def _tell(self) -> None:
+        for counts, what in ((self._new, "not stored"), (self._old, "dropped to make room")):
+            if counts:
+                shown = [f"{count} of {destination}" for destination, count in counts.most_common(SHOWN)]
+                more = f" and of {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
+                log.warning(
+                    "store %s is full: %d messages were %s since this was said last: %s%s",
+                    self._name, counts.total(), what, ", ".join(shown), more,
+                )  # fmt: skip
+                counts.clear()

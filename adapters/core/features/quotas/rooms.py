@@ -1,0 +1,201 @@
+"""Which limits concern what is sent, and how much of each it needs (limits.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .....policies.config.limits import LimitOptions, WhenFull
+from .....policies.names.pattern import RouteTable
+from ....system.volumes import volume_of
+from ...messages import Message
+from ...operations.changes import Change, SendMany, VolatileChange, sent
+from ...record.encoding import is_requeued
+from ...state.leases import Lease
+from ...state.limits import NOTHING, Amount, DiskRoom, Room
+from ...state.states import DestinationState
+
+if TYPE_CHECKING:
+    from ...engine.engine import Engine
+
+
+class Rooms:
+    """The limits of one store. Under the lock of who gives out room (reserving.py)."""
+
+    def __init__(self, engine: Engine, directory: Path, index_directory: Path | None = None) -> None:
+        """`directory`: the store's, on whose disk some space may have to stay free."""
+        self.engine = engine
+        self._paths = [path for path in (directory, index_directory) if path is not None]
+        settings = engine.backend.settings
+        when_full, timeout = settings.when_full, settings.block_timeout
+        name = f"store {engine.name!r}"
+        self.of_store: Room | None = None
+        """That of all messages."""
+        if settings.max_messages is not None or settings.max_bytes is not None:
+            self.of_store = Room(
+                name, settings.max_messages, settings.max_bytes, self._held, settings.max_bytes_option,
+                when_full=when_full, timeout=timeout,
+            )  # fmt: skip
+        self._of_nonpersistent: Room | None = None
+        most = settings.nonpersistent_max_messages, settings.nonpersistent_max_bytes
+        if most != (None, None) and not engine.backend.volatile:
+            self._of_nonpersistent = Room(
+                name, *most, self._held_nonpersistent, "nonpersistent_max_bytes", "nonpersistent_max_messages",
+                "messages that are not persistent", when_full, timeout, volatile=True,
+            )  # fmt: skip
+        self._of_disks: list[Room] | None = None if settings.min_free_disk is not None else []
+        """None: not known before the store is open."""
+        self._by_pattern = RouteTable((pattern, limit) for limit in settings.limits for pattern in limit.match)
+        self._has_patterns = bool(settings.limits)
+        self.limited = bool(self.of_store or self._of_nonpersistent or self._of_disks is None or self._has_patterns)
+        """Whether there is any limit."""
+        policies = {when_full, *(limit.when_full for limit in settings.limits)} - {None, WhenFull.FAIL}
+        self.yields = self.limited and bool(policies)
+        """Whether something else happens at one than an error."""
+
+    def _held(self) -> Amount:
+        """With the store's lock held."""
+        catalog, volatile = self.engine.catalog, self.engine.nonpersistent
+        size = catalog.bytes + self.engine.bodies.bytes
+        if volatile is None:
+            return catalog.messages, size
+        return catalog.messages + volatile.messages, size + volatile.bytes
+
+    def _held_nonpersistent(self) -> Amount:
+        volatile = self.engine.nonpersistent
+        if volatile is None:
+            return NOTHING
+        return volatile.messages, volatile.bytes + self.engine.bodies.nonpersistent_bytes
+
+    def of(self, change: Change) -> list[Room]:
+        """All that a message needs room in, the narrowest first. Under `_lock`."""
+        if type(change) is SendMany:
+            return self.of_state(change.state, False)
+        send = sent(change)
+        if send is None:
+            return []
+        rooms = self.of_state(send.state, type(change) is VolatileChange)
+        # A large body is on the disk already, which was looked at while it was written.
+        return rooms if send.large is None else [room for room in rooms if not isinstance(room, DiskRoom)]
+
+    def require_disk(self, size: int) -> None:
+        """Raise StoreFullError if the disks have no room for so many bytes, whatever is to happen then."""
+        if self._of_disks is None:
+            self._of_disks = self._disks()
+        for room in self._of_disks:
+            if room.lacking((1, size))[1]:
+                raise room.error((1, size))
+
+    def at(self, message: Message) -> list[Room]:
+        """The same of one that is there."""
+        lease = message._note
+        state = lease.feeds[0].state if type(lease) is Lease else None
+        return self.of_state(state, not message.persistent and not self.engine.backend.volatile) if state else []
+
+    def of_state(self, state: DestinationState, volatile: bool) -> list[Room]:
+        """The same of a destination."""
+        rooms: list[Room] = []
+        if self._has_patterns:
+            room = state.room or self._room_of(state)
+            if room is not None:
+                rooms.append(room)
+        if volatile and self._of_nonpersistent is not None:
+            rooms.append(self._of_nonpersistent)
+        if self.of_store is not None:
+            rooms.append(self.of_store)
+        if self._of_disks is None:
+            self._of_disks = self._disks()
+        return rooms + self._of_disks if not volatile else rooms
+
+    def _room_of(self, state: DestinationState) -> Room | None:
+        found = self._by_pattern.route(state.destination)
+        if found is None:
+            return None
+        limit: LimitOptions = found.target
+        settings = self.engine.backend.settings
+
+        def held() -> Amount:
+            shadow = state.volatile
+            size = state.bytes + self.engine.bodies.size_of(state)
+            return state.total, size + (shadow.bytes if shadow is not None else 0)
+
+        state.room = Room(
+            f"{state.destination} in store {self.engine.name!r}", limit.max_messages, limit.max_bytes, held,
+            when_full=settings.when_full if limit.when_full is None else limit.when_full,
+            timeout=settings.block_timeout if limit.block_timeout is None else limit.block_timeout, state=state,
+        )  # fmt: skip
+        return state.room
+
+    def _disks(self) -> list[Room]:
+        settings = self.engine.backend.settings
+        assert settings.min_free_disk is not None
+        volumes = {}
+        for path in self._paths:
+            with suppress(OSError):  # whoever writes there is told
+                volumes[volume_of(path)] = path
+        return [
+            DiskRoom(
+                f"store {self.engine.name!r}", path, volume, settings.min_free_disk, settings.when_full,
+                settings.block_timeout,
+            )
+            for volume, path in volumes.items()
+        ]  # fmt: skip
+
+
+class Request:
+    """What a call wants to store, less what it removes."""
+
+    def __init__(
+        self,
+        rooms: Rooms,
+        sends: Sequence[Change],
+        freed: Iterable[Message] = (),
+        bodies: Sequence[int] = (),
+        amounts: Sequence[Amount] | None = None,
+    ) -> None:
+        """`freed`: messages of which nothing is left once it is written. `bodies`: of each send the bytes of its body
+        alone, where some are freed. `amounts`: of each send, if it is known."""
+        self.sends = sends
+        self.amounts = rooms.engine.sequencer.each_amount(sends) if amounts is None else amounts
+        self.bodies = bodies
+        self.rooms = [rooms.of(change) for change in sends]
+        self.freed: dict[Room, Amount] = {}
+        for message in freed:
+            for room in rooms.at(message):
+                count, size = self.freed.get(room, NOTHING)
+                self.freed[room] = count + 1, size + message.size
+
+    def is_kept(self, at: int) -> bool:
+        """Whether one of its sends is never dropped for being new: it puts a value into a map, which its caller would
+        take for stored, or is what was a message before, and is gone from there once this is written."""
+        send = sent(self.sends[at])
+        return send is not None and (send.state.is_map or is_requeued(send.record))
+
+    def needs(self, dropped: frozenset[int] = frozenset()) -> dict[Room, Amount]:
+        """What it needs in each room: nothing if as many messages go as come and their bodies are as long, so that dead
+        letters, which have more headers, leave a full store. Without those of its sends that are dropped."""
+        totals: dict[Room, list[int]] = {}
+        for at, amount in enumerate(self.amounts):
+            if at not in dropped and amount[0]:
+                for room in self.rooms[at]:
+                    self.add(totals, room, at)
+        return {room: self.net(room, total) for room, total in totals.items()}
+
+    def add(self, totals: dict[Room, list[int]], room: Room, at: int) -> list[int]:
+        """Count one of its sends."""
+        total = totals.setdefault(room, [0, 0, 0])
+        count, size = self.amounts[at]
+        total[0] += count
+        total[1] += size
+        total[2] += self.bodies[at] if self.bodies else 0
+        return total
+
+    def net(self, room: Room, total: Sequence[int]) -> Amount:
+        """What is needed for so much there."""
+        count, size, bodies = total
+        freed, freed_size = self.freed.get(room, NOTHING)
+        if freed and count <= freed:
+            size = min(size, bodies)
+        return max(0, count - freed), max(0, size - freed_size)

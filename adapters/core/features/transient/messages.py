@@ -1,0 +1,477 @@
+"""What was sent with `persistent=False`: messages that no backend ever sees, in one order with the others.
+
+They lie in memory, in swap files what does not fit (adapters/memory/rows.py), in destinations and subscriptions of
+their own, which shadow those of the catalog: `DestinationState.volatile`. Feeds and leases are those of the others.
+
+A1  Seqs come from the store's one counter (plan.py, P3). What concerns these messages alone is done at once, on the
+    thread of whoever calls and under the store's lock: it waits for no disk.
+A2  What is in one ticket with changes that are persistent goes with its plan (`Plan.volatile`), and takes effect under
+    the lock in one with that.
+A3  So a write under way may bring lower seqs than are there already. Whoever applies it sets cursors back
+    (`Delivery.set_back`), and these messages have two lanes of each order in memory, both in order of seq: one for what
+    is done at once, one for what goes with a plan.
+A4  What is in `_written` takes effect, whatever Ctrl-C does: whoever takes the lock next goes on with it.
+A5  After a crash no backend knows of their seqs. But what is durable may speak of one: a subscription begins behind it,
+    a large body's `low` is it. The next open goes on behind all of these: else what is sent then would come before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from .....policies.config.options import MemoryOptions
+from ....system.reservation import Reservation
+from ...operations.branches import Branch
+from ...operations.changes import Ack, AckRange, Change, Postponed, Returned, Send, sent
+from ...operations.changes import SendMany as Many
+from ...operations.changes import VolatileChange as Volatile
+from ...operations.destination_changes import Remove, Subscribe, Unsubscribe
+from ...operations.table import SEQ_MAX
+from ...record.encoding import is_requeued
+from ...record.place import is_volatile
+from ...state.gates import require_passage
+from ...state.leases import Feed
+from ...state.limits import Grant, release
+from ...state.states import Catalog, DestinationState, SubscriptionState
+from .rows import AT_ONCE, PLANNED, MixedRows, shadow_of
+
+if TYPE_CHECKING:
+    from ...engine.engine import Engine
+    from ...operations.plan import Plan
+    from ...operations.tickets import Ticket
+    from ...state.duplicates import Key
+
+log = logging.getLogger(__name__)
+
+SWAP: Final = "swap"
+"""The directory of the swap files, in the store's own."""
+
+_COMMITTED: Final = (b"",)
+"""Stands for room that is reserved: nothing is refused any more."""
+
+
+def sweep(directory: Path) -> None:
+    """Remove what the swap files of a killed process have left. With the store's lock on its directory."""
+    try:
+        shutil.rmtree(directory / SWAP)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        log.warning("what was swapped by a process that was killed cannot be removed: %s", error)
+
+
+def give_back_room(changes: Sequence[Change]) -> None:
+    """These have not taken effect; the error that says so may keep them for long."""
+    for change in changes:
+        if type(change) is Volatile:
+            change.room = None
+
+
+class _Written(NamedTuple):
+    """What takes effect."""
+
+    changes: list[Change]
+    """Of shadows."""
+    ids: dict[Key, int]
+    transaction: bytes | None
+    """Of the branch whose outcome it is."""
+    plan: Plan | None
+
+
+class Nonpersistent:
+    """Of one store that is open, made with its first such message. Under the store's lock, if not said otherwise."""
+
+    def __init__(
+        self, engine: Engine, submit: Callable[[Ticket], object], directory: Path, file_mode: int | None
+    ) -> None:
+        """`submit`: the writer's. `directory`: the store's, for swap files."""
+        from ....memory.rows import NEW_COST, MemoryRows  # not above: it stands on this package
+
+        self._engine, self._submit = engine, submit
+        self.shadows = Catalog()
+        """The shadows."""
+        name = f"{engine.name} (not persistent)"
+        settings = engine.backend.settings
+        options = MemoryOptions(
+            file_mode=file_mode, max_bytes=settings.nonpersistent_memory, roll_over_size=settings.roll_over_size
+        )
+        self._kept = MemoryRows(name, directory, options, True, self.shadows, engine.lock)
+        self.shadow_rows = self._kept.rows
+        """As Rows.rows, of a shadow and its subscriptions."""
+        self.rows = MixedRows(engine.catalog, engine.backend, self._kept)
+        """Of all messages of the store."""
+        self._new_cost = NEW_COST
+        self._priorities = settings.priorities
+        self._window = engine.sequencer.volatile_window
+        self._written: _Written | None = None
+        self._applying = False
+        """`_written` may be applied by halves."""
+        self._keys = itertools.count()
+        self._freed: deque[bytes] = deque()
+        self.prepared: dict[bytes, Branch] = {}
+        """Branches that concern these messages alone, by transaction."""
+        self.dropped = 0
+        """Messages that were sent to a topic without any subscription."""
+
+    # Writing, on the thread of whoever calls
+
+    def takes(self, changes: MutableSequence[Change]) -> bool:
+        """Whether all changes of a ticket concern these messages, so that they are for `write`. If only some do they
+        are marked, and there is room for them from now on. Any thread. Raises StoreFullError, StoreFailedError."""
+        for at, change in enumerate(changes):
+            if type(change) is Ack and change.place is not None and is_volatile(change.place):
+                changes[at] = Volatile(change)
+        volatile = [change for change in changes if type(change) is Volatile]
+        if volatile and len(volatile) == len(changes):
+            return True
+        sends = [one for one in volatile if type(one.change) is Send]
+        if sends:
+            room = self._engine.asked(lambda: self._reserve(sends))
+            for one in sends:
+                one.room = room
+        return False
+
+    def submit(self, ticket: Ticket) -> None:
+        """In front of Writer.submit: what concerns these messages alone is done by then. Any thread. Raises likewise,
+        and as `takes` and `write`."""
+        changes = list(ticket.content)
+        if self.takes(changes):
+            ticket.outcomes = self.write(changes, ticket.held)
+            ticket.finish(None)
+        else:
+            ticket.content = changes
+            self._submit(ticket)
+
+    def write(self, changes: Sequence[Change], reservation: Grant | None = None) -> list[Any]:
+        """Do it at once, in the room that is reserved in the store. Returns what comes of each. Any thread. Raises what
+        Engine.check raises, StoreFullError and StoreFailedError; then nothing took effect."""
+
+        def done() -> list[Any]:
+            require_passage(self._engine.sequencer.gates, changes)
+            outcomes = self._write(changes)
+            if reservation is not None and reservation.victims:
+                self._engine.limits.dropped.old(reservation.victims)
+            release(reservation)
+            return outcomes
+
+        return self._engine.asked(done)
+
+    def _reserve(self, sends: Sequence[Change]) -> Reservation[bytes]:
+        """Memory for messages that are committed later."""
+        self._free()
+        room = Reservation(b"ticket %d" % next(self._keys), self._freed)
+        self._kept.reserve(room.what, _sends(sends))
+        return room
+
+    def _free(self) -> None:
+        while self._freed:
+            self._kept.free(self._freed.popleft())
+
+    def _write(
+        self, changes: Sequence[Change], transaction: bytes | None = None, reserved: Sequence[bytes] = ()
+    ) -> list[Any]:
+        doing: list[Change] = []
+        ids: dict[Key, int] = {}
+        outcomes = [self._do(change.change if type(change) is Volatile else change, doing, ids) for change in changes]
+        self._take_effect(_Written(doing, ids, transaction, None), reserved)
+        return outcomes
+
+    def _do(self, change: Change, doing: list[Change], ids: dict[Key, int]) -> tuple[int, bool] | None:
+        """What comes of a change that is done at once."""
+        if type(change) is not Send:
+            doing += _shadowed(change)
+            return None
+        sequencer, state = self._engine.sequencer, self._engine.catalog.current(change.state)
+        if change.name is not None:
+            key = (state.number, change.name)
+            first = sequencer.window.get(key) or ids.get(key) or self._window.get(key)
+            if first is not None and not is_requeued(change.record):
+                return first, True
+        seq = sequencer.next_seq()
+        if change.name is not None:
+            ids[state.number, change.name] = seq
+        self._add(change, state, seq, AT_ONCE, doing)
+        return seq, False
+
+    def _add(self, send: Send, state: DestinationState, seq: int, lane: int, doing: list[Change]) -> None:
+        shadow = state.volatile or self._shadow(state)
+        kept = Send(shadow, send.record, send.name, 2 * send.order + lane, send.expires_at_ms)
+        kept.seq, kept.large = seq, send.large
+        if shadow.is_topic:
+            kept.entitled = list(shadow.subscriptions.values())
+            if not kept.entitled:
+                self.dropped += 1
+                return
+        doing.append(kept)
+        if send.deliver_at_ms:
+            doing.append(Postponed(shadow, seq, 0, send.deliver_at_ms))
+
+    def _take_effect(self, written: _Written, reserved: Sequence[bytes]) -> None:
+        """Raises StoreFullError, StoreFailedError, and then it does not; not if there is room `reserved`."""
+        self._free()
+        sends = [change for change in written.changes if type(change) is Send]
+        if sends:
+            size = sum([send.size for send in sends]) + self._new_cost * len(sends)
+            self._kept.require_room(sends, size, reserved)
+        self._written = written
+        self.finish()
+
+    def finish(self) -> None:
+        """Go on with what takes effect. May be done again."""
+        written = self._written
+        if written is None:
+            return
+        if self._applying:
+            self._kept.mend()
+        self._applying = True
+        changes, transaction, delivery = written.changes, written.transaction, self._engine.delivery
+        for change in changes:
+            change.settle(delivery)  # first: the other way round a dead message would stay held
+        self._kept.apply_changes(changes)
+        bodies = self._engine.bodies
+        for change in changes:
+            if type(change) is Send and change.large is not None:
+                bodies.named(change, apart=True)
+        if self._engine.large:
+            bodies.look(changes)
+        self._window.add(written.ids)
+        if transaction is not None:
+            self.prepared.pop(transaction, None)
+            self._kept.free(transaction)
+        for change in changes:
+            if type(change) is Postponed:
+                state = self._engine.catalog.by_number.get(change.state.number)
+                if state is not None:
+                    self._engine.waiting.applied(Postponed(state, change.seq, change.number, change.due))
+            elif type(change) is Send:
+                if written.plan is not None or self._priorities:
+                    self._set_back(change, change.order >> 1)
+                state = self._engine.catalog.by_number.get(change.state.number)
+                if change.expires_at_ms and state is not None:
+                    place = (change.order >> 1, change.seq, change.expires_at_ms, 0, None)
+                    delivery.may_be_expired(state, place)
+        if written.plan is not None:
+            written.plan.volatile = []
+        for change in changes:
+            if type(change) is Send:
+                for feed in change.state.feeds():
+                    feed.wake()
+            elif type(change) is Ack:
+                for feed in change.state.feeds(change.number):
+                    if feed.state.crowded:
+                        self._engine.wake_crowd(feed.state, change.number)
+        self._written = None
+        self._applying = False
+        if self._engine.limited:
+            self._engine.limits.wake()
+
+    # With a plan
+
+    def apply(self, plan: Plan) -> None:
+        """What goes with a plan whose other changes are applied. May be done again."""
+        doing: list[Change] = []
+        ids: dict[Key, int] = {}
+        rooms: dict[bytes, None] = {}
+        for one in plan.volatile:
+            change = one.change
+            if one.room is not None:
+                rooms[one.room.what] = None
+            if type(change) is not Send:
+                doing += _shadowed(change)
+            elif not change.state.removed:  # since it was planned, or later in the same plan
+                state = self._engine.catalog.current(change.state)
+                if change.name is not None:
+                    key = (state.number, change.name)
+                    if self._window.get(key) not in (None, change.seq) and not is_requeued(change.record):
+                        continue  # it was sent by another meanwhile
+                    ids[key] = change.seq
+                self._add(change, state, change.seq, PLANNED, doing)
+        self._take_effect(_Written(doing, ids, None, plan), [*rooms] or _COMMITTED)
+
+    def follow(self, change: Change) -> None:
+        """Of a plan that is applied: what it means to the shadows. May be done again."""
+        self._kept.finish_all()  # what an interrupted send has written ahead is nobody's
+        if type(change) is Remove:
+            self._remove(change.state)
+        elif type(change) is Subscribe:
+            if change.state.volatile is not None:
+                self._subscribe(change.state.volatile, change.subscriber)
+                if not change.retroactive:  # what is there is not for it
+                    self._kept.apply_changes([AckRange(change.state.volatile, 0, SEQ_MAX, change.subscriber.number)])
+        elif type(change) is Unsubscribe:
+            shadow = change.subscriber.topic.volatile
+            ended = shadow_of(shadow, change.subscriber) if shadow is not None else None
+            if shadow is not None and ended is not None:
+                self._end(shadow, ended)
+
+    def set_back(self, send: Send | Many) -> None:
+        """A message of the backend has come, or some."""
+        self._set_back(send, send.order)
+
+    def _set_back(self, send: Send | Many, order: int) -> None:
+        feeds = [send.state.feed]
+        if send.state.is_topic and type(send) is Send:
+            feeds = [subscriber.feed for subscriber in send.entitled]
+        for feed in feeds:
+            self._engine.delivery.set_back(feed, order, send.seq)
+
+    # Shadows
+
+    def _shadow(self, state: DestinationState) -> DestinationState:
+        """A destination's, made with its first message; taken up again if that was interrupted."""
+        shadow = self.shadows.by_number.get(state.number)
+        if shadow is None:
+            shadow = DestinationState(state.number, state.destination)
+            shadow.feed = state.feed
+            shadow.declared = True
+            self.shadows.add(shadow)
+        self._kept.declare(shadow)
+        for subscriber in state.subscriptions.values():
+            self._subscribe(shadow, subscriber)
+        state.volatile = shadow
+        return shadow
+
+    def _subscribe(self, shadow: DestinationState, subscriber: SubscriptionState) -> None:
+        same = shadow.own.subscriptions.get(subscriber.number)
+        if same is None:
+            same = SubscriptionState(subscriber.number, shadow, subscriber.subscription, 0)
+            same.feed = subscriber.feed
+            self._kept.subscribe(same)
+        shadow.join(same)
+        subscriber.volatile = same
+
+    def _end(self, shadow: DestinationState, ended: SubscriptionState) -> None:
+        if ended.feed.state is not shadow:
+            ended.feed = Feed(shadow, ended)  # the other one is known to the catalog of the backend
+        self._kept.unsubscribe(ended)
+        shadow.leave(ended)
+
+    def remove(self, state: DestinationState) -> None:
+        """Of a destination that goes: its messages, leased ones too."""
+        for feed in state.feeds():
+            for seq, lease in list(feed.held.items()):
+                if is_volatile(lease.place):
+                    feed.held.pop(seq, None)
+            feed.rewind()
+        self._remove(state)
+        self._engine.catalog.drop(state)
+
+    def _remove(self, state: DestinationState) -> None:
+        self._engine.bodies.suspect(state)
+        shadow = state.volatile
+        if shadow is not None:
+            if shadow.feed.state is not shadow:
+                shadow.feed = Feed(shadow)  # as in `_end`
+            shadow.removed = True
+            self._kept.remove(shadow)
+            self._window.forget(state.number)
+            shadow.declared = False
+            self.shadows.forget(shadow)
+            state.volatile = None
+            if self.is_leaving:
+                self._engine.on_leaving()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether messages of what is gone are still to go."""
+        return bool(self.shadows.leaving)
+
+    def write_shadows(self, changes: Sequence[Change]) -> None:
+        """Do to shadows what only frees memory. Any thread, without the lock. Raises what Engine.check raises."""
+        self._engine.asked(lambda: self._kept.apply_changes(changes))
+        if self._engine.limited:
+            self._engine.limits.wake()
+
+    # Transactions over several stores: branches that concern these messages alone
+
+    def prepare(self, branch: Branch) -> None:
+        """Raises as `write`."""
+        self._free()
+        self._kept.reserve(branch.transaction, _sends(branch.changes))
+        self.prepared[branch.transaction] = branch
+
+    def commit_prepared(self, branch: Branch) -> list[Any] | None:
+        """What comes of its changes; None if it has been told its outcome before."""
+        if self.prepared.get(branch.transaction) is not branch:
+            return None
+        outcomes = self._write(branch.changes, branch.transaction, [branch.transaction])
+        if branch.victims:
+            self._engine.limits.dropped.old(branch.victims)
+        branch.reservation = None
+        return outcomes
+
+    def rollback_prepared(self, branch: Branch) -> bool:
+        """Whether it was prepared."""
+        if self.prepared.get(branch.transaction) is not branch:
+            return False
+        for lease in branch.leases:
+            self._engine.delivery.unlease(lease, self.rows, delivered=True)
+        for lease in branch.victims:
+            self._engine.delivery.unlease(lease, self.rows)
+        self._write(branch.returned, branch.transaction)
+        branch.reservation = None
+        return True
+
+    # Asking
+
+    @property
+    def messages(self) -> int:
+        """Held, leased ones included."""
+        return self.shadows.messages
+
+    @property
+    def bytes(self) -> int:
+        """Of these messages."""
+        return self.shadows.bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of memory that they take. Without the lock: as it was counted last."""
+        if not self._engine.lock._is_owned():  # type: ignore[attr-defined]
+            return self._kept.counted_bytes
+        self._free()
+        return self._kept.memory_bytes
+
+    @property
+    def swap_bytes(self) -> int:
+        """Of the swap files."""
+        return self._kept.swap_bytes
+
+    @property
+    def holds_anything(self) -> bool:
+        """Whether closing the store would lose something."""
+        return bool(self.messages or len(self._window) or self.prepared)
+
+    def check(self) -> Iterator[str]:
+        """As Backend.check."""
+        return self._kept.violations()
+
+    def close(self, clean: bool) -> None:
+        """All is gone; the swap files too if `clean`: else they may be another's."""
+        self._kept.let_go(clean)
+
+
+def _sends(changes: Iterable[Change]) -> list[Send]:
+    return [send for send in map(sent, changes) if send is not None]
+
+
+def _shadowed(change: Change) -> list[Change]:
+    """The same of its destination's shadow; nothing if that is gone."""
+    assert isinstance(change, Ack | Returned | AckRange | Postponed)
+    shadow = change.state.volatile
+    if shadow is None:
+        return []
+    if type(change) is Ack:
+        return [Ack(shadow, change.seq, change.number, change.place)]
+    if type(change) is Returned:
+        return [Returned(shadow, change.seq, change.number, change.count)]
+    if type(change) is Postponed:
+        return [Postponed(shadow, change.seq, change.number, change.due)]
+    assert type(change) is AckRange
+    return [AckRange(shadow, change.first, change.last, change.number)]

@@ -1,0 +1,150 @@
+"""Which messages a store holds of which some are not persistent: those of the backend and those in memory
+(transient/messages.py), in one order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
+
+from ...record.place import ALSO_WAITING, SEQ, Place, VolatileSpot, is_volatile
+from ...state.delivery import Rows
+from ...state.leases import Feed
+from ...state.states import Catalog, DestinationState, SubscriptionState
+
+if TYPE_CHECKING:
+    from ....memory.rows import MemoryRows
+    from ...backend import Backend
+
+AT_ONCE: Final = 0
+PLANNED: Final = 1
+"""The two lanes of each order in memory (rule A3): order 4 has 8 and 9 there."""
+
+
+class MixedRows(Rows):
+    """Of one store that is open. Under its lock, but for `bodies`."""
+
+    def __init__(self, catalog: Catalog, backend: Backend, kept: MemoryRows) -> None:
+        """`kept`: those that are not persistent, of destinations that shadow those of the catalog."""
+        self._catalog, self._backend, self._kept = catalog, backend, kept
+
+    def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
+        least = self._backend.next_order(state, subscription, order)
+        shadow, also = state.volatile, order & ALSO_WAITING
+        if shadow is None or not shadow.count:
+            return least
+        same = shadow_of(shadow, subscription)
+        first = None
+        if subscription is None or same is not None:
+            first = self._kept.next_order(shadow, same, 2 * (order - also) + also)
+        if first is None:
+            return least
+        first = (first - also >> 1) + also
+        return first if least is None else min(least, first)
+
+    def rows(
+        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
+    ) -> Sequence[Place]:
+        shadow = state.volatile
+        if shadow is None or not shadow.count:
+            return self._backend.rows(state, subscription, order, after, limit)
+        places = self.volatile_rows(state, subscription, order, after, limit)
+        if state.count:
+            places += self._backend.rows(state, subscription, order, after, limit)
+        places.sort(key=itemgetter(SEQ))
+        del places[limit:]
+        return places
+
+    def volatile_rows(
+        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
+    ) -> list[Place]:
+        """As `rows`, of these messages alone."""
+        shadow = state.volatile
+        if shadow is None:
+            return []
+        same = shadow_of(shadow, subscription)
+        if subscription is not None and same is None:
+            return []
+        if order is None:
+            return [_place(place) for place in self._kept.rows(shadow, same, None, after, limit)]
+        lanes = shadow.own.lanes
+        also = order & ALSO_WAITING
+        order -= also
+        orders = [one for one in (2 * order + AT_ONCE, 2 * order + PLANNED) if one in lanes]
+        places = [_place(place) for one in orders for place in self._kept.rows(shadow, same, one + also, after, limit)]
+        if len(orders) > 1:
+            places.sort(key=itemgetter(SEQ))
+        return places[:limit]
+
+    def row(
+        self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
+    ) -> Place | None:
+        shadow = state.volatile
+        if shadow is not None:
+            same = shadow_of(shadow, subscription)
+            if subscription is None or same is not None:
+                place = self._kept.row(shadow, same, seq)
+                if place is not None:
+                    return _place(place)
+        return self._backend.row(state, subscription, seq, order)
+
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
+        shadow = state.volatile
+        feeds = self._kept.unacked(shadow, seq) if shadow is not None else ()
+        return feeds or self._backend.unacked(state, seq)
+
+    def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
+        yield from self._backend.expired(since, now)
+        for shadow, place in self._kept.expired(since, now):
+            state = self._catalog.by_number.get(shadow.number)
+            if state is not None:
+                yield state, _place(place)
+
+    def limited(self, least: int) -> Iterator[tuple[Feed, Place]]:
+        yield from self._backend.limited(least)
+        for feed, place in self._kept.limited(least):
+            yield feed, _place(place)
+
+    def next_due(self) -> int:
+        return min(filter(None, (self._backend.next_due(), self._kept.next_due())), default=0)
+
+    def due(self, now: int, limit: int) -> Sequence[tuple[DestinationState, int, Place]]:
+        found = list(self._backend.due(now, limit))
+        for shadow, number, place in self._kept.due(now, limit - len(found)):
+            state = self._catalog.by_number.get(shadow.number)
+            if state is not None:
+                found.append((state, number, _place(place)))
+        return found
+
+    def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
+        shadow = state.volatile
+        if shadow is not None:
+            until = self._kept.until(shadow, shadow_of(shadow, subscription), seq)
+            if until:
+                return until
+        return self._backend.until(state, subscription, seq)
+
+    def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
+        """As Backend.bodies. Any thread."""
+        if len(places) == 1:
+            return (self._kept if is_volatile(places[0]) else self._backend).bodies(state, places)
+        return self._bodies(state, places)
+
+    def _bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
+        for volatile, run in itertools.groupby(places, is_volatile):
+            yield from (self._kept if volatile else self._backend).bodies(state, list(run))
+
+
+def shadow_of(shadow: DestinationState, subscription: SubscriptionState | None) -> SubscriptionState | None:
+    """A subscription's shadow."""
+    if subscription is None:
+        return None
+    same = shadow.subscriptions.get(subscription.subscription.key)
+    return same if same is not None and same.number == subscription.number else None
+
+
+def _place(place: Place) -> Place:
+    """In memory, as the core knows it."""
+    order, seq, expires, deliveries, spot = place
+    return order >> 1, seq, expires, deliveries, VolatileSpot(spot)

@@ -1,0 +1,512 @@
+"""One destination, copied from a store that is in use into another, of whatever kind.
+
+    copy = LiveCopy(source, target, destination)
+    copy.reserve()
+    copy.begin()
+    copy.follow(told)          # page after page, while others send, receive and ack in the source
+    copy.close(gate)           # from here on whoever comes to the destination waits at the gate
+    copy.finish()              # what came last; verified, durable
+    ...                        # the placement record says the target
+    copy.switch()              # who holds a message holds it there; then the gate is opened
+    copy.abandon()             # or: all is as it was
+
+K13  What happens in the source to a message that is copied already is told by a tap of its plans, in order, and done to
+    the copy, unless it is done there. Each thing that is told is absolute: so it does not matter whether a message was
+    read before or after it.
+     Of a map, a value that is put is told as well: the copy of the one before is dead.
+K14  Whatever changes the destination as a whole (a subscription begins or ends, it is removed) is not followed: the
+    copy is deleted and begun anew.
+K15  Nobody is given a message of the copy before the switch: its feeds count as being purged. Neither of the two stores
+    is closed for being idle meanwhile: a listener that wants nothing stands at both.
+K16  A page is read again in the target once it is written, and compared by its digest. At the end the numbers of
+    messages are compared, for a queue their bytes too, for a topic what each subscription has yet to ack.
+K17  The gate is closed to sends first, then to leases: what is on its way to be acked or given back ends in the source,
+    nothing more is leased there, and what is held is MOVING. Only then is the last of it copied.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ....policies.errors import CorruptionError, PlacementError
+from ....policies.names.destination import Destination
+from ..operations.changes import Ack, AckRange, Change, Postponed, Returned, Send, SendMany
+from ..operations.destination_changes import CloseGate, Declare
+from ..record.encoding import name_of
+from ..record.place import DELIVERIES, OWN, SEQ
+from ..service.listening import Listener
+from ..state.gates import Gate
+from ..state.leases import MOVED, MOVING, Feed, Lease, Taker
+from ..state.states import DestinationState, SubscriptionState
+from .copying import PAGE, Bringing, Item, Stored, amount, digest, messages, pages, read, remove
+from .seq_map import SeqMap
+
+if TYPE_CHECKING:
+    from ..operations.plan import Plan
+    from ..store import Store
+
+TOLD_MAX: Final = 200_000
+"""Changes of the source that wait to be done to the copy; beyond it the move is given up (invariant 10)."""
+ANEW_MAX: Final = 20
+"""How often a copy is begun anew before it is given up."""
+ROUNDS_MAX: Final = 20
+"""After so many rounds, or when they do not get shorter, the gate is closed though more than one page is left: senders
+are as fast as the copy."""
+SETTLE_SECONDS: Final = 10.0
+"""At the gate, what is being acked or given back has so long to end."""
+LOOK_SECONDS: Final = 0.001
+
+Settled = Ack | AckRange | Returned | Postponed
+
+
+class Replaced(NamedTuple):
+    """Of a map, the value of this key before this seq is dead."""
+
+    name: bytes
+    seq: int
+
+
+_SENDS: Final = (Send, SendMany, Declare)
+
+
+class GivenUpError(PlacementError):
+    """One destination cannot be moved now; it is where it was, and others may be moved."""
+
+
+class LiveCopy:
+    """Used by one thread. After any error `abandon` makes all as it was; only one copy is taken of a store at a
+    time."""
+
+    def __init__(self, source: Store, target: Store, destination: Destination) -> None:
+        self._source, self.target, self._destination = source, target, destination
+        self._from, self._to = source._engine, target._engine
+        self._mark = object()
+        self._idle = Taker()
+        self._told: deque[Settled | Replaced] = deque()
+        self._anew = False
+        self._overflow = False
+        self._gate: Gate | None = None
+        self._frozen: dict[Lease, int] = {}
+        self._state: DestinationState
+        self._reserved = self._begun = self._switched = False
+        self._seqs: SeqMap | None = None
+        self.count = 0
+        """Messages copied since it was begun, or begun anew."""
+
+    # Copying
+
+    def reserve(self) -> None:
+        """From here on nobody sends there in the target. What is there then has no row in the placement record, unless
+        it has one by now: what is copied is put in its place. Raises StoreFailedError, ClosedError."""
+        self.target._sending.write([CloseGate(Gate.passed(self._destination))])
+        self._reserved = True
+
+    def begin(self) -> None:
+        """After `reserve`. Raises StoreFailedError, ClosedError."""
+        self._from.ensure_usable()
+        self._from.asked(lambda: None)
+        self._state = self._from.catalog.state(self._destination)
+        self._begun = True
+        self._from.tap = self._tap
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """With nothing copied, and all that the source holds ahead."""
+        if self._seqs is not None:
+            self._seqs.close()
+        self._remove_copy()
+        self._seqs = SeqMap()
+        self._told.clear()
+        self._anew = False
+        self._after = self._looked = self._names_until = self.count = 0
+        self._from.asked(lambda: None)
+        self._state = state = self._from.catalog.state(self._destination)
+        with self._from.lock:
+            state.feed.listeners[self._idle] = None
+        self._keys = {one.number: key for key, one in state.subscriptions.items()}
+        copied = self._to.catalog.state(self._destination)
+        with self._to.lock:
+            self._to.current()
+            copied.feed.listeners[self._idle] = None
+            copied.feed.purging.clear()  # what an earlier move that was cut off may have left there
+            copied.feed.purging.add(self._mark)
+        self._page: list[tuple[Stored, int]] = []
+        subscriptions = amount(self._source, self._destination).subscriptions
+        self._bringing = Bringing(self.target, self._destination, subscriptions, self._placed)
+
+    def _remove_copy(self) -> None:
+        """Durable on return."""
+        state = self._to.catalog.destinations.get(self._destination)
+        if state is None:
+            return
+        state.feed.listeners.pop(self._idle, None)
+        try:
+            remove(self.target, self._destination)
+        except BaseException:
+            state.feed.listeners[self._idle] = None  # it is there still, and nobody shall be given anything of it
+            raise
+        state.feed.purging.discard(self._mark)  # if nothing was written of it, it is not gone
+
+    def follow(self, told: Callable[[int], None], go_on: Callable[[], None]) -> None:
+        """Copy what is there, and what comes meanwhile, until little is left. `go_on` is called now and then, and
+        raises to end it. Raises GivenUpError, CorruptionError, StoreFullError, MessageTooLargeError,
+        StoreFailedError."""
+        for _ in range(ANEW_MAX):
+            if self._copied(told, go_on):
+                return
+            self._begin_anew()
+        raise GivenUpError(f"{self._destination}: its subscriptions change too often to be copied; try again later")
+
+    def _copied(self, told: Callable[[int], None], go_on: Callable[[], None]) -> bool:
+        """False if it has to be begun anew."""
+        last = 0
+        for number in range(ROUNDS_MAX):
+            before = self.count
+            for _ in self._round():
+                go_on()
+                told(self.count)
+            if self._anew:
+                return False
+            came, last = last, self.count - before
+            if last <= PAGE or (number > 1 and last >= came):
+                break
+        self._bringing.end()
+        return not self._anew
+
+    def _round(self) -> Iterator[None]:
+        """What has come since the last one until it begins, a page at a time."""
+        assert self._seqs is not None
+        seqs = self._seqs
+        until = self._from.asked(lambda: self._from.sequencer.last_seq)
+        since = self._names_until
+
+        def wanted(seq: int) -> bool:
+            return seq > self._after or (seq > since and seqs.get(seq) is None)
+
+        for page in pages(read(self._source, self._destination, self._after, wanted, self._look)):
+            self._write(page)
+            self._repeat()
+            if self._anew:
+                return
+            yield
+            if self._after >= until:
+                break
+        self._names_until = until
+        self._repeat()
+
+    def _look(self, seq: int) -> None:
+        self._looked = seq
+
+    def _write(self, page: Sequence[Item]) -> None:
+        if self._state.is_map:
+            page = _latest(page)
+        self._page.clear()
+        self._bringing.page(page)
+        assert self._seqs is not None
+        ours = self._page
+        for item, seq in ours:
+            self._seqs.add(item.seq, seq)
+        if not ours:
+            return
+        self._after = ours[-1][0].seq
+        self.count += len(ours)
+        expected = digest(item for item, _ in ours)
+        there = messages(read(self.target, self._destination, ours[0][1] - 1, None))
+        found = digest(islice(there, len(ours)))
+        if (found.count, found.hex()) != (expected.count, expected.hex()):
+            raise self._differs(f"{expected.count} messages that were just written read back otherwise")
+        ours.clear()  # their large bodies are not held any longer
+
+    def _placed(self, item: Item, seq: int) -> None:
+        if isinstance(item, Stored):
+            self._page.append((item, seq))
+
+    def _differs(self, reason: str) -> CorruptionError:
+        return CorruptionError(
+            str(self.target.directory), 0,
+            f"the copy of {self._destination} in store {self.target.name!r} is not what store {self._source.name!r} "
+            f"holds: {reason}",
+            "what was there is untouched; see to the disk, and run it again: the copy is begun anew",
+        )  # fmt: skip
+
+    # What happens meanwhile (rule K13)
+
+    def _tap(self, plan: Plan) -> None:
+        """By whoever writes in the source."""
+        for change in plan.changes:
+            state = getattr(change, "state", None)
+            if state is None or state.destination != self._destination:
+                continue
+            if type(change) in _SENDS:
+                if type(change) is Send and state is self._state and state.is_map:
+                    assert change.name is not None
+                    self._told.append(Replaced(change.name, change.seq))
+                continue
+            if isinstance(change, Settled):
+                if state is self._state:
+                    self._told.append(change)
+            else:
+                self._anew = True
+        if len(self._told) > TOLD_MAX:
+            self._told.clear()
+            self._overflow = True
+
+    def _repeat(self) -> None:
+        """Do to the copy what was told."""
+        if self._overflow:
+            raise GivenUpError(
+                f"{self._destination}: more than {TOLD_MAX} acks came while a page of it was copied to store "
+                f"{self.target.name!r}, which is too slow; try again when there is less to do"
+            )
+        state = self._to.catalog.state(self._destination)
+        ahead: list[Settled | Replaced] = []
+        while self._told and not self._anew:
+            some: list[Settled | Replaced] = []
+            while self._told and len(some) < PAGE:
+                change = self._told.popleft()
+                if isinstance(change, Replaced):
+                    some.append(change)
+                    if self._after < change.seq and self._after < self._looked:  # likewise
+                        ahead.append(change)
+                    continue
+                first, last = (change.first, change.last) if isinstance(change, AckRange) else (change.seq, change.seq)
+                if first <= self._looked and last > self._after:  # it was looked up before, and is not written yet
+                    ahead.append(change)
+                if first <= self._after:
+                    some.append(change)
+            changes = self._to.asked(partial(self._all_repeated, some, state)) if some else []
+            if changes:
+                self.target._sending.write(changes, unsynced=True, moves=True)
+        self._told.extendleft(reversed(ahead))
+
+    def _all_repeated(self, told: Sequence[Settled | Replaced], state: DestinationState) -> list[Change]:
+        """With the target's lock held."""
+        changes: list[Change] = []
+        replaced: set[int] = set()
+        for change in told:
+            if not isinstance(change, Replaced):
+                changes += self._repeated(change, state)
+            elif (seq := self._replaced(change, state)) and seq not in replaced:
+                replaced.add(seq)
+                changes.append(Ack(state, seq, 0))
+        return changes
+
+    def _replaced(self, change: Replaced, state: DestinationState) -> int:
+        """The seq of the value that was copied of a key and is dead now; 0 if none is. With the target's lock held."""
+        assert self._seqs is not None
+        place = self._to.backend.keyed(state, change.name) if state.declared else None
+        copied = self._seqs.between(1, change.seq - 1)
+        return place[SEQ] if place is not None and copied is not None and place[SEQ] <= copied[1] else 0
+
+    def _repeated(self, change: Settled, state: DestinationState) -> Iterator[Change]:
+        assert self._seqs is not None
+        number, subscriber = 0, None
+        if change.number:
+            key = self._keys.get(change.number)
+            subscriber = state.subscriptions.get(key) if key is not None else None
+            if subscriber is None:
+                return  # nothing was copied that it has yet to ack
+            number = subscriber.number
+        if isinstance(change, AckRange):
+            between = self._seqs.between(change.first, change.last)
+            if between is not None:
+                yield AckRange(state, *between, number)
+            return
+        seq = self._seqs.get(change.seq)
+        if seq is None or self._to.rows.row(state, subscriber, seq) is None:
+            return  # it was acked when it was read: some backends count each ack
+        if isinstance(change, Postponed):
+            yield Postponed(state, seq, number, change.due)
+        else:
+            yield Ack(state, seq, number) if isinstance(change, Ack) else Returned(state, seq, number, change.count)
+
+    # At the gate (rule K17)
+
+    def close(self, gate: Gate) -> None:
+        """Nobody sends, receives or settles there from now on. Raises GivenUpError."""
+        self._gate = gate
+        self._source._sending.write([CloseGate(gate)])
+        with self._from.lock:
+            self._from.current()
+            for feed in self._feeds(self._state):
+                feed.purging.add(self._mark)
+                feed.wake_all()
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while not self._from.delivery.freeze(self._feeds(self._state), gate, self._frozen):
+            if time.monotonic() > deadline:
+                raise GivenUpError(
+                    f"{self._destination}: messages of it have been on their way to be acked for {SETTLE_SECONDS:g} s; "
+                    "try again when that has ended"
+                )
+            time.sleep(LOOK_SECONDS)
+        self._from.asked(lambda: None)
+
+    @staticmethod
+    def _feeds(state: DestinationState) -> list[Feed]:
+        return [state.feed, *(subscriber.feed for subscriber in state.subscriptions.values())]
+
+    def finish(self) -> bool:
+        """Copy the last of it; durable and verified on return. False if that cannot be gone on with, and has to be
+        begun anew."""
+        while not self._anew:
+            before = self.count
+            for _ in self._round():
+                pass
+            if self.count == before:
+                break
+        if self._anew or self._state.removed:
+            return False
+        volatile = self._state.volatile
+        if volatile is not None and volatile.count:
+            raise nonpersistent(self._destination, self._source, volatile.count)
+        self._bringing.end()
+        self._compare()
+        return True
+
+    def _compare(self) -> None:
+        copied = self._to.catalog.state(self._destination)
+        here = self._from.asked(lambda: self._counts(self._state))
+        there = self._to.asked(lambda: self._counts(copied))
+        if here != there:
+            raise self._differs(f"{there} instead of {here}")
+
+    @staticmethod
+    def _counts(state: DestinationState) -> object:
+        if not state.is_topic:
+            return state.count, state.bytes
+        return {key: subscriber.count for key, subscriber in state.subscriptions.items()}
+
+    # The end
+
+    def switch(self) -> dict[Lease, Lease]:
+        """The target holds it from now on; returns the leases there by those here."""
+        try:
+            return self._switch()
+        finally:
+            for lease, hold in self._frozen.items():  # what was not found, or all after an error, is held no more
+                if lease.hold == MOVING:
+                    lease.hold = hold
+            self._switched = True
+            self._let_go()
+
+    def source_deleted(self) -> None:
+        """What the source held of it has been deleted since the switch. Where nothing had ever been written there, that
+        has removed nothing, and the destination may come back: then it is there as any other."""
+        for feed in self._feeds(self._state):
+            feed.purging.discard(self._mark)
+
+    def _switch(self) -> dict[Lease, Lease]:
+        copied = self._to.catalog.state(self._destination)
+        moved: dict[Lease, Lease] = {}
+        self._to.check()
+        with self._to.lock:
+            self._to.current()
+            for lease, hold in self._frozen.items():
+                successor = self._successor(lease, hold, copied)
+                if successor is not None:
+                    moved[lease] = successor
+            for feed in self._feeds(copied):
+                feed.rewind()
+                feed.purging.discard(self._mark)
+            self._to.sequencer.gates.pop(self._destination, None)
+            copied.feed.listeners.pop(self._idle, None)
+        for lease, successor in moved.items():
+            time = lease.time_limit
+            if time is not None:  # what is left of it
+                self.target._lease_times.carry(successor, time.seconds, time.until)
+            lease.successor = self.target, successor
+            lease.hold = MOVED
+        self._move_listeners(copied)
+        return moved
+
+    def _successor(self, lease: Lease, hold: int, copied: DestinationState) -> Lease | None:
+        """With the target's lock held."""
+        assert self._seqs is not None
+        seq = self._seqs.get(lease.seq)
+        feeds = [feed for mine in lease.feeds if (feed := self._same(mine, copied)) is not None]
+        if seq is None or not feeds:
+            return None  # it was dead by then: nothing is held
+        place = self._to.rows.row(copied, feeds[0].subscription, seq, None)
+        if place is None:
+            return None
+        if not lease.whole:  # what is in the rows may count this delivery
+            place = (*place[:DELIVERIES], lease.place[DELIVERIES], place[OWN])
+        successor = Lease(tuple(feeds), place, hold, lease.whole)
+        successor.number = lease.number
+        successor.kept, successor.counted = lease.is_kept, lease.is_counted
+        for feed in feeds:
+            feed.held[seq] = successor
+        return successor
+
+    @staticmethod
+    def _same(feed: Feed, copied: DestinationState) -> Feed | None:
+        subscription: SubscriptionState | None = feed.subscription
+        if subscription is None:
+            return copied.feed
+        same = copied.subscriptions.get(subscription.subscription.key)
+        return same.feed if same is not None else None
+
+    def _move_listeners(self, copied: DestinationState) -> None:
+        for feed in self._feeds(self._state):
+            there = self._same(feed, copied)
+            for listener in list(feed.listeners):
+                if isinstance(listener, Listener) and there is not None:
+                    listener.move(self.target._receiving, there)
+
+    def abandon(self, keep: bool = False) -> None:
+        """All is as it was; the copy is deleted, if that can be done: else, or if it is to be kept, nobody is given
+        anything of it as long as the target is open. May be called at any point, after the switch too."""
+        if self._switched or not self._reserved:
+            return
+        self._reserved = False
+        if not self._begun:
+            self._to.sequencer.gates.pop(self._destination, None)
+            return
+        for lease, hold in self._frozen.items():
+            lease.hold = hold
+        self._frozen.clear()
+        with self._from.lock:
+            for feed in self._feeds(self._state):
+                feed.purging.discard(self._mark)
+            if self._gate is not None and self._from.sequencer.gates.get(self._destination) is self._gate:
+                self._from.sequencer.gates.pop(self._destination)
+        for feed in self._feeds(self._state):
+            feed.wake()
+            for listener in list(feed.listeners):
+                listener.wake()
+        self._let_go()
+        if not keep:
+            self._remove_copy()
+            self._to.sequencer.gates.pop(self._destination, None)
+
+    def _let_go(self) -> None:
+        if self._from.tap == self._tap:
+            self._from.tap = None
+        self._state.feed.listeners.pop(self._idle, None)
+        if self._seqs is not None:
+            self._seqs.close()
+
+
+def _latest(page: Sequence[Item]) -> list[Stored]:
+    """Of the values of a map the last of each key: another may have been put while the page was read."""
+    latest = {name_of(item.record): item for item in messages(page)}
+    return sorted(latest.values(), key=lambda item: item.seq)
+
+
+def nonpersistent(destination: Destination, store: Store, count: int) -> GivenUpError:
+    """What is wrong where some of its messages are not persistent."""
+    return GivenUpError(
+        f"{destination}: {count} message(s) of it in store {store.name!r} are not persistent, and would not come "
+        "along; receive them first, or close the router and run `anabranch repartition`, which lets them go"
+    )
+
+
+def volatile_count(store: Store, destination: Destination) -> int:
+    """How many messages that are not persistent a store holds of a destination."""
+    state = store._engine.catalog.destinations.get(destination)
+    return state.volatile.count if state is not None and state.volatile is not None else 0

@@ -1,0 +1,130 @@
+"""What a prepared transaction does to one destination, taken out of its branch in one store and put into that in
+another, where the messages lie from now on (copying.py).
+
+    for branch in concerning(source, destination):
+        put(target, branch.transaction, with_part(source, target, branch, destination))
+        put(source, branch.transaction, without(source, branch.transaction, destination))
+
+A branch is written in bytes, as branches.py makes them; no bytes are no branch. `put` takes two steps where there is
+one already, and between them there is none: whoever calls it keeps the bytes until it has returned, and puts them
+again after a crash. Nobody else uses either store meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from ....policies.errors import AnabranchError
+from ....policies.names.destination import Destination
+from ..operations.branches import Branch, payload_of, send_of
+from ..operations.changes import Ack, Change, Send, VolatileChange
+from ..operations.destination_changes import Subscribe, Unsubscribe
+from ..state.states import DestinationState
+from . import copying
+
+if TYPE_CHECKING:
+    from ..store import Store
+
+NOTHING: Final = b""
+
+
+def concerning(store: Store, destination: Destination) -> list[Branch]:
+    """The branches of transactions that are prepared in a store and would change this destination."""
+    engine = store._engine
+
+    def prepared() -> list[Branch]:
+        branches = list(engine.sequencer.prepared.values())
+        if engine.nonpersistent is not None:
+            branches += engine.nonpersistent.prepared.values()
+        return branches
+
+    return [branch for branch in engine.asked(prepared) if any(_is_of(destination, one) for one in branch.changes)]
+
+
+def is_whole(branch: Branch) -> bool:
+    """Whether its bytes hold the messages that it sends: those of a store with `native_two_phase` do not."""
+    return all(len(send.record) == send.record_bytes for send in branch.sends)
+
+
+def sends_large(store: Store, transaction: bytes) -> bool:
+    """Whether a transaction sends a body here that is kept apart, beside the bytes that are moved. `put` cannot have
+    such a branch: after a crash between its steps nothing names the body, and the store removes it."""
+    branch = store._engine.sequencer.prepared.get(transaction)
+    return branch is not None and any(send.large is not None for send in branch.sends)
+
+
+def without(store: Store, transaction: bytes, destination: Destination) -> bytes:
+    """A store's branch but for what it does to this destination."""
+    branch = store._engine.sequencer.prepared.get(transaction)
+    rest = [] if branch is None else [one for one in branch.changes if not _is_of(destination, one)]
+    return payload_of(branch.participants, rest) if branch is not None and rest else NOTHING
+
+
+def with_part(source: Store, target: Store, branch: Branch, destination: Destination) -> bytes:
+    """The target's branch of the same transaction, and in it what the one in the source does to this destination, of
+    which the target holds all messages and subscriptions by now."""
+    other = target._engine.sequencer.prepared.get(branch.transaction)
+    part = list(_translated(source, target, branch, destination))
+    there = [] if other is None else list(other.changes)
+    # As a branch has them: changes of subscriptions, sends, then acks.
+    order = {Subscribe: 0, Unsubscribe: 0, Send: 1, Ack: 2}
+    changes = sorted([*there, *part], key=lambda change: order[type(change)])
+    return payload_of(sorted({*branch.participants, source.store_id, target.store_id}), changes)
+
+
+def put(store: Store, transaction: bytes, payload: bytes) -> None:
+    """What a store has prepared under a transaction is this from now on, durably. Idempotent."""
+    store._transactions.put(transaction, payload)
+
+
+def _is_of(destination: Destination, change: Change) -> bool:
+    inner = change.change if type(change) is VolatileChange else change
+    state = getattr(inner, "state", None)
+    return isinstance(state, DestinationState) and state.destination == destination
+
+
+def _translated(source: Store, target: Store, branch: Branch, destination: Destination) -> Iterator[Change]:
+    """In the target's terms. Messages and subscriptions have other numbers there."""
+    catalog = target._engine.catalog
+    state = catalog.state(destination)
+    acked = {change.seq for change in branch.acks if _is_of(destination, change)}
+    seqs = _seqs(source, target, destination) if acked else {}
+    for change in branch.changes:
+        if not _is_of(destination, change):
+            continue
+        if isinstance(change, Send):
+            send = send_of(state, change.record, target.backend.settings.priorities)
+            send.wait_until(change.deliver_at_ms)
+            yield send
+        elif isinstance(change, Subscribe):
+            yield Subscribe(state, catalog.next_number(), change.subscription, change.retroactive)
+        elif isinstance(change, Unsubscribe):
+            yield Unsubscribe(state, change.key)
+        elif isinstance(change, Ack):
+            number = _number(source, target, destination, change.number)
+            if change.seq in seqs and number is not None:  # else what it acks was removed in spite of it
+                yield Ack(state, seqs[change.seq], number, drops=change.drops)
+        else:
+            raise AssertionError(f"a branch cannot do {change}")
+
+
+def _number(source: Store, target: Store, destination: Destination, number: int) -> int | None:
+    """A subscription's in the target; None if it has ended. 0, a queue or all subscriptions, is 0."""
+    if not number:
+        return 0
+    keys = {one.number: key for key, one in _state(source, destination).subscriptions.items()}
+    there = _state(target, destination).subscriptions.get(keys[number]) if number in keys else None
+    return None if there is None else there.number
+
+
+def _state(store: Store, destination: Destination) -> DestinationState:
+    return store._engine.asked(lambda: store._engine.catalog.state(destination))
+
+
+def _seqs(source: Store, target: Store, destination: Destination) -> Mapping[int, int]:
+    """The target's seq of each message, by the source's: both hold the same ones, in the same order."""
+    try:
+        return dict(zip(copying.seqs(source, destination), copying.seqs(target, destination), strict=True))
+    except ValueError:
+        raise AnabranchError(f"{destination}: the copies in {source.name!r} and {target.name!r} differ") from None

@@ -1,0 +1,267 @@
+"""A store's part of a transaction over several: what can happen to it (changes.py), and in bytes what is kept from its
+prepare to its outcome: names instead of numbers, since a destination may be gone by the time of the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ....policies.names.destination import Destination, Kind
+from ..record.encoding import name_of, order_and_expiry
+from ..record.place import order_of
+from ..state.leases import Lease
+from ..state.limits import Grant
+from ..state.states import Catalog, DestinationState
+from ..store_types import Prepared, Subscription
+from .changes import SMALL_BYTES, Ack, Change, Send, VolatileChange
+from .destination_changes import Subscribe, Unsubscribe
+
+if TYPE_CHECKING:
+    from .plan import Plan
+    from .table import Table
+
+
+class Branch:
+    """A store's part of a transaction over several: what its commit will do."""
+
+    __slots__ = ("changes", "dropped", "leases", "own", "participants", "payload", "promise", "reservation",
+                 "returned", "transaction", "victims")  # fmt: skip
+
+    def __init__(self, transaction: bytes, participants: tuple[bytes, ...], changes: Sequence[Change]) -> None:
+        self.transaction = transaction
+        self.participants = participants
+        """Ids of all stores that take part."""
+        self.changes = changes
+        """Changes of subscriptions, sends, then acks."""
+        self.leases: Sequence[Lease] = ()
+        """Of what it acks."""
+        self.victims: Sequence[Lease] = ()
+        """Of what goes to make room for what it sends, and is acked by it too (`Ack.drops`, reserving.py)."""
+        self.dropped: Sequence[tuple[int, Destination]] = ()
+        """Places among its sends, and destinations, of messages that are not stored for want of room."""
+        self.payload = b""
+        """All of it in bytes."""
+        self.returned: list[Change] = []
+        """What a rollback writes of the messages that are given back."""
+        self.promise = 0
+        """Bytes that are kept free for its outcome."""
+        self.reservation: Grant | None = None
+        """Room in the store until the outcome (limits.py)."""
+        self.own: Any = None
+        """The backend's."""
+
+    @property
+    def sends(self) -> list[Send]:
+        return [change for change in self.changes if type(change) is Send]
+
+    @property
+    def acks(self) -> list[Ack]:
+        return [change for change in self.changes if type(change) is Ack]
+
+    @property
+    def summary(self) -> Prepared:
+        """What the coordinator is told."""
+        changes = [change.change if type(change) is VolatileChange else change for change in self.changes]
+        sends, acks = (sum(type(change) is kind for change in changes) for kind in (Send, Ack))
+        return Prepared(self.transaction, self.participants, sends, acks)
+
+    @property
+    def outcome_size(self) -> int:
+        """At most so many bytes its outcome takes when it is written."""
+        return sum([change.size for change in self.changes]) + SMALL_BYTES
+
+
+class Prepare(Change):
+    """A branch waits for its outcome from now on."""
+
+    __slots__ = ("branch", "size")
+
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+        self.size = SMALL_BYTES + len(branch.payload)
+
+    def plan(self, plan: Plan) -> None:
+        plan.prepare(self.branch)
+        plan.changes.append(self)
+
+    def apply(self, table: Table) -> None:
+        table.prepare(self.branch)
+
+
+class Commit(Change):
+    """A prepared branch takes effect, as if it were done now (rule T8). Told twice, the second time says nothing."""
+
+    __slots__ = ("branch", "size")
+
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+        self.size = branch.promise or branch.outcome_size
+
+    def plan(self, plan: Plan) -> list[Any] | None:
+        """What comes of its changes; None if it was committed or rolled back before."""
+        if not plan.is_prepared(self.branch):
+            return None
+        outcomes = [change.plan(plan) for change in self.branch.changes]
+        plan.settle(self.branch)
+        plan.changes.append(self)
+        return outcomes
+
+    def apply(self, table: Table) -> None:
+        table.settled(self.branch, True)
+
+
+class Rollback(Change):
+    """A prepared branch is forgotten. Likewise."""
+
+    __slots__ = ("branch", "size")
+
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+        self.size = SMALL_BYTES * (2 + max(len(branch.leases), len(branch.returned)))
+
+    def plan(self, plan: Plan) -> bool:
+        """Whether it was prepared."""
+        if not plan.is_prepared(self.branch):
+            return False
+        for change in self.branch.returned:
+            change.plan(plan)
+        plan.settle(self.branch)
+        plan.changes.append(self)
+        return True
+
+    def apply(self, table: Table) -> None:
+        table.settled(self.branch, False)
+
+    def states(self) -> Iterable[DestinationState]:
+        return (feed.state for lease in (*self.branch.leases, *self.branch.victims) for feed in lease.feeds)
+
+
+class Forget(Change):
+    """Committed transactions need no longer be remembered."""
+
+    __slots__ = ("size", "transactions")
+
+    def __init__(self, transactions: Sequence[bytes]) -> None:
+        self.transactions = transactions
+        self.size = SMALL_BYTES * (1 + len(transactions))
+
+    def apply(self, table: Table) -> None:
+        table.forget(self.transactions)
+
+
+class _Payload(msgspec.Struct, frozen=True, array_like=True):
+    """In msgpack."""
+
+    participants: list[bytes]
+    """Store ids."""
+    destinations: list[tuple[int, str]]
+    """Kind and name."""
+    sends: list[tuple[int, bytes, int]]
+    """Which of `destinations`, the message's record, and its length when it is whole."""
+    acks: list[tuple[int, int, int]]
+    """Which of `destinations`, the message's seq, and the number of the subscription that it is for (0: all)."""
+    changes: list[tuple[int, bool, str, str, str | None, bool, bool]]
+    """Which of `destinations`, subscribe or unsubscribe, client, name, selector, no_local, retroactive."""
+
+
+class _DelayedPayload(_Payload, frozen=True, array_like=True):
+    """That of a branch with messages which wait for their time."""
+
+    delays: list[tuple[int, int]] = []
+    """Which of `sends`, and until when (ms)."""
+
+
+class _DroppingPayload(_DelayedPayload, frozen=True, array_like=True):
+    """That of a branch that drops messages to make room."""
+
+    drops: list[int] = []
+    """Which of `acks`."""
+
+
+_KINDS = {kind: kind.value for kind in Kind}
+"""`Kind.value` takes its time."""
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_DroppingPayload).decode
+
+
+def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> bytes:
+    """A branch's changes of subscriptions, sends and acks."""
+    numbers: dict[int, int] = {}
+    destinations: list[tuple[int, str]] = []
+    sends: list[tuple[int, bytes, int]] = []
+    acks: list[tuple[int, int, int]] = []
+    others: list[tuple[int, bool, str, str, str | None, bool, bool]] = []
+    delays: list[tuple[int, int]] = []
+    drops: list[int] = []
+
+    def number_of(state: DestinationState) -> int:
+        number = numbers.setdefault(state.number, len(destinations))
+        if number == len(destinations):
+            destinations.append((_KINDS[state.destination.kind], state.destination.name))
+        return number
+
+    for change in changes:
+        if isinstance(change, Send):
+            if change.aside is not None and change.deliver_at_ms:
+                delays.append((len(sends), change.deliver_at_ms))
+            sends.append((number_of(change.state), change.record, change.record_bytes))
+        elif isinstance(change, Ack):
+            if change.drops:
+                drops.append(len(acks))
+            acks.append((number_of(change.state), change.seq, change.number))
+        elif isinstance(change, Subscribe):
+            _, name, client, selector, no_local = change.subscription
+            others.append((number_of(change.state), True, client, name, selector, no_local, change.retroactive))
+        elif isinstance(change, Unsubscribe):
+            others.append((number_of(change.state), False, *change.key, None, False, False))
+        elif not isinstance(change, VolatileChange):  # that is gone after a crash
+            raise AssertionError(f"a branch cannot do {change}")
+    if drops:
+        return _encode(_DroppingPayload(list(participants), destinations, sends, acks, others, delays, drops))
+    if delays:
+        return _encode(_DelayedPayload(list(participants), destinations, sends, acks, others, delays))
+    return _encode(_Payload(list(participants), destinations, sends, acks, others))
+
+
+def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: bool) -> Branch:
+    """The branch that a payload tells. Raises ValueError, IndexError, struct.error or DestinationError for one that
+    tells none."""
+    content = _decode(payload)
+    states = [catalog.state(Destination(Kind(kind), name)) for kind, name in content.destinations]
+    changes: list[Change] = []
+    for number, subscribe, client, name, selector, no_local, retroactive in content.changes:
+        state = states[number]
+        if subscribe:
+            subscription = Subscription(state.destination, name, client, selector, no_local)
+            changes.append(Subscribe(state, catalog.next_number(), subscription, retroactive))
+        else:
+            changes.append(Unsubscribe(state, (client, name)))
+    delays = dict(content.delays)
+    for at, (number, record, length) in enumerate(content.sends):
+        if length < len(record):
+            raise ValueError(f"a message of {len(record)} bytes is said to have {length}")
+        send = send_of(states[number], record, priorities)
+        send.record_bytes = length
+        send.wait_until(delays.get(at, 0))
+        changes.append(send)
+    drops = set(content.drops)
+    changes += [
+        Ack(states[number], seq, subscriber, drops=at in drops)
+        for at, (number, seq, subscriber) in enumerate(content.acks)
+    ]
+    branch = Branch(transaction, tuple(content.participants), changes)
+    branch.payload = payload
+    return branch
+
+
+def destinations_of(payload: bytes) -> list[Destination]:
+    """Those that a branch concerns."""
+    return [Destination(Kind(kind), name) for kind, name in _decode(payload).destinations]
+
+
+def send_of(state: DestinationState, record: bytes, priorities: bool) -> Send:
+    """The send of a record that is read back."""
+    priority, expires_at_ms = order_and_expiry(record)
+    return Send(state, record, name_of(record), order_of(priority, priorities), expires_at_ms)

@@ -1,0 +1,382 @@
+"""What can happen to a store, as values: each knows how it takes its place in the order (`plan`), what a backend is
+told of it (`apply`), and what it means to those who hold messages (`settle`). Here are those of messages; those of
+destinations and subscriptions are in destination_changes.py, those of transactions in branches.py.
+
+A caller puts changes into a ticket. The one thread that writes plans them: duplicates fall away, seqs are given out,
+what depends on what was before is decided. What comes out goes to the backend in one write, and once that has counted
+it is applied and settled under the store's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn
+
+from ..record.encoding import is_requeued
+from ..record.place import DELIVERIES, SEQ, Place, is_volatile
+from ..state.leases import Lease
+from ..state.states import DestinationState, SubscriptionState
+
+if TYPE_CHECKING:
+    from ....policies.errors import AnabranchError
+    from ..record.large import StoredBody
+    from ..state.delivery import Delivery
+    from .plan import Plan
+    from .table import Table
+
+SMALL_BYTES: Final = 64
+"""At most so many bytes a change takes when it is written, beside the record of a message and the texts of names."""
+
+
+class Change:
+    """One of those below, or in the other modules."""
+
+    __slots__ = ()
+
+    size: int = SMALL_BYTES
+    """At most so many bytes it takes when it is written."""
+    settles: ClassVar[bool] = False
+    """It concerns a message that somebody holds, and nothing else."""
+    brings: ClassVar[bool] = False
+    """It brings something to its destination; if that was removed, to the one that has its name by then."""
+
+    def plan(self, plan: Plan) -> Any:
+        """Take its place behind what is in the plan. Returns what its caller is told. May be done again."""
+        plan.changes.append(self)
+
+    def apply(self, table: Table) -> None:
+        """Tell the backend."""
+        raise AssertionError(f"no backend is told of {self}")
+
+    def settle(self, delivery: Delivery) -> None:
+        """It takes effect now: what becomes of who holds what. May be done again."""
+
+    def states(self) -> Iterable[DestinationState]:
+        """Where a message may have become free by it."""
+        return ()
+
+
+class _Aside(NamedTuple):
+    deliver_at_ms: int
+    large: StoredBody | None
+
+
+class Send(Change):
+    """A message at the end of its destination."""
+
+    __slots__ = ("aside", "entitled", "expires_at_ms", "name", "order", "own", "record", "record_bytes", "seq", "size",
+                 "state")  # fmt: skip
+
+    brings = True
+
+    def __init__(
+        self, state: DestinationState, record: bytes, name: bytes | None, order: int = 0, expires_at_ms: int = 0
+    ) -> None:
+        self.state = state
+        self.record = record
+        """As records.py makes it; headers and body may be missing where the backend holds them already
+        (Backend.stage)."""
+        self.record_bytes = size = len(record)
+        """How long it is when it is whole."""
+        self.size = size + SMALL_BYTES if state.declared else size + SMALL_BYTES + declaration_bytes(state)
+        self.name = name
+        """The message id."""
+        self.order = order
+        self.expires_at_ms = expires_at_ms
+        self.seq = 0
+        """Set by the plan."""
+        self.entitled: Sequence[SubscriptionState] = ()
+        """Of a topic's: whom it is for. Set by the plan."""
+        self.own: Any = None
+        """The backend's: where it has written it."""
+        self.aside: _Aside | None = None
+        """What few messages have, so that the others pay for one question: `deliver_at_ms` and `large`."""
+
+    @property
+    def deliver_at_ms(self) -> int:
+        """Until then it waits; 0: it does not. Set by `wait_until`."""
+        return 0 if self.aside is None else self.aside.deliver_at_ms
+
+    @property
+    def large(self) -> StoredBody | None:
+        """Its body, if that is kept apart."""
+        return None if self.aside is None else self.aside.large
+
+    @large.setter
+    def large(self, body: StoredBody | None) -> None:
+        self._set_aside(self.deliver_at_ms, body)
+
+    def wait_until(self, due: int) -> None:
+        """It is not to be delivered before this time (ms; 0: at once). Before it is in a ticket."""
+        self._set_aside(due, self.large)
+        if due:
+            self.size += SMALL_BYTES
+
+    def _set_aside(self, due: int, body: StoredBody | None) -> None:
+        self.aside = _Aside(due, body) if due or body is not None else None
+
+    def plan(self, plan: Plan) -> tuple[int, bool]:
+        """Its seq, and whether it is a duplicate."""
+        state = self.state
+        unsure = plan.removed or not state.declared
+        if unsure:  # it may be there anew since its sender looked it up
+            self.state = state = plan.current(state)
+        key = None
+        if self.name is not None:
+            key = (state.number, self.name)
+            first = plan.seq_of(key) if not state.is_map else None
+            if first is not None and not is_requeued(self.record):
+                return first, True
+        if unsure:
+            plan.declare(state)
+        self.seq = plan.last_seq = seq = plan.last_seq + 1
+        if key is not None:
+            if state.is_map:
+                plan.touch(key, self)
+            else:
+                plan.remember(key, seq)
+        if state.is_topic:
+            self.entitled = list(plan.subscriptions(state).values())
+            if not self.entitled:
+                plan.drop()
+        if self.expires_at_ms:
+            plan.expire()
+        plan.changes.append(self)
+        if self.aside is not None:
+            if self.aside.large is not None:
+                plan.name_body(self)
+            if self.aside.deliver_at_ms:
+                plan.changes.append(Postponed(state, seq, 0, self.aside.deliver_at_ms))
+        return seq, False
+
+    def apply(self, table: Table) -> None:
+        table.put([self])
+
+    def states(self) -> Iterable[DestinationState]:
+        return (self.state,)
+
+
+class Refused(Change):
+    """In place of what is refused, since what its caller had asked for just before it was."""
+
+    __slots__ = ("error",)
+
+    size: int = 0
+
+    def __init__(self, error: AnabranchError) -> None:
+        self.error = error
+
+    def plan(self, plan: Plan) -> NoReturn:
+        raise self.error
+
+
+class SendMany(Change, Sequence[Send]):
+    """Messages at the end of a queue that are bodies alone: no ids, no headers, no expiry, in a store that does not
+    order by priority. Only for a backend that `takes_many`."""
+
+    __slots__ = ("bodies", "head", "own", "record_bytes", "seq", "size", "state")
+
+    brings = True
+    order: int = 0
+
+    def __init__(self, state: DestinationState, head: bytes, bodies: tuple[bytes, ...], record_bytes: int) -> None:
+        self.state = state
+        self.head = head
+        """What stands before the body in the record of each."""
+        self.bodies = bodies
+        self.record_bytes = record_bytes
+        """Of all records together."""
+        self.size = record_bytes + SMALL_BYTES * len(bodies)
+        if not state.declared:
+            self.size += declaration_bytes(state)
+        self.seq = 0
+        """That of the first; the others follow. Set by the plan."""
+        self.own: Any = None
+        """The backend's: where it has written them."""
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def __getitem__(self, at: Any) -> Any:
+        send = Send(self.state, self.head + self.bodies[at], None)
+        send.seq = self.seq + at
+        return send
+
+    def plan(self, plan: Plan) -> int:
+        """The seq of the first."""
+        if plan.removed or not self.state.declared:  # as Send.plan
+            self.state = plan.current(self.state)
+            plan.declare(self.state)
+        self.seq = plan.last_seq + 1
+        plan.last_seq += len(self.bodies)
+        plan.more += len(self.bodies) - 1
+        plan.changes.append(self)
+        return self.seq
+
+    def apply(self, table: Table) -> None:
+        table.put(self)
+
+    def states(self) -> Iterable[DestinationState]:
+        return (self.state,)
+
+
+class Ack(Change):
+    """A message is done with."""
+
+    __slots__ = ("drops", "number", "place", "seq", "state")
+
+    settles = True
+
+    def __init__(
+        self, state: DestinationState, seq: int, number: int, place: Place | None = None, drops: bool = False
+    ) -> None:
+        self.state, self.seq, self.place = state, seq, place
+        self.number = number
+        """The subscription's; 0: for all."""
+        self.drops = drops
+        """It makes room, and nobody has received the message: a branch that is rolled back gives it back as it was."""
+
+    def apply(self, table: Table) -> None:
+        table.ack(self.state, self.seq, self.number, self.place)
+
+    def settle(self, delivery: Delivery) -> None:
+        state = self.state
+        if not state.is_topic:
+            state.feed.held.pop(self.seq, None)
+            return
+        for feed in state.feeds(self.number):
+            delivery.end(feed, self.seq)
+            if not self.number:
+                feed.remove_fetched(self.seq, self.seq)  # of who has come since it was leased for all
+
+
+class AckRange(Change):
+    """All messages between two seqs are done with."""
+
+    __slots__ = ("first", "last", "number", "state")
+
+    def __init__(self, state: DestinationState, first: int, last: int, number: int) -> None:
+        self.state, self.first, self.last, self.number = state, first, last, number
+
+    def plan(self, plan: Plan) -> None:
+        if self.state.is_map:
+            plan.touch_all()
+        plan.changes.append(self)
+
+    def apply(self, table: Table) -> None:
+        table.ack_range(self.state, self.first, self.last, self.number)
+
+    def settle(self, delivery: Delivery) -> None:
+        for feed in self.state.feeds(self.number):
+            delivery.purged(feed, self.first, self.last)
+
+
+class Returned(Change):
+    """How often a message has been given back."""
+
+    __slots__ = ("count", "number", "place", "seq", "state")
+
+    settles = True
+
+    def __init__(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None = None) -> None:
+        self.state, self.seq, self.number, self.count, self.place = state, seq, number, count, place
+
+    def apply(self, table: Table) -> None:
+        table.returned(self.state, self.seq, self.number, self.count, self.place)
+
+
+class Postponed(Change):
+    """A message waits until a time, or waits no longer: then it is free, at its old place. What is not there any more,
+    or acked, stays as it is."""
+
+    __slots__ = ("due", "number", "place", "seq", "state")
+
+    settles = True
+
+    def __init__(self, state: DestinationState, seq: int, number: int, due: int, place: Place | None = None) -> None:
+        self.state, self.seq, self.place = state, seq, place
+        self.number = number
+        """The subscription's that it waits for; 0: a queue, or all of a topic's."""
+        self.due = due
+        """Milliseconds since the epoch; 0: it waits no longer."""
+
+    def apply(self, table: Table) -> None:
+        table.postpone(self.state, self.seq, self.number, self.due, self.place)
+
+    def states(self) -> Iterable[DestinationState]:
+        return () if self.due else (self.state,)
+
+
+class VolatileChange(Change):
+    """A change that concerns a transient message, in a ticket: no backend is told of it."""
+
+    __slots__ = ("change", "room")
+
+    size: int = 0
+
+    def __init__(self, change: Send | Ack | Returned | Postponed) -> None:
+        self.change = change
+        self.room: Any = None
+        """Memory that is reserved for it."""
+
+    def plan(self, plan: Plan) -> tuple[int, bool] | None:
+        """Of a message as Send.plan."""
+        change, outcome = self.change, None
+        if type(change) is Send:
+            if plan.removed or not change.state.declared:  # as Send.plan
+                change.state = plan.current(change.state)
+            key = (change.state.number, change.name) if change.name is not None else None
+            first = plan.volatile_seq_of(key) if key is not None and not is_requeued(change.record) else None
+            if first is not None:
+                return first, True
+            change.seq = plan.last_seq = seq = plan.last_seq + 1
+            if key is not None:
+                plan.remember_volatile(key, seq)
+            outcome = seq, False
+        plan.keep_apart(self)
+        return outcome
+
+
+def sent(change: Change) -> Send | None:
+    """The message that it sends, persistent or not."""
+    inner = change.change if type(change) is VolatileChange else change
+    return inner if type(inner) is Send else None
+
+
+def acks_of(leases: Iterable[Lease], drops: bool = False) -> list[Change]:
+    """What is held, as acks. What was leased for a topic as a whole is dead for all. Nonpersistent.takes finds those of
+    messages that are not persistent. `drops`: as Ack.drops."""
+    acks: list[Change] = []
+    for lease in leases:
+        feed, place = lease.feeds[0], lease.place
+        number = 0 if lease.whole or feed.subscription is None else feed.subscription.number
+        acks.append(Ack(feed.state, place[SEQ], number, place, drops))
+    return acks
+
+
+def returned_of(leases: Iterable[Lease]) -> list[Change]:
+    """How often these have been given back, this time too. What was leased for a topic as a whole was not
+    delivered to anybody."""
+    changes: list[Change] = []
+    for lease in leases:
+        if not lease.whole:
+            feed, place = lease.feeds[0], lease.place
+            returned = Returned(feed.state, place[SEQ], feed.number, place[DELIVERIES] + 1, place)
+            changes.append(VolatileChange(returned) if is_volatile(place) else returned)
+    return changes
+
+
+def uncounted_of(leases: Iterable[Lease]) -> list[Change]:
+    """That they were not delivered after all, of those which were counted when they were handed out."""
+    changes: list[Change] = []
+    for lease in leases:
+        if lease.is_counted:
+            feed, place = lease.feeds[0], lease.place
+            returned = Returned(feed.state, place[SEQ], feed.number, place[DELIVERIES], place)
+            changes.append(VolatileChange(returned) if is_volatile(place) else returned)
+    return changes
+
+
+def declaration_bytes(state: DestinationState) -> int:
+    """Of a destination's name."""
+    return len(state.destination.name.encode()) + SMALL_BYTES

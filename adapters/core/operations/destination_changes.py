@@ -1,0 +1,150 @@
+"""What can happen to destinations and to subscriptions (changes.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..state.states import DestinationState, SubscriptionState
+from ..store_types import Subscription, SubscriptionKey
+from .changes import SMALL_BYTES, Change, declaration_bytes
+
+if TYPE_CHECKING:
+    from ..state.delivery import Delivery
+    from ..state.gates import Gate
+    from .plan import Plan
+    from .table import Table
+
+
+class Declare(Change):
+    """A destination gets its number, unless it has one. Made by the plan, too."""
+
+    __slots__ = ("size", "state")
+
+    brings = True
+
+    def __init__(self, state: DestinationState) -> None:
+        self.state = state
+        self.size = SMALL_BYTES + declaration_bytes(state)
+
+    def plan(self, plan: Plan) -> None:
+        self.state = plan.current(self.state)
+        plan.declare(self.state)
+
+    def apply(self, table: Table) -> None:
+        table.declare(self.state)
+
+
+class Remove(Change):
+    """A destination goes, with its messages, leased ones too, and its subscriptions."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, state: DestinationState) -> None:
+        self.state = state
+
+    def plan(self, plan: Plan) -> None:
+        self.state = plan.find(self.state)
+        if plan.is_declared(self.state):
+            plan.remove(self.state)
+            plan.changes.append(self)
+
+    def apply(self, table: Table) -> None:
+        table.remove(self.state)
+
+    def settle(self, delivery: Delivery) -> None:
+        for feed in (*self.state.feeds(), self.state.feed):
+            delivery.gone(feed)
+        self.state.subscriptions = {}
+
+    def states(self) -> Iterable[DestinationState]:
+        return (self.state,)
+
+
+class CloseGate(Change):
+    """Behind it, in the order of what is written, nothing is sent to a destination (rule K11)."""
+
+    __slots__ = ("gate",)
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    def plan(self, plan: Plan) -> None:
+        """No backend is told of it."""
+        plan.close(self.gate)
+
+
+class Subscribe(Change):
+    """A durable subscription begins, unless it is there."""
+
+    __slots__ = ("number", "retroactive", "size", "state", "subscriber", "subscription")
+
+    brings = True
+    subscriber: SubscriptionState
+    """Set by the plan: that which begins."""
+
+    def __init__(self, state: DestinationState, number: int, subscription: Subscription, retroactive: bool) -> None:
+        self.state, self.number, self.subscription, self.retroactive = state, number, subscription, retroactive
+        self.size = SMALL_BYTES + subscription_bytes(subscription) + declaration_bytes(state)
+
+    def plan(self, plan: Plan) -> tuple[SubscriptionState, bool]:
+        """The subscription, and whether it was there already."""
+        if plan.removed or not self.state.declared:
+            self.state = plan.current(self.state)
+        subscriber = plan.subscriptions(self.state).get(self.subscription.key)
+        if subscriber is not None:
+            return subscriber, True
+        plan.declare(self.state)
+        start = 0 if self.retroactive else plan.last_seq
+        self.subscriber = subscriber = SubscriptionState(self.number, self.state, self.subscription, start)
+        plan.subscribe(subscriber)
+        plan.changes.append(self)
+        return subscriber, False
+
+    def apply(self, table: Table) -> None:
+        table.subscribe(self.subscriber)
+
+    def settle(self, delivery: Delivery) -> None:
+        self.state.join(self.subscriber)
+
+    def states(self) -> Iterable[DestinationState]:
+        return (self.state,)
+
+
+class Unsubscribe(Change):
+    """A durable subscription ends, if it is there."""
+
+    __slots__ = ("key", "state", "subscriber")
+
+    subscriber: SubscriptionState
+    """Set by the plan: that which ends."""
+
+    def __init__(self, state: DestinationState, key: SubscriptionKey) -> None:
+        self.state, self.key = state, key
+
+    def plan(self, plan: Plan) -> tuple[SubscriptionState | None, bool]:
+        """The subscription, if it was there."""
+        self.state = plan.find(self.state)
+        subscriber = plan.subscriptions(self.state).get(self.key)
+        if subscriber is None:
+            return None, False
+        self.subscriber = subscriber
+        plan.unsubscribe(subscriber)
+        plan.changes.append(self)
+        return subscriber, True
+
+    def apply(self, table: Table) -> None:
+        table.unsubscribe(self.subscriber)
+
+    def settle(self, delivery: Delivery) -> None:
+        self.state.leave(self.subscriber)
+        delivery.gone(self.subscriber.feed)
+
+    def states(self) -> Iterable[DestinationState]:
+        return (self.state,)
+
+
+def subscription_bytes(subscription: Subscription) -> int:
+    """Of a subscription's texts."""
+    texts = (subscription.client_id, subscription.name, subscription.selector or "")
+    return sum(len(text.encode()) for text in texts)

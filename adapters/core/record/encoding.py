@@ -1,0 +1,156 @@
+"""A message as bytes: what every kind of store keeps of it beside its destination and its seq.
+
+head (26 bytes): priority, flags, length of the message id, length of the headers, sent at (ms), expires at (ms)
+message id, headers, body
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from typing import Final
+
+from ....policies.errors import MessageTooLargeError
+from ....policies.names.destination import Destination
+from ...system.acceleration import inner_loop
+from ...system.clock import before_1970
+from ..messages import DEFAULT_PRIORITY, Headers, Outgoing, plain_body, require_order
+from .headers import pack_headers, pack_id
+from .large import REFERENCE, StoredBody
+
+HEAD: Final = struct.Struct("<HHHIQQ")
+assert HEAD.size == 26
+
+REQUEUED: Final = 1
+"""A flag: stored even if its id is in the duplicate window."""
+
+NONPERSISTENT: Final = 2
+"""A flag: sent with `persistent=False`."""
+
+LARGE: Final = 4
+"""A flag: the body is kept apart, and here is what says which it is (reference.py)."""
+
+REMOVAL: Final = 1
+"""Of a map's value, when it expires (ms): it was never there. What is sent so takes the place of the value before, and
+is dead at once, so that its key has none."""
+
+_NEVER: Final = 0
+_pack = HEAD.pack
+_unpack = HEAD.unpack_from
+_FLAGS: Final = struct.Struct("<H")
+_FLAGS_AT: Final = struct.calcsize("<H")  # behind the priority
+_pack_flags = _FLAGS.pack
+
+
+@inner_loop
+def encode(
+    destination: Destination,
+    body: object,
+    headers: Headers | None,
+    message_id: str | None,
+    limit: int,
+    priority: int = DEFAULT_PRIORITY,
+    expires_at_ms: int = 0,
+    flags: int = 0,
+) -> tuple[bytes, bytes | None]:
+    """The record, and the message id as bytes if it has one.
+
+    Raises TypeError for a body that is not bytes or headers that are not plain values, ValueError for a message id or
+    a value that has no place in the format, MessageTooLargeError beyond `limit` bytes, and ClockError.
+    """
+    if priority is not DEFAULT_PRIORITY or expires_at_ms is not _NEVER:
+        require_order(priority, expires_at_ms)
+    now = time.time_ns() // 1_000_000
+    if now < 0:
+        raise before_1970(now)
+    if type(body) is not bytes:
+        body = plain_body(body)
+    packed = pack_headers(headers) if headers else b""
+    if message_id is None:
+        name = None
+        start = _pack(priority, flags, 0, len(packed), now, expires_at_ms)
+        record = start + packed + body if packed else start + body
+    else:
+        name = pack_id(message_id)
+        start = _pack(priority, flags, len(name), len(packed), now, expires_at_ms)
+        record = b"".join((start, name, packed, body))
+    size = len(record) - HEAD.size
+    if size > limit:
+        raise MessageTooLargeError(
+            f"a message of {size} bytes for {destination} is larger than message_bytes_max, {limit}; "
+            "raise the limit or send it in parts"
+        )
+    return record, name
+
+
+def encode_outgoing(destination: Destination, message: Outgoing, limit: int) -> tuple[bytes, bytes | None]:
+    """The same of a message that a transaction, or a send of many, gathers."""
+    body, headers, message_id, priority, expires_at_ms, persistent, requeued, _ = message
+    flags = (REQUEUED if requeued else 0) | (0 if persistent else NONPERSISTENT)
+    if isinstance(body, StoredBody):
+        body, flags = body.reference, flags | LARGE
+    return encode(destination, body, headers, message_id, limit, priority, expires_at_ms, flags)
+
+
+def encode_sent(
+    body: bytes, headers: Headers, message_id: str, priority: int, sent_at_ms: int, expires_at_ms: int
+) -> bytes:
+    """The record of a message that was sent elsewhere, with the time at which it was. Raises TypeError and ValueError
+    as `encode`."""
+    require_order(priority, expires_at_ms)
+    require_order(priority, sent_at_ms)
+    packed, name = pack_headers(headers), pack_id(message_id)
+    return b"".join((_pack(priority, 0, len(name), len(packed), sent_at_ms, expires_at_ms), name, packed, body))
+
+
+def order_and_expiry(record: bytes) -> tuple[int, int]:
+    """A record's priority, and when it expires (ms, 0: never)."""
+    head = _unpack(record)
+    return head[0], head[5]
+
+
+def sent_at_ms(record: bytes) -> int:
+    """When a record's message was sent."""
+    sent: int = _unpack(record)[4]
+    return sent
+
+
+def name_of(record: bytes) -> bytes | None:
+    """Its message id, None if it has none."""
+    length = _unpack(record)[2]
+    return record[HEAD.size : HEAD.size + length] if length else None
+
+
+def body_of(record: bytes) -> bytes:
+    """Its body alone."""
+    head = _unpack(record)
+    return record[HEAD.size + head[2] + head[3] :]
+
+
+def is_requeued(record: bytes) -> bool:
+    """Whether it is stored whatever the duplicate window says."""
+    return bool(_unpack(record)[1] & REQUEUED)
+
+
+def as_carried(record: bytes) -> bytes:
+    """As another store is given it, of whatever kind: without what only the store that it was sent to had to know."""
+    flags = _unpack(record)[1]
+    if not flags & (REQUEUED | NONPERSISTENT):
+        return record
+    return record[:_FLAGS_AT] + _pack_flags(flags & ~(REQUEUED | NONPERSISTENT)) + record[_FLAGS_AT + _FLAGS.size :]
+
+
+def is_large(record: bytes) -> bool:
+    """Whether its body is kept apart."""
+    return bool(_unpack(record)[1] & LARGE)
+
+
+def reference_in(record: bytes) -> bytes:
+    """Of such a one: what says which body it is."""
+    return record[-REFERENCE.size :]
+
+
+def kept_head(record: bytes) -> bytes:
+    """What is needed of a record whose headers and body are elsewhere: all that this module tells. One
+    whose body is kept apart is needed whole."""
+    return record if is_large(record) else record[: HEAD.size + _unpack(record)[2]]

@@ -1,0 +1,283 @@
+"""A body of any size, kept apart from its message: what the message's record says of it, its bytes, and the stream that
+its receiver reads.
+
+A record with the flag LARGE (records.py) has a *reference* in place of the body: the body's name, its size, the size of
+its chunks, and the CRC-32C of all of it. The body itself is a *start* and its chunks, each behind its CRC-32C, in
+whatever a backend keeps them (LargeStorage): files beside a journal, rows beside MESSAGES. Drawn in docs/format.md.
+
+start (64 bytes)     what the store must know of a body that no message names: `low`, the highest seq before it was
+                     written, so that whatever names it comes behind that; and, once it is known, which message that is
+chunk 0, 1, ...      1 MiB each, the last one shorter
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, Protocol
+
+from google_crc32c import extend as crc32c
+
+from ....policies.errors import CorruptionError
+from ..messages import LargeBody
+
+if TYPE_CHECKING:
+    from ..features.large.bodies import LargeBodies
+
+NAME_BYTES: Final = 16
+CHUNK_BYTES: Final = 1 << 20
+
+REFERENCE: Final = struct.Struct("<16sQII")
+"""Name, size, bytes of a chunk, CRC-32C of the whole body."""
+assert REFERENCE.size == 32
+START: Final = struct.Struct("<4sHH16sQ")
+"""Magic, version, 0, name, low. Then its CRC-32C, and what NAMED says."""
+assert START.size == 32
+NAMED: Final = struct.Struct("<IQ")
+"""Number of the destination and seq of the message that names it; a hint, which may be missing, or of another one. Then
+its CRC-32C."""
+assert NAMED.size == 12
+CRC: Final = struct.Struct("<I")
+START_BYTES: Final = 64
+NAMED_AT: Final = START.size + CRC.size
+MAGIC: Final = b"ABlb"
+VERSION: Final = 1
+_NUMBER: Final = struct.Struct("<Q")
+
+NEVER: Final = (1 << 64) - 1
+"""The `low` of a body whose message does not outlive its process: none that names it is ever found at open."""
+
+
+class Sized(NamedTuple):
+    """A body of which its sender said how long it is."""
+
+    body: object
+    size: int
+
+
+class Kept(NamedTuple):
+    """A body that is found at open."""
+
+    name: bytes
+    low: int
+    number: int
+    seq: int
+    """0: none is known."""
+
+
+class LargeStorage(Protocol):
+    """Where a store keeps its large bodies, by name. What is begun and not published is nobody's. Threads: all, each
+    body one at a time. Raises StoreFullError and StoreFailedError."""
+
+    def begin(self, name: bytes, start: bytes) -> None:
+        """A new body."""
+
+    def append(self, name: bytes, number: int, chunk: bytes, chunk_bytes: int) -> None:
+        """Its next chunk, with its CRC before it. All but the last have so many bytes behind that."""
+
+    def publish(self, name: bytes, sync: bool) -> None:
+        """It is whole. With `sync` it survives a power failure once this has returned."""
+
+    def read(self, name: bytes, number: int, chunk_bytes: int) -> bytes:
+        """A chunk with its CRC; shorter, or nothing, if it is not there. Raises OSError for what the disk does not
+        give."""
+
+    def note(self, name: bytes, named: bytes, sync: bool) -> None:
+        """Write over what stands at NAMED_AT. May be done by halves, and need not be durable unless `sync`."""
+
+    def remove(self, name: bytes) -> None:
+        """Begun or published. Idempotent."""
+
+    def kept(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """All bodies, each with its start; None for one that was never published."""
+
+    def place(self, name: bytes, number: int, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, int]:
+        """Where a chunk is, for errors: a path, or a table, and an offset."""
+
+    def close(self) -> None:
+        """Idempotent."""
+
+
+def start_of(name: bytes, low: int) -> bytes:
+    """The first bytes of a body."""
+    start = START.pack(MAGIC, VERSION, 0, name, low)
+    return (start + CRC.pack(crc32c(0, start))).ljust(START_BYTES, b"\0")
+
+
+def named_by(number: int, seq: int) -> bytes:
+    """What is written into them once a message names it."""
+    named = NAMED.pack(number, seq)
+    return named + CRC.pack(crc32c(0, named))
+
+
+def read_start(name: bytes, start: bytes) -> Kept | None:
+    """What a body's first bytes say; None if they are damaged, or another's."""
+    if len(start) < START_BYTES or CRC.unpack_from(start, START.size)[0] != crc32c(0, start[: START.size]):
+        return None
+    magic, version, _, found, low = START.unpack_from(start)
+    if (magic, version, found) != (MAGIC, VERSION, name):
+        return None
+    named = start[NAMED_AT : NAMED_AT + NAMED.size]
+    if CRC.unpack_from(start, NAMED_AT + NAMED.size)[0] != crc32c(0, named):
+        return Kept(name, low, 0, 0)
+    return Kept(name, low, *NAMED.unpack(named))
+
+
+def chunk_of(name: bytes, number: int, data: bytes | memoryview) -> bytes:
+    """A chunk as it is kept: a chunk of another body, or another one of this, does not pass for it."""
+    return CRC.pack(crc32c(crc32c(0, name + _NUMBER.pack(number)), bytes(data))) + data
+
+
+class StoredBody(LargeBody):
+    """A LargeBody as its store knows it. Who stages, sends, holds or reads it keeps it, and so does a message that is
+    not dead (large/bodies.py, rule B3)."""
+
+    __slots__ = ("__weakref__", "bodies", "chunk_bytes", "crc", "lasting", "name", "names", "promised", "shared",
+                 "size")  # fmt: skip
+
+    def __init__(self, bodies: LargeBodies, name: bytes, size: int = 0, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.bodies = bodies
+        self.name = name
+        self.size = size
+        self.chunk_bytes = chunk_bytes
+        self.crc = 0
+        self.lasting = True
+        """It was synced, and may be named by a message that is to survive."""
+        self.names = 0
+        """How many messages that are not known to be dead name it."""
+        self.promised = False
+        """A message names it, or did, or is about to."""
+        self.shared = False
+        """Several may, and it says so (rule B6)."""
+
+    @property
+    def reference(self) -> bytes:
+        """What stands in its message's record."""
+        return REFERENCE.pack(self.name, self.size, self.chunk_bytes, self.crc)
+
+    def describe(self, reference: bytes) -> None:
+        """Take over what a record says of it."""
+        _, self.size, self.chunk_bytes, self.crc = REFERENCE.unpack(reference)
+
+    def __len__(self) -> int:
+        return REFERENCE.size
+
+    @property
+    def chunks(self) -> int:
+        """How many."""
+        return -(-self.size // self.chunk_bytes)
+
+    def chunk(self, number: int) -> bytes:
+        """The bytes of one. Raises CorruptionError, ClosedError, StoreFailedError."""
+        expected = min(self.chunk_bytes, self.size - number * self.chunk_bytes)
+        storage = self.bodies.storage
+        self.bodies.require_open()
+        try:
+            found = storage.read(self.name, number, self.chunk_bytes)
+        except OSError as error:
+            path, offset = storage.place(self.name, number, self.chunk_bytes)
+            raise CorruptionError(path, offset, f"the disk cannot read chunk {number} of a body: {error}") from error
+        if len(found) == CRC.size + expected:
+            data = found[CRC.size :]
+            if CRC.unpack_from(found)[0] == crc32c(crc32c(0, self.name + _NUMBER.pack(number)), data):
+                return data
+        path, offset = storage.place(self.name, number, self.chunk_bytes)
+        raise CorruptionError(
+            path, offset,
+            f"chunk {number} of a large body of {self.size} bytes is damaged or missing, from byte "
+            f"{number * self.chunk_bytes} of the body on",
+            "its message is whole; restore the file from a backup to have the body again",
+        )  # fmt: skip
+
+    def verify(self) -> str | None:
+        """What is wrong with it, if anything. Reads all of it."""
+        crc = 0
+        try:
+            for number in range(self.chunks):
+                crc = crc32c(crc, self.chunk(number))
+        except CorruptionError as error:
+            return str(error)
+        if crc != self.crc:
+            return f"{self.bodies.storage.place(self.name, 0)[0]}: the CRC of the body is not what its message says"
+        return None
+
+    def open(self) -> BinaryIO:
+        """A stream of its bytes, which can seek. Raises ClosedError."""
+        self.bodies.require_open()
+        return io.BufferedReader(LargeStream(self), 1 << 16)
+
+
+def body_size(body: object) -> int:
+    """How many bytes a body has; of a file that is not read yet, 0."""
+    if isinstance(body, StoredBody):
+        return body.size
+    return len(body) if isinstance(body, bytes) else 0
+
+
+class BodyRef(weakref.ref[StoredBody]):
+    """Calls who is to know that nobody holds a body any more, with itself. Not a finalizer in Python: Ctrl-C may strike
+    that anywhere, and is then lost, and so is what it had to do."""
+
+    name = b""
+    owned = False
+    """The body goes with its object."""
+
+
+class LargeStream(io.RawIOBase):
+    """Reads a body. A chunk is verified before any byte of it is given out; one is held at a time. No file is open
+    between two reads."""
+
+    def __init__(self, body: StoredBody) -> None:
+        super().__init__()
+        self._body: StoredBody | None = body
+        self._size = body.size
+        self._at = 0
+        self._number = -1
+        self._chunk = memoryview(b"")
+        body.bodies.streams.add(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        self._require_open()
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._require_open()
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}.get(whence)
+        if start is None:
+            raise ValueError(f"whence is 0, 1 or 2, not {whence!r}")
+        if start + offset < 0:
+            raise ValueError(f"a body has no byte {start + offset}")
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        body, view = self._require_open(), memoryview(buffer).cast("B")
+        if self._at >= self._size or not len(view):
+            return 0
+        number, start = divmod(self._at, body.chunk_bytes)
+        if number != self._number:
+            self._chunk, self._number = memoryview(b""), -1  # first: at no time two of them are held
+            self._chunk = memoryview(body.chunk(number))
+            self._number = number
+        part = self._chunk[start : start + len(view)]
+        view[: len(part)] = part
+        self._at += len(part)
+        return len(part)
+
+    def _require_open(self) -> StoredBody:
+        body = self._body
+        if body is None:
+            raise ValueError("I/O operation on a closed stream")
+        return body
+
+    def close(self) -> None:
+        self._chunk, self._body = memoryview(b""), None
+        super().close()

@@ -1,0 +1,50 @@
+"""Messages whose bytes are damaged. A store that goes on without them (`on_corruption: salvage`) writes down that one
+is lost (Backend.lose), and who would receive it acks it instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ....policies.errors import CorruptionError
+from ..backend import ReadError
+from ..engine.engine import Engine
+from ..record.place import Place
+from ..state.states import DestinationState
+
+_PUT_ANEW: Final = "put another one, or restore the file from a backup to have it again"
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether a message's bytes were read and are damaged. What the disk did not give may be tried again."""
+    return isinstance(error, CorruptionError) and not isinstance(error, ReadError)
+
+
+def lose(
+    engine: Engine, state: DestinationState, place: Place, error: CorruptionError, message_id: str | None = None
+) -> None:
+    """A message was read, and raised this: if the store goes on without it, it is written down, durably, that it is
+    lost; else raises the error."""
+    if not engine.backend.salvages or not is_damage(error):
+        if state.is_map and message_id is not None and is_damage(error):
+            error._say(f"the value of {message_id!r} in {state.destination}: {error.reason}", _PUT_ANEW)
+        raise error
+    engine.backend.lose(state, place, error, message_id)
+
+
+def readable(
+    engine: Engine, state: DestinationState, places: Sequence[Place], message_ids: Sequence[str] = ()
+) -> Iterator[bytes | None]:
+    """The records of these messages, in order; None for one that has died meanwhile, or is lost now, and stays until
+    somebody would receive it. `message_ids` are theirs, if they are known. Raises as Backend.bodies where the store
+    does not go on without them."""
+    done = 0
+    while done < len(places):
+        try:
+            for record in engine.rows.bodies(state, places[done:]):
+                yield record
+                done += 1
+        except CorruptionError as error:
+            lose(engine, state, places[done], error, message_ids[done] if message_ids else None)
+            yield None
+            done += 1

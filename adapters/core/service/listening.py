@@ -1,0 +1,248 @@
+"""Messages that are handed to a callback: what blocking receive is to a thread, this is to an event loop.
+
+A listener stands in the same line as those who wait in `receive`. Its callback runs on a thread of ours, one message at
+a time, in order; never inside a sender's `send`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ....policies.errors import AnabranchError
+from ...system.background import shared
+from ...system.conditions import unless_busy
+from ..engine.forwarding import give_back
+from ..messages import Message, note_received
+from ..state.gates import MovedError
+from ..state.leases import Feed, Lease, Taker
+from .damaged import is_damage
+from .subscriptions import unknown
+
+if TYPE_CHECKING:
+    from .receiving import Receiving
+
+log = logging.getLogger(__name__)
+
+
+class Listener(Taker):
+    """Threads: all. `close` may be called from the callback.
+
+    `_run` is at work in one thread at a time. `_gate` is held while it is settled whether a callback begins: before
+    `close`, or not at all.
+    """
+
+    __slots__ = (
+        "_calling", "_credit", "_due", "_ended", "_feed", "_gate", "_home", "_on_end", "_on_message", "_receiving",
+        "_seconds", "_work",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        receiving: Receiving,
+        feed: Feed,
+        on_message: Callable[[Message], object],
+        credit: int,
+        on_end: Callable[[Exception], object] | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """`seconds`: for so long each message is leased; None: as its store says."""
+        super().__init__()
+        self._receiving, self._feed, self._on_message, self._on_end = receiving, feed, on_message, on_end
+        self._seconds = seconds
+        self._credit = credit
+        """How many messages it still wants. Belongs to the store's lock."""
+        self._work = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler may come back to it in the same thread
+        self._due = False
+        self._calling = False
+        self._ended = False
+        self._home: tuple[Receiving, Feed] | None = None
+        """Where it goes on, since its destination has moved to another store."""
+
+    def start(self) -> None:
+        """From now on its feed stays, and it hears of the end of its store."""
+        self._feed.listeners[self] = None
+
+    def wake(self) -> None:
+        """There may be something: look on a thread of ours."""
+        if not self._due and not self._ended:
+            self._due = True
+            try:
+                shared().lead(self._run)
+            except BaseException:  # else nobody would ever look
+                shared().lead(self._run)
+                raise
+
+    def add_credit(self, more: int) -> None:
+        """As the contract says."""
+        require_credit(more)
+        receiving: Receiving | None = None
+        while receiving is not self._receiving:  # it may just be on its way to another store
+            receiving = self._receiving
+            with receiving.engine.lock:
+                if receiving is self._receiving:
+                    self._credit += more
+        self.wake()
+
+    def move(self, receiving: Receiving, feed: Feed) -> None:
+        """Its destination is in another store from now on; it goes there, and nobody hears of it."""
+        feed.listeners[self] = None  # first: that store stays open
+        self._home = receiving, feed
+        self.wake()
+        if self._ended:
+            self._leave()
+
+    def close(self) -> bool:
+        """As the contract says."""
+        if self._receiving.engine.forked:
+            return False  # it is the parent's
+        with self._gate:
+            self._ended = True
+            calling = self._calling
+        self._leave()
+        return calling
+
+    def _leave(self) -> None:
+        """It is in no line any more, and what it was given is free again. Idempotent."""
+        left: Feed | None = None
+        while left is not self._feed:  # it may just be on its way to another
+            left = self._feed
+            left.listeners.pop(self, None)
+            self._receiving.cancel(left, self)
+            self._receiving.left(left)
+            if self._home is not None:
+                self._home[1].listeners.pop(self, None)
+
+    def _run(self) -> None:
+        if unless_busy(self._work, self._hand_all) and self._due and not self._ended:  # who is at work looks once more
+            shared().lead(self._run)
+
+    def _hand_all(self) -> bool:
+        while self._due and not self._ended:
+            self._due = False
+            try:
+                while (lease := self._next()) is not None:
+                    self._hand(lease)
+            except Exception as error:  # the store has stopped, its subscription is gone, its disk does not read
+                if isinstance(error, MovedError) or self._home is not None:
+                    self._move_on()
+                else:
+                    self._end(error)
+        return True
+
+    def _move_on(self) -> None:
+        """Its destination has moved before the message that it was given was read; or is about to move, and then it is
+        told when that is over. At work."""
+        old, lease = self._receiving.engine, self.lease
+        if lease is not None:
+            give_back(lease)
+        with old.lock:
+            if self.lease is not None:
+                self.lease = None
+                self._credit += 1
+            if self._home is not None:
+                self._feed.takers.pop(self, None)
+                self._feed.listeners.pop(self, None)
+                (self._receiving, self._feed), self._home = self._home, None
+                self._due = True
+
+    def _end(self, error: Exception) -> None:
+        """By itself: tell of it, unless it was closed before."""
+        with self._gate:
+            ended, self._ended = self._ended, True
+        self._leave()
+        if ended:
+            return
+        unexpected = error if not isinstance(error, AnabranchError) else None
+        level = logging.DEBUG if unexpected is None else logging.ERROR
+        log.log(level, "a listener of %s ends: %s", self._feed.state.destination, error, exc_info=unexpected)
+        if self._on_end is not None:
+            try:
+                self._on_end(error)
+            except BaseException:
+                log.exception("who listens to %s raised an error when told of the end", self._feed.state.destination)
+
+    def _next(self) -> Lease | None:
+        """What it is given now, which `lease` says until the callback begins: till then `close` gives it back. None if
+        there is nothing, or it wants no more."""
+        if self._home is not None and self.lease is None:
+            self._move_on()
+        engine = self._receiving.engine
+        engine.check()
+        with engine.lock:
+            engine.current()
+            feed = self._feed
+            if engine.sequencer.gates and self.lease is None:
+                engine.require_here(feed.state.destination)
+            if engine.is_gone(feed):
+                raise unknown(feed.state.destination, feed.key or ("", ""))
+            if self._ended:
+                return None  # `close` gives back what it has
+            if feed.state.removed and self.lease is None:
+                feed = self._follow(feed)
+            if self.lease is None and self._credit > 0:
+                feed.takers.setdefault(self)
+                engine.hand_over(feed)
+            if self.lease is not None:
+                feed.takers.pop(self, None)  # Ctrl-C may have struck who gave it
+            self._credit -= self.lease is not None
+            return self.lease
+
+    def _follow(self, removed: Feed) -> Feed:
+        """Its queue was removed: to what has the name from now on."""
+        feed = self._receiving.feed(removed.state.destination, None, make=True)
+        assert feed is not None
+        self._feed = feed
+        feed.listeners[self] = None
+        removed.listeners.pop(self, None)
+        removed.takers.pop(self, None)
+        self._receiving.left(removed)
+        return feed
+
+    def _hand(self, lease: Lease) -> None:
+        message = self._read(lease)
+        if message is None:
+            self.lease = None
+            self.add_credit(1)
+            return
+        with self._gate:
+            if self._ended:
+                return
+            self._calling = True
+            note_received(message)
+            self.lease = None
+        try:
+            self._on_message(message)
+        except BaseException as error:  # a SystemExit too ends neither the listener nor what it has yet to look for
+            log.exception("who listens to %s raised an error; its message is free again", self._feed.state.destination)
+            self._receiving.release(message, error)
+        finally:
+            self._calling = False
+
+    def _read(self, lease: Lease) -> Message | None:
+        """None if it has been purged meanwhile, or is damaged, and stays leased. Raises what reading it raised else:
+        the next try would find the same message."""
+        receiving = self._receiving
+        try:
+            message = receiving.read(lease)
+        except AnabranchError as error:
+            if not is_damage(error):
+                raise
+            log.error("store %s: a message is damaged, and stays leased: %s", receiving.engine.name, error)
+            return None
+        if message is None:
+            receiving.let_go(lease)
+        elif receiving.hand_out.needed or self._seconds is not None:
+            receiving.hand_out((lease,), self._seconds)
+        return message
+
+
+def require_credit(credit: object) -> None:
+    """Raise TypeError or ValueError for what is no number of messages."""
+    if not isinstance(credit, int) or isinstance(credit, bool):
+        raise TypeError(f"credit is a number of messages, not {type(credit).__name__}: {credit!r}")
+    if credit < 0:
+        raise ValueError(f"credit is a number of messages, 0 or more, not {credit}")

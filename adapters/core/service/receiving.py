@@ -1,0 +1,489 @@
+"""What comes out of a store: messages received, looked at, or taken because they are not delivered any more."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from ....policies.errors import AnabranchError, CorruptionError, DestinationError
+from ....policies.names.destination import Destination, Kind
+from ..engine.engine import Engine
+from ..engine.forwarding import give_back
+from ..engine.handing_out import HandingOut
+from ..messages import Message, Undelivered
+from ..operations.changes import Change, acks_of
+from ..record.place import ALSO_WAITING, ORDER, ORDER_MAX, SEQ, Place, order_of
+from ..state.decoding import decode
+from ..state.delivery import CLOCK_SECONDS
+from ..state.gates import MovedError
+from ..state.leases import Feed, Lease, Taker
+from ..state.states import DestinationState, SubscriptionState
+from ..state.sweep import wall_ms
+from ..store_types import SubscriptionKey
+from .damaged import is_damage, lose, readable
+from .listening import Listener, require_credit
+from .subscriptions import require_topic, unknown
+
+if TYPE_CHECKING:
+    from ..messages import MessageStore
+
+log = logging.getLogger(__name__)
+
+PAGE: Final = 512
+"""Messages that browse looks up at once."""
+
+Position = tuple[int, int]
+"""In the order of delivery: an order, and a seq."""
+
+
+class Receiving:
+    """Of one store that is open. Threads: all."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        engine: Engine,
+        hand_out: HandingOut,
+        write: Callable[[Sequence[Change]], object],
+    ) -> None:
+        self._write = write
+        self._store, self.engine, self.hand_out = store, engine, hand_out
+        self._hands_out = hand_out.needed  # asked for each message
+
+    def receive(
+        self,
+        destination: Destination,
+        timeout: float | None = 0,
+        subscription: SubscriptionKey | None = None,
+        seconds: float | None = None,
+    ) -> Message | None:
+        engine = self.engine
+        if seconds is not None:
+            self.hand_out.check(seconds)
+        deadline = time.monotonic() + timeout if timeout else None  # without one and not to wait: it is not asked for
+        while True:
+            feed = self.feed(destination, subscription, make=timeout != 0)
+            if feed is None:
+                return None
+            taker = Taker()
+            try:
+                engine.check()
+                leased = engine.lease_ready(feed, taker) or self._lease(feed, taker, wait=timeout != 0)
+                if leased is None:
+                    continue
+                if not leased and not (leased := self._wait(feed, taker, deadline)):
+                    if leased is None:
+                        continue
+                    return None
+                lease = taker.lease
+                assert lease is not None
+                message = self.read(lease)
+                if message is not None:
+                    if seconds is not None or self._hands_out:
+                        self.hand_out((lease,), seconds)
+                    message.__class__ = message._received  # as note_received
+                    return message
+            except BaseException as error:
+                if not is_damage(error):
+                    self.cancel(feed, taker)
+                raise
+            self.let_go(lease)  # it was purged after it had been fetched
+
+    def receive_many(
+        self,
+        destination: Destination,
+        most: int,
+        timeout: float | None = 0,
+        subscription: SubscriptionKey | None = None,
+        seconds: float | None = None,
+    ) -> list[Message]:
+        """As Store.receive_many."""
+        messages: list[Message] = []
+        try:
+            first = self.receive(destination, timeout, subscription, seconds)
+            if first is not None:
+                messages.append(first)
+                while len(messages) < most and self._receive_more(destination, subscription, most, messages, seconds):
+                    pass
+        except AnabranchError as error:
+            if not messages:
+                raise
+            level = logging.ERROR if is_damage(error) else logging.DEBUG  # else the next call meets it again
+            log.log(level, "store %s: no more is received at once: %s", self.engine.name, error)
+        except BaseException:
+            for message in messages:
+                with suppress(AnabranchError, RuntimeError):
+                    self._store.release([message], delivered=False)
+            raise
+        return messages
+
+    def _receive_more(
+        self,
+        destination: Destination,
+        key: SubscriptionKey | None,
+        most: int,
+        messages: list[Message],
+        seconds: float | None,
+    ) -> bool:
+        """What is there without waiting, up to so many in all and a page at a time; whether there may be more."""
+        feed = self.feed(destination, key, make=False)
+        if feed is None:
+            return False
+        takers: list[Taker] = []
+        try:
+            self._lease_page(feed, min(most - len(messages), PAGE), takers)
+            leases = [taker.lease for taker in takers if taker.lease is not None]
+            if leases and (seconds is not None or self._hands_out):
+                self.hand_out(leases, seconds)
+            for number, record in enumerate(self._bodies(feed.state, leases)):
+                lease = leases[number]
+                if record is not None:
+                    messages.append(decode(self._store, destination, lease.place, record, lease))
+                    messages[-1].__class__ = messages[-1]._received  # likewise
+                else:
+                    self.let_go(lease)  # it was purged after it had been fetched
+                takers[number].lease = None
+            return bool(leases)
+        except BaseException as error:
+            for taker in takers:
+                self.cancel(feed, taker)
+            if not is_damage(error):
+                raise
+        message = self.receive(destination, 0, key, seconds)  # which tells whether it is the first one that is damaged
+        if message is not None:
+            messages.append(message)
+        return message is not None
+
+    def _lease_page(self, feed: Feed, count: int, takers: list[Taker]) -> None:
+        """Lease so many, unless others wait for them; each has its taker, in order."""
+        engine = self.engine
+        engine.check()
+        with engine.lock:
+            engine.current()
+            if engine.sequencer.gates:
+                engine.require_here(feed.state.destination)
+            if feed.state.removed or engine.is_gone(feed):
+                return
+            while len(takers) < count and not feed.takers and engine.delivery.has_room(feed):
+                takers.append(Taker())
+                if not engine.delivery.lease(feed, engine.rows, takers[-1]):
+                    return
+
+    def _bodies(self, state: DestinationState, leases: Sequence[Lease]) -> Iterable[bytes | None]:
+        """The records of these messages, in order; None for one that has died meanwhile."""
+        return self.engine.rows.bodies(state, [lease.place for lease in leases]) if leases else ()
+
+    def _lease(self, feed: Feed, taker: Taker, wait: bool, bring: bool = True) -> bool | None:
+        """Give the taker a message; if there is none and it wants to wait, put it behind those who wait already. None
+        if its queue is to be looked up anew. After `check`."""
+        engine = self.engine
+        engine.settle()
+        with engine.lock:
+            engine.current()
+            delivery, rows = engine.delivery, engine.rows
+            if not bring or not delivery.next_due or delivery.next_due > wall_ms():
+                if engine.sequencer.gates:
+                    engine.require_here(feed.state.destination)
+                if engine.is_gone(feed):
+                    raise unknown(feed.state.destination, feed.key or ("", ""))
+                if feed.state.removed:
+                    return None
+                delivery.require_room(feed)
+                if not feed.takers and delivery.lease(feed, rows, taker):
+                    return True
+                if wait and engine.catalog.current(feed.state) is not feed.state:
+                    return None  # it was dropped, and is there anew
+                if wait:
+                    taker.prepare()
+                    feed.takers[taker] = None
+                if feed.takers:  # those who came before get theirs first
+                    engine.hand_over(feed)
+                    return taker.lease is not None or (not wait and delivery.lease(feed, rows, taker))
+                return False
+        engine.waiting.bring()  # is written, so not under the lock
+        return self._lease(feed, taker, wait, bring=False)
+
+    def _wait(self, feed: Feed, taker: Taker, deadline: float | None) -> bool | None:
+        """Until the taker has a message; False when the time (monotonic, in seconds) is over, None if its queue was
+        removed, and is to be looked up anew."""
+        engine = self.engine
+        if taker not in feed.takers and taker.lease is None:
+            return False
+        try:
+            while True:
+                left = None if deadline is None else deadline - time.monotonic()
+                over = left is not None and left <= 0
+                if not over:
+                    short = feed.passed_at and (left is None or left > CLOCK_SECONDS)
+                    taker.wait(CLOCK_SECONDS if short else left)
+                engine.check()
+                with engine.lock:
+                    if taker.lease is None:
+                        engine.current()
+                        if engine.sequencer.gates:
+                            engine.require_here(feed.state.destination)
+                        if engine.is_gone(feed):
+                            raise unknown(feed.state.destination, feed.key or ("", ""))
+                        if feed.state.removed:
+                            return None
+                        engine.hand_over(feed)
+                    if taker.lease is not None:
+                        return True
+                    if over:
+                        feed.takers.pop(taker, None)  # under the lock: nobody gives it anything from now on
+                        return False
+        finally:
+            feed.takers.pop(taker, None)
+            self.left(feed)
+
+    def left(self, feed: Feed) -> None:
+        """Somebody waits there no longer."""
+        engine = self.engine
+        if feed.takers:
+            feed.wake()  # who was woken and did not hand over passes it on
+        elif not feed.state.declared and not engine.closed and not engine.forked:
+            with engine.lock:
+                engine.catalog.drop(feed.state)
+
+    def cancel(self, feed: Feed, taker: Taker) -> None:
+        """It waits no longer, and what it was given is free again. In a store that has stopped nobody holds anything.
+        Idempotent."""
+        feed.takers.pop(taker, None)
+        if taker.lease is not None and give_back(taker.lease):
+            taker.lease = None
+        with suppress(AnabranchError, RuntimeError):
+            engine = self.engine
+            engine.check()
+            with engine.lock:  # who was just giving it something has given it
+                if taker.lease is not None:
+                    engine.current()
+                    engine.delivery.unlease(taker.lease, engine.rows)
+                    taker.lease = None
+            feed.wake()  # who was struck may have been about to hand over to another
+
+    def read(self, lease: Lease) -> Message | None:
+        """The message; None if it has died meanwhile, or is damaged where the store salvages: that is written down, and
+        it is dead."""
+        state = lease.feeds[0].state
+        try:
+            record = self.engine.delivery.records.pop(lease.place[SEQ], None)
+            if record is not None:
+                return decode(self._store, state.destination, lease.place, record, lease)
+            for record in self.engine.rows.bodies(state, [lease.place]):
+                if record is not None:
+                    return decode(self._store, state.destination, lease.place, record, lease)
+            return None
+        except CorruptionError as error:
+            lose(self.engine, state, lease.place, error)
+        self._write(acks_of([lease]))
+        return None
+
+    def let_go(self, lease: Lease) -> None:
+        """What it holds is dead. Raises MovedError if it has moved to another store before it was read here."""
+        if give_back(lease):
+            raise MovedError(lease.gate)
+        engine = self.engine
+        engine.check()
+        with engine.lock:
+            for feed in lease.feeds:
+                if feed.held.get(lease.seq) is lease:
+                    engine.delivery.end(feed, lease.seq)
+                    engine.wake_crowd(feed.state, feed.number)
+
+    def feed(self, destination: Destination, key: SubscriptionKey | None, make: bool) -> Feed | None:
+        """What one receives from there draws from; None for a queue that is new here, unless `make`. Raises
+        DestinationError, UnknownSubscriptionError."""
+        engine = self.engine
+        if key is not None:
+            return self.subscription(destination, key).feed
+        if destination.kind is Kind.TOPIC:
+            raise DestinationError(f"{destination} is a topic: receive for one of its subscriptions; say which")
+        state = engine.catalog.destinations.get(destination)
+        if state is None:
+            engine.require_here(destination)
+            if not make:
+                return None
+            state = engine.catalog.state(destination)
+        return state.feed
+
+    def subscription(self, topic: Destination, key: SubscriptionKey) -> SubscriptionState:
+        """With all that has returned. Raises DestinationError, UnknownSubscriptionError."""
+        require_topic(topic)
+        engine = self.engine
+        state = engine.catalog.destinations.get(topic)
+        subscriber = state.subscriptions.get(key) if state is not None and not engine.unsubscribing else None
+        if subscriber is None:
+            subscriber = engine.asked(lambda: self._subscription(topic, key))
+        if subscriber is None:
+            engine.require_here(topic)
+            raise unknown(topic, key)
+        return subscriber
+
+    def _subscription(self, topic: Destination, key: SubscriptionKey) -> SubscriptionState | None:
+        state = self.engine.catalog.destinations.get(topic)
+        return state.subscriptions.get(key) if state is not None else None
+
+    def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
+        engine = self.engine
+        taken: list[tuple[Lease, str]] = []
+        undelivered: list[Undelivered] = []
+        engine.check()
+        try:
+            more = True
+            while more and len(taken) < limit:
+                engine.check()
+                with engine.lock:
+                    engine.current()
+                    more = engine.delivery.take_undelivered(limit, engine.rows, taken)
+                if any(lease.feeds[0].state.is_map for lease, _ in taken):
+                    more |= len(taken) == limit
+                    self._remove_values(taken)
+            for lease, reason in taken:
+                try:
+                    message = self.read(lease)
+                except CorruptionError as error:  # others go on
+                    log.error("store %s: %s", engine.name, error)
+                    if not is_damage(error):
+                        self.give_back(lease)
+                    continue
+                if message is not None:
+                    undelivered.append(Undelivered(message, reason))
+                else:
+                    self.let_go(lease)
+            return undelivered
+        except BaseException:
+            for lease, _ in taken:  # the caller knows of none of them
+                self.give_back(lease)
+            raise
+
+    def _remove_values(self, taken: list[tuple[Lease, str]]) -> None:
+        """What has expired of maps goes at once, and is nobody's dead letter. Leaves the others in `taken`."""
+        values = [lease for lease, _ in taken if lease.feeds[0].state.is_map]
+        self._write(acks_of(values))
+        taken[:] = [one for one in taken if not one[0].feeds[0].state.is_map]
+
+    def listen(
+        self,
+        destination: Destination,
+        on_message: Callable[[Message], object],
+        credit: int = 1,
+        subscription: SubscriptionKey | None = None,
+        on_end: Callable[[Exception], object] | None = None,
+        seconds: float | None = None,
+    ) -> Listener:
+        require_credit(credit)
+        self.hand_out.check(seconds)
+        self.engine.ensure_usable()
+        while True:
+            feed = self.feed(destination, subscription, make=True)
+            assert feed is not None
+            listener = Listener(self, feed, on_message, credit, on_end, seconds)
+            try:
+                listener.start()
+                if self.engine.catalog.current(feed.state) is feed.state:
+                    listener.wake()
+                    return listener
+            except BaseException:
+                listener.close()
+                raise
+            listener.close()  # its queue was dropped, and is there anew
+
+    def release(self, message: Message, reason: BaseException) -> None:
+        """For who was handed it and raised: unless it is settled already, or the store has stopped."""
+        with suppress(AnabranchError):
+            self._store.release([message], reason=reason)
+
+    def give_back(self, lease: Lease) -> None:
+        """It is free again, at its old place; in a store that has stopped nobody holds anything."""
+        if give_back(lease):
+            return
+        with suppress(AnabranchError, RuntimeError):
+            engine = self.engine
+            engine.check()
+            with engine.lock:
+                engine.current()
+                engine.delivery.unlease(lease, engine.rows)
+
+    def browse(
+        self,
+        destination: Destination,
+        limit: int | None = None,
+        after: int | Message = 0,
+        subscription: SubscriptionKey | None = None,
+    ) -> Iterator[Message]:
+        priorities = self.engine.backend.settings.priorities
+        if isinstance(after, Message):
+            position = (order_of(after.priority, priorities), after.seq)
+        elif after and priorities:
+            raise ValueError(
+                f"store {self.engine.name!r} orders by priority: the seq {after} is no place in its order; give the "
+                "message"
+            )
+        else:
+            position = (0, after)
+        return self._browse(destination, limit, position, subscription)
+
+    def _browse(
+        self,
+        destination: Destination,
+        limit: int | None,
+        after: Position | None,
+        key: SubscriptionKey | None,
+    ) -> Iterator[Message]:
+        engine = self.engine
+        engine.ensure_usable()
+        engine.settle()
+        subscriber = None if key is None else self.subscription(destination, key)
+        state = engine.catalog.destinations.get(destination)
+        if state is None:
+            engine.require_here(destination)
+        left = limit if limit is not None else -1
+        while state is not None and after is not None and left != 0:
+            engine.check()
+            with engine.lock:
+                engine.current()
+                if state.removed or (subscriber is not None and engine.is_gone(subscriber.feed)):
+                    engine.require_here(destination)
+                    return
+                places, after = self._page(state, subscriber, after, PAGE if left < 0 else min(PAGE, left))
+            if not places:
+                continue
+            for place, record in zip(places, readable(self.engine, state, places), strict=True):
+                if record is None or (subscriber is not None and not self._lives(state, subscriber, place)):
+                    continue
+                message = decode(self._store, destination, place, record, None)
+                message.subscription = key
+                yield message
+                left -= 1
+
+    def _page(
+        self, state: DestinationState, subscriber: SubscriptionState | None, after: Position, count: int
+    ) -> tuple[Sequence[Place], Position | None]:
+        """The next messages in order, and the position to go on behind; None at the end."""
+        rows = self.engine.rows
+        if not self.engine.backend.settings.priorities:
+            found = rows.rows(state, subscriber, ALSO_WAITING, after[1], count)
+            return found, found[-1][:2] if found else None
+        places: list[Place] = []
+        for _ in range(PAGE):  # orders, of which there may be many with nothing for this subscription
+            order = rows.next_order(state, subscriber, ALSO_WAITING + after[0]) if after[0] <= ORDER_MAX else None
+            if order is None:
+                return places, places[-1][:2] if places else None
+            order -= ALSO_WAITING
+            behind = after[1] if order == after[0] else 0
+            places += rows.rows(state, subscriber, ALSO_WAITING + order, behind, count - len(places))
+            if len(places) == count:
+                return places, places[-1][:2]
+            after = (order + 1, 0)
+        return places, after
+
+    def _lives(self, state: DestinationState, subscriber: SubscriptionState, place: Place) -> bool:
+        """Whether the subscription has yet to ack it, with all that has returned."""
+        engine = self.engine
+        engine.check()
+        with engine.lock:
+            engine.current()
+            return engine.rows.row(state, subscriber, place[SEQ], place[ORDER]) is not None

@@ -1,0 +1,473 @@
+"""What goes into a store: messages and changes as tickets, and the room they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ....policies.errors import AnabranchError, OutcomeUnknownError, StoreFullError
+from ....policies.names.destination import Destination
+from ...system.acceleration import inner_loop
+from ...system.background import shared
+from ...system.conditions import Promise
+from .. import store_types
+from ..engine.engine import APPLY_AT, Engine
+from ..engine.writers import Writer
+from ..features.quotas.reserving import Limits
+from ..features.transient.messages import Nonpersistent
+from ..messages import DEFAULT_PRIORITY, DROPPED, Headers, Outgoing, Receipt, require_time
+from ..operations.changes import SMALL_BYTES, Change, Send, SendMany, VolatileChange, acks_of
+from ..operations.destination_changes import Subscribe, Unsubscribe
+from ..operations.tickets import Ticket
+from ..record.encoding import HEAD, encode, encode_outgoing
+from ..record.large import StoredBody
+from ..record.place import order_of
+from ..state.limits import Grant, cancel, release
+from ..state.priorities import FETCH
+from ..state.states import DestinationState
+from .subscriptions import checked
+
+Sent = Send | SendMany | VolatileChange
+
+CHUNK: Final = 512
+"""Messages of a send of many that are made at once: Ctrl-C may have to wait for so many."""
+
+
+class WaitingFuture(Promise[Receipt]):
+    """Of a send that may have to wait for room, so that its destination may have moved to another store before."""
+
+
+class Sending:
+    """Of one store that is open. Threads: all."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        writer: Writer,
+        directory: Path,
+        file_mode: int | None,
+        index_directory: Path | None = None,
+    ) -> None:
+        """`directory` is the store's, `file_mode` that of new files in it."""
+        self._engine, self._writer = engine, writer
+        self._directory, self._file_mode = directory, file_mode
+        self._settings = settings = engine.backend.settings
+        self._keeper = Keeper(None if engine.backend.volatile else self._nonpersistent, engine.bodies.outgoing)
+        self.looker = self._keeper._replace(kept=engine.bodies.looked_at)
+        """Of messages that are looked at before they are sent."""
+        self.limits = engine.limits = Limits(engine, directory, index_directory)
+        self._takes_many = engine.backend.takes_many and not settings.priorities and not self.limits.yields
+        self.limited = engine.limited = self.limits.limited
+        """Whether it has limits at all: then what is sent goes by `send_limited`."""
+        self._postpones = engine.backend.postpones
+
+    # Tickets
+
+    def ticket(
+        self,
+        destination: Destination,
+        body: bytes,
+        headers: Headers | None,
+        message_id: str | None,
+        sync: bool | None,
+        priority: int,
+        expires_at_ms: int,
+    ) -> Ticket:
+        """Of one message. Raises what Store.send raises before anything is queued."""
+        settings = self._settings
+        record, name = encode(
+            destination, body, headers, message_id, settings.message_bytes_max, priority, expires_at_ms
+        )
+        state = self._engine.catalog.destinations.get(destination) or self.state(destination)
+        order = order_of(priority, True) if settings.priorities else 0
+        send = Send(state, record, name, order, expires_at_ms)
+        self._engine.sends += 1
+        return Ticket((send,), send.size, sync or False)
+
+    def wait_until(self, ticket: Ticket, due: int) -> None:
+        """Its one message is not delivered before this time (ms). Raises TypeError, ValueError, ConfigError."""
+        require_time("deliver_at_ms", due)
+        self._engine.waiting.require()
+        (send,) = ticket.content
+        assert type(send) is Send
+        send.wait_until(due)
+        ticket.size = send.size
+
+    def state(self, destination: Destination) -> DestinationState:
+        """Made if it is new here. Raises as `require_here`."""
+        state = self._engine.catalog.destinations.get(destination)
+        self._engine.ensure_usable() if state is not None else self._engine.require_here(destination)
+        return state or self._engine.catalog.state(destination)
+
+    def sends(
+        self, sends: Sequence[tuple[Destination, Outgoing]], keeper: Keeper | None = None
+    ) -> list[Send | VolatileChange]:
+        """Of a transaction. Raises likewise. `keeper`: of what is not to be queued yet."""
+        keeper = keeper or self._keeper
+        limit, priorities = self._settings.message_bytes_max, self._settings.priorities
+        there = self._engine.catalog.destinations
+        made = [
+            new_send(there.get(destination) or self.state(destination), message, limit, priorities, keeper)
+            for destination, message in sends
+        ]
+        if not self._postpones:
+            require_known(self._engine, made)
+        return made
+
+    def _nonpersistent(self) -> Nonpersistent:
+        """What takes messages that are not persistent."""
+        return self._engine.nonpersistent or self._engine.make_nonpersistent(self._directory, self._file_mode)
+
+    def change(self, change: store_types.Change) -> Subscribe | Unsubscribe:
+        """What a transaction, or a caller, does to a subscription. Raises DestinationError, TypeError,
+        SubscriptionError."""
+        subscription = checked(change.subscription)
+        state = self.state(subscription.topic)
+        if not change.subscribe:
+            return Unsubscribe(state, subscription.key)
+        plain = subscription._replace(no_local=bool(subscription.no_local))
+        return Subscribe(state, self._engine.catalog.next_number(), plain, change.retroactive)
+
+    # Writing
+
+    def write(
+        self,
+        changes: Sequence[Change],
+        sync: bool = False,
+        unsynced: bool = False,
+        reservation: Grant | None = None,
+        moves: bool = False,
+    ) -> list[Any]:
+        """Until the changes are written, together, in the room that is reserved for them. Returns what comes of
+        each. `moves`: no gate keeps them out."""
+        ticket = Ticket(changes, sum([change.size for change in changes]), sync, unsynced)
+        if moves:
+            ticket.moves = True
+        if reservation is not None:
+            ticket.held = reservation
+        try:
+            self._engine.submit(ticket)
+            return self.wait(ticket)
+        except OutcomeUnknownError:
+            if reservation is not None:
+                reservation.release_room()
+            raise
+        except AnabranchError:
+            cancel(reservation)  # the error's traceback may hold it for long
+            raise
+        except BaseException:
+            self.abandon(reservation)
+            raise
+
+    def abandon(self, grant: Grant | None) -> None:
+        """Who was given it was interrupted, be what it is for queued or not: give back what is not used, once that is
+        known. In the background."""
+        if grant is None:
+            return
+
+        def give_back() -> None:
+            with suppress(AnabranchError):
+                self._writer.flush()
+            grant.cancel()
+
+        shared().lead(give_back)
+
+    def wait(self, ticket: Ticket) -> list[Any]:
+        """Until it is done; then help to apply it if too much waits for that."""
+        outcomes = self._writer.wait(ticket)
+        if self._engine.pending_changes >= APPLY_AT:
+            self._engine.help()
+        return outcomes
+
+    def send_nowait(self, destination: Destination, ticket: Ticket) -> Future[Receipt]:
+        """The future of a ticket for one message."""
+        future: Future[Receipt] = Promise()
+        future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
+        ticket.future = (future, lambda done: Receipt(destination, *done.outcomes[0]))
+        self._writer.submit_all([ticket])
+        self._writer.proceed()
+        self._engine.help()
+        return future
+
+    def send_outgoing(self, destination: Destination, message: Outgoing, sync: bool = False) -> Receipt:
+        """As Store.send; also of one whose body is kept apart."""
+        (send,) = self.sends([(destination, message)])
+        (outcome,) = self.write([send], sync)
+        self._engine.sends += 1
+        return Receipt(destination, *outcome)
+
+    def large_ticket(self, destination: Destination, message: Outgoing, sync: bool) -> Ticket:
+        """Of one message whose body is kept apart, as `ticket`."""
+        (send,) = self.sends([(destination, message)])
+        ticket = Ticket((send,), send.size, sync)
+        self._engine.sends += 1
+        return ticket
+
+    def send_nonpersistent_nowait(self, destination: Destination, message: Outgoing) -> Future[Receipt]:
+        """Likewise: it is there on return, and the future resolves on a thread of ours."""
+        (send,) = self.sends([(destination, message)])
+        future: Future[Receipt] = Promise()
+        future.set_running_or_notify_cancel()
+        try:
+            (outcome,) = self.write([send])
+        except AnabranchError as error:
+            shared().resolve([(future, None, error)])
+        else:
+            self._engine.sends += 1
+            shared().resolve([(future, Receipt(destination, *outcome), None)])
+        return future
+
+    # Where there are limits
+
+    def send_limited(self, destination: Destination, message: Outgoing, sync: bool) -> Receipt:
+        """As Store.send, where there are limits."""
+        (send,) = self.sends([(destination, message)])
+        grant = self.limits.reserve([send])
+        return self._send_in([(destination, send)], grant, sync)[0]
+
+    def _send_in(self, sends: Sequence[tuple[Destination, Sent]], grant: Grant, sync: bool) -> list[Receipt]:
+        """Write these in the room that they were given."""
+        kept = [send for at, (_, send) in enumerate(sends) if at not in grant.dropped]
+        outcomes: Iterator[tuple[int, bool]] = iter(())
+        if kept:
+            outcomes = iter(self.write([*kept, *acks_of(grant.victims)], sync, reservation=grant))
+        self._engine.sends += len(kept)
+        if grant.dropped:
+            self.limits.dropped.new(sends[at][0] for at in grant.dropped)
+        return [
+            Receipt(destination, DROPPED) if at in grant.dropped else Receipt(destination, *next(outcomes))
+            for at, (destination, _) in enumerate(sends)
+        ]
+
+    def send_limited_nowait(self, destination: Destination, message: Outgoing, sync: bool) -> Future[Receipt]:
+        """As Store.send_nowait, likewise. What has to wait for room keeps its order."""
+        (send,) = self.sends([(destination, message)])
+        future: Future[Receipt] = WaitingFuture()
+        future.set_running_or_notify_cancel()
+
+        def submit(grant: Grant, error: AnabranchError | None) -> None:
+            if error is not None:
+                grant.cancel()
+                shared().resolve([(future, None, error)])
+                return
+            if grant.dropped:
+                self.limits.dropped.new([destination])
+                shared().resolve([(future, Receipt(destination, DROPPED), None)])
+                return
+            changes: list[Change] = [send, *acks_of(grant.victims)]
+            ticket = Ticket(changes, sum(change.size for change in changes), sync)
+            ticket.held = grant
+            ticket.future = (future, lambda done: Receipt(destination, *done.outcomes[0]))
+            try:
+                self._engine.submit(ticket)
+            except (AnabranchError, RuntimeError) as refused:
+                grant.cancel()
+                shared().resolve([(future, None, refused)])
+                return
+            except BaseException:
+                self.abandon(grant)
+                raise
+            self._engine.sends += 1
+            self._writer.proceed()
+            self._engine.help()
+
+        self.limits.reserve_nowait(send, submit)
+        return future
+
+    def _send_many_limited(
+        self, destination: Destination, sends: Sequence[Sent], sync: bool, done: list[Receipt]
+    ) -> None:
+        """As many at once as there is room for; where there is none for the next one, that is what the limits say."""
+        at, count = 0, CHUNK
+        while at < len(sends):
+            some, _ = next(self._parts(sends[at : at + count]))
+            try:
+                grant = self.limits.reserve(some, wait=len(some) == 1)
+            except StoreFullError:
+                if len(some) == 1:
+                    raise
+                count = (len(some) + 1) // 2
+                continue
+            done += self._send_in([(destination, send) for send in some], grant, sync)
+            at, count = at + len(some), min(2 * count, CHUNK)
+
+    def send_many(
+        self,
+        destination: Destination,
+        messages: Iterable[Outgoing | bytes],
+        sync: bool | None = None,
+        done: list[Receipt] | None = None,
+    ) -> list[Receipt]:
+        """As Store.send_many."""
+        engine = self._engine
+        engine.ensure_usable()
+        done = [] if done is None else done
+        state = engine.catalog.state(destination)
+        messages = tuple(messages)
+        takes_many = self._takes_many and len(messages) > FETCH and not state.is_topic
+        sends = (takes_many and self._many(state, messages)) or self._each(state, messages)
+        if self.limits.yields:
+            self._send_many_limited(destination, sends, bool(sync), done)
+            return done
+        if engine.nonpersistent is not None and VolatileChange in map(type, sends):
+            self._send_mixed(destination, sends, bool(sync), done)
+            return done
+        parts = list(self._parts(sends))
+        tickets = [Ticket(part, size, bool(sync)) for part, size in parts]
+        for ticket, then in pairwise(tickets):
+            ticket.then = then
+        if self.limited:
+            grants = self.limits.reserve_all([part for part, _ in parts])
+            for ticket in reversed(tickets):
+                ticket.held = grants.pop()  # the traceback of an error shall hold none
+        self._writer.submit_all(tickets)
+        engine.sends += len(messages)
+        for ticket, (part, _) in zip(tickets, parts, strict=True):
+            outcomes, first = self.wait(ticket), part[0]
+            if type(first) is SendMany:
+                done += receipts_from(destination, outcomes[0], len(first))
+            else:
+                done += receipts(destination, outcomes)
+        return done
+
+    def _each(self, state: DestinationState, messages: Sequence[Outgoing | bytes]) -> list[Sent]:
+        """What is wrong with one refuses all."""
+        settings, rest = self._settings, iter(messages)
+        sends: list[Sent] = []
+        while some := new_sends(
+            state, islice(rest, CHUNK), settings.message_bytes_max, settings.priorities, self._keeper
+        ):
+            sends += some
+        if not self._postpones:
+            require_known(self._engine, sends)
+        return sends
+
+    def _many(self, state: DestinationState, messages: tuple[Any, ...]) -> list[Sent]:
+        """The same in parts as large as a ticket may be; none if one of them is not a body alone, or too large."""
+        settings, first = self._settings, 0
+        head, _ = encode(state.destination, b"", None, None, 0)
+        parts: list[Sent] = []
+        while first < len(messages):
+            count, size = plain_bodies(messages, first, settings.message_bytes_max, settings.ticket_bytes_max)
+            if not count:
+                return []
+            parts.append(SendMany(state, head, messages[first : first + count], size))
+            first += count
+        return parts
+
+    def _send_mixed(self, destination: Destination, sends: Sequence[Sent], sync: bool, done: list[Receipt]) -> None:
+        """Many of which some are not persistent: not all at once, since these are put in under the store's lock."""
+        chunks = [sends[start : start + CHUNK] for start in range(0, len(sends), CHUNK)]
+        parts = [part for chunk in chunks for part, _ in self._parts(chunk)]
+        grants = self.limits.reserve_all(parts) if self.limited else [None] * len(parts)
+        try:
+            for part, grant in zip(parts, grants, strict=True):
+                done += receipts(destination, self.write(part, sync, reservation=grant))
+                self._engine.sends += len(part)
+        finally:
+            for grant in grants:
+                release(grant)
+
+    def _parts(self, sends: Sequence[Sent]) -> Iterator[tuple[Sequence[Sent], int]]:
+        """As large as a ticket may be, each with its size."""
+        size_max = self._settings.ticket_bytes_max
+        first = size = 0
+        for position, send in enumerate(sends):
+            if position > first and size + send.size > size_max:
+                yield sends[first:position], size
+                first, size = position, 0
+            size += send.size
+        if sends:
+            yield sends[first:], size
+
+
+class Keeper(NamedTuple):
+    """How a store keeps messages that are not persistent, and bodies that are not bytes."""
+
+    apart: Callable[[], object] | None
+    """Called before a message that is not persistent; None: such ones are kept as the others are."""
+    kept: Callable[[Outgoing], Outgoing]
+    """LargeBodies.outgoing."""
+
+
+def new_send(
+    state: DestinationState,
+    message: Outgoing | bytes,
+    limit: int,
+    priorities: bool,
+    keeper: Keeper,
+) -> Send | VolatileChange:
+    """A message of so many bytes at most, for a store that knows priorities or not. Raises what `encode` raises.
+    `keeper` is the store's."""
+    if not isinstance(message, Outgoing):
+        record, name = encode(state.destination, message, None, None, limit)
+        return Send(state, record, name, order_of(DEFAULT_PRIORITY, priorities), 0)
+    plain = type(message.body) is bytes and not message.deliver_at_ms
+    if not plain:
+        message = keeper.kept(message)
+    record, name = encode_outgoing(state.destination, message, limit)
+    order = order_of(message.priority, True) if priorities else 0
+    send = Send(state, record, name, order, message.expires_at_ms)
+    if not plain:
+        _set_aside(send, message)
+    if message.persistent or keeper.apart is None:
+        return send
+    keeper.apart()
+    return VolatileChange(send)
+
+
+def _set_aside(send: Send, message: Outgoing) -> None:
+    """Say of a message what is kept beside its record."""
+    if isinstance(message.body, StoredBody):
+        send.large = message.body
+    if message.deliver_at_ms:
+        require_time("deliver_at_ms", message.deliver_at_ms)
+        send.wait_until(message.deliver_at_ms)
+
+
+def require_known(engine: Engine, sends: Iterable[Sent]) -> None:
+    """Raise ConfigError if one of them waits, in a store that knows no such messages."""
+    if not engine.backend.postpones and any(type(send) is Send and send.deliver_at_ms for send in sends):
+        engine.waiting.require()
+
+
+@inner_loop
+def new_sends(
+    state: DestinationState,
+    messages: Iterable[Outgoing | bytes],
+    limit: int,
+    priorities: bool,
+    keeper: Keeper,
+) -> list[Send | VolatileChange]:
+    """The same of many."""
+    return [new_send(state, message, limit, priorities, keeper) for message in messages]
+
+
+@inner_loop
+def plain_bodies(messages: tuple[Any, ...], first: int, limit: int, size_max: int) -> tuple[int, int]:
+    """How many messages from this one on are bodies alone, of so many bytes at most, and take at most `size_max`
+    together when they are written; one may take more. And the bytes of their records."""
+    count = size = 0
+    for body in islice(messages, first, None):
+        record_bytes = HEAD.size + len(body) if type(body) is bytes and len(body) <= limit else 0
+        if not record_bytes or (count and size + record_bytes + SMALL_BYTES * (count + 1) > size_max):
+            break
+        count += 1
+        size += record_bytes
+    return count, size
+
+
+@inner_loop
+def receipts_from(destination: Destination, first: int, count: int) -> list[Receipt]:
+    """What is returned for so many messages with seqs from this one on."""
+    return [Receipt(destination, seq) for seq in range(first, first + count)]
+
+
+@inner_loop
+def receipts(destination: Destination, outcomes: Sequence[tuple[int, bool]]) -> list[Receipt]:
+    """What is returned for sends that were planned so."""
+    return [Receipt(destination, *outcome) for outcome in outcomes]

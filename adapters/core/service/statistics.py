@@ -1,0 +1,131 @@
+"""What a store says of itself: how many messages are where, and what it has done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from ....policies.errors import CorruptionError, StoreFailedError
+from ....policies.names.destination import Destination
+from ..engine.engine import Engine
+from ..engine.pending_counts import Counted, PendingCounts
+from ..record.encoding import sent_at_ms
+from ..state.leases import Feed, Lease
+from ..state.states import SubscriptionState
+from ..state.sweep import wall_ms
+from ..store_types import Counts, StoreStats, SubscriptionKey
+from .receiving import Receiving
+
+
+class Statistics:
+    """Of one store that is open. Threads: all."""
+
+    def __init__(self, engine: Engine, receiving: Receiving) -> None:
+        self._engine, self._receiving = engine, receiving
+
+    def depth(self, destination: Destination, key: SubscriptionKey | None) -> int:
+        """As Store.depth."""
+        state = self._state(destination, key)
+        return self._engine.counted(lambda pending: pending.of(state) if state is not None else 0, state)
+
+    def counts(self, destination: Destination, key: SubscriptionKey | None) -> Counts:
+        """As Store.counts."""
+        state = self._state(destination, key)
+        counts = self._engine.counted(
+            lambda pending: self._counts(state, pending) if state is not None else Counts(0, 0), state
+        )
+        if state is None or not counts.ready or self._engine.counts_stand:
+            return counts  # where they stand, whoever wants more would wait for a disk
+        counts.oldest_ready_seconds = self._oldest_ready(state)
+        return counts
+
+    def _oldest_ready(self, state: Counted) -> float | None:
+        """The age of what is received next; None if nothing is, or it cannot be read."""
+        feeds = (state.feed,) if isinstance(state, SubscriptionState) else tuple(state.feeds())
+        sent = [found for feed in feeds if (found := self._first_sent_at(feed)) is not None]
+        return max(wall_ms() - min(sent), 0) / 1000 if sent else None
+
+    def _first_sent_at(self, feed: Feed) -> int | None:
+        """When the first message was sent that nobody holds (ms)."""
+        engine = self._engine
+        while (place := engine.asked(lambda: engine.delivery.first(feed, engine.rows))) is not None:
+            with suppress(CorruptionError):  # told by who receives it
+                for record in engine.rows.bodies(feed.state, [place]):
+                    if record is not None:
+                        return sent_at_ms(record)
+                continue  # it has died meanwhile
+            return None
+        return None
+
+    def _state(self, destination: Destination, key: SubscriptionKey | None) -> Counted | None:
+        if key is not None:
+            return self._receiving.subscription(destination, key)
+        state = self._engine.catalog.destinations.get(destination)
+        if state is None:
+            self._engine.require_here(destination)
+        return state
+
+    def _counts(self, state: Counted, pending: PendingCounts) -> Counts:
+        feeds = (state.feed,) if isinstance(state, SubscriptionState) else state.feeds()
+        held, leased = pending.of(state), sum(len(feed.held) for feed in feeds)
+        delayed = state.total_delayed
+        return Counts(max(held - leased - delayed, 0), leased, delayed, state.expired)
+
+    def count_expired(self, leases: Iterable[Lease]) -> None:
+        """What they held is gone, for its time was over."""
+        with self._engine.lock:
+            for lease in leases:
+                lease.feeds[0].state.expired += 1
+                for feed in lease.feeds:
+                    if feed.subscription is not None:
+                        feed.subscription.expired += 1
+
+    def of_store(self) -> StoreStats:
+        """As Store.stats."""
+        engine = self._engine
+        if engine.failed is None:
+            try:
+                return engine.counted(self._of_store)
+            except StoreFailedError:
+                pass  # it has just failed
+        with engine.lock:
+            return self._of_store(engine.pending_counts())
+
+    def _of_store(self, pending: PendingCounts) -> StoreStats:
+        engine = self._engine
+        counts = {state: pending.of(state) for state in engine.catalog.declared()}
+        backend = engine.backend.stats()
+        volatile = engine.nonpersistent
+        return StoreStats(
+            name=engine.name,
+            kind=engine.backend.kind,
+            messages=sum(counts.values()),
+            destinations={state.destination: count for state, count in counts.items()},
+            leased=sum(len(feed.held) for feed in engine.catalog.feeds()),
+            sends=engine.sends,
+            acks=engine.acks,
+            syncs=backend.syncs,
+            batches=engine.batches,
+            journal_bytes=backend.journal_bytes,
+            index_bytes=backend.index_bytes,
+            capacity_bytes=backend.capacity_bytes,
+            pool_bytes=backend.pool_bytes,
+            segments=backend.segments,
+            live_percent=backend.live_percent,
+            compactions=backend.compactions,
+            failed=str(engine.failed) if engine.failed is not None else None,
+            subscriptions={
+                subscriber.subscription: pending.of(subscriber)
+                for state in counts
+                for subscriber in state.subscriptions.values()
+            },
+            memory_bytes=backend.memory_bytes + (volatile.memory_bytes if volatile is not None else 0),
+            swap_bytes=backend.swap_bytes + (volatile.swap_bytes if volatile is not None else 0),
+            dropped=engine.sequencer.dropped
+            + (volatile.dropped if volatile is not None else 0)
+            + (engine.limits.dropped.count if engine.limited else 0),
+            waiting=sum(feed.waiting for feed in engine.catalog.feeds()),
+            large_messages=engine.bodies.messages,
+            large_bytes=engine.bodies.bytes,
+            delayed=sum(state.total_delayed for state in counts),
+        )

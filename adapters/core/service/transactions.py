@@ -1,0 +1,434 @@
+"""A store's part in transactions: its own commit, and what the router's coordinator asks of a participant (rules T1,
+T2, X6)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ....policies.errors import AnabranchError, ClosedError, CorruptionError, DestinationError, OutcomeUnknownError
+from ....policies.names.destination import Destination
+from ...system.background import shared
+from .. import store_types
+from ..engine.engine import Engine
+from ..engine.writers import Writer
+from ..features.quotas.dropping import Dropped
+from ..features.scheduled import postponements
+from ..features.transient.messages import Nonpersistent, give_back_room
+from ..messages import DROPPED, Message, Outgoing, Receipt
+from ..operations.branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
+from ..operations.changes import Change, Send, acks_of, returned_of, sent
+from ..operations.tickets import Ticket
+from ..record.large import body_size
+from ..record.place import DELIVERIES, OWN
+from ..state.leases import CLAIMED, LEAVING, Lease
+from ..state.limits import Grant, NoRoomYetError, cancel
+from ..store_types import Done, Pending, Prepared
+from .sending import Sending
+from .settling import Settling
+
+if TYPE_CHECKING:
+    from ..messages import MessageStore
+
+T = TypeVar("T")
+
+
+class Transactions:
+    """Of one store that is open. Threads: all."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        engine: Engine,
+        writer: Writer,
+        sending: Sending,
+        settling: Settling,
+        sync: Callable[[], object],
+    ) -> None:
+        self._sync = sync
+        self._store, self._engine, self._writer, self._sending, self._settling = (
+            store, engine, writer, sending, settling,
+        )  # fmt: skip
+        self._backend = engine.backend
+
+    # Its own commit
+
+    def commit(
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool | None,
+        changes: Sequence[store_types.Change],
+    ) -> list[Receipt]:
+        first, grant = self._first(sends, acks, changes)
+        try:
+            outcomes = self._settling.ack(acks, CLAIMED, first, bool(sync), grant)
+        except OutcomeUnknownError:
+            if grant is not None:
+                grant.release_room()
+            raise
+        except AnabranchError:
+            cancel(grant)  # the error's traceback may hold it for long
+            raise
+        except BaseException:
+            self._sending.abandon(grant)
+            raise
+        return self._receipts(sends, outcomes[len(changes) :], grant)
+
+    def commit_nowait(
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool | None,
+        changes: Sequence[store_types.Change],
+    ) -> Future[list[Receipt]]:
+        try:
+            first, grant = self._first(sends, acks, changes, wait=False)
+        except NoRoomYetError:
+            return shared().call(lambda: self.commit(sends, acks, sync, changes))
+        try:
+            return self._settling.ack_nowait(
+                acks, CLAIMED, first, bool(sync), grant,
+                lambda outcomes: self._receipts(sends, outcomes[len(changes) :], grant),
+            )  # fmt: skip
+        except AnabranchError:
+            cancel(grant)  # as above
+            raise
+        except BaseException:
+            self._sending.abandon(grant)
+            raise
+
+    def _receipts(
+        self, sends: Sequence[tuple[Destination, Outgoing]], outcomes: Sequence[Any], grant: Grant | None
+    ) -> list[Receipt]:
+        """Of sends; acks come behind them."""
+        made = [
+            tuple.__new__(Receipt, (destination, *done))  # as its own, less a call
+            for (destination, _), done in zip(sends, outcomes, strict=False)
+        ]
+        self._engine.sends += len(made)
+        if grant is not None and grant.dropped:
+            self._tell_dropped(sends, grant)
+        return made
+
+    def _tell_dropped(self, sends: Sequence[tuple[Destination, Outgoing]], grant: Grant) -> None:
+        self._engine.sends -= len(grant.dropped)
+        self._sending.limits.dropped.new(sends[at][0] for at in grant.dropped)
+
+    def _first(
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        changes: Sequence[store_types.Change],
+        wait: bool = True,
+    ) -> tuple[list[Change], Grant | None]:
+        """What comes before the acks, and the room that it needs."""
+        self._engine.ensure_usable()
+        first: list[Change] = [self._sending.change(change) for change in changes]
+        sending: list[Change] = list(self._sending.sends(sends))
+        grant = self._reserve(sending, sends, acks, None, wait)
+        if grant is not None:
+            for at in grant.dropped:
+                sending[at] = Dropped()
+            sending += acks_of(grant.victims)
+        return [*first, *sending], grant
+
+    def reserve(
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        since: float | None,
+        wait: bool,
+    ) -> Grant | None:
+        """As Store.reserve."""
+        self._engine.ensure_usable()
+        if not self._sending.limited:
+            return None
+        return self._reserve(self._sending.sends(sends, self._sending.looker), sends, acks, since, wait)
+
+    def _reserve(
+        self,
+        sending: Sequence[Change],
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        since: float | None,
+        wait: bool,
+    ) -> Grant | None:
+        """Room for what the store holds more once these are sent and those acked."""
+        if not self._sending.limited or not sending:
+            return None
+        freed = self._freed(acks) if acks else []
+        bodies = [body_size(message.body) for _, message in sends] if freed else ()
+        return self._sending.limits.reserve(sending, freed, bodies, since, wait)
+
+    def _freed(self, acks: Sequence[Message]) -> list[Message]:
+        """Those of which nothing is left once they are acked; of a topic's, those that nobody else has yet to ack."""
+        freed, topics = [], []
+        for message in dict.fromkeys(acks):
+            lease = message._note
+            if type(lease) is Lease and (lease.whole or not lease.feeds[0].state.is_topic):
+                freed.append(message)
+            elif type(lease) is Lease:
+                topics.append((message, lease))
+        if topics:
+            engine = self._engine
+            freed += engine.asked(lambda: [
+                message for message, lease in topics if len(engine.rows.unacked(lease.feeds[0].state, lease.seq)) == 1
+            ])  # fmt: skip
+        return freed
+
+    # Over several stores
+
+    def load(self, prepared: Sequence[tuple[bytes, bytes]]) -> None:
+        """At open: branches that wait for their outcome, by transaction and payload. What they ack is claimed before
+        anybody can receive. Raises CorruptionError."""
+        for transaction, payload in prepared:
+            try:
+                branch = self._restored(transaction, payload)
+            except (ValueError, IndexError, struct.error, DestinationError) as error:  # DecodeError is a ValueError
+                reason = f"the prepared transaction {transaction.hex()} does not read: {error}"
+                where = f"store {self._engine.name!r}"
+                raise CorruptionError(where, 0, reason, "restore it from a backup") from None
+            self._engine.sequencer.prepared[transaction] = branch
+
+    def put(self, transaction: bytes, payload: bytes) -> None:
+        """What is prepared under this transaction is this from now on; without a payload, nothing. Durable on return.
+        Between the two there is neither: as copying.py has it, nobody else uses the store. Idempotent."""
+        branch = self._engine.sequencer.prepared.get(transaction)
+        if branch is not None:
+            if payload_of(branch.participants, branch.changes) == payload:  # a backend may have let go of its bytes
+                return
+            self._backend.before_outcome(branch, False)  # `returned` is empty: no delivery counts
+            self._step(Rollback(branch), bool, unsynced=True).wait()
+        if payload:
+            branch = self._engine.asked(lambda: self._restored(transaction, payload))
+            self._backend.stage(branch)
+            self._step(Prepare(branch), bool).wait()
+        self._sync()
+
+    def _restored(self, transaction: bytes, payload: bytes) -> Branch:
+        """Raises what decoding raises."""
+        branch = branch_of(transaction, payload, self._engine.catalog, self._backend.settings.priorities)
+        self._engine.bodies.attach(branch)
+        self._claim_again(branch)
+        if self._sending.limited:
+            whole = [ack for ack in branch.acks if not ack.state.is_topic or not ack.number]
+            branch.reservation = self._sending.limits.hold(branch.sends, whole)
+            branch.reservation.victims = [*branch.victims]  # counted as dropped once they go
+        branch.promise = self._promise(branch)
+        return branch
+
+    def _claim_again(self, branch: Branch) -> None:
+        """What it acks is claimed before anybody can receive (rule T10)."""
+        leases: list[Lease] = []
+        victims: list[Lease] = []
+        for ack in branch.acks:
+            feeds = [
+                feed for feed in ack.state.feeds(ack.number)
+                if self._backend.row(ack.state, feed.subscription, ack.seq) is not None
+            ]  # fmt: skip
+            if feeds:  # else its subscription or destination was removed in spite of it
+                place = self._backend.row(ack.state, feeds[0].subscription, ack.seq)
+                assert place is not None
+                ack.place = place
+                whole = ack.state.is_topic and not ack.number
+                if self._backend.settings.count_on_receive and place[DELIVERIES] and not whole and not ack.drops:
+                    place = (*place[:DELIVERIES], place[DELIVERIES] - 1, place[OWN])  # this delivery is counted
+                lease = self._engine.delivery.claim_again(feeds, place, whole)
+                (victims if ack.drops else leases).append(lease)
+        branch.leases, branch.victims = leases, victims
+
+    def prepare(
+        self,
+        transaction: bytes,
+        participants: Sequence[bytes],
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool,
+        room: Grant | None,
+        changes: Sequence[store_types.Change],
+    ) -> Pending[None]:
+        try:
+            return self._prepare(transaction, participants, sends, acks, sync, room, changes)
+        except AnabranchError:
+            cancel(room)  # as above
+            raise
+
+    def _prepare(
+        self,
+        transaction: bytes,
+        participants: Sequence[bytes],
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool,
+        room: Grant | None,
+        changes: Sequence[store_types.Change],
+    ) -> Pending[None]:
+        engine = self._engine
+        engine.ensure_usable()
+        self._backend.require_owned()
+        first: list[Change] = [self._sending.change(change) for change in changes]
+        dropped = room.dropped if room is not None else ()
+        kept = [send for at, send in enumerate(sends) if at not in dropped] if dropped else sends
+        first += self._sending.sends(kept)
+        leases: Sequence[Lease] = ()
+        if acks:
+            leases = engine.delivery.take(self._store, acks, CLAIMED, CLAIMED)
+            first += acks_of(leases)
+        victims = [*room.victims] if room is not None else []
+        if victims:
+            for lease in victims:
+                engine.delivery.move(lease, LEAVING, CLAIMED)
+            first += acks_of(victims, drops=True)
+        volatile = engine.nonpersistent
+        alone = volatile is not None and volatile.takes(first)
+        branch = Branch(transaction, tuple(participants), first)
+        branch.reservation, branch.leases, branch.victims = room, leases, victims
+        if dropped:
+            branch.dropped = [(at, sends[at][0]) for at in sorted(dropped)]
+        if volatile is not None and alone:
+            engine.asked(lambda: volatile.prepare(branch))
+            return Done(None)
+        self._backend.stage(branch)
+        if not self._backend.volatile:  # else nobody ever reads it back
+            branch.payload = payload_of(participants, branch.changes)
+        branch.promise = self._promise(branch)
+        try:
+            step = self._step(Prepare(branch), lambda outcome: None, sync)
+        except (AnabranchError, RuntimeError):  # not so if Ctrl-C strikes: it may be queued
+            self._backend.unstage(transaction)
+            raise
+
+        def refused() -> None:
+            cancel(branch.reservation)
+            branch.reservation = None  # the error's traceback may hold the branch for long
+            give_back_room(branch.changes)
+            self._backend.unstage(transaction)
+
+        step.refused = refused
+        return step
+
+    def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
+        branch, volatile = self._prepared(transaction)
+        if branch is None:
+            return Done([])
+        engine = self._engine
+
+        def receipts(outcomes: list[Any] | None) -> list[Receipt]:
+            if outcomes is None:  # another thread had committed it before
+                return []
+            made = []
+            for change, done in zip(branch.changes, outcomes, strict=True):
+                send = change if type(change) is Send else sent(change)
+                if send is not None:
+                    made.append(Receipt(send.state.destination, *done))
+            engine.sends += len(made)
+            engine.acks += len(branch.leases)
+            for at, destination in branch.dropped:
+                made.insert(at, Receipt(destination, DROPPED))
+            if branch.dropped:
+                self._sending.limits.dropped.new(destination for _, destination in branch.dropped)
+            return made
+
+        if volatile is not None:
+            return Done(receipts(engine.asked(lambda: volatile.commit_prepared(branch))))
+        self._backend.before_outcome(branch, True)
+        return self._step(Commit(branch), receipts, unsynced=True)
+
+    def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
+        branch, volatile = self._prepared(transaction)
+        if branch is None:
+            self._backend.unstage(transaction)
+            return Done(False)
+        settings = self._backend.settings
+        branch.returned = returned_of(branch.leases)
+        if settings.redelivery is not None:
+            branch.returned += postponements(branch.leases, settings, delivered=True)
+        if branch.reservation is not None:
+            branch.reservation.victims = []  # they stay
+        if volatile is not None:
+            return Done(self._engine.asked(lambda: volatile.rollback_prepared(branch)))
+        self._backend.before_outcome(branch, False)
+
+        def rolled_back(outcome: bool) -> bool:
+            with suppress(ClosedError):  # with its leases, then
+                self._engine.asked(lambda: None)  # what it frees is free once it is applied
+            return outcome
+
+        return self._step(Rollback(branch), rolled_back, unsynced=True)
+
+    def _prepared(self, transaction: bytes) -> tuple[Branch | None, Nonpersistent | None]:
+        """The branch, if it is prepared once all that is queued is written: its prepare may have been queued by a
+        thread that was interrupted before it could wait. And what it is prepared in, if not in the backend."""
+        self._engine.ensure_usable()
+        volatile = self._engine.nonpersistent
+        if volatile is not None and transaction in volatile.prepared:
+            return volatile.prepared.get(transaction), volatile
+        prepared = self._engine.sequencer.prepared
+        if transaction not in prepared:
+            self._writer.flush()
+        return prepared.get(transaction), None
+
+    def _promise(self, branch: Branch) -> int:
+        """Bytes to keep free for its outcome, which takes at most so many. None where that is more than can be kept: on
+        a full disk such a one waits for room."""
+        size = branch.outcome_size
+        return size if size <= self._backend.settings.promise_max else 0
+
+    def _step(
+        self,
+        change: Prepare | Commit | Rollback,
+        result: Callable[[Any], T],
+        sync: bool = False,
+        unsynced: bool = False,
+    ) -> Step[T]:
+        # An outcome is `unsynced`: a durable decision stands behind it (rule T9).
+        ticket = Ticket([change], change.size, sync, unsynced)
+        if type(change) is Prepare:
+            ticket.promise = change.branch.promise
+        else:
+            # The branch lets go of its room once it is settled, the ticket once its messages are counted as held:
+            # between the two nobody else gets it, and a commit that finds the disk full leaves the branch its room.
+            ticket.held = change.branch.reservation
+        self._writer.submit(ticket)
+        return Step(self._writer, self._sending.wait, ticket, result)
+
+    def recover_prepared(self) -> Sequence[Prepared]:
+        self._engine.ensure_usable()
+        branches = list(self._engine.sequencer.prepared.values())
+        if self._engine.nonpersistent is not None:
+            branches += self._engine.nonpersistent.prepared.values()
+        return [branch.summary for branch in sorted(branches, key=lambda branch: branch.transaction)]
+
+    def forget(self, transactions: Sequence[bytes]) -> None:
+        remembered = self._engine.asked(lambda: [one for one in transactions if one in self._engine.committed])
+        if remembered:
+            self._sending.write([Forget(remembered)], unsynced=True)
+
+
+class Step(Generic[T]):
+    """A Pending: a change that is queued."""
+
+    def __init__(
+        self, writer: Writer, wait: Callable[[Ticket], list[Any]], ticket: Ticket, result: Callable[[Any], T]
+    ) -> None:
+        self._writer, self._wait, self._ticket, self._result = writer, wait, ticket, result
+        self.refused: Callable[[], None] | None = None
+        """Called once it is certain that the change has not taken effect."""
+
+    def proceed(self) -> None:
+        self._writer.proceed()
+
+    def wait(self) -> T:
+        try:
+            outcomes = self._wait(self._ticket)
+        except OutcomeUnknownError:
+            raise
+        except AnabranchError:
+            if self.refused is not None:
+                self.refused()
+            raise
+        return self._result(outcomes[0])

@@ -1,0 +1,492 @@
+"""Who holds which message, who waits for one, and which is delivered next (rule X6, invariant 2).
+
+H1  A message that nobody holds is in exactly one place: beyond the cursor of its lane, in the lane's `ready`, or in
+    `returned`, or, if it is not to be delivered any more, nowhere but in the backend (it has expired) and in
+    `_limited`, or, if it waits for its time, nowhere but in the backend (waiting.py); in a second one after an
+    interruption, or if it came back before it was fetched: `lease` gives it once.
+H2  A message that somebody holds has a Lease in its feed's `held`: LEASED by a receiver, CLAIMED by a transaction, or
+    LEAVING while its ack or its return is under way. Where its destination goes to another store it is MOVING, and
+    then MOVED, with a successor there (forwarding.py), or held as before.
+H3  Holds are memory alone: what a backend does to its own state, such as restoring an index, does not touch them.
+H4  Of those who wait the first gets what becomes free. Who is woken hands over to all whom there is something for.
+
+A topic's message is held for each subscription on its own.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Protocol
+
+from ....policies.errors import StoreFullError, UnknownMessageError
+from ..messages import EXPIRED, Message, require_leased
+from ..record.place import DELIVERIES, EXPIRES, ORDER, OWN, SEQ, Place
+from .gates import LeaseMovedError
+from .leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Feed, Lease, Taker
+from .priorities import Lanes
+from .sweep import Sweep, wall_ms
+
+if TYPE_CHECKING:
+    from ..messages import MessageStore
+    from .gates import Gate
+    from .states import DestinationState, SubscriptionState
+
+log = logging.getLogger(__name__)
+
+RETURNED_MAX: Final = 10_000
+"""Messages of a feed that wait no longer and are kept here, for the next to receive; where there are more they are
+fetched anew (invariant 10)."""
+
+CLOCK_SECONDS: Final = 1.0
+"""Who waits where a message was skipped looks at the clock so often: it may go back."""
+
+
+class Rows(Protocol):
+    """What a backend knows of the messages it holds. Asked under the store's lock."""
+
+    def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
+        """The least order from `order` on of which there may be a message, as in `rows`; None: there is none. Asked
+        only of a store with priorities. What it costs must not grow with the orders that there could be, 65,536. With
+        ALSO_WAITING added to the order, as in `rows`, that is added to what is returned."""
+
+    def rows(
+        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
+    ) -> Sequence[Place]:
+        """The first `limit` messages of this order (None: of any) by seq, from the one after seq `after`; for a
+        `subscription` those that it has yet to ack, without one all. Whether somebody holds them, or they have
+        expired, is not the backend's affair.
+
+        Those that wait for their time are not among those of an order, and cost nothing there, however many there are;
+        of any order (None), and where ALSO_WAITING is added to one, they are."""
+
+    def row(
+        self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
+    ) -> Place | None:
+        """Where one message is; None if it is dead, or acked by the subscription. `order`: its order, where the caller
+        knows it."""
+
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
+        """The feeds of the subscriptions that have yet to ack a topic's message."""
+
+    def expired(self, since: int, now: int) -> Iterable[tuple[DestinationState, Place]]:
+        """Those that expire behind `since` and by `now` (ms), in any order. Cheap if there are none. What is returned
+        is gone on with later, when the store may have changed: what has come since, or died, may be in it or not."""
+
+    def limited(self, least: int) -> Iterable[tuple[Feed, Place]]:
+        """Those that were given back so often or more often. Asked for at open and when there are many. Likewise."""
+
+    def next_due(self) -> int:
+        """When the first of those that wait is due (ms); 0: none waits. Cheap. This and the next two are for a backend
+        that `postpones`."""
+        return 0
+
+    def due(self, now: int, limit: int) -> Sequence[tuple[DestinationState, int, Place]]:
+        """The first of those that wait and are due by now (ms), of all destinations, by the time when they were due; at
+        most so many. Each with the number of the subscription that it waits for; 0: for all."""
+        return ()
+
+    def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
+        """Until when a message waits there (ms); 0: it does not. Without a subscription, of a topic's: for all."""
+        return 0
+
+
+class Added(Protocol):
+    """A message as it comes into the rows: operations' Send."""
+
+    @property
+    def state(self) -> DestinationState:
+        """Of its destination."""
+
+    @property
+    def order(self) -> int:
+        """In its store's order of priorities."""
+
+    @property
+    def seq(self) -> int:
+        """In its store."""
+
+    @property
+    def expires_at_ms(self) -> int:
+        """0: never."""
+
+    @property
+    def entitled(self) -> Sequence[SubscriptionState]:
+        """A topic's subscriptions that it is for."""
+
+
+class Delivery:
+    """Of one store. A lease's `hold`, and its time, change under `lock`; all else under the store's lock."""
+
+    def __init__(self, name: str, max_leases: int, max_deliveries: int | None = None, priorities: bool = False) -> None:
+        self._name = name
+        self._priorities = priorities
+        self._max_leases = max_leases
+        self._max_deliveries = max_deliveries
+        self.lock = threading.RLock()  # a signal handler may come back to it in the same thread
+        self._sweep = Sweep(max_deliveries)
+        self.timed = False
+        """Some leases have an end."""
+        self.mixed = False
+        """Some messages are not persistent: what lies between two seqs is not of one kind."""
+        self.next_due = 0
+        """Nothing of what waits is due before this time (ms); 0: nothing waits. See waiting.py."""
+        self.era = 1
+        """See arrivals.py."""
+        self.records: dict[int, bytes] = {}
+        """By seq: of messages that were passed on and are not applied yet, until they are received."""
+
+    # Leasing
+
+    def lease(self, feed: Feed, rows: Rows, taker: Taker) -> bool:
+        """Give `taker` the first message that nobody holds and that is to be delivered; False if there is none. All
+        that has returned is in the rows.
+
+        A message leaves its place only once it is held: Ctrl-C in between makes it seen twice here, not skipped.
+        """
+        place = self.first(feed, rows)
+        if place is None:
+            return False
+        returned = feed.returned
+        if returned and feed.returned_places.get(returned[0][1]) is place:
+            self._give(feed, place, taker)
+            heapq.heappop(returned)
+            feed.returned_places.pop(place[SEQ], None)
+        else:
+            ready = feed.first.ready or self._fetch(feed, rows)
+            assert ready
+            self._give_first(feed, ready, taker)
+        return True
+
+    def first(self, feed: Feed, rows: Rows) -> Place | None:
+        """The first message that nobody holds and that is to be delivered; it stays where it is. None if there is none.
+        All that has returned is in the rows."""
+        if feed.purging:
+            return None  # what is free is about to go
+        if feed.passed_at and wall_ms() < feed.passed_at:
+            feed.rewind()
+        held, returned = feed.held, feed.returned
+        while True:
+            ready = feed.first.ready or self._fetch(feed, rows)
+            if returned and (not ready or returned[0] < ready[0][:2]):
+                seq = returned[0][1]
+                back = feed.returned_places.get(seq)
+                # An interrupted ack of it may have been under way when it was released.
+                if (
+                    back is not None and seq not in held
+                    and rows.row(feed.state, feed.subscription, seq, back[ORDER]) is not None
+                    and self._deliverable(feed, back)
+                ):  # fmt: skip
+                    return back
+                heapq.heappop(returned)
+                feed.returned_places.pop(seq, None)
+            elif ready:
+                place = ready[0]
+                if place[SEQ] not in held and (
+                    (not place[EXPIRES] and self._max_deliveries is None) or self._deliverable(feed, place)
+                ):
+                    return place
+                ready.popleft()
+            else:
+                return None
+
+    def lease_ready(self, feed: Feed, taker: Taker) -> bool:
+        """The same where it is ready: what has returned need not be in the rows. False where that does not tell which
+        is the first. In a store with priorities nothing does: something more urgent may come."""
+        ready, held = feed.first.ready, feed.held
+        if (
+            not ready or feed.returned or feed.takers or feed.passed_at or feed.purging
+            or len(held) >= self._max_leases or (self.next_due and self.next_due <= wall_ms())
+        ):  # fmt: skip
+            return False
+        place = ready[0]
+        if place[SEQ] in held or (
+            (place[EXPIRES] or self._max_deliveries is not None) and not self._deliverable(feed, place)
+        ):
+            return False
+        self._give_first(feed, ready, taker)
+        return True
+
+    def _give_first(self, feed: Feed, ready: deque[Place], taker: Taker) -> None:
+        """Who is struck in here may be another than who is given it, and acks it: it must not be ready then."""
+        try:
+            place = ready[0]
+            taker.lease = lease = Lease((feed,), place)
+            feed.held[place[SEQ]] = lease
+            ready.popleft()
+        except BaseException:
+            feed.forget_fetched()
+            raise
+
+    def _give(self, feed: Feed, place: Place, taker: Taker) -> None:
+        taker.lease = lease = Lease((feed,), place)
+        feed.held[place[SEQ]] = lease
+
+    def _fetch(self, feed: Feed, rows: Rows) -> deque[Place] | None:
+        """What comes first of what was never delivered, looked up ahead; None if there is nothing."""
+        if not self._priorities:
+            return feed.first.fetch(feed, rows, 0, self.era)
+        lanes = feed.lanes
+        if lanes is None:
+            lanes = feed.lanes = Lanes()
+        return lanes.first(feed, rows)
+
+    def end(self, feed: Feed, seq: int) -> None:
+        """A message is dead for a subscription; others may have yet to ack it. Idempotent."""
+        lease = feed.held.get(seq)
+        if lease is not None:
+            self._sweep.may_be_expired(feed.state, lease.place)
+            feed.held.pop(seq, None)
+
+    def added(self, send: Added) -> None:
+        """A message is in the rows which expires, or whose store has priorities. May be said again."""
+        if send.expires_at_ms:
+            self.may_be_expired(send.state, (send.order, send.seq, send.expires_at_ms, 0, None))
+        if not self._priorities:
+            return
+        for feed in (
+            (send.state.feed,) if not send.state.is_topic else [subscriber.feed for subscriber in send.entitled]
+        ):
+            if feed.lanes is not None:
+                feed.lanes.add(send.order, send.seq)
+
+    def may_be_expired(self, state: DestinationState, place: Place) -> None:
+        """A message that expires is in the rows. May be said again."""
+        self._sweep.may_be_expired(state, place)
+
+    def _deliverable(self, feed: Feed, place: Place) -> bool:
+        if place[EXPIRES]:
+            now = wall_ms()
+            if place[EXPIRES] <= now:
+                feed.passed_at = max(now, feed.passed_at)
+                return False
+        if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
+            self._sweep.is_limited(feed, place)
+            return False
+        return True
+
+    def has_room(self, feed: Feed) -> bool:
+        """Whether more of its messages may be leased, as far as is applied."""
+        return len(feed.held) < self._max_leases
+
+    def require_room(self, feed: Feed) -> None:
+        """Raise StoreFullError if as many of its messages are leased as may be."""
+        if not self.has_room(feed):
+            raise StoreFullError(
+                f"{len(feed.held)} messages of {feed.state.destination} in store {self._name!r} are leased; max_leases "
+                f"is {self._max_leases}: ack or release some"
+            )
+
+    def hand_over(self, feed: Feed, rows: Rows) -> None:
+        """Give those who wait what there is for them, in the order in which they came."""
+        while feed.takers and len(feed.held) < self._max_leases:
+            try:
+                taker = next(iter(feed.takers))
+                if taker.watches:
+                    taker = next(other for other in feed.takers if not other.watches)
+            except RuntimeError:
+                continue  # another thread has just come or gone
+            except StopIteration:
+                return
+            if taker.lease is None and not self.lease(feed, rows, taker):
+                return
+            taker.wake()  # first: who is struck between the two leaves it in line, where whoever comes finds it
+            feed.takers.pop(taker, None)
+        if feed.takers:
+            feed.state.crowded[feed] = None  # its next ack makes room
+
+    # What is not delivered any more
+
+    def take_undelivered(self, limit: int, rows: Rows, taken: list[tuple[Lease, str]]) -> bool:
+        """Lease up to so many of those that are not to be delivered. Each is added to `taken` before it is leased, so
+        that who is interrupted knows which to `unlease`. Returns whether there is more to look at, after others have
+        had their turn."""
+        return self._sweep.find(rows, limit, partial(self._take_one, taken), taken)
+
+    def _take_one(self, taken: list[tuple[Lease, str]], feeds: Sequence[Feed], place: Place, reason: str) -> bool:
+        """False if there is no room for a lease, or it may be about to be purged."""
+        seq = place[SEQ]
+        if not feeds or any(seq in feed.held for feed in feeds):
+            return True
+        if any(len(feed.held) >= self._max_leases or feed.purging for feed in feeds):
+            return False
+        lease = Lease(tuple(feeds), place, LEASED, reason == EXPIRED and feeds[0].subscription is not None)
+        taken.append((lease, reason))
+        for feed in feeds:
+            feed.held[seq] = lease
+            feed.remove_fetched(seq, seq)  # else it is received there once it is dead and the clock goes back
+        return True
+
+    # Settling
+
+    def move(self, lease: Lease, before: int, after: int) -> bool:
+        """Move one from one hold to another; False if it is not held so, or its time is over."""
+        with self.lock:
+            if lease.hold != before or not lease.is_held or (self.timed and lease.is_late(monotonic())):
+                return False
+            lease.hold = after
+            return True
+
+    def take(self, store: MessageStore, messages: Sequence[Message], before: int, after: int) -> list[Lease]:
+        """Move all from one hold to another, or none. Returns their leases. Raises UnknownMessageError."""
+        taken: list[Lease] = []
+        with self.lock:
+            if self.timed and before == LEASED:
+                _require_in_time(messages)
+            for message in messages:
+                lease = message._note
+                if (
+                    type(lease) is Lease and lease.hold == before and message._store is store and message.leased
+                    and (lease.feeds[0].held.get(lease.place[SEQ]) is lease or lease.is_held)
+                ):  # fmt: skip
+                    lease.hold = after
+                    taken.append(lease)
+                    continue
+                for other in taken:
+                    other.hold = before
+                require_leased(message)
+                if type(lease) is Lease and lease.hold >= MOVING:
+                    raise LeaseMovedError(lease.gate)
+                raise UnknownMessageError(
+                    f"{message!r} is not {'leased' if before == LEASED else 'claimed'} here any more: {_why(message)}"
+                )
+        return taken
+
+    def lapse(self, lease: Lease, now: float) -> bool:
+        """If its time is over, it is LEAVING from now on; False if it is not leased, or not over."""
+        with self.lock:
+            if not lease.is_late(now):
+                return False
+            lease.time.lapsed = True
+            lease.hold = LEAVING
+            return True
+
+    def freeze(self, feeds: Iterable[Feed], gate: Gate, frozen: dict[Lease, int]) -> bool:
+        """What is held of these feeds is MOVING, and its former hold in `frozen`; False while some is LEAVING."""
+        done = True
+        with self.lock:
+            for lease in [lease for feed in feeds for lease in list(feed.held.values())]:
+                if lease.hold == LEAVING:
+                    done = False
+                elif lease.hold < MOVING:
+                    frozen[lease] = lease.hold
+                    lease.gate = gate
+                    lease.hold = MOVING
+        return done
+
+    def put_back(self, leases: Iterable[Lease], hold: int) -> None:
+        """What was LEAVING and is still there is held again: its ack has failed, or was interrupted."""
+        with self.lock:
+            for lease in leases:
+                if lease.hold == LEAVING:
+                    lease.hold = hold
+
+    def give_back(self, leases: Iterable[Lease], rows: Rows, delivered: bool) -> None:
+        """What was LEAVING is free, each at its old place; `delivered`: it counts as a delivery. All that is pending is
+        in the rows.
+
+        Who gave a message back cannot do anything with it any more, be it held again by somebody else: that is another
+        lease.
+        """
+        for lease in leases:
+            if lease.hold == LEAVING:
+                self.unlease(lease, rows, delivered)
+
+    def unlease(self, lease: Lease, rows: Rows, delivered: bool = False) -> None:
+        """The message is free, at its old place. Idempotent."""
+        lease.end = RELEASED if lease.hold == LEAVING else ROLLED_BACK
+        order, seq, expires, deliveries, _ = lease.place
+        if delivered and not lease.whole:
+            deliveries += 1
+        for feed in lease.feeds:
+            if feed.held.get(seq) is not lease:
+                continue  # the feed is gone, or it was acked for all
+            row = rows.row(feed.state, feed.subscription, seq, order)
+            if row is not None:
+                place = (order, seq, expires, deliveries if not lease.whole else row[DELIVERIES], row[OWN])
+                self._sweep.may_be_expired(feed.state, place)
+                if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
+                    self._sweep.is_limited(feed, place)
+                    feed.returned_places.pop(seq, None)  # it may have come from what was fetched, and be here, too
+                elif self.next_due and rows.until(feed.state, feed.subscription, seq):
+                    feed.returned_places.pop(seq, None)
+                else:
+                    feed.returned_places[seq] = place
+                    heapq.heappush(feed.returned, (order, seq))
+            feed.held.pop(seq, None)
+            feed.wake()
+
+    def came_due(self, feed: Feed, seq: int, rows: Rows) -> None:
+        """A message waits no longer for all or for this one: it is free, at its old place, if nobody holds it. All that
+        is applied is in the rows. Idempotent."""
+        place = rows.row(feed.state, feed.subscription, seq)
+        if place is None or seq in feed.held or rows.until(feed.state, feed.subscription, seq):
+            return
+        if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
+            self._sweep.is_limited(feed, place)
+        elif len(feed.returned) < RETURNED_MAX:
+            feed.returned_places[seq] = place
+            heapq.heappush(feed.returned, (place[ORDER], seq))
+        else:
+            self.set_back(feed, place[ORDER], seq)
+        feed.wake()
+
+    def claim_again(self, feeds: Sequence[Feed], place: Place, whole: bool) -> Lease:
+        """At open: what a prepared transaction acks is claimed, before anybody can receive (rule X6)."""
+        lease = Lease(tuple(feeds), place, CLAIMED, whole)
+        for feed in feeds:
+            feed.held[place[SEQ]] = lease
+        return lease
+
+    def gone(self, feed: Feed) -> None:
+        """The feed is no more, or all in it is dead, held or not. Idempotent."""
+        feed.forget_fetched()
+        feed.returned.clear()
+        feed.returned_places.clear()
+        if feed.subscription is not None:
+            for seq in list(feed.held):
+                self.end(feed, seq)
+        feed.held.clear()
+        self._sweep.forget(feed)
+        feed.state.crowded.pop(feed, None)
+        feed.wake_all()
+
+    def purged(self, feed: Feed, first: int, last: int) -> None:
+        """Those of its messages between these seqs that nobody held are dead. Idempotent."""
+        if self.mixed:
+            feed.rewind()
+            return
+        feed.remove_fetched(first, last)
+        feed.returned = [one for one in feed.returned if not first <= one[1] <= last]
+        heapq.heapify(feed.returned)
+        for seq in [seq for seq in feed.returned_places if first <= seq <= last]:
+            feed.returned_places.pop(seq, None)
+
+    def set_back(self, feed: Feed, order: int, seq: int) -> None:
+        """A message has come that may lie before what was fetched: it is fetched next. Idempotent."""
+        if not self._priorities:
+            feed.first.set_back(seq)
+        elif feed.lanes is not None:
+            feed.lanes.set_back(order, seq)
+
+
+def _why(message: Message) -> str:
+    lease = message._note
+    if type(lease) is not Lease:
+        return "it was not received here"
+    if lease.hold == LEAVING and type(message) is message._plain and not hasattr(lease, "end"):
+        return ACKED  # which may not be applied yet
+    return lease.how_it_ended
+
+
+def _require_in_time(messages: Iterable[Message]) -> None:
+    now = monotonic()
+    for message in messages:
+        lease = message._note
+        if type(lease) is Lease and lease.is_late(now):
+            raise UnknownMessageError(f"{message!r} is not leased here any more: {lease.time.says_it_is_over}")

@@ -1,0 +1,264 @@
+"""What somebody holds, and who waits: feeds, leases, takers. Delivery (delivery.py) has the rules."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from ..record.place import SEQ, Place
+from ..store_types import SubscriptionKey
+from .priorities import Lane, Lanes
+
+if TYPE_CHECKING:
+    from ..messages import MessageStore
+    from .gates import Gate
+    from .states import DestinationState, SubscriptionState
+
+LEASED: Final = 1
+CLAIMED: Final = 2
+LEAVING: Final = 3
+MOVING: Final = 4
+MOVED: Final = 5
+
+ACKED: Final = "it was acked"
+RELEASED: Final = "it was released"
+REJECTED: Final = "it was rejected"
+ROLLED_BACK: Final = "a transaction that had it was rolled back, or has released it"
+
+
+class Feed:
+    """What one who receives draws from: a queue, or one subscription of a topic. All fields belong to the store's lock
+    (the one under which Delivery's methods are called)."""
+
+    __slots__ = (
+        "first", "held", "lanes", "listeners", "passed_at", "purging", "returned", "returned_places", "state",
+        "subscription", "takers",
+    )  # fmt: skip
+
+    def __init__(self, state: DestinationState, subscription: SubscriptionState | None = None) -> None:
+        self.state = state
+        self.subscription = subscription
+        """None for a queue."""
+        self.first = Lane()
+        """What was fetched in a store without priorities."""
+        self.lanes: Lanes | None = None
+        """Likewise, in a store with priorities. None: nothing."""
+        self.held: dict[int, Lease] = {}
+        """By seq."""
+        self.returned: list[tuple[int, int]] = []
+        """A heap of what was released: order and seq."""
+        self.returned_places: dict[int, Place] = {}
+        """The same by seq."""
+        self.purging: set[object] = set()
+        """Purges under way: nothing is delivered meanwhile."""
+        self.passed_at = 0
+        """The latest time (ms) by which a message was skipped because it had expired; 0: none was."""
+        self.takers: dict[Taker, None] = {}
+        """Who waits for a message, in the order in which they came."""
+        self.listeners: dict[Taker, None] = {}
+        """Those of them who come again, in that line or not: they hear that the store stops."""
+
+    @property
+    def number(self) -> int:
+        """Of the subscription in its store; 0 for a queue."""
+        return self.subscription.number if self.subscription is not None else 0
+
+    @property
+    def key(self) -> SubscriptionKey | None:
+        """Of the subscription; None for a queue."""
+        return self.subscription.subscription.key if self.subscription is not None else None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody waits, watches, listens, or holds a message."""
+        return bool(self.takers or self.listeners or self.held)
+
+    @property
+    def is_needed(self) -> bool:
+        """The same but for those who watch: they hear of it when the store is opened again."""
+        return bool(self.listeners or self.held or self.waiting)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait or listen, and would take a message."""
+        return sum(not taker.watches for taker in list(self.takers)) if self.takers else 0
+
+    def rewind(self) -> None:
+        """Fetch everything anew. Wherever Ctrl-C strikes nothing is out of sight: cursors go first."""
+        self.forget_fetched()
+        self.returned.clear()
+        self.returned_places.clear()
+        self.passed_at = 0
+
+    def forget_fetched(self) -> None:
+        """What was fetched is fetched anew, if it is still there."""
+        self.first.forget()
+        self.lanes = None
+
+    def remove_fetched(self, first: int, last: int) -> None:
+        """What lies between these seqs is dead, or held: it is not taken from what was fetched. Idempotent."""
+        self.first.remove(first, last)
+        if self.lanes is not None:
+            self.lanes.remove(first, last)
+
+    def wake(self) -> None:
+        """A message may have become free: tell the first who waits. Any thread may."""
+        while self.takers:
+            try:
+                next(iter(self.takers)).wake()
+                break
+            except (RuntimeError, StopIteration):
+                pass  # another thread has just come or gone
+
+    def wake_all(self) -> None:
+        """The store stops: tell all."""
+        for taker in [*self.takers, *self.listeners]:
+            taker.wake()
+
+
+_numbers = itertools.count(time.time_ns())
+
+
+class LeaseTime:
+    """For how long a lease lasts (lease_times.py)."""
+
+    __slots__ = ("lapsed", "queued", "seconds", "until")
+
+    def __init__(self, seconds: float, until: float) -> None:
+        self.seconds = seconds
+        """As its holder was told last."""
+        self.until = until
+        """When it ends (monotonic)."""
+        self.queued = until
+        """When it is looked at next (likewise)."""
+        self.lapsed = False
+        """It is over, and the message was given back."""
+
+    @property
+    def says_it_is_over(self) -> str:
+        return (
+            f"its lease of {self.seconds:g} s ran out, and others may receive it again; give it more time (`lease=`, "
+            "`lease_timeout`), or extend() it while you work"
+        )
+
+
+class Lease:
+    """That somebody holds a message."""
+
+    __slots__ = ("counted", "end", "feeds", "gate", "hold", "kept", "number", "place", "successor", "time", "whole")
+
+    gate: Gate
+    """Set before its hold is MOVING."""
+    successor: tuple[MessageStore, Lease]
+    """Set before its hold is MOVED: the store that its message is in now, and the lease there."""
+    time: LeaseTime
+    """Set where it has an end: see `time_limit`."""
+    kept: bool
+    """Set where somebody has its token: see `is_kept`."""
+    counted: bool
+    """Set where this delivery was written when it began: see `is_counted`."""
+    end: str
+    """Set once it is over, but by an ack: see `how_it_ended`."""
+
+    def __init__(self, feeds: tuple[Feed, ...], place: Place, hold: int = LEASED, whole: bool = False) -> None:
+        self.number = next(_numbers)
+        """No other lease of this process has it, nor one of a process before."""
+        self.feeds = feeds
+        """For whom it is held: one feed; of an expired message of a topic, all that have yet to ack it."""
+        self.place = place
+        self.hold = hold
+        self.whole = whole
+        """Its ack is for all."""
+
+    @property
+    def seq(self) -> int:
+        return self.place[SEQ]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it still counts: not so once the message is acked, given back, or its feeds are gone."""
+        feeds, seq = self.feeds, self.place[SEQ]
+        if len(feeds) == 1:
+            return feeds[0].held.get(seq) is self
+        return any(feed.held.get(seq) is self for feed in feeds)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it may be settled by somebody who does not hold its message."""
+        return getattr(self, "kept", False)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the backend has this delivery counted already; `place` says it without."""
+        return getattr(self, "counted", False)
+
+    @property
+    def how_it_ended(self) -> str:
+        """Of one that is not held as its holder thinks, in words."""
+        limit = self.time_limit
+        if limit is not None and limit.lapsed:
+            return limit.says_it_is_over
+        end: str | None = getattr(self, "end", None)
+        if end is not None:
+            return end
+        if self.hold == CLAIMED:
+            return "a transaction has claimed it, or acked it"
+        if self.hold == LEAVING:
+            return "it is just being acked or released" if self.is_held else ACKED
+        return "its queue or subscription was removed, or its store was closed since, which frees what is leased there"
+
+    @property
+    def time_limit(self) -> LeaseTime | None:
+        """None: it has no end."""
+        return getattr(self, "time", None)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its holder has done with it, or a transaction has it: not so if its time ran out."""
+        if self.hold == MOVED:
+            return self.successor[1].is_settled
+        time = self.time_limit
+        return self.hold in (CLAIMED, LEAVING) and not (time is not None and time.lapsed)
+
+    def is_late(self, now: float) -> bool:
+        """Whether its time is over (`now` is monotonic), though its message was not given back yet."""
+        time = self.time_limit
+        return time is not None and time.until <= now and self.hold == LEASED and self.is_held
+
+
+class Taker:
+    """Who waits for one message of a feed."""
+
+    __slots__ = ("_waiter", "lease")
+
+    watches: ClassVar[bool] = False
+    """Nothing is handed to it, and whatever happens in its feed wakes it (watching.py)."""
+
+    def __init__(self) -> None:
+        self.lease: Lease | None = None
+        """What it was given. Set before the message counts as held, so that who is interrupted can give it back."""
+        self._waiter: Any = None
+
+    def prepare(self) -> None:
+        """From now on `wake` ends a `wait`."""
+        if self._waiter is None:
+            self._waiter = threading.Lock()
+            self._waiter.acquire()
+
+    def wake(self) -> None:
+        """Let it look whether there is something for it. Any thread may."""
+        try:
+            self._waiter.release()
+        except (RuntimeError, AttributeError):
+            pass  # it is awake
+
+    def wait(self, seconds: float | None) -> bool:
+        """False if the time is over."""
+        return bool(self._waiter.acquire(timeout=-1 if seconds is None else max(seconds, 0)))
+
+
+def claimed(feed: Feed) -> int:
+    """How many of its messages transactions have claimed."""
+    return sum(lease.hold == CLAIMED for lease in list(feed.held.values()))

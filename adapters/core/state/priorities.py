@@ -1,0 +1,193 @@
+"""What was fetched ahead of a feed, and of which orders something is there to be fetched.
+
+O1  An order below `walked` of which the rows hold a message that was not fetched has a lane whose cursor lies before
+    that message. Of the orders from `walked` on nothing is known: the rows are asked for the next one.
+O2  An order that has a lane is in the heap; what is in the heap twice, or without a lane, is skipped.
+O3  A lane that has run out goes, so that there are never more lanes than orders with messages. At most FETCHED_MAX of
+    them hold messages that were fetched.
+
+Each order is asked for once, however many there are, and again only once something has come: a receive costs the same
+with 10,000 priorities as with two. Ctrl-C may strike anywhere and makes a message seen twice, never out of sight.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from ..record.place import ORDER_MAX, SEQ, Place
+
+if TYPE_CHECKING:
+    from .delivery import Rows
+    from .leases import Feed
+
+FETCH: Final = 64
+"""How many messages a receive looks up ahead."""
+FETCHED_MAX: Final = 32
+"""Lanes of a feed that keep what was fetched once something more urgent has come."""
+
+
+class Orders:
+    """Orders that are in use, for a backend to keep: `first` costs the same however many there are. Whoever is
+    interrupted has one too many, which is harmless."""
+
+    __slots__ = ("_sorted",)
+
+    def __init__(self) -> None:
+        self._sorted: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def add(self, order: int) -> None:
+        """Idempotent."""
+        at = bisect_left(self._sorted, order)
+        if at == len(self._sorted) or self._sorted[at] != order:
+            self._sorted.insert(at, order)
+
+    def discard(self, order: int) -> None:
+        """Idempotent."""
+        at = bisect_left(self._sorted, order)
+        if at < len(self._sorted) and self._sorted[at] == order:
+            del self._sorted[at]
+
+    def first(self, order: int) -> int | None:
+        """The least from `order` on; None if there is none."""
+        at = bisect_left(self._sorted, order)
+        return self._sorted[at] if at < len(self._sorted) else None
+
+
+class Lane:
+    """What has been fetched of one order of a feed."""
+
+    __slots__ = ("cursor", "end", "ready")
+
+    def __init__(self, cursor: int = 0) -> None:
+        self.cursor = cursor
+        """All up to this seq has been fetched."""
+        self.end = 0
+        """Where this is the delivery's `era`, there is nothing in the rows beyond the cursor: see arrivals.py."""
+        self.ready: deque[Place] | None = None
+        """None before the first fetch: a lane may wait long for its turn, and there may be 65,536."""
+
+    def fetch(self, feed: Feed, rows: Rows, order: int, era: int = 0) -> deque[Place] | None:
+        """Look some ahead; None if nobody holds none. `era`: what `end` is if there is no more. What a transaction
+        prepared before this open has claimed is skipped: a rollback brings it back, after a commit nothing would tell
+        that it is dead."""
+        held, ready, self.end = feed.held, self.ready, 0
+        if ready is None:
+            ready = self.ready = deque()
+        while places := rows.rows(feed.state, feed.subscription, order, self.cursor, FETCH):
+            ready.extend(place for place in places if place[SEQ] not in held)
+            self.cursor = places[-1][SEQ]
+            if ready:
+                self.end = era if len(places) < FETCH else 0
+                return ready
+        self.end = era
+        return None
+
+    def forget(self) -> None:
+        """What was fetched is fetched anew, if it is still there."""
+        self.end = self.cursor = 0
+        self.ready = None
+
+    def unfetch(self) -> None:
+        """Forget what was fetched; it is fetched again."""
+        if self.ready:
+            self.cursor = self.ready[0][SEQ] - 1
+        self.ready = None
+
+    def set_back(self, seq: int) -> None:
+        """A message has come that may lie before what was fetched: it is fetched next. Idempotent."""
+        if self.cursor >= seq:
+            self.end = 0
+            self.cursor = min(seq, self.ready[0][SEQ] if self.ready else seq) - 1
+            self.ready = None
+
+    def remove(self, first: int, last: int) -> None:
+        """What lies between these seqs is dead. Idempotent."""
+        if self.ready and self.ready[0][SEQ] <= last:
+            self.ready = deque(place for place in self.ready if not first <= place[SEQ] <= last)
+
+
+class Lanes:
+    """Of one feed of a store with priorities. All fields belong to the store's lock."""
+
+    __slots__ = ("_fetched", "_heap", "_lanes", "_walked")
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, Lane] = {}
+        self._heap: list[int] = []
+        """Their orders."""
+        self._fetched: dict[int, Lane] = {}
+        """Those that may hold something."""
+        self._walked = 0
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    @property
+    def position(self) -> int:
+        """It changes when messages pass, and may when none does."""
+        return sum(lane.cursor for lane in self._lanes.values())
+
+    def add(self, order: int, seq: int) -> None:
+        """A new message is in the rows. May be said again."""
+        if order < self._walked and order not in self._lanes:
+            heapq.heappush(self._heap, order)
+            self._lanes[order] = Lane(seq - 1)
+
+    def set_back(self, order: int, seq: int) -> None:
+        """As of Lane, of this order."""
+        lane = self._lanes.get(order)
+        if lane is None:
+            self.add(order, seq)
+        else:
+            lane.set_back(seq)
+
+    def first(self, feed: Feed, rows: Rows) -> deque[Place] | None:
+        """What was fetched of the first order that has something; None if none has."""
+        heap, lanes = self._heap, self._lanes
+        while True:
+            while heap and heap[0] < self._walked:
+                order = heap[0]
+                lane = lanes.get(order)
+                if lane is not None:
+                    ready = lane.ready
+                    if not ready:
+                        self._keep(order, lane)  # first: what is fetched may have to be found again
+                        ready = lane.fetch(feed, rows, order)
+                    if ready:
+                        return ready
+                    lanes.pop(order, None)
+                heapq.heappop(heap)
+            next_order = None
+            if self._walked <= ORDER_MAX:
+                next_order = rows.next_order(feed.state, feed.subscription, self._walked)
+            if next_order is None:
+                self._walked = ORDER_MAX + 1
+                if not heap:
+                    return None
+                continue
+            heapq.heappush(heap, next_order)
+            lanes.setdefault(next_order, Lane())
+            self._walked = next_order + 1
+
+    def _keep(self, order: int, lane: Lane) -> None:
+        """A lane is about to be fetched from. Of the others the most urgent ones keep what they hold."""
+        fetched = self._fetched
+        if len(fetched) >= FETCHED_MAX and order not in fetched:
+            for used_up in [used_up for used_up, other in fetched.items() if not other.ready]:
+                fetched.pop(used_up, None)
+            if len(fetched) >= FETCHED_MAX:
+                least = max(fetched)
+                fetched[least].unfetch()
+                fetched.pop(least, None)
+        fetched[order] = lane
+
+    def remove(self, first: int, last: int) -> None:
+        """What lies between these seqs is dead. Idempotent."""
+        for lane in self._fetched.values():
+            lane.remove(first, last)

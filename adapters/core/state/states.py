@@ -1,0 +1,259 @@
+"""What a store knows of its destinations and subscriptions without asking its backend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ....policies.names.destination import Destination, Kind
+from ..store_types import Subscription, SubscriptionKey
+from .leases import Feed, Taker
+
+if TYPE_CHECKING:
+    from .limits import Room
+
+
+class SubscriptionState:
+    """One durable subscription of a topic. All fields belong to the store's lock."""
+
+    __slots__ = ("count", "delayed", "expired", "feed", "number", "own", "start", "subscription", "topic", "volatile")
+
+    def __init__(self, number: int, topic: DestinationState, subscription: Subscription, start: int) -> None:
+        self.number = number
+        """In this store, for life."""
+        self.topic = topic
+        self.subscription = subscription
+        self.start = start
+        """Messages from the one after this seq on are for it; of those before, none."""
+        self.count = 0
+        """Messages that it has yet to ack. The backend counts them."""
+        self.delayed = 0
+        """Those of them that wait for their time, for it alone or for all. Likewise."""
+        self.expired = 0
+        """Messages that it never acked, for their time was over; since open."""
+        self.volatile: SubscriptionState | None = None
+        """As of its topic."""
+        self.feed = Feed(topic, self)
+        self.own: Any = None
+        """The backend's."""
+
+    @property
+    def total(self) -> int:
+        """Messages that it has yet to ack, persistent or not."""
+        return self.count + (self.volatile.count if self.volatile is not None else 0)
+
+    @property
+    def total_delayed(self) -> int:
+        """Those of them that wait for their time."""
+        return self.delayed + (self.volatile.delayed if self.volatile is not None else 0)
+
+
+class DestinationState:
+    """One queue, topic or map. All fields belong to the store's lock, but `declared`, which is the writer's."""
+
+    __slots__ = (
+        "bytes", "count", "crowded", "declared", "delayed", "destination", "expired", "feed", "is_map", "is_topic",
+        "number", "own", "removed", "room", "subscriptions", "volatile", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, number: int, destination: Destination) -> None:
+        self.number = number
+        """In this store, for life."""
+        self.destination = destination
+        self.is_topic = destination.kind is Kind.TOPIC
+        self.is_map = destination.kind is Kind.MAP
+        """Its messages are values, and their ids the keys (keyed.py)."""
+        self.declared = False
+        """What is written gives the number its name already."""
+        self.removed = False
+        """It was removed, and its number is never used again: a destination of its name is another state."""
+        self.count = 0
+        """Messages held, and their bytes. The backend counts them: `Catalog.count`."""
+        self.bytes = 0
+        self.delayed = 0
+        """Messages that wait for their time, of a topic those that do so for all. The backend counts them."""
+        self.expired = 0
+        """Messages that are gone since their time was over; since open."""
+        self.crowded: dict[Feed, None] = {}
+        """Its feeds where somebody waits who got nothing, since as many messages are leased as may be."""
+        self.feed = Feed(self)
+        """Of a queue."""
+        self.subscriptions: dict[SubscriptionKey, SubscriptionState] = {}
+        """Replaced, not changed, so that other threads may walk it."""
+        self.own: Any = None
+        """The backend's."""
+        self.room: Room | None = None
+        """Its limit, once one is sent to it that has one (reserving.py)."""
+        self.volatile: DestinationState | None = None
+        """What shadows it for messages that are not persistent; None before the first (transient/messages.py)."""
+        self.waiting: dict[bytes, dict[Taker, None]] = {}
+        """Of a map: who waits for the value of a key. They are among the takers of `feed`, too."""
+
+    @property
+    def total(self) -> int:
+        """Messages held, persistent or not."""
+        return self.count + (self.volatile.count if self.volatile is not None else 0)
+
+    @property
+    def total_delayed(self) -> int:
+        """Those of them that wait for their time."""
+        return self.delayed + (self.volatile.delayed if self.volatile is not None else 0)
+
+    def entitled(self, seq: int) -> list[SubscriptionState]:
+        """The subscriptions that a message of this seq is for."""
+        return [subscriber for subscriber in self.subscriptions.values() if subscriber.start < seq]
+
+    def feeds(self, number: int = 0) -> tuple[Feed, ...]:
+        """A queue's; of a topic those of all its subscriptions, or of the one with this number."""
+        if not self.is_topic:
+            return (self.feed,)
+        return tuple(subscriber.feed for subscriber in self.subscriptions.values() if number in (0, subscriber.number))
+
+    def wake_key(self, name: bytes) -> None:
+        """A map's key has been written: tell all who wait for its value. Any thread may."""
+        for taker in list(self.waiting.get(name, ())):
+            taker.wake()
+
+    def join(self, subscriber: SubscriptionState) -> None:
+        """One more subscription. Idempotent."""
+        self.subscriptions = {**self.subscriptions, subscriber.subscription.key: subscriber}
+
+    def leave(self, subscriber: SubscriptionState) -> None:
+        """One less. Idempotent."""
+        self.subscriptions = {key: other for key, other in self.subscriptions.items() if other is not subscriber}
+
+
+class Catalog:
+    """All destinations and subscriptions of one store. Any thread may ask; `lock` guards what is added."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.destinations: dict[Destination, DestinationState] = {}
+        """Those too from which somebody receives and to which nothing was sent yet."""
+        self.by_number: dict[int, DestinationState] = {}
+        self.subscriptions: dict[int, SubscriptionState] = {}
+        """By number."""
+        self.leaving: dict[Feed, None] = {}
+        """Those of removed destinations and of subscriptions that have ended, whose messages are still to go, a page at
+        a time (purging.py). Under the store's lock."""
+        self.last_number = 0
+        """The highest that a destination or a subscription ever had."""
+        self.messages = self.bytes = 0
+        """Of all destinations together."""
+
+    def held(self) -> list[DestinationState]:
+        """All of which there may be messages, also removed ones. With the store's lock held."""
+        removed = [feed.state for feed in self.leaving if feed.state.removed]
+        return list(dict.fromkeys([*self.by_number.values(), *removed]))
+
+    def left(self, state: DestinationState, number: int) -> None:
+        """Nothing is left of a removed destination, or (by number) for a subscription that has ended. With the store's
+        lock held."""
+        for feed in [feed for feed in self.leaving if feed.state is state and number in (0, feed.number)]:
+            self.leaving.pop(feed, None)
+
+    def next_number(self) -> int:
+        """A number that nothing in this store ever had."""
+        with self.lock:
+            self.last_number += 1
+            return self.last_number
+
+    def state(self, destination: Destination) -> DestinationState:
+        """Made if it is new here. It is written down with its first message or subscription."""
+        state = self.destinations.get(destination)
+        if state is None:
+            with self.lock:
+                state = self.destinations.get(destination)
+                if state is None:
+                    state = DestinationState(self.next_number(), destination)
+                    self.add(state)
+        return state
+
+    def add(self, state: DestinationState) -> None:
+        """It is there. Idempotent."""
+        with self.lock:  # it may be about to be dropped
+            self.by_number[state.number] = state
+            self.destinations[state.destination] = state
+
+    def current(self, state: DestinationState) -> DestinationState:
+        """Of the same destination, the one that is in the catalog: this one, if it was dropped and is the only one."""
+        with self.lock:
+            latest = self.destinations.get(state.destination)
+            if latest is None and state.removed:
+                return self.state(state.destination)
+            if latest is None:
+                self.add(state)
+                return state
+            return latest
+
+    def count(self, state: DestinationState, messages: int, size: int) -> None:
+        """A destination holds so many messages, and bytes of them, more than before, or less. With the store's lock
+        held. Interrupted half way it leaves what `recount` mends."""
+        state.count += messages
+        state.bytes += size
+        self.messages += messages
+        self.bytes += size
+
+    def recount(self) -> None:
+        """Sum up what each destination holds."""
+        states = list(self.by_number.values())
+        self.messages, self.bytes = sum(state.count for state in states), sum(state.bytes for state in states)
+
+    def remove(self, state: DestinationState) -> None:
+        """Its name is free. Until this is applied it is known by its number. Idempotent."""
+        with self.lock:
+            state.declared = False
+            state.removed = True
+            if self.destinations.get(state.destination) is state:
+                del self.destinations[state.destination]
+
+    def drop(self, state: DestinationState) -> None:
+        """It is no more, unless somebody waits for its messages. Idempotent."""
+        with self.lock:
+            if state.declared:
+                return
+            feeds = (state.feed, *state.feeds())
+            if state.removed:  # who waits there goes on at what has its name, and the store stays open for them
+                is_used = any(feed.takers or feed.listeners for feed in feeds)
+            else:
+                is_used = state.volatile is not None or any(feed.is_used for feed in feeds)
+            if not is_used:
+                self.forget(state)
+
+    def forget(self, state: DestinationState) -> None:
+        """It is no more. Idempotent."""
+        with self.lock:
+            if self.destinations.get(state.destination) is state:
+                del self.destinations[state.destination]
+            self.by_number.pop(state.number, None)
+
+    def declared(self) -> Iterator[DestinationState]:
+        """Those that the store says it has, also empty ones."""
+        states = list(self.destinations.values())
+        return (state for state in states if state.declared or state.count or state.volatile is not None)
+
+    def load(self, number: int, destination: Destination) -> DestinationState:
+        """At open: a destination that the backend holds."""
+        state = DestinationState(number, destination)
+        state.declared = True
+        self.add(state)
+        self.last_number = max(self.last_number, number)
+        return state
+
+    def load_subscription(
+        self, number: int, topic: DestinationState, subscription: Subscription, start: int
+    ) -> SubscriptionState:
+        """At open: a subscription that the backend holds."""
+        subscriber = SubscriptionState(number, topic, subscription, start)
+        topic.join(subscriber)
+        self.subscriptions[number] = subscriber
+        self.last_number = max(self.last_number, number)
+        return subscriber
+
+    def feeds(self) -> Iterator[Feed]:
+        """All that messages are received from."""
+        for state in list(self.by_number.values()):
+            yield state.feed
+            for subscriber in state.subscriptions.values():
+                yield subscriber.feed

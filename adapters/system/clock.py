@@ -1,0 +1,31 @@
+"""The wall clock, as it is kept: in milliseconds since 1970. What has a time is refused while it stands before that."""
+
+from __future__ import annotations
+
+import time
+
+from ...policies.errors import ClockError
+
+
+def now_ms() -> int:
+    """Now, in milliseconds since the epoch. Raises ClockError if that is negative."""
+    now = time.time_ns() // 1_000_000
+    if now < 0:
+        raise before_1970(now)
+    return now
+
+
+def now_us() -> int:
+    """The same in microseconds: what numbers that must not come again begin from. Raises ClockError."""
+    now = time.time_ns() // 1_000
+    if now < 0:
+        raise before_1970(now // 1_000)
+    return now
+
+
+def before_1970(now: int) -> ClockError:
+    """What is raised at such a time (ms). For the send that asks the clock itself, since a call would cost."""
+    return ClockError(
+        f"this machine's clock stands {-now / 1000:.3f} s before 1970, and times are kept in milliseconds since then; "
+        "set the clock, and try again. Nothing was done"
+    )

@@ -1,0 +1,1033 @@
+# cython: language_level=3, boundscheck=True, wraparound=False, nonecheck=True, cdivision=True
+"""The inner loops, compiled. acceleration.py says what belongs here; each function's twin in Python says what it does.
+
+- What is not of the common kind, and whatever raises, the twin does from the beginning: no error is made here.
+- Nothing is read beyond the end of a bytes object. PyBytes_Size says that it is one: None passes as any type. What is
+  looked at without a reference of its own, the caller holds.
+- A signal is seen once the call is over. None goes through more than a batch, or some hundred messages.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_Size
+from cpython.exc cimport PyErr_SetFromErrno
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.ref cimport Py_INCREF
+from cpython.version cimport PY_VERSION_HEX
+from libc.errno cimport EINTR, errno
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+from posix.types cimport off_t
+from posix.unistd cimport pwrite
+
+import os
+import time
+
+from google_crc32c import extend
+
+from ...policies.platform_files import BY_FDATASYNC
+
+
+cdef extern from "Python.h":
+    void PyObject_GC_UnTrack(void *)
+    object PyType_GenericAlloc(type, Py_ssize_t)
+    void PyTuple_SET_ITEM(object, Py_ssize_t, object)
+
+cdef extern from "crc32c.h" nogil:
+    void crc32c_prepare()
+    uint32_t crc32c(uint32_t crc, const unsigned char *data, size_t size)
+    uint32_t crc32c_by_table(uint32_t crc, const unsigned char *data, size_t size)
+    size_t crc32c_bytes_max()
+    void put16(unsigned char *at, uint16_t value)
+    void put32(unsigned char *at, uint32_t value)
+    void put64(unsigned char *at, uint64_t value)
+    void put32_big(unsigned char *at, uint32_t value)
+    void put64_big(unsigned char *at, uint64_t value)
+    uint16_t get16(const unsigned char *at)
+    uint32_t get32(const unsigned char *at)
+    uint64_t get64(const unsigned char *at)
+    uint64_t get64_big(const unsigned char *at)
+
+crc32c_prepare()
+
+ctypedef unsigned char uchar
+
+cdef Py_ssize_t crc_bytes_max = crc32c_bytes_max()
+
+
+cdef enum:
+    SEND = 1
+    ACK = 2
+    PREPARE = 7             # journal/encoding.py's kinds
+    SEND_MANY = 256         # no record's kind
+    BATCH_BYTES = 32
+    RECORD_BYTES = 20       # wal/format.py's RECORD_HEADER
+    SEND_BYTES = 32         # with destination and seq
+    ACK_BYTES = 36
+    HEAD_BYTES = 26         # core/record/encoding.py's HEAD
+    KEY_BYTES = 12          # journal/rows.py's KEY
+    WHERE_BYTES = 16        # and WHERE
+    ITEMS = 16
+    SMALL_BYTES = 16384
+    SMALL_CHANGE = 64       # core/operations/changes.py's SMALL_BYTES
+    ROW_BYTES = 36          # core/engine/usage.py's ROW
+
+cdef uint64_t priority_max = 0, expires_max_ms = 0
+cdef object default_priority = None, order_of = None
+cdef double SLOW_SECONDS = 0.001, SLOW_SHARE = 20, LOOK_SECONDS = 1
+
+# What the loops make and know. It is imported once somebody calls one, since those who define it import this; the log's
+# loops import nothing that the log does not know.
+cdef object Send = None, SendMany = None, Ack = None, Tail = None, Record = None, Message = None, Receipt = None
+cdef object PURE = None, CODECS = None
+cdef object pack_headers = None, pack_id = None, unpack_headers = None, new = tuple.__new__
+
+
+cdef object twin(name):
+    """The loop in Python of this name."""
+    global PURE
+    if PURE is None:
+        from .acceleration import PURE as pure
+
+        PURE = pure
+    return PURE[name]
+
+
+cdef int bind() except -1:
+    """Import what has to do with messages."""
+    global Send, SendMany, Ack, Tail, Message, Receipt, pack_headers, pack_id, unpack_headers, order_of
+    global default_priority, priority_max, expires_max_ms
+    from ..core.messages import DEFAULT_PRIORITY, EXPIRES_MAX_MS, PRIORITY_MAX, Message as message, Receipt as receipt
+    from ..core.operations.changes import Ack as ack, Send as send, SendMany as send_many
+    from ..core.service.sending import order_of as order
+    from ..core.record.headers import pack_headers as pack, pack_id as pack_name, unpack_headers as unpack
+    from ..wal.ticket import Tail as tail
+
+    SendMany, Ack, Tail, Message, Receipt = send_many, ack, tail, message, receipt
+    pack_headers, pack_id, unpack_headers = pack, pack_name, unpack
+    order_of, default_priority, priority_max, expires_max_ms = order, DEFAULT_PRIORITY, PRIORITY_MAX, EXPIRES_MAX_MS
+    Send = send  # last: it is what the others are asked by
+    return 0
+
+
+cdef int bind_codecs() except -1:
+    """Import what the journal alone knows."""
+    global CODECS
+    from ..journal.encoding import CODECS as codecs
+
+    CODECS = codecs
+    return 0
+
+
+cdef inline tuple plain(tuple values):
+    """A tuple of numbers and bytes, as the garbage collector leaves one that it has met: it need not look at it."""
+    PyObject_GC_UnTrack(<void *>values)
+    return values
+
+
+def checksums(crc, data):
+    """CRC-32C of some bytes, twice: as this machine sums them, and as one would that has no instruction for it."""
+    cdef uint32_t start = crc
+    cdef Py_ssize_t size = PyBytes_Size(data)
+    cdef const uchar *first = <const uchar *>PyBytes_AS_STRING(data)
+    return crc32c(start, first, size), crc32c_by_table(start, first, size)
+
+
+cdef struct Item:
+    uint32_t kind
+    uint32_t destination
+    uint32_t subscription
+    uint64_t seq
+
+
+# Writing a batch
+
+
+def encode_batch(start, changes, counter, watermark):
+    if Send is None:
+        bind()
+    try:
+        data_and_end = batch_of(start, changes, counter, watermark)
+    except Exception:
+        data_and_end = None
+    if data_and_end is None:
+        return twin("encode_batch")(start, changes, counter, watermark)
+    return data_and_end
+
+
+cdef object batch_of(object start, list changes, object counter, uint64_t watermark):
+    """None if there is anything uncommon about it."""
+    cdef Item few[ITEMS]
+    cdef Item *items = few
+    cdef Item *item
+    cdef Py_ssize_t count = len(changes), position, size
+    cdef uint64_t lsn, at
+    cdef uint32_t offset, seed, records = 0
+    cdef object segment = start[0], change, state, last_state = None, data
+    cdef list contents = []
+    cdef bytes body, head
+    cdef tuple bodies
+    cdef uint32_t number = 0
+    cdef object codec
+    cdef uchar *out
+    cdef uchar *record
+    if count == 0:
+        return None
+    offset, lsn, seed = start[1], start[2], segment.seed
+    if count > ITEMS:
+        items = <Item *>PyMem_Malloc(count * sizeof(Item))
+        if items is NULL:
+            return None
+    try:
+        at = <uint64_t>offset + BATCH_BYTES
+        for position in range(count):
+            change = changes[position]
+            item = &items[position]
+            if type(change) is Send:
+                body = change.record
+                contents.append(body)  # they are all held until all is copied
+                item.kind, size = SEND, SEND_BYTES + PyBytes_Size(body)
+                change.own = plain((lsn + 1 + records, at, size))
+                records += 1
+            elif type(change) is Ack:
+                item.kind, item.subscription, size = ACK, change.number, ACK_BYTES
+                records += 1
+            elif type(change) is SendMany:
+                bodies, head = change.bodies, change.head
+                contents.append((head, bodies))
+                item.kind, size = SEND_MANY, (SEND_BYTES + PyBytes_Size(head)) * len(bodies)
+                for body in bodies:
+                    size += PyBytes_Size(body)
+                change.own = plain((lsn + 1 + records, at))
+                records += <uint32_t>len(bodies)
+            else:
+                if CODECS is None:
+                    bind_codecs()
+                codec = CODECS[type(change)]
+                body = codec.encode(change)
+                contents.append(body)
+                item.kind, size = codec.kind, RECORD_BYTES + PyBytes_Size(body)
+                if item.kind == PREPARE:
+                    change.branch.own = (lsn + 1 + records, at, size)
+                records += 1
+                at += size
+                continue
+            state = change.state
+            if state is not last_state:
+                number, last_state = state.number, state
+            item.destination, item.seq = number, change.seq
+            if item.kind == SEND_MANY and item.seq + <uint64_t>len(bodies) < item.seq:
+                return None  # one of theirs would not be a number of 64 bits
+            at += size
+        if at > 0xFFFFFFFF or lsn + 1 == 0 or lsn + records < lsn:
+            return None
+        data = PyBytes_FromStringAndSize(NULL, at - offset)
+        out = <uchar *>PyBytes_AS_STRING(data)
+        memcpy(out, b"\xabBat", 4)
+        put32(out + 8, <uint32_t>(at - offset - BATCH_BYTES))
+        put32(out + 12, records)
+        put64(out + 16, lsn + 1)
+        put64(out + 24, watermark)
+        put32(out + 4, crc32c(seed ^ offset, out + 8, BATCH_BYTES - 8))
+        at, record = <uint64_t>offset + BATCH_BYTES, out + BATCH_BYTES
+        size = 0  # of the contents met
+        for position in range(count):
+            item = &items[position]
+            if item.kind == ACK:
+                lsn += 1
+                put_head(record, ACK_BYTES, lsn, ACK, item.destination)
+                put32(record + 24, item.subscription)
+                put64(record + 28, item.seq)
+                put32(record, crc32c(seed ^ <uint32_t>at, record + 4, ACK_BYTES - 4))
+                at += ACK_BYTES
+                record = out + (at - offset)
+                continue
+            if item.kind == SEND:
+                lsn += 1
+                at += put_send(record, seed ^ <uint32_t>at, lsn, item, b"", contents[size])
+                record = out + (at - offset)
+            elif item.kind != SEND_MANY:
+                lsn += 1
+                at += put_record(record, seed ^ <uint32_t>at, lsn, item.kind, contents[size])
+                record = out + (at - offset)
+            else:
+                head, bodies = contents[size]
+                for body in bodies:
+                    lsn += 1
+                    at += put_send(record, seed ^ <uint32_t>at, lsn, item, head, body)
+                    item.seq += 1
+                    record = out + (at - offset)
+            size += 1
+        return data, plain(<tuple>new(Tail, (segment, at, lsn, counter)))
+    finally:
+        if items is not few:
+            PyMem_Free(items)
+
+
+cdef inline void put_start(uchar *record, Py_ssize_t size, uint64_t lsn, uchar kind) noexcept:
+    put32(record + 4, <uint32_t>(size - RECORD_BYTES))
+    put64(record + 8, lsn)
+    record[16], record[17] = kind, 0
+    put16(record + 18, 0)
+
+
+cdef inline void put_head(uchar *record, Py_ssize_t size, uint64_t lsn, uchar kind, uint32_t destination) noexcept:
+    put_start(record, size, lsn, kind)
+    put32(record + 20, destination)
+
+
+cdef inline Py_ssize_t put_crc(uchar *record, uint32_t crc, Py_ssize_t size, Py_ssize_t last_at, bytes last) except -1:
+    """Over all of a record behind it; `last` is what it ends with. Returns its bytes."""
+    if size - last_at <= crc_bytes_max:
+        crc = crc32c(crc, record + 4, size - 4)
+    else:
+        crc = extend(crc32c(crc, record + 4, last_at - 4), last)
+    put32(record, crc)
+    return size
+
+
+cdef inline Py_ssize_t put_record(uchar *record, uint32_t crc, uint64_t lsn, uchar kind, bytes payload) except -1:
+    """Any other. Returns its bytes."""
+    cdef Py_ssize_t size = RECORD_BYTES + PyBytes_Size(payload)
+    put_start(record, size, lsn, kind)
+    memcpy(record + RECORD_BYTES, PyBytes_AS_STRING(payload), size - RECORD_BYTES)
+    return put_crc(record, crc, size, RECORD_BYTES, payload)
+
+
+cdef inline Py_ssize_t put_send(uchar *record, uint32_t crc, uint64_t lsn, Item *item, bytes head, bytes body) except -1:
+    """A message whose record is head and body. Returns its bytes."""
+    cdef Py_ssize_t body_at = SEND_BYTES + PyBytes_Size(head), size = body_at + PyBytes_Size(body)
+    put_head(record, size, lsn, SEND, item.destination)
+    put64(record + 24, item.seq)
+    memcpy(record + SEND_BYTES, PyBytes_AS_STRING(head), body_at - SEND_BYTES)
+    memcpy(record + body_at, PyBytes_AS_STRING(body), size - body_at)
+    return put_crc(record, crc, size, body_at, body)
+
+
+# Reading a page
+
+
+cdef object body_at(object data, Py_ssize_t first, uint32_t seed, uint32_t number, object place):
+    """The message's record in the journal's that lies in `data` from `first` on; None if it is not there."""
+    cdef Py_ssize_t length, size = PyBytes_Size(data)
+    cdef uint64_t lsn, offset, seq
+    cdef const uchar *record
+    cdef uint32_t crc
+    cdef object own = place[4]
+    lsn, offset, length, seq = own[0], own[1], own[2], place[1]
+    if length < SEND_BYTES or first < 0 or first > size or size - first < length:
+        return None
+    record = <const uchar *>PyBytes_AS_STRING(data) + first
+    if get64(record + 8) != lsn or record[16] != SEND or get32(record + 20) != number or get64(record + 24) != seq:
+        return None
+    crc = seed ^ <uint32_t>offset
+    if length <= crc_bytes_max:
+        crc = crc32c(crc, record + 4, length - 4)
+    else:
+        crc = extend(crc, data[first + 4 : first + length])
+    if crc != get32(record):
+        return None
+    return PyBytes_FromStringAndSize(<const char *>record + SEND_BYTES, length - SEND_BYTES)
+
+
+def body_of(record, seed, number, place):
+    try:
+        if type(record) is bytes:
+            if PyBytes_Size(record) != <Py_ssize_t>place[4][2]:
+                return None
+            return body_at(record, 0, seed, number, place)
+    except Exception:
+        pass
+    return twin("body_of")(record, seed, number, place)
+
+
+def bodies_of(data, start, seed, number, places):
+    cdef Py_ssize_t position, first
+    cdef list found
+    try:
+        if type(data) is bytes and type(places) is list:
+            found = []
+            for position in range(len(<list>places)):
+                place = (<list>places)[position]
+                first = place[4][1] - start
+                found.append(body_at(data, first, seed, number, place))
+            return found
+    except Exception:
+        pass
+    return twin("bodies_of")(data, start, seed, number, places)
+
+
+def decode(store, destination, place, record, lease):
+    if Send is None:
+        bind()
+    try:
+        message = message_of(store, destination, place, record, lease)
+    except Exception:
+        message = None
+    if message is None:
+        return twin("decode")(store, destination, place, record, lease)
+    return message
+
+
+cdef object message_of(object store, object destination, tuple place, bytes record, object lease):
+    cdef Py_ssize_t size = PyBytes_Size(record), at = HEAD_BYTES, id_bytes, headers_bytes
+    cdef const uchar *head = <const uchar *>PyBytes_AS_STRING(record)
+    cdef const char *text = <const char *>head
+    cdef object message, subscription = None, headers, message_id = None
+    cdef bint leased = lease is not None
+    if size < HEAD_BYTES:
+        return None
+    if get16(head + 2) & 4:  # LARGE
+        return None
+    id_bytes, headers_bytes = get16(head + 4), get32(head + 6)
+    if size - HEAD_BYTES < id_bytes + headers_bytes:
+        return None
+    if id_bytes:
+        message_id = text[at : at + id_bytes].decode("utf-8")
+        at += id_bytes
+    if headers_bytes:
+        headers = unpack_headers(PyBytes_FromStringAndSize(text + at, headers_bytes))
+        at += headers_bytes
+    else:
+        headers = {}
+    if leased and not lease.whole:
+        subscription = lease.feeds[0].key
+    message = Message.__new__(Message)
+    message._store = store
+    message.destination = destination
+    message.seq = place[1]
+    message.body = PyBytes_FromStringAndSize(text + at, size - at)
+    message.headers = headers
+    message.message_id = message_id
+    message.timestamp_ms = get64(head + 10)
+    message.leased = leased
+    message._note = lease if leased else place
+    message.priority = get16(head)
+    message.persistent = not get16(head + 2) & 2  # NONPERSISTENT
+    message.expires_at_ms = place[2]
+    message.deliveries = place[3] + leased
+    message.subscription = subscription
+    return message
+
+
+# Reading the log
+
+
+def is_whole(records, seed, start, base_lsn, count):
+    try:
+        return are_whole(records, seed, start, base_lsn, count)
+    except Exception:
+        return twin("is_whole")(records, seed, start, base_lsn, count)
+
+
+cdef bint are_whole(
+    object records, uint32_t seed, uint32_t start, uint64_t lsn, Py_ssize_t count
+) except -1:
+    cdef Py_ssize_t left = PyBytes_Size(records), length, position = 0
+    cdef const uchar *record
+    cdef uint32_t crc
+    if left + <uint64_t>start > 0xFFFFFFFF or count < 0 or lsn + <uint64_t>count < lsn:
+        raise OverflowError
+    record = <const uchar *>PyBytes_AS_STRING(records)
+    while count > 0:
+        if left < RECORD_BYTES:
+            return False
+        length = RECORD_BYTES + <Py_ssize_t>get32(record + 4)
+        if get64(record + 8) != lsn or length > left:
+            return False
+        crc = seed ^ (start + <uint32_t>position)
+        if length <= crc_bytes_max:
+            crc = crc32c(crc, record + 4, length - 4)
+        else:
+            crc = extend(crc, records[position + 4 : position + length])
+        if crc != get32(record):
+            return False
+        record += length
+        position += length
+        left -= length
+        lsn += 1
+        count -= 1
+    return left == 0
+
+
+def records_of(batch):
+    global Record
+    if Record is None:
+        from ..wal.reader import Record as record
+
+        Record = record
+    try:
+        return records_in(batch[3], batch[0], batch[1])
+    except Exception:
+        return twin("records_of")(batch)
+
+
+cdef list records_in(object records, object segment, uint64_t offset):
+    cdef Py_ssize_t left = PyBytes_Size(records), length
+    cdef const uchar *record = <const uchar *>PyBytes_AS_STRING(records)
+    cdef list found = []
+    offset += BATCH_BYTES
+    while left > 0:
+        if left < RECORD_BYTES:
+            raise ValueError
+        length = RECORD_BYTES + <Py_ssize_t>get32(record + 4)
+        if length > left:
+            raise ValueError
+        payload = PyBytes_FromStringAndSize(<const char *>record + RECORD_BYTES, length - RECORD_BYTES)
+        found.append(new(Record, (get64(record + 8), record[16], payload, segment, offset, length)))
+        record += length
+        offset += length
+        left -= length
+    return found
+
+
+# A message's record
+
+
+def encode(destination, body, headers, message_id, limit, priority=4, expires_at_ms=0, flags=0):
+    if Send is None:
+        bind()
+    try:
+        coded = record_of(body, headers, message_id, limit, priority, expires_at_ms, flags)
+    except Exception:
+        coded = None
+    if coded is None:
+        return twin("encode")(destination, body, headers, message_id, limit, priority, expires_at_ms, flags)
+    return coded
+
+
+cdef object record_of(
+    bytes body, object headers, object message_id, Py_ssize_t limit, object priority, object expires_at_ms,
+    uint16_t flags
+):
+    """None for what is to be refused."""
+    cdef Py_ssize_t size = PyBytes_Size(body), id_bytes = 0, headers_bytes = 0
+    cdef int64_t now
+    cdef uint64_t expires
+    cdef uint16_t urgency
+    cdef bytes packed = None, name = None, record
+    cdef uchar *out
+    if type(priority) is not int or type(expires_at_ms) is not int:
+        return None
+    urgency, expires = priority, expires_at_ms
+    now = time.time_ns()
+    if now < 0 or urgency > priority_max or expires > expires_max_ms:
+        return None
+    if headers:
+        packed = pack_headers(headers)
+        headers_bytes = PyBytes_Size(packed)
+    if message_id is not None:
+        name = pack_id(message_id)
+        id_bytes = PyBytes_Size(name)
+    size += id_bytes + headers_bytes
+    if size > limit or id_bytes > 0xFFFF or headers_bytes > 0xFFFFFFFF:
+        return None
+    record = PyBytes_FromStringAndSize(NULL, HEAD_BYTES + size)
+    out = <uchar *>PyBytes_AS_STRING(record)
+    put16(out, urgency)
+    put16(out + 2, flags)
+    put16(out + 4, <uint16_t>id_bytes)
+    put32(out + 6, <uint32_t>headers_bytes)
+    put64(out + 10, <uint64_t>(now // 1000000))
+    put64(out + 18, expires)
+    out += HEAD_BYTES
+    if id_bytes:
+        memcpy(out, PyBytes_AS_STRING(name), id_bytes)
+    if headers_bytes:
+        memcpy(out + id_bytes, PyBytes_AS_STRING(packed), headers_bytes)
+    memcpy(out + id_bytes + headers_bytes, PyBytes_AS_STRING(body), size - id_bytes - headers_bytes)
+    return record, name
+
+
+def new_sends(state, messages, limit, priorities, keeper):
+    cdef list sends = []
+    if Send is None:
+        bind()
+    order = None
+    for message in messages:
+        if type(message) is bytes and state.declared:
+            try:
+                coded = record_of(message, None, None, limit, default_priority, 0, 0)
+            except Exception:
+                coded = None
+            if coded is not None:
+                if order is None:
+                    order = order_of(default_priority, priorities)
+                sends.append(Send(state, (<tuple>coded)[0], None, order, 0))
+                continue
+        sends += twin("new_sends")(state, (message,), limit, priorities, keeper)
+    return sends
+
+
+def plain_bodies(messages, first, limit, size_max):
+    try:
+        return bodies_from(messages, first, limit, size_max)
+    except Exception:
+        return twin("plain_bodies")(messages, first, limit, size_max)
+
+
+cdef tuple bodies_from(tuple messages, Py_ssize_t first, Py_ssize_t limit, Py_ssize_t size_max):
+    cdef Py_ssize_t position, size = 0, more
+    if first < 0:
+        raise IndexError
+    for position in range(first, len(messages)):
+        body = messages[position]
+        if type(body) is not bytes or PyBytes_Size(body) > limit:
+            return position - first, size
+        more = HEAD_BYTES + PyBytes_Size(body)
+        if position > first and size + more + SMALL_CHANGE * (position - first + 1) > size_max:
+            return position - first, size
+        size += more
+    return max(len(messages) - first, 0), size
+
+
+# Rows of the index
+
+
+def pack_rows(number, sends):
+    try:
+        rows = rows_of(number, sends)
+    except Exception:
+        rows = False
+    return twin("pack_rows")(number, sends) if rows is False else rows
+
+
+cdef object rows_of(uint32_t number, object sends):
+    cdef list rows = []
+    cdef tuple own
+    cdef uint64_t seq, lsn
+    cdef uint32_t offset, length
+    cdef uchar key[KEY_BYTES]
+    cdef uchar where[WHERE_BYTES]
+    cdef uint64_t size = 0
+    put32_big(key, number)
+    for send in sends:
+        if send.expires_at_ms:
+            return None
+        own = send.own
+        seq, lsn, offset, length = send.seq, own[0], own[1], own[2]
+        put64_big(key + 4, seq)
+        put64(where, lsn)
+        put32(where + 8, offset)
+        put32(where + 12, length)
+        rows.append(plain((
+            PyBytes_FromStringAndSize(<char *>key, KEY_BYTES), PyBytes_FromStringAndSize(<char *>where, WHERE_BYTES)
+        )))
+        size += length
+    return rows, size
+
+
+def rows_of_many(number, sends):
+    try:
+        return rows_from(number, sends)
+    except Exception:
+        return twin("rows_of_many")(number, sends)
+
+
+cdef object rows_from(uint32_t number, object sends):
+    cdef RowsOfMany rows = RowsOfMany.__new__(RowsOfMany)
+    cdef tuple own = sends.own
+    put32_big(rows.key, number)
+    rows.bodies, rows.position = sends.bodies, 0
+    rows.seq, rows.lsn, rows.offset = sends.seq, own[0], own[1]
+    rows.head_bytes = SEND_BYTES + PyBytes_Size(sends.head)
+    if rows.offset + <uint64_t>sends.record_bytes + SEND_BYTES * len(rows.bodies) > 0xFFFFFFFF:
+        raise OverflowError
+    if rows.seq + <uint64_t>len(rows.bodies) < rows.seq or rows.lsn + <uint64_t>len(rows.bodies) < rows.lsn:
+        raise OverflowError
+    return rows
+
+
+cdef class RowsOfMany:
+    """The rows one by one: LMDB takes each before it asks for the next."""
+
+    cdef tuple bodies
+    cdef Py_ssize_t position, head_bytes
+    cdef uint64_t seq, lsn
+    cdef uint32_t offset
+    cdef uchar key[KEY_BYTES]
+    cdef uchar where[WHERE_BYTES]
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef uint32_t length
+        if self.position >= len(self.bodies):
+            raise StopIteration
+        length = <uint32_t>(self.head_bytes + PyBytes_Size(self.bodies[self.position]))
+        put64_big(self.key + 4, self.seq + self.position)
+        put64(self.where, self.lsn + self.position)
+        put32(self.where + 8, self.offset)
+        put32(self.where + 12, length)
+        self.position += 1
+        self.offset += length
+        return (
+            PyBytes_FromStringAndSize(<char *>self.key, KEY_BYTES),
+            PyBytes_FromStringAndSize(<char *>self.where, WHERE_BYTES),
+        )
+
+
+def places_of(rows):
+    try:
+        return places(rows)
+    except Exception:
+        return twin("places_of")(rows)
+
+
+cdef list places(list rows):
+    cdef list found = []
+    cdef Py_ssize_t position
+    cdef const uchar *where
+    cdef bytes key, value
+    cdef uint64_t seq
+    for position in range(len(rows)):
+        key, value = rows[position]
+        if PyBytes_Size(key) != KEY_BYTES:
+            raise ValueError
+        seq = get64_big(<const uchar *>PyBytes_AS_STRING(key) + 4)
+        if PyBytes_Size(value) == WHERE_BYTES:
+            where = <const uchar *>PyBytes_AS_STRING(value)
+            found.append(plain((0, seq, 0, 0, plain((get64(where), get32(where + 8), get32(where + 12))))))
+        else:
+            found += twin("places_of")([(key, value)])
+    return found
+
+
+# What a send returns
+
+
+def receipts(destination, outcomes):
+    cdef list made = []
+    if Send is None:
+        bind()
+    try:
+        for seq, duplicate in outcomes:
+            made.append(new(Receipt, (destination, seq, duplicate)))
+        return made
+    except Exception:
+        return twin("receipts")(destination, outcomes)
+
+
+def receipts_from(destination, first, count):
+    cdef list made = []
+    cdef uint64_t seq
+    cdef Py_ssize_t position, end
+    if Send is None:
+        bind()
+    try:
+        seq, end = first, count
+        if seq + <uint64_t>end < seq:
+            raise OverflowError
+        for position in range(end):
+            made.append(receipt_of(destination, seq + position))
+        return made
+    except Exception:
+        return twin("receipts_from")(destination, first, count)
+
+
+cdef inline object receipt_of(object destination, object seq):
+    """As `plain`: it takes part in no cycle."""
+    if PY_VERSION_HEX >= 0x030E0000:  # a tuple keeps its hash there, which it must be told that it has none yet
+        return plain(<tuple>new(Receipt, (destination, seq, False)))
+    cdef tuple made = <tuple>PyType_GenericAlloc(Receipt, 3)
+    Py_INCREF(destination)
+    PyTuple_SET_ITEM(made, 0, destination)
+    Py_INCREF(seq)
+    PyTuple_SET_ITEM(made, 1, seq)
+    Py_INCREF(False)
+    PyTuple_SET_ITEM(made, 2, False)
+    return plain(made)
+
+
+# Telling the usage log
+
+
+cdef inline uint64_t mixed(uint64_t seq) noexcept:
+    """core/engine/usage.py's hash_of."""
+    seq ^= seq >> 33
+    seq *= <uint64_t>0xFF51AFD7ED558CCDULL
+    seq ^= seq >> 33
+    seq *= <uint64_t>0xC4CEB9FE1A85EC53ULL
+    return (seq ^ (seq >> 33)) >> 32
+
+
+cdef inline bint is_kept(Rows rows, uint64_t seq) noexcept:
+    return rows.threshold > 0xFFFFFFFF or mixed(seq) < rows.threshold
+
+
+cdef inline void put_row(
+    uchar *row, uint64_t now, uint64_t seq, uint32_t number, uint64_t amount, uint32_t transaction, uint32_t who,
+    uint16_t needed, uchar kind
+) noexcept:
+    put64(row, now)
+    put64(row + 8, seq)
+    put32(row + 16, number)
+    put32(row + 20, <uint32_t>amount if amount <= 0xFFFFFFFF else 0xFFFFFFFF)
+    put32(row + 24, transaction)
+    put32(row + 28, who)
+    put16(row + 32, needed)
+    row[34], row[35] = kind, 0
+
+
+cdef class Rows:
+    cdef public dict numbers
+    cdef public bint broken
+    cdef public object lost
+    cdef uint64_t threshold
+    cdef uint32_t transactions
+    cdef Py_ssize_t room, used, capacity
+    cdef uchar *rows
+
+    def __cinit__(self, room, threshold):
+        self.room, self.threshold, self.numbers, self.lost = room, threshold, {}, 0
+
+    def __dealloc__(self):
+        PyMem_Free(self.rows)
+
+    @property
+    def size(self):
+        return self.used
+
+    cdef uchar *more(self, Py_ssize_t size) except? NULL:
+        """Where so many bytes may be put; NULL if they are too many."""
+        cdef Py_ssize_t capacity
+        cdef uchar *rows
+        if self.broken or size > self.room - self.used:
+            return NULL
+        if size > self.capacity - self.used:
+            capacity = min(max(2 * self.capacity, self.used + size, 64 * ROW_BYTES), self.room)
+            rows = <uchar *>PyMem_Realloc(self.rows, capacity)
+            if rows is NULL:
+                raise MemoryError
+            self.rows, self.capacity = rows, capacity
+        return self.rows + self.used
+
+    cpdef uint32_t next_transaction(self):
+        self.transactions = self.transactions + 1 if self.transactions + 1 else 1
+        return self.transactions
+
+    def append(self, rows):
+        cdef Py_ssize_t size = PyBytes_Size(rows)
+        cdef uchar *at = self.more(size)
+        if at is NULL:
+            self.lost += size // ROW_BYTES
+        else:
+            memcpy(at, PyBytes_AS_STRING(rows), size)
+            self.used += size
+
+    def take(self):
+        cdef bytes taken = PyBytes_FromStringAndSize(<const char *>self.rows, self.used) if self.used else b""
+        PyMem_Free(self.rows)
+        self.rows, self.used, self.capacity = NULL, 0, 0
+        return taken
+
+
+cdef class Source:
+    cdef readonly Rows rows
+
+    def __init__(self, Rows rows):
+        self.rows = rows
+
+
+def record_usage(Source recorder, list changes, plan):
+    cdef bint done = False
+    if Send is None:
+        bind()
+    try:
+        done = usage_of(recorder.rows, changes, plan)
+    except Exception:
+        pass
+    if not done:
+        twin("record_usage")(recorder, changes, plan)
+
+
+cdef bint usage_of(Rows rows, list changes, object plan) except -1:
+    """False if there is anything uncommon about it: nothing is added then. No Python code runs from `more` on, so that
+    no other thread can add anything in between."""
+    cdef object change
+    cdef Py_ssize_t added
+    if len(changes) == 1:
+        change = changes[0]
+        if type(change) is not SendMany:
+            if rows.more(ROW_BYTES) is NULL:
+                return False
+            added = put_rows(rows, rows.rows + rows.used, change, 0, now_us())
+            if added < 0:
+                return False
+            rows.used += added
+            return True
+    return usage_of_many(rows, plan.tickets)
+
+
+cdef extern from *:
+    """
+    #include <time.h>
+
+    /* Where the clock's last tick is told for less than the time itself: it is some milliseconds ago at most. */
+    #ifdef CLOCK_MONOTONIC_COARSE
+    #define TICK CLOCK_MONOTONIC_COARSE
+    #else
+    #define TICK CLOCK_MONOTONIC
+    #endif
+    """
+    int TICK
+
+
+cdef inline uint64_t now_us() noexcept:
+    cdef timespec now
+    clock_gettime(TICK, &now)
+    return <uint64_t>now.tv_sec * 1000000 + now.tv_nsec // 1000
+
+
+cdef bint usage_of_many(Rows rows, list tickets) except -1:
+    cdef uint64_t time_us = now_us()
+    cdef Py_ssize_t most = 0, done = 0, at, added
+    cdef uint32_t transaction
+    cdef object ticket, content, change
+    for ticket in tickets:
+        for change in ticket.content:
+            most += len(<tuple>change.bodies) if type(change) is SendMany else 1
+    if rows.more(most * ROW_BYTES) is NULL:
+        return False
+    for ticket in tickets:
+        content, at, transaction = ticket.content, 0, 0
+        if len(content) > 1 and ticket.transaction:
+            transaction = rows.next_transaction()
+        for change in content:
+            if type(change) is Send and ticket.outcomes[at][1]:
+                return False
+            added = put_rows(rows, rows.rows + rows.used + done, change, transaction, time_us)
+            if added < 0:
+                return False
+            done += added
+            at += 1
+    rows.used += done
+    return True
+
+
+cdef Py_ssize_t put_rows(Rows rows, uchar *row, object change, uint32_t transaction, uint64_t now) except -2:
+    """Put those of one change there; returns their bytes, -1 if it is uncommon."""
+    cdef object kind = type(change), known
+    cdef uint64_t number, seq
+    cdef Py_ssize_t head_bytes, done = 0
+    cdef bytes body
+    if kind is not Ack and kind is not Send and kind is not SendMany:
+        return -1
+    known = rows.numbers.get(change.state)
+    if known is None:
+        return -1
+    number, seq = known, change.seq
+    if kind is Ack:
+        if <uint32_t>number and is_kept(rows, seq):
+            put_row(row, now, seq, <uint32_t>number, 0, transaction, change.number, 0, 2)
+            return ROW_BYTES
+        return 0
+    if number >> 32:
+        return -1  # a topic's
+    if kind is Send:
+        if number and is_kept(rows, seq):
+            put_row(row, now, seq, <uint32_t>number, change.record_bytes, transaction, 0, 1, 1)
+            return ROW_BYTES
+        return 0
+    head_bytes = PyBytes_Size(change.head)
+    for body in <tuple>change.bodies:
+        if number and is_kept(rows, seq):
+            put_row(row + done, now, seq, <uint32_t>number, head_bytes + PyBytes_Size(body), transaction, 0, 1, 1)
+            done += ROW_BYTES
+        seq += 1
+    return done
+
+
+# Writing to a file
+
+
+cdef object system_pwrite = os.pwrite, system_fdatasync = getattr(os, "fdatasync", None)
+cdef bint by_fdatasync = BY_FDATASYNC
+cdef double hands_over_until = 0.0, looks_until = 0.0
+
+cdef extern from *:
+    """
+    #include <sys/resource.h>
+    #include <unistd.h>
+
+    /* Called where policies/platform_files.py has found that it makes a file durable. */
+    #if !defined(_POSIX_SYNCHRONIZED_IO) || _POSIX_SYNCHRONIZED_IO <= 0
+    #define fdatasync fsync
+    #endif
+
+    /* How often this thread has waited for something, such as a disk; -1 where that is not told. */
+    static long waits(void)
+    {
+    #ifdef RUSAGE_THREAD
+        struct rusage usage;
+        if (getrusage(RUSAGE_THREAD, &usage) == 0)
+            return usage.ru_nvcsw;
+    #endif
+        return -1;
+    }
+    """
+    long waits() noexcept nogil
+    int fdatasync(int) nogil
+
+
+cdef double monotonic() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return now.tv_sec + now.tv_nsec / 1e9
+
+
+def took(double seconds, bint waited):
+    """A write has just taken so long, with all other threads waiting. Where the processor was somebody else's meanwhile
+    handing over helps nobody: only what `waited` for the disk counts. Whether it did is looked at for a while after the
+    first that was slow."""
+    global hands_over_until, looks_until
+    cdef double now = monotonic()
+    looks_until = now + LOOK_SECONDS
+    if waited:
+        hands_over_until = now + seconds * SLOW_SHARE
+
+
+def write_small(fd, data, offset):
+    cdef Py_ssize_t size, written
+    cdef double began, seconds
+    cdef int descriptor
+    cdef off_t at
+    cdef long waits_before = 0
+    cdef bint looks
+    # Who puts another function there, to watch or to spoil what is written, is asked.
+    if type(data) is bytes and os.pwrite is system_pwrite:
+        size, began = PyBytes_Size(data), monotonic()
+        if size <= SMALL_BYTES and began >= hands_over_until:
+            descriptor, at, looks = fd, offset, began < looks_until
+            if looks:
+                waits_before = waits()
+            written = pwrite(descriptor, PyBytes_AS_STRING(data), size, at)
+            seconds = monotonic() - began
+            if seconds > SLOW_SECONDS:
+                took(seconds, looks and (waits_before < 0 or waits() != waits_before))
+            if written == size:
+                return
+    twin("write_small")(fd, data, offset)  # again, if less was written or nothing: it tells why
+
+
+def write_synced(fd, data, offset):
+    cdef Py_ssize_t size, written
+    cdef int descriptor, failed = 0
+    cdef off_t at
+    cdef const char *start
+    if (
+        not by_fdatasync or type(data) is not bytes
+        or os.pwrite is not system_pwrite or os.fdatasync is not system_fdatasync
+    ):
+        return twin("write_synced")(fd, data, offset)
+    size, descriptor, at, start = PyBytes_Size(data), fd, offset, PyBytes_AS_STRING(data)
+    with nogil:
+        written = pwrite(descriptor, start, size, at)
+        if written == size:
+            failed = fdatasync(descriptor)
+            while failed and errno == EINTR:
+                failed = fdatasync(descriptor)
+    if written != size:
+        return twin("write_synced")(fd, data, offset)  # again: it tells why
+    if failed:
+        PyErr_SetFromErrno(OSError)  # never tried again

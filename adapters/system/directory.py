@@ -1,0 +1,134 @@
+"""A store's directory: how it is made, locked and recognised (rules D2, D3, I4). What every kind has there:
+
+store.id        16 random bytes in hex
+store.lock      while it is open: the owner's pid and host
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+from ...policies.errors import ConfigError, PlacementError, StoreFailedError
+from .files import (
+    FILE_MODE,
+    FULL,
+    make_directory,
+    new_directory,
+    read_file,
+    require_no_links,
+    sync_directory,
+    unfinished,
+    write_file,
+)
+from .locking import DirectoryLock
+
+Fill = Callable[[Path, bytes], bytes]
+"""Puts into a new directory what belongs there beside the store's id; takes the id that it is given, and returns the
+one that it is to have: another where other nodes have the same store."""
+
+
+def nothing(path: Path, store_id: bytes) -> bytes:
+    """The Fill of a store that has its id alone."""
+    return store_id
+
+
+def is_empty(path: Path) -> bool:
+    """Whether a directory is there, with nothing in it."""
+    return path.is_dir() and next(path.iterdir(), None) is None
+
+
+class StoreDirectory:
+    """One store's. The constructor touches nothing."""
+
+    advice: ClassVar[str]
+    """What to do where store.id is lost."""
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        file_mode: int | None = None,
+        on_lost: Callable[[StoreFailedError], None] | None = None,
+    ) -> None:
+        """`file_mode` is that of all files here, None the usual one. `on_lost` as of DirectoryLock."""
+        self.name, self.path = name, path
+        self.file_mode = file_mode or FILE_MODE
+        self._lock = DirectoryLock(path / "store.lock", f"store {name!r}", self.file_mode, on_lost)
+
+    def create(self, fill: Fill = nothing) -> bytes:
+        """Make it under another name, whole and durable, then rename it (rule D2). Returns the store id. An empty
+        directory may be there already."""
+        if self.path.exists() and not is_empty(self.path):
+            raise PlacementError(f"{self.path} exists already; store {self.name!r} cannot be made there")
+        store_id = os.urandom(16)
+        make_directory(self.path.parent, self.file_mode)
+        making = unfinished(self.path, store_id)
+        try:
+            new_directory(making, self.file_mode)
+            store_id = fill(making, store_id)
+            write_file(making / "store.id", f"{store_id.hex()}\n".encode(), self.file_mode)
+            sync_directory(making)
+            making.rename(self.path)
+        except Exception:
+            shutil.rmtree(making, ignore_errors=True)
+            raise
+        sync_directory(self.path.parent)
+        with suppress(PermissionError):  # of a directory that another user made
+            sync_directory(self.path.parent.parent)  # who made ours may be about to, or was killed before that
+        return store_id
+
+    def identify(self) -> bytes | None:
+        """The id that is written here, None if there is none that reads. Raises OSError."""
+        try:
+            store_id = bytes.fromhex(read_file(self.path / "store.id").decode().strip())
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
+        return store_id if len(store_id) == 16 else None
+
+    def read_id(self) -> bytes:
+        """Raises PlacementError if this is no store's directory."""
+        store_id = self.identify()
+        if store_id is None:
+            what = "damaged" if (self.path / "store.id").exists() else "missing"
+            raise PlacementError(f"{self.path} holds no store {self.name!r}: its store.id is {what}. {self.advice}")
+        return store_id
+
+    def lock(self) -> bytes:
+        """Returns the id. Raises StoreLockedError, PlacementError if there is no such store, ConfigError if it cannot
+        be used, and OSError if there is no room for it now, or something in it is a symbolic link."""
+        if not self.path.is_dir():
+            raise PlacementError(f"{self.path}, the directory of store {self.name!r}, is missing; nothing was created")
+        try:
+            require_no_links(self.path)
+            store_id = self.read_id()  # what is no store gets no lock file
+            self._lock.acquire()
+            self._locked(store_id)
+        except OSError as error:
+            self._lock.release()
+            if error.errno in FULL or error.errno == errno.ELOOP:
+                raise
+            raise ConfigError(
+                [f"store {self.name!r} cannot be opened in {self.path}: {error.strerror} ({error.filename})"]
+            ) from error
+        return store_id
+
+    def _locked(self, store_id: bytes) -> None:
+        """It has just been locked."""
+
+    def require_lock(self) -> None:
+        """Raise StoreFailedError if the lock was lost: see DirectoryLock."""
+        self._lock.require()
+
+    def look_after_lock(self) -> None:
+        """If the lock was lost, `on_lost` has been called on return."""
+        self._lock.lost()
+
+    def unlock(self) -> None:
+        """Idempotent."""
+        self._lock.release()

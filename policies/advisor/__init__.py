@@ -1,0 +1,105 @@
+"""The partition advisor: reads how destinations are used and says which of them should share a store.
+
+In one shared append-only journal a slow destination's old messages keep whole segments alive, however quick the others
+are. The advisor replays a trace of what was sent and acked against a model of the journal, for any way to divide the
+destinations, and finds the division that costs least:
+
+    from anabranch.policies.advisor import RecommendOptions, recommend, render_text
+
+    answer = recommend("trace.parquet", RecommendOptions(segment_bytes=32 << 20))
+    print(render_text(answer))
+    answer.write("out")            # recommendation.json, stores.yaml, summary.txt, report.html
+
+A trace is rows of `UsageEvent`; `trace` says which files hold one. `from_events` makes a table of any source of
+events, such as an ActiveMQ journal directory read by `anabranch.adapters.kahadb`; `workload` makes one from a
+description. The cost of a division is in GiB-hours of disk, with the syncs that transactions over several stores add
+priced in.
+
+The way of a trace: `trace` is the input, `workload` makes one of a description, `statistics` is what is made of it;
+`model` has the exact figures and their quick form, `search` the optimiser, `recommend` all of it and the answer,
+`report` what people read. `spark` gives the same figures of a trace of any size.
+
+It needs `pip install 'anabranch[recommend]'`, or without Spark `'anabranch[recommend-local]'`; importing this package
+does not. Apart from what writes by its name, nothing here touches a disk but Spark's scratch space, and a copy of the
+trace for Spark in the directory for temporary files.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MissingExtraError
+from .trace.events import UsageEvent
+
+if TYPE_CHECKING:
+    from .recommend.job import RecommendOptions, recommend, recommend_best
+    from .recommend.recommendation import Candidate, Recommendation, StorePlan, check_place
+    from .report.page import render_html
+    from .report.render import render_text
+    from .search.current import CurrentConfig
+    from .statistics.sizes import JournalSizes
+    from .trace.opening import choose_engine
+    from .trace.table import Finding, from_events, read_trace, write_trace
+    from .workload.generator import generate
+    from .workload.workload import Workload
+
+_HOMES = {
+    "Candidate": "recommend.recommendation",
+    "CurrentConfig": "search.current",
+    "Finding": "trace.table",
+    "JournalSizes": "statistics.sizes",
+    "RecommendOptions": "recommend.job",
+    "Recommendation": "recommend.recommendation",
+    "StorePlan": "recommend.recommendation",
+    "Workload": "workload.workload",
+    "check_place": "recommend.recommendation",
+    "choose_engine": "trace.opening",
+    "from_events": "trace.table",
+    "generate": "workload.generator",
+    "read_trace": "trace.table",
+    "recommend": "recommend.job",
+    "recommend_best": "recommend.job",
+    "render_html": "report.page",
+    "render_text": "report.render",
+    "write_trace": "trace.table",
+}
+
+__all__ = [
+    "Candidate",
+    "CurrentConfig",
+    "Finding",
+    "JournalSizes",
+    "RecommendOptions",
+    "Recommendation",
+    "StorePlan",
+    "UsageEvent",
+    "Workload",
+    "check_place",
+    "choose_engine",
+    "from_events",
+    "generate",
+    "read_trace",
+    "recommend",
+    "recommend_best",
+    "render_html",
+    "render_text",
+    "write_trace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what was asked for only now: the core must not need the advisor's dependencies."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f".{home}", __name__)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == __name__.partition(".")[0]:
+            raise
+        raise MissingExtraError(
+            f"the advisor needs {error.name}, which is not installed; run: pip install 'anabranch[recommend]', or "
+            "'anabranch[recommend-local]' without Spark"
+        ) from error
+    return getattr(module, name)

@@ -1,0 +1,148 @@
+"""Who keeps a journal file: of each segment the destination that lets it go last, and whose bytes lie in it meanwhile.
+
+A segment is *full* when its store begins the next one, or at the trace's end. From then on it is kept for messages
+alone; its *holder* is the destination of the one that goes last, under `kahadb` also of one in an earlier segment whose
+ack stands here, however long that chain. Of several that go at one moment it is the one first met in the trace, as
+where messages are pending at the trace's end. A segment that goes as soon as it is full has no holder.
+
+Bytes of a destination in a segment are *kept by another* from when the segment is full and its own messages there have
+gone until the segment goes, and that other is the holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..statistics.operations import Floats, Ints, Operations
+from .exact import Partition, Segments, assembled, courses, rows_of
+from .jit import njit
+from .kernel import JournalRules
+
+NOBODY = -1
+
+_Numbers = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """Who keeps the files of one partitioning. Destinations are numbers into `Operations.destinations`."""
+
+    holder: _Numbers
+    """Of each segment, in the order of `Segments`; NOBODY for one that went as soon as it was full."""
+    kept: Mapping[tuple[int, int], float]
+    """(whose, by whom), never the same: byte-seconds of the messages and acks that a destination has in files which it
+    needs no more."""
+
+    def held(self, segments: Segments, finish: float) -> Mapping[int, tuple[int, float]]:
+        """Of each holder: the files that it keeps, and their byte-seconds on disk after they were full."""
+        extra = (segments.end - full_times(segments, finish)) * segments.segment_bytes
+        return {
+            int(number): (int((self.holder == number).sum()), float(extra[self.holder == number].sum()))
+            for number in np.unique(self.holder)
+            if number != NOBODY
+        }
+
+
+def full_times(segments: Segments, finish: float) -> Floats:
+    """When each segment was full: its store began the next one, or the trace ended."""
+    full = np.full(len(segments.start), finish)
+    order = np.argsort(segments.store, kind="stable")
+    followed = segments.store[order[:-1]] == segments.store[order[1:]]
+    full[order[:-1][followed]] = segments.start[order[1:][followed]]
+    return full
+
+
+def find_pins(operations: Operations, partition: Partition, rules: JournalRules) -> tuple[Segments, Pins]:
+    """The segments of a partitioning that does not compact, as `model.simulate` has them, and who keeps them."""
+    segments, segment = _segments(operations, partition, rules)
+    finish = float(operations.time[-1])
+    full = full_times(segments, finish)
+    end = operations.end
+    holder = _holders(segment, operations.destination, operations.send, end, full, finish, rules.ack_rule)
+    where, whose, size, own = _shares(
+        segment, operations.destination, operations.size, end, len(operations.destinations), finish
+    )
+    waits = segments.end[where] - np.maximum(full[where], own)
+    by = holder[where]
+    chosen = (waits > 0) & (by != whose) & (by != NOBODY)
+    width = len(operations.destinations)
+    keys, place = np.unique(whose[chosen].astype(np.int64) * width + by[chosen], return_inverse=True)
+    totals = np.bincount(place, weights=size[chosen] * waits[chosen], minlength=len(keys))
+    kept = {divmod(int(key), width): float(total) for key, total in zip(keys, totals, strict=True)}
+    return segments, Pins(holder, kept)
+
+
+def _segments(operations: Operations, partition: Partition, rules: JournalRules) -> tuple[Segments, _Numbers]:
+    """The segments, and the segment of each operation, -1 for one that is in no store."""
+    found = courses(operations, partition, rules)
+    starts, ends = [course.starts for course in found], [course.ends for course in found]
+    time = operations.time
+    segments = assembled(starts, [time[start] for start in starts], [time[end] for end in ends], rules.segment_bytes)
+    number = np.argsort(np.argsort(np.concatenate(starts), kind="stable"), kind="stable").astype(np.int32)
+    segment = np.full(len(operations), -1, np.int32)
+    first = 0
+    for members, start in zip(partition, starts, strict=True):
+        rows = rows_of(operations, members)
+        segment[rows] = number[first + np.searchsorted(start, rows, side="right") - 1]
+        first += len(start)
+    return segments, segment
+
+
+@njit
+def _holders(
+    segment: _Numbers, destination: _Numbers, send: Ints, op_end: Floats, full: Floats, finish: float, chains: bool
+) -> _Numbers:
+    until = full.copy()
+    holder = np.full(len(full), -1, np.int32)
+    for i in range(len(segment)):
+        s = segment[i]
+        if s >= 0 and min(op_end[i], finish) > until[s]:
+            until[s] = min(op_end[i], finish)
+            holder[s] = destination[i]
+    if chains:
+        # In the trace's order `until` is final where it is read: by the first ack from a later segment.
+        for i in range(len(segment)):
+            s = segment[i]
+            if s >= 0 and send[i] >= 0:
+                t = segment[send[i]]
+                if 0 <= t < s and until[t] > until[s]:
+                    until[s] = until[t]
+                    holder[s] = holder[t]
+    return holder
+
+
+@njit
+def _shares(
+    segment: _Numbers, destination: _Numbers, size: Ints, op_end: Floats, width: int, finish: float
+) -> tuple[_Numbers, _Numbers, Ints, Floats]:
+    """For each segment and destination in it: its bytes there, and when its last message there goes.
+
+    A destination fills segments one after another, so one open entry for each is enough.
+    """
+    last = np.full(width, -1, np.int32)
+    count = 0
+    for i in range(len(segment)):
+        if segment[i] >= 0 and segment[i] != last[destination[i]]:
+            last[destination[i]] = segment[i]
+            count += 1
+    where = np.empty(count, np.int32)
+    whose = np.empty(count, np.int32)
+    held = np.zeros(count, np.int64)
+    own = np.full(count, -np.inf)
+    entry = np.full(width, -1, np.int64)
+    at = 0
+    for i in range(len(segment)):
+        s, d = segment[i], destination[i]
+        if s < 0:
+            continue
+        if entry[d] < 0 or where[entry[d]] != s:
+            entry[d] = at
+            where[at], whose[at] = s, d
+            at += 1
+        held[entry[d]] += size[i]
+        own[entry[d]] = max(own[entry[d]], min(op_end[i], finish))
+    return where, whose, held, own

@@ -1,0 +1,416 @@
+"""The advisor from end to end: trace in, recommendation out.
+
+    1 open        the trace is checked, here or by Spark             opening, engine
+    2 summarise   it is reduced to a summary                         summary
+    3 search      partitionings of least cost, by the summary        evaluate, search
+    4 confirm     the finalists, exactly                             engine, model, confirm
+    5 name        stores, and the fewest filters that make them      candidates, patterns
+
+Every figure in a recommendation comes from the exact model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from ...config.durability import Sync
+from ...config.options import JournalOptions
+from ...errors import ConfigError, TraceError
+from ...names.destination import Destination
+from ...names.pattern import Pattern
+from ...text import human_bytes
+from ..model.confirm import improve_exactly
+from ..model.evaluate import SetCosts
+from ..model.exact import COPY_RATE, CostModel, Partition, Retention, canonical
+from ..report.figures import Figures, build_figures, figures_of_courses
+from ..search.candidates import candidates_of, policies_of
+from ..search.current import CurrentConfig
+from ..search.pattern_options import wrong_patterns
+from ..search.revision import revised_yaml
+from ..search.search import Constraints, keeps, search
+from ..statistics.operations import CLOCKS, Clock
+from ..statistics.sizes import MODELS, JournalSizes, Model
+from ..trace.destination_usage import destination_usage
+from ..trace.opening import ENGINES, EngineName, Source, open_engine
+from ..trace.table import Finding
+from .engine import Engine
+from .recommendation import PEAK_CAP, Candidate, Recommendation
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, float], None]
+"""Called with a stage (summarise, search, confirm, ...) and the share of it that is done, 0 to 1."""
+
+_Finalist = tuple[float, Partition, Retention]
+_WEIGHTS = tuple(4.0**power for power in range(7))
+"""How dear disk is made, step by step, while the peak is above its cap."""
+
+WORTH = 0.01
+"""Part that a partitioning has to save of what is there, that it is worth to move messages."""
+SEGMENTS_MAX = 10_000_000
+"""Journal files that a trace may fill: each takes some dozens of bytes in every partitioning that is tried."""
+
+_OPTIONS = {"segment_bytes": "segment-size", "peak_bytes_max": "peak-max"}
+"""Options of the command line whose names are not those of the fields; so that an error names both."""
+_NOT_OPTIONS = ("operations_per_second", "overhead_segments")
+
+
+def _named(field_name: str) -> str:
+    if field_name in _NOT_OPTIONS:
+        return field_name
+    return f"{field_name} (--{_OPTIONS.get(field_name, field_name.replace('_', '-'))})"
+
+
+@dataclass(frozen=True, slots=True)
+class RecommendOptions:
+    """What to optimise, under which rules."""
+
+    model: Model = "anabranch"
+    """Whose journal: our own, or ActiveMQ's with its ack rule."""
+    segment_bytes: int = 32 << 20
+    clock: Clock = "ts"
+    """`seq` goes by order alone, for traces whose clock says little."""
+    operations_per_second: float = 1000.0
+    """What a position is worth in time, under clock `seq`."""
+    disk_gib: float = 100.0
+    sync_rate: float = 5000.0
+    """Syncs a second that the disk can do. With `disk_gib` it prices the syncs that spanning transactions add."""
+    overhead_segments: float = 0.5
+    """Disk that a store costs by being there, in segments."""
+    copy_rate: float = COPY_RATE
+    """MiB a second that the disk can copy, each byte read once and written once. With `disk_gib` it prices what
+    compaction copies."""
+    compact_live_percent: int | None = None
+    """Under which share of live bytes our own journals compact a file; 0: they do not. None: as `current` has it, else
+    their default."""
+    stores_max: int | None = None
+    peak_bytes_max: int | None = None
+    """A cap on all journals together; the cheapest partitioning found under it is recommended."""
+    durability: Mapping[str, Sync] = field(default_factory=dict)
+    """Pattern to sync policy; what matches none is `always`. Different policies never share a store."""
+    pinned: tuple[tuple[str, ...], ...] = ()
+    """Groups of patterns: what one group matches stays together."""
+    current: CurrentConfig | None = None
+    """The configuration in force: it is compared with, and what no pattern of `durability` matches syncs as it does
+    there. What is in stores that are no journals stays in them."""
+    sizes: JournalSizes | None = None
+    """Our own journal's record overheads, where the defaults do not fit."""
+    engine: EngineName = "auto"
+    """Who does the work: `local` this process, without Java; `spark` at any size; `auto` goes by the trace's size."""
+    master: str | None = None
+    """Spark's master, where no session is active; None: this machine."""
+
+    def check(self) -> None:
+        """Raises ConfigError with everything that is wrong."""
+        above_0 = ("segment_bytes", "operations_per_second", "disk_gib", "sync_rate", "copy_rate")
+        problems = [
+            f"{_named(n)} is {getattr(self, n)!r}; it must be above 0, and finite"
+            for n in above_0
+            if not 0 < getattr(self, n) < inf
+        ]
+        if self.overhead_segments < 0:
+            problems.append(f"overhead_segments is {self.overhead_segments!r}; it must be 0 or more")
+        for name, allowed in (("model", MODELS), ("clock", CLOCKS), ("engine", ENGINES)):
+            if getattr(self, name) not in allowed:
+                problems.append(f"{_named(name)} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
+        for name in ("stores_max", "peak_bytes_max"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                problems.append(f"{_named(name)} is {value!r}; it must be 1 or more, or left out")
+        problems += wrong_patterns(self.durability, self.pinned)
+        if 0 < self.segment_bytes < inf:
+            try:
+                JournalOptions(segment_size=int(self.segment_bytes))
+            except ConfigError as error:
+                problems += [
+                    f"{_named('segment_bytes')} is {self.segment_bytes}: {problem}" for problem in error.problems
+                ]
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def costs(self) -> CostModel:
+        journal = JournalOptions() if self.current is None else self.current.compaction
+        percent = journal.compact_live_percent if self.compact_live_percent is None else self.compact_live_percent
+        return CostModel(
+            self.segment_bytes,
+            self.overhead_segments,
+            self.disk_gib,
+            self.sync_rate,
+            self.copy_rate,
+            percent,
+            journal.compact_min_segments,
+        )
+
+
+def recommend(
+    trace: Source, options: RecommendOptions | None = None, progress: Progress | None = None
+) -> Recommendation:
+    """Which destinations should share a store.
+
+    `trace`: an Arrow table as `trace.SCHEMA` says; the path of one (.parquet, .arrow, .csv, a directory of Parquet);
+    the URL of Parquet in a file system that Spark reads; a workload. Raises TraceError where it cannot be used,
+    ConfigError where the options contradict each other.
+    """
+    options = options or RecommendOptions()
+    return recommend_best(trace, options, [options.segment_bytes], progress)
+
+
+def recommend_best(
+    trace: Source,
+    options: RecommendOptions,
+    segment_sizes: Sequence[int],
+    progress: Progress | None = None,
+) -> Recommendation:
+    """The recommendation of least cost among those for each size of a journal file, in bytes; with several, one that
+    keeps the cap on the peak first. `parameters["segment_sizes"]` has what each came to. Raises as `recommend`.
+
+    The trace is opened once, and what the report alone shows is worked out for the best alone."""
+    if not segment_sizes:
+        raise ConfigError(["segment_sizes is empty; give at least one size of a journal file, in bytes"])
+    sized = [replace(options, segment_bytes=size) for size in dict.fromkeys(segment_sizes)]
+    for each in sized:
+        each.check()
+    report = progress or (lambda stage, share: None)
+    with open_engine(
+        trace,
+        options.engine,
+        options.master,
+        report,
+        model=options.model,
+        clock=options.clock,
+        operations_per_second=options.operations_per_second,
+        sizes=options.sizes,
+    ) as engine:
+        for each in sized:
+            _check_segments(engine, each, str(trace) if isinstance(trace, (str, Path)) else "the trace")
+        current = None if options.current is None else _current(engine, options.current)
+        constraints = _constraints(engine, options)
+        best = _choose(engine, constraints, current, sized[0], report)
+        tried = [best.told()]
+        for each in sized[1:]:
+            # One beside the best at a time: each has what it found of some hundred thousand sets.
+            choice = _choose(engine, constraints, current, each, report)
+            tried.append(choice.told())
+            best = min(best, choice, key=lambda one: (not one.cap_kept, one.recommended.cost))
+        return _answer(engine, constraints, best, tried, report)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What was found for one size of a journal file."""
+
+    options: RecommendOptions
+    set_costs: SetCosts
+    partitions: dict[str, tuple[Partition, Retention]]
+    """Those to show, by name, the recommended one first."""
+    findings: list[Finding]
+
+    @property
+    def recommended(self) -> Retention:
+        return self.partitions["recommended"][1]
+
+    @property
+    def cap_kept(self) -> bool:
+        return all(finding.code != PEAK_CAP for finding in self.findings)
+
+    def told(self) -> dict[str, Any]:
+        """What it comes to, for `parameters["segment_sizes"]`."""
+        return {
+            "segment_bytes": self.options.segment_bytes,
+            "mean_bytes": self.recommended.mean_bytes,
+            "peak_bytes": self.recommended.peak_bytes,
+            "cost": self.recommended.cost,
+        }
+
+
+def _answer(
+    engine: Engine, constraints: Constraints, choice: _Choice, tried: list[dict[str, Any]], report: Progress
+) -> Recommendation:
+    options, partitions = choice.options, choice.partitions
+    candidates = candidates_of(engine, partitions, options)
+    return Recommendation(
+        recommended=candidates[0],
+        candidates=tuple(candidates),
+        findings=(*engine.findings, *choice.findings, *_unmatched(engine, options)),
+        parameters=_parameters(options, engine, tried),
+        destinations=destination_usage(choice.set_costs.summary),
+        figures=_figures(choice.set_costs, engine, constraints, partitions, candidates, options, report),
+        revised=_revised(candidates[0], engine, options),
+        directory=None if options.current is None else str(options.current.config.directory),
+    )
+
+
+def _check_segments(engine: Engine, options: RecommendOptions, source: str) -> None:
+    """Raises TraceError where there would be more journal files than can be simulated."""
+    total = float(sum(entry.bytes for entry in engine.totals))
+    segments = total / engine.sizes.capacity(options.segment_bytes)
+    if segments > SEGMENTS_MAX:
+        largest, seq = engine.largest
+        raise TraceError(
+            f"{source}: {human_bytes(total)} in all fill {segments:,.0f} journal files of {options.segment_bytes} "
+            f"bytes, and at most {SEGMENTS_MAX:,} can be simulated; the largest operation is that of seq "
+            f"{seq}, of {largest} bytes; if the sizes are right, choose a larger --segment-size"
+        )
+
+
+def _constraints(engine: Engine, options: RecommendOptions) -> Constraints:
+    destinations = [Destination.parse(name) for name in engine.destinations]
+    pinned = []
+    for group in options.pinned:
+        patterns = [Pattern.parse(text) for text in group]
+        members = tuple(i for i, d in enumerate(destinations) if any(p.matches(d) for p in patterns))
+        if members:
+            pinned.append(members)
+    current = options.current
+    rules = [None if current is None else current.rules_of(name) for name in engine.destinations]
+    pairs = list(zip(policies_of(engine, options), rules, strict=True))
+    number_of = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+    groups = tuple(number_of[pair] for pair in pairs)
+    places = dict.fromkeys(rule for rule in rules if isinstance(rule, tuple))
+    pinned += [tuple(number for number, rule in enumerate(rules) if rule == place) for place in places]
+    return Constraints(groups, tuple(pinned), options.stores_max)
+
+
+def _unmatched(engine: Engine, options: RecommendOptions) -> list[Finding]:
+    """Patterns that were given and match nothing: mistyped, perhaps."""
+    destinations = [Destination.parse(name) for name in engine.destinations]
+    given = [*options.durability, *(pattern for group in options.pinned for pattern in group)]
+    unmatched = [text for text in dict.fromkeys(given) if not any(map(Pattern.parse(text).matches, destinations))]
+    if not unmatched:
+        return []
+    message = (
+        f"pattern{'' if len(unmatched) == 1 else 's'} that match no destination in the trace: {', '.join(unmatched)}"
+    )
+    return [Finding("unmatched-patterns", len(unmatched), message)]
+
+
+def _choose(
+    engine: Engine, constraints: Constraints, current: Partition | None, options: RecommendOptions, report: Progress
+) -> _Choice:
+    report("summarise", 0.0)
+    set_costs = SetCosts(engine.summary(options.segment_bytes), options.costs)
+    report("summarise", 1.0)
+    costs = options.costs
+    everything = range(len(engine.destinations))
+    compared = {"all-together": canonical([everything]), "all-separate": canonical([[d] for d in everything])}
+    if current is not None:
+        compared["current"] = current
+    known: dict[Partition, Retention] = {}
+    # The summary may misjudge them, and no answer may cost more than what is there or anybody would think of.
+    tried = [partition for partition in dict.fromkeys(compared.values()) if keeps(partition, constraints)]
+    finalists: list[_Finalist] = []
+    for step, weight in enumerate(_WEIGHTS):
+        weighted = set_costs.reweighted(weight)
+        found = search(weighted, constraints, progress=report)
+        tried += [*improve_exactly(engine, set_costs.summary, costs, constraints, found, weight), *found]
+        report("confirm", 0.0)
+        # Those to compare with go along with the first: through Spark what counts is how often is asked.
+        unknown = [p for p in dict.fromkeys([*tried, *compared.values()]) if p not in known]
+        known.update(zip(unknown, engine.measure(unknown, costs), strict=True))
+        report("confirm", 1.0)
+        finalists = [(known[partition].cost, partition, known[partition]) for partition in dict.fromkeys(tried)]
+        if options.peak_bytes_max is None or _under(finalists, options.peak_bytes_max):
+            break
+        logger.debug("no partitioning under the cap of the peak after %d of %d steps", step + 1, len(_WEIGHTS))
+    logger.debug("evaluated %d sets", set_costs.evaluated)
+    finalists.sort(key=lambda entry: (entry[0], entry[1]))
+    findings = []
+    if options.peak_bytes_max is not None:
+        allowed = _under(finalists, options.peak_bytes_max)
+        if not allowed:
+            lowest = min(finalists, key=lambda entry: (entry[2].peak_bytes, entry[0], entry[1]))
+            cap = human_bytes(options.peak_bytes_max)
+            message = (
+                f"cap on the peak, {cap}, that no partitioning found keeps; the one with the lowest is recommended"
+            )
+            findings.append(Finding(PEAK_CAP, 1, message))
+            allowed = [lowest]
+        finalists = allowed + [entry for entry in finalists if entry not in allowed]
+    chosen = finalists[0]
+    base = compared.get("current", compared["all-together"])
+    if keeps(base, constraints) and not is_worth(chosen[2], known[base]):
+        left = (known[base].cost, base, known[base])
+        if options.peak_bytes_max is None or _under([left], options.peak_bytes_max):
+            finalists = [left, *(entry for entry in finalists if entry[1] != base)]
+    named = {"recommended": finalists[0][1], **compared}
+    others = [partition for _, partition, _ in finalists[1:] if partition not in named.values()]
+    named.update(zip(("second", "third"), others, strict=False))
+    partitions = {name: (partition, known[partition]) for name, partition in named.items()}
+    return _Choice(options, set_costs, partitions, findings)
+
+
+def is_worth(after: Retention, before: Retention) -> bool:
+    """Whether a partitioning saves enough to be moved to: cost, or disk on average or at the peak."""
+    return any(
+        new <= old * (1 - WORTH)
+        for new, old in (
+            (after.cost, before.cost),
+            (after.mean_bytes, before.mean_bytes),
+            (after.peak_bytes, before.peak_bytes),
+        )
+    )
+
+
+def _under(finalists: list[_Finalist], peak_bytes_max: int) -> list[_Finalist]:
+    return [entry for entry in finalists if entry[2].peak_bytes <= peak_bytes_max]
+
+
+def _current(engine: Engine, current: CurrentConfig) -> Partition:
+    current.require_all(engine.destinations)
+    stores: dict[tuple[str, str], list[int]] = {}
+    for number, name in enumerate(engine.destinations):
+        stores.setdefault(current.place_of(name), []).append(number)
+    return canonical(list(stores.values()))
+
+
+def _revised(recommended: Candidate, engine: Engine, options: RecommendOptions) -> str | None:
+    if options.current is None:
+        return None
+    weights = {total.name: total.bytes for total in engine.totals}
+    resized = options.segment_bytes if options.segment_bytes != options.current.segment_bytes else None
+    return revised_yaml(options.current, recommended.stores, weights, resized)
+
+
+def _figures(
+    set_costs: SetCosts,
+    engine: Engine,
+    constraints: Constraints,
+    partitions: Mapping[str, tuple[Partition, Retention]],
+    candidates: list[Candidate],
+    options: RecommendOptions,
+    report: Progress,
+) -> Figures:
+    """What the report shows of the recommended partitioning and of what it is compared with."""
+    names = {candidate.name: [store.name for store in candidate.stores] for candidate in candidates}
+    base = "current" if "current" in partitions else "all-together"
+    shown = [base, "recommended"] if partitions[base][0] != partitions["recommended"][0] else ["recommended"]
+    pictured = {name: (partitions[name][0], names[name]) for name in shown}
+    report("picture", 0.0)
+    if engine.has_operations:
+        figures = build_figures(engine.operations(), set_costs, constraints, options.costs, pictured)
+    else:
+        found = engine.courses([partition for partition, _ in pictured.values()], options.costs)
+        stores_of = {name: stores for name, (_, stores) in pictured.items()}
+        figures = figures_of_courses(engine, found, options.costs, stores_of)
+    report("picture", 1.0)
+    return figures
+
+
+def _parameters(options: RecommendOptions, engine: Engine, tried: list[dict[str, Any]]) -> dict[str, Any]:
+    values = {name: getattr(options, name) for name in options.__dataclass_fields__}
+    values["durability"] = {pattern: sync.value for pattern, sync in options.durability.items()}
+    values["pinned"] = [list(group) for group in options.pinned]
+    values["current"] = options.current.to_json() if options.current is not None else None
+    values["sizes"] = asdict(engine.sizes.sizes)
+    values["compact_live_percent"] = options.costs.live_percent if options.model == "anabranch" else 0
+    values["compact_min_segments"] = options.costs.min_segments
+    values["segment_sizes"] = tried
+    values["operations"] = engine.count
+    values["duration_seconds"] = engine.finish - engine.begin
+    return values

@@ -1,0 +1,246 @@
+"""What the advisor answers: values only, and how they are written to files.
+
+    recommendation.json   all of it, for programs
+    stores.yaml           a configuration that opens as it is
+    summary.txt           the same for people
+    report.html           with pictures, for a browser or on paper
+
+Every figure in them comes from the exact model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...config.durability import Sync
+from ...config.units import format_size
+from ...config.writing import dump
+from ...outputs import check_files, is_elsewhere, local_path, write_files
+from ..model.broker import BrokerPeak
+from ..search.catch_all import CATCH_ALL, REST, unseen_sync
+from ..trace.destination_usage import DestinationUsage
+from ..trace.table import Finding
+from .schema import VERSION
+
+if TYPE_CHECKING:
+    from ..report.figures import Figures
+
+PEAK_CAP = "peak-cap"
+"""The finding that no partitioning keeps the cap on the peak."""
+FILES = ("recommendation.json", "stores.yaml", "summary.txt", "report.html")
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlan:
+    """One store of a candidate."""
+
+    name: str
+    destinations: tuple[str, ...]
+    filters: tuple[str, ...]
+    sync: str
+    gib_hours: float
+    peak_bytes: int
+    written_bytes: int
+    copied_bytes: int
+    """What compaction copies: each byte is read once and written once."""
+    saves_mean_bytes: float | None = None
+    """Disk on average, if of the current configuration this store alone were changed; None where it is as it was."""
+    saves_peak_bytes: int | None = None
+    saves_copied_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A partitioning and its exact figures."""
+
+    name: str
+    stores: tuple[StorePlan, ...]
+    mean_bytes: float
+    peak_bytes: int
+    gib_hours: float
+    spanning_transactions: int
+    cost: float
+    written_bytes: int
+    """What operations put into the journals, and compaction's own records."""
+    copied_bytes: int
+    """What compaction copies: each byte is read once and written once. 0 without compaction, as under ActiveMQ's
+    model."""
+    most_copied: int
+    """How often the message is copied that is copied most often."""
+    segment_bytes: int
+    """Size of one journal file."""
+    broker_peak: BrokerPeak | None = None
+    """What ActiveMQ is to be expected to take, under its model."""
+
+    @property
+    def catch_all(self) -> str | None:
+        """The store that takes what the trace did not show; None where none of these does."""
+        return next((store.name for store in self.stores if CATCH_ALL in store.filters), None)
+
+    def to_json(self) -> dict[str, Any]:
+        stores = [{**asdict(s), "destinations": list(s.destinations), "filters": list(s.filters)} for s in self.stores]
+        return {
+            "name": self.name,
+            "segment_bytes": self.segment_bytes,
+            "stores": stores,
+            "mean_bytes": self.mean_bytes,
+            "peak_bytes": self.peak_bytes,
+            "gib_hours": self.gib_hours,
+            "spanning_transactions": self.spanning_transactions,
+            "cost": self.cost,
+            "written_bytes": self.written_bytes,
+            "copied_bytes": self.copied_bytes,
+            "most_copied": self.most_copied,
+            "broker_peak": asdict(self.broker_peak) if self.broker_peak else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The advisor's answer. `candidates` holds the recommended one too, first."""
+
+    recommended: Candidate
+    candidates: tuple[Candidate, ...]
+    findings: tuple[Finding, ...]
+    parameters: dict[str, Any]
+    destinations: tuple[DestinationUsage, ...]
+    figures: Figures | None = None
+    """What the report alone shows: pictures over time, who keeps whose files, what else could be."""
+    revised: str | None = None
+    """The configuration in force with the recommended stores in it, where there is one."""
+    directory: str | None = None
+    """Its data directory."""
+
+    @property
+    def cap_kept(self) -> bool:
+        """Whether the recommended one stays under the cap on the peak; True where none was given."""
+        return all(finding.code != PEAK_CAP for finding in self.findings)
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether `stores_yaml` has one more store, for what the trace did not show."""
+        return self.revised is None and self.recommended.catch_all is None
+
+    def candidate(self, name: str) -> Candidate:
+        """By name: recommended, all-together, all-separate, current, second, third. Raises KeyError."""
+        for candidate in self.candidates:
+            if candidate.name == name:
+                return candidate
+        raise KeyError(name)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON's own types throughout, as `recommendation_schema` says."""
+        return {
+            "version": VERSION,
+            "recommended": self.recommended.to_json(),
+            "candidates": [candidate.to_json() for candidate in self.candidates],
+            "destinations": [asdict(one) for one in self.destinations],
+            "findings": [asdict(finding) for finding in self.findings],
+            "parameters": self.parameters,
+        }
+
+    def stores_yaml(self) -> str:
+        """A configuration for the recommended partitioning: the one in force, revised, or a new one. Where no store of
+        it takes what the trace did not show, one more does."""
+        if self.revised is not None:
+            return self.revised
+        size = format_size(int(self.parameters["segment_bytes"]))
+        stores: list[dict[str, Any]] = [
+            {"name": s.name, "match": list(s.filters), "journal": {"sync": s.sync, "segment_size": size}}
+            for s in self.recommended.stores
+        ]
+        rest = REST if self.has_rest else self.recommended.catch_all
+        if self.has_rest:
+            sync = unseen_sync({text: Sync(policy) for text, policy in self.parameters["durability"].items()})
+            stores.append({"name": rest, "match": [CATCH_ALL], "journal": {"sync": sync.value, "segment_size": size}})
+        document = {"directory": "data", "stores": stores}
+        header = (
+            "# Recommended by `anabranch recommend`. Destinations that the trace did not show go to the store "
+            f"{rest!r}.\n"
+        )
+        return header + dump(document)
+
+    def write(self, out: str | Path, *, overwrite: bool = False, master: str | None = None) -> list[Path | str]:
+        """Writes its files into a directory, which is made where it is missing; other files there stay.
+
+        `out`: a path of this machine, or the URL of any file system that Spark's Hadoop knows, which is reached through
+        the session that is there, or a new one on `master`. Returns the paths written, or URLs. They appear whole or
+        not at all, in another file system as far as that renames at once. Raises what `check_place` raises, and
+        OSError.
+        """
+        import json
+
+        from ..report.page import render_html
+        from ..report.render import render_text
+
+        where = str(out)
+        texts = (
+            json.dumps(self.to_json(), indent=2) + "\n",
+            self.stores_yaml(),
+            render_text(self, out=where),
+            render_html(self, out=where),
+        )
+        named = dict(zip(FILES, texts, strict=True))
+        if is_elsewhere(out):
+            from ..spark.hadoop import file_system
+
+            with file_system(str(out), master) as files:
+                return [*files.write_files(str(out), named, overwrite=overwrite)]
+        return [*write_files(local_path(out, "out"), named, overwrite=overwrite)]
+
+
+def check_place(out: str | Path, *, overwrite: bool = False, master: str | None = None) -> None:
+    """Raises ConfigError where `Recommendation.write` would refuse to write; for before the work. Touches nothing.
+
+    That is where one of its files is there already, unless `overwrite`, where something else is in the way, and where
+    it is not this user's to write. Raises SparkError where the file system of a URL cannot be reached.
+    """
+    if is_elsewhere(out):
+        from ..spark.hadoop import file_system
+
+        with file_system(str(out), master) as files:
+            files.check_files(str(out), FILES, overwrite=overwrite)
+    else:
+        check_files(local_path(out, "out"), FILES, overwrite=overwrite)
+
+
+def store_names(stores: Sequence[Sequence[str]], weights: dict[str, int]) -> list[str]:
+    """A name for each store, fit for a directory: the prefix its destinations share, else its heaviest destination.
+
+    No two are alike, also where case does not count, and none is the catch-all's.
+    """
+    taken = {REST}
+    names = []
+    for members in stores:
+        base = _safe(_common_prefix(members) or min(members, key=lambda name: (-weights[name], name)))
+        names.append(free_name(base, taken))
+    return names
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """The name, or with a number behind it, that is not among those taken, which are in small letters; it is then."""
+    free, number = name, 2
+    while free.lower() in taken:
+        free, number = f"{name}-{number}", number + 1
+    taken.add(free.lower())
+    return free
+
+
+def _common_prefix(members: Sequence[str]) -> str:
+    """The name segments that all of them begin with."""
+    split = [name.partition("://")[2].split(".") for name in members]
+    prefix = []
+    for segments in zip(*split, strict=False):
+        if len(set(segments)) > 1:
+            break
+        prefix.append(segments[0])
+    return ".".join(prefix)
+
+
+def _safe(text: str) -> str:
+    text = text.partition("://")[2] or text
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in text).strip(".-_")[:56]
+    return kept or "store"

@@ -1,0 +1,101 @@
+"""The configuration in force: what a recommendation is compared with, and what it has to keep to.
+
+    current = CurrentConfig.load("stores.yaml")
+    options = RecommendOptions(current=current)          # compared with, and what its stores sync by
+
+What of it changes is said in `revision`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...config import Config, as_plain_data, load
+from ...config.durability import Sync
+from ...config.models import StoreConfig
+from ...config.options import JournalOptions
+from ...config.writing import plain_data
+from ...errors import ConfigError
+from ...names.destination import Destination
+
+_TUNING = frozenset(
+    {"sync", "segment_size", "checkpoint_interval", "checkpoint_operations", "batch_bytes_max", "pool_files"}
+)
+"""Options in which journals may differ whose destinations are put together. Of `sync` the search knows."""
+
+
+class CurrentConfig:
+    """A configuration as models, and as the plain data of its file."""
+
+    def __init__(
+        self, config: Config, data: Mapping[str, Any] | None = None, name: str = "the current configuration"
+    ) -> None:
+        self.config, self.name = config, name
+        self.data = plain_data(config) if data is None else data
+        """As `as_plain_data` gives it."""
+        self._routes = config.routes()
+
+    @classmethod
+    def load(cls, path: str | Path) -> CurrentConfig:
+        """What the environment is to say need not be set: no store is opened. Raises ConfigError."""
+        return cls(load(path, names_suffice=True), as_plain_data(path))
+
+    def store_of(self, name: str) -> StoreConfig:
+        """The store of a destination that `require_all` has let pass."""
+        match = self._routes.route(Destination.parse(name))
+        assert match is not None, name
+        return match.target
+
+    def place_of(self, name: str) -> tuple[str, str]:
+        """Two destinations are in one store where this is the same: the store's name, and the destination's where each
+        has a store of its own."""
+        store = self.store_of(name)
+        return store.name, name if store.per_destination else ""
+
+    def name_of(self, destination: str, store: str | None = None) -> str:
+        """What the store of a destination is called, one of its own with its name behind; or a store of that name."""
+        name, alone = self.place_of(destination)
+        return f"{name}:{alone}" if alone and store in (None, name) else store or name
+
+    def require_all(self, names: Sequence[str]) -> None:
+        """Raises ConfigError that lists all that is routed nowhere."""
+        nowhere = [name for name in names if self._routes.route(Destination.parse(name)) is None]
+        if nowhere:
+            raise ConfigError(
+                [f"{self.name} routes {n} nowhere; add a pattern for it, in a --current" for n in nowhere]
+            )
+
+    def sync_of(self, name: str) -> Sync | None:
+        """How its journal syncs; None where it is no journal."""
+        options = self.store_of(name).options
+        return options.sync if isinstance(options, JournalOptions) else None
+
+    def rules_of(self, name: str) -> object:
+        """Destinations for which this differs never share a store: they would lose what an option gives them. What is
+        in no journal stays where it is, since its files are not those that are predicted."""
+        options = self.store_of(name).options
+        if not isinstance(options, JournalOptions):
+            return self.place_of(name)
+        return options.model_dump_json(exclude=set(_TUNING))
+
+    @property
+    def segment_bytes(self) -> int:
+        """The largest of its journals' segments; the default where it has no journal."""
+        sizes = [
+            store.options.segment_size for store in self.config.stores if isinstance(store.options, JournalOptions)
+        ]
+        return max(sizes, default=JournalOptions().segment_size)
+
+    @property
+    def compaction(self) -> JournalOptions:
+        """The journal whose compaction is taken for all: that of most stores, the first of them; the default where
+        there is no journal."""
+        journals = [store.options for store in self.config.stores if isinstance(store.options, JournalOptions)]
+        kinds = [(one.compact_live_percent, one.compact_min_segments) for one in journals]
+        return journals[kinds.index(max(kinds, key=kinds.count))] if journals else JournalOptions()
+
+    def to_json(self) -> dict[str, list[str]]:
+        """Stores and their patterns."""
+        return {store.name: list(store.match) for store in self.config.stores}

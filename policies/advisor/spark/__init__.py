@@ -1,0 +1,1 @@
+"""The advisor through Spark: a session, and the same figures of a trace of any size."""

@@ -1,0 +1,297 @@
+"""The exact model through Spark: every figure of `model`, of any trace, and the driver never holds it.
+
+    courses   what each store has on disk, when: `kernel.StoreJournal`, fed with the operations in their order
+    times     the clock at the positions that matter, and, for KahaDB's peak, the bytes written until then
+
+A store is a set of destinations, whatever partitioning it is in: each distinct one is worked out once. A task goes
+through the whole order for many stores, since reading it costs more than they do. Everything stays in positions of the
+global order until the end, since time never falls along it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ..model.exact import (
+    CostModel,
+    Partition,
+    Retention,
+    Segments,
+    TimedCourse,
+    assembled,
+    figures,
+    peak_span,
+    written_peak,
+)
+from ..model.kernel import NEVER_POSITION, JournalRules, StoreCourse, StoreJournal
+from ..recommend.engine import EXACT_OPERATIONS_MAX
+from ..statistics.operations import DestinationTotals, Floats, Ints, Operations, TransactionSet
+from ..statistics.sizes import OperationSizes
+from ..statistics.summary import NO_ACK, Summary, assemble, bucket_length
+from ..trace.table import Finding
+from . import workers
+from .trace import SparkTrace, aggregated
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class _Store(NamedTuple):
+    """What a course is of: the same destinations keep other files by other rules."""
+
+    rules: JournalRules
+    members: tuple[int, ...]
+
+
+class SparkEngine:
+    """A trace that Spark's workers hold. Not for several threads."""
+
+    def __init__(self, trace: SparkTrace) -> None:
+        self._trace = trace
+        self.destinations: tuple[str, ...] = trace.destinations
+        self.totals: tuple[DestinationTotals, ...] = trace.totals
+        self.transactions: tuple[TransactionSet, ...] = trace.transactions
+        self.findings: tuple[Finding, ...] = trace.findings
+        self.sizes: OperationSizes = trace.sizes
+        self.count = trace.count
+        facts = trace.facts
+        self._last = int(facts["last"].max())
+        self._courses: dict[_Store, TimedCourse] = {}
+        self._operations: Operations | None = None
+        if trace.operations_per_second > 0:
+            self.begin, self.finish = (float(t) for t in self._times(np.array([0, self._last])))
+        else:
+            self.begin, self.finish = float(facts["first_stamp"].iloc[0]), float(facts["highest_stamp"].max())
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        facts = self._trace.facts
+        at = int(facts["largest"].to_numpy().argmax())
+        return int(facts["largest"].iloc[at]), int(facts["largest_at"].iloc[at]) + self._trace.first
+
+    @property
+    def _bytes(self) -> int:
+        return int(self._trace.facts["bytes"].sum())
+
+    # The summary ----------------------------------------------------------------------------------------------------
+
+    def summary(self, segment_bytes: int) -> Summary:
+        length = bucket_length(self._last + 1, float(self._bytes), segment_bytes, self._trace.lags)
+        timed = self._trace.timed()
+        written = _columns(
+            aggregated(
+                timed.selectExpr("d", f"seq DIV {length} AS bucket", "CAST(size AS double) AS size", "time"),
+                ["d", "bucket"],
+                {"size": "sum(size)", "squares": "sum(size * size)", "time": "min(time)"},
+            )
+        )
+        never = f"ends = {NEVER_POSITION}"
+        lives = _columns(
+            aggregated(
+                timed.where(f"partner >= 0 OR {never}").selectExpr(
+                    "d",
+                    f"if({never}, seq, partner) DIV {length} AS send",
+                    f"if({never}, {NO_ACK}, seq DIV {length}) AS ack",
+                    f"if({never}, double('infinity'), time) AS time",
+                    "if(partner > seq, partner, NULL) AS early",
+                ),
+                ["d", "send", "ack"],
+                {"time": "max(time)", "early": f"coalesce(max(early), {workers.NONE})", "count": "count(*)"},
+            )
+        )
+        # What is acked before it is sent, in the order, lives until it is sent.
+        early = np.flatnonzero(lives["early"] >= 0)
+        if len(early):
+            lives["time"] = lives["time"].copy()
+            lives["time"][early] = np.maximum(lives["time"][early], self._times(lives["early"][early]))
+        return assemble(
+            destinations=self.destinations,
+            sizes=self.sizes,
+            finish=self.finish,
+            written=written,
+            lives=lives,
+            transactions=self.transactions,
+            totals=self.totals,
+        )
+
+    # Stores ---------------------------------------------------------------------------------------------------------
+
+    def courses(self, partitions: Sequence[Partition], costs: CostModel) -> list[list[TimedCourse]]:
+        return self._found(partitions, costs.rules(self.sizes))
+
+    def simulate(self, partitions: Sequence[Partition], segment_bytes: int) -> list[Segments]:
+        return self._simulate(partitions, JournalRules.of(self.sizes, segment_bytes, 0, 1))
+
+    def compacted_peaks(self, partitions: Sequence[Partition], segment_bytes: int) -> list[int]:
+        rules = JournalRules.of(self.sizes, segment_bytes, 0, 1, ack_rule=False)
+        return self._lasting_peaks(self._simulate(partitions, rules))
+
+    def measure(self, partitions: Sequence[Partition], costs: CostModel) -> list[Retention]:
+        rules = costs.rules(self.sizes)
+        found = self._found(partitions, rules)
+        peaks: list[int | None] = [None] * len(found)
+        if peak_span(self.sizes.model, costs.segment_bytes):
+            peaks = [*self._lasting_peaks(self._simulate(partitions, rules))]
+        return [
+            figures(
+                stores,
+                partition,
+                costs,
+                self.sizes,
+                self.transactions,
+                self.begin,
+                self.finish,
+                peak_files=peak,
+            )
+            for stores, partition, peak in zip(found, partitions, peaks, strict=True)
+        ]
+
+    def _simulate(self, partitions: Sequence[Partition], rules: JournalRules) -> list[Segments]:
+        return [
+            assembled(
+                [one.course.starts for one in found],
+                [one.time[np.searchsorted(one.course.changes, one.course.starts)] for one in found],
+                [one.time[np.searchsorted(one.course.changes, one.course.ends)] for one in found],
+                rules.segment_bytes,
+            )
+            for found in self._found(partitions, rules)
+        ]
+
+    def _found(self, partitions: Sequence[Partition], rules: JournalRules) -> list[list[TimedCourse]]:
+        """Find the course of each store of each partitioning; those that are not known yet in one pass."""
+        if not rules.live_percent:
+            rules = replace(rules, min_segments=1)  # says nothing then, and is not asked for twice
+        # With the ack rule in force both are asked for in the end, and going through the order is most of it.
+        both = [rules, replace(rules, ack_rule=False)] if rules.ack_rule else [rules]
+        asked = [_Store(rule, members) for rule in both for partition in partitions for members in partition]
+        self._work_out([store for store in dict.fromkeys(asked) if store not in self._courses])
+        return [[self._courses[_Store(rules, members)] for members in partition] for partition in partitions]
+
+    def _work_out(self, stores: Sequence[_Store]) -> None:
+        if not stores:
+            return
+        flows = [self._flow(stores, group) for group in self._groups(stores)]
+        table = functools.reduce(lambda one, other: one.unionAll(other), flows).toArrow()
+        numbers = table.column("store").to_pylist()
+        found = []
+        for row in range(len(numbers)):
+            arrays = {name: table.column(name)[row].values.to_numpy() for name in workers.COURSE_ARRAYS}
+            counts = {name: table.column(name)[row].as_py() for name in workers.COURSE_COUNTS}
+            found.append(StoreCourse(**arrays, **counts))
+        times = self._times(np.concatenate([course.changes for course in found]))
+        cuts = np.cumsum([len(course.changes) for course in found])[:-1]
+        for number, course, time in zip(numbers, found, np.split(times, cuts), strict=True):
+            self._courses[stores[number]] = TimedCourse(course, time)
+
+    def _groups(self, stores: Sequence[_Store]) -> list[list[int]]:
+        """Share the stores, by number, among tasks that all have about as many operations to go through."""
+        counts = [sum(self.totals[d].sends + self.totals[d].acks for d in store.members) for store in stores]
+        tasks = min(_parallelism(self._trace.rows), -(-sum(counts) // self.count))
+        groups: list[list[int]] = [[] for _ in range(tasks)]
+        load = [0] * tasks
+        for number in sorted(range(len(stores)), key=lambda n: -counts[n]):
+            least = load.index(min(load))
+            groups[least].append(number)
+            load[least] += counts[number]
+        return [group for group in groups if group]
+
+    def _flow(self, stores: Sequence[_Store], group: list[int]) -> DataFrame:
+        """Work out the courses of these stores, by one task."""
+        rows = self._trace.rows.select("seq", "d", "size", "partner", "ends")
+        needed = sorted({d for number in group for d in stores[number].members})
+        if len(needed) < len(self.destinations):
+            rows = rows.where(f"d IN ({', '.join(map(str, needed))})")
+        journals = {(number, stores[number].members): StoreJournal(stores[number].rules) for number in group}
+        task = functools.partial(workers.flow_task, journals, self._last)
+        # The ranges may come in any order; each is sorted already, and sorting what is sorted is quick.
+        return rows.coalesce(1).sortWithinPartitions("seq").mapInArrow(task, workers.COURSES)
+
+    def _lasting_peaks(self, simulated: Sequence[Segments]) -> list[int]:
+        """Count the files at the peak of each partitioning, where a number of them must last to count."""
+        if not simulated:
+            return []
+        span = peak_span(self.sizes.model, simulated[0].segment_bytes)
+        return [written_peak(begin, finish, span, self._bytes) for begin, finish in self._written_during(simulated)]
+
+    # Times ----------------------------------------------------------------------------------------------------------
+
+    def _times(self, positions: Ints) -> Floats:
+        """The time at each position of an operation."""
+        if self._trace.operations_per_second > 0:
+            by_order: Floats = (positions + self._trace.first) / self._trace.operations_per_second
+            return by_order
+        distinct, which = np.unique(positions, return_inverse=True)
+        found = _columns(self._beside("seq", distinct).select("seq", "time"))
+        times = np.empty(len(distinct))
+        times[np.searchsorted(distinct, found["seq"])] = found["time"]
+        result: Floats = times[which]
+        return result
+
+    def _beside(self, column: str, values: Ints | Floats) -> DataFrame:
+        """Find the operations with one of these values, which are few."""
+        from pyspark.sql.functions import broadcast
+
+        timed = self._trace.timed()
+        asked = timed.sparkSession.createDataFrame(pa.table({column: values}))
+        return timed.join(broadcast(asked), column)
+
+    def _written_during(self, simulated: Sequence[Segments]) -> list[tuple[Ints, Ints]]:
+        """The bytes written to all stores when each segment begins and ends, of each partitioning.
+
+        Operations of the same time happen at one moment: it begins with the first of them and ends with the last.
+        """
+        times = np.unique(np.concatenate([array for s in simulated for array in (s.start, s.end)]))
+        found = _columns(
+            aggregated(self._beside("time", times), ["time"], {"begin": "min(written)", "finish": "max(written)"})
+        )
+        order = np.argsort(found["time"])
+        begin, finish = found["begin"][order], found["finish"][order]
+        return [(begin[np.searchsorted(times, s.start)], finish[np.searchsorted(times, s.end)]) for s in simulated]
+
+    # A small trace --------------------------------------------------------------------------------------------------
+
+    @property
+    def has_operations(self) -> bool:
+        return self.count <= EXACT_OPERATIONS_MAX
+
+    def operations(self) -> Operations:
+        if self._operations is None:
+            self._operations = self._collected()
+        return self._operations
+
+    def _collected(self) -> Operations:
+        found = _columns(self._trace.timed().select("seq", "d", "size", "partner", "ends", "time"))
+        order = np.argsort(found["seq"])
+        seq, destination, size, partner, ends, time = (column[order] for column in found.values())
+        last = np.minimum(np.searchsorted(seq, ends), len(seq) - 1)
+        return Operations(
+            destinations=self.destinations,
+            destination=destination,
+            size=size,
+            time=time,
+            send=np.where(partner < 0, -1, np.searchsorted(seq, partner)),
+            ends=np.where(ends == NEVER_POSITION, NEVER_POSITION, last),
+            seq=seq + self._trace.first,
+            transactions=self.transactions,
+            totals=self.totals,
+            sizes=self.sizes,
+            findings=self.findings,
+        )
+
+
+def _columns(rows: DataFrame) -> dict[str, Any]:
+    """Bring a small result to the driver."""
+    table = rows.toArrow()
+    return {name: np.array(table.column(name)) for name in table.column_names}
+
+
+def _parallelism(rows: DataFrame) -> int:
+    """Tell how many tasks run at a time."""
+    context = getattr(rows.sparkSession, "_sc", None)  # a session of Spark Connect has none
+    return 2 if context is None else int(context.defaultParallelism)

@@ -1,0 +1,453 @@
+"""A trace as Spark holds it: checked, its destinations numbered, cut into ranges of the global order.
+
+    1 check     one aggregate by destination: what is missing, misspelt or out of bounds, counts and bytes
+    2 match     sends and acks told of each other: one shuffle of narrow rows by the hash of the message
+    3 order     a second shuffle, into ranges of the global order, sorted; what each has reached is added up
+
+What comes out is kept on the disks of those who made it, and made again where it is lost. So nothing in it may depend
+on who makes it, or when: the ranges have bounds that the driver knows, and are not Spark's own (`repartitionByRange`),
+which come from a sample and may be others the next time, while clocks are told by the range's number.
+
+The driver gets a row a destination and a row a range. Where the trace cannot be used the errors are those of `trace`
+and `operations`, but rows are named by file and seq.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ...errors import TraceError
+from ...text import count_of
+from ..model import kernel
+from ..model.kernel import NEVER_POSITION
+from ..statistics.operations import (
+    SEQ_SPAN_MAX,
+    Clock,
+    DestinationTotals,
+    Ints,
+    TransactionSet,
+    life_findings,
+    size_findings,
+)
+from ..statistics.sizes import SIZE_BYTES_MAX, JournalSizes, Model, OperationSizes
+from ..statistics.summary import LAG_BITS
+from ..trace.table import (
+    REQUIRED,
+    SCHEMA,
+    SECONDS_MAX,
+    Finding,
+    backwards_finding,
+    canonical_destination,
+    check_columns,
+    expected,
+    no_operation,
+)
+from . import workers
+from .cluster import is_local
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS_A_TASK = 1_500_000
+"""Operations that one task holds in memory at a time: some 350 MB."""
+_SQL_TYPES = {"int64": "bigint", "int32": "int", "double": "double", "string": "string"}
+
+
+@dataclass(frozen=True, slots=True)
+class SparkTrace:
+    """What there is to know of a trace before it is cut into stores, and where its rows are."""
+
+    source: str
+    destinations: tuple[str, ...]
+    first: int
+    """The seq that positions count from."""
+    facts: pd.DataFrame
+    """A row a range, in order, as `_facts` says."""
+    operations_per_second: float
+    """Above 0 under clock `seq`."""
+    transactions: tuple[TransactionSet, ...]
+    totals: tuple[DestinationTotals, ...]
+    lags: Ints
+    """As `summary.lags_of`."""
+    sizes: OperationSizes
+    findings: tuple[Finding, ...]
+    rows: DataFrame
+    """Each operation, as `workers.ORDERED` says; kept on the workers' disks."""
+
+    @property
+    def count(self) -> int:
+        return int(self.facts["count"].sum())
+
+    def timed(self) -> DataFrame:
+        """Return the operations with `time`, by the chosen clock, and `written`, the bytes of all up to each."""
+        time = f"CAST(seq + ({self.first}) AS double) / {self.operations_per_second!r}D"
+        if not self.operations_per_second > 0:
+            time = "greatest(reached, before)"
+        from pyspark.sql.functions import expr
+
+        found = _beside_ranges(self.rows, self.facts)
+        return found.withColumns({"time": expr(time), "written": expr("written + bytes_before")})
+
+    def close(self) -> None:
+        """Gives back the disk that the rows take."""
+        self.rows.unpersist()
+
+
+def prepare(
+    spark: SparkSession,
+    trace: DataFrame,
+    *,
+    model: Model = "anabranch",
+    clock: Clock = "ts",
+    operations_per_second: float = 1000.0,
+    sizes: JournalSizes | None = None,
+    source: str = "the trace",
+    rows_a_task: int = ROWS_A_TASK,
+) -> SparkTrace:
+    """Check a trace and put it in order. Raises TraceError where it cannot be used."""
+    from pyspark import StorageLevel
+    from pyspark.sql.functions import broadcast
+
+    ship(spark)
+    check_columns(trace.columns, source)
+    spans = _check(trace, clock, source, OperationSizes.of(model, sizes, 0, 0))
+    names = tuple(sorted(set(spans["name"])))
+    numbers = {name: number for number, name in enumerate(names)}
+    numbered = [(text, numbers[name]) for text, name in zip(spans["destination"], spans["name"], strict=True)]
+    known = spark.createDataFrame(numbered, "destination string, d int")
+    given = _conform(trace).join(broadcast(known), "destination")
+    in_transactions = int(spans["in_transactions"].sum())
+    transactions = _transactions(given) if in_transactions else ()
+    rule = OperationSizes.of(model, sizes, sum(t.count for t in transactions), in_transactions)
+    findings: list[Finding] = []
+    sums = spans[["sends", "unsized", "unsized_rows", "bodiless"]].sum()
+    first, last = int(spans["first"].min()), int(spans["last"].max())
+    if last - first > SEQ_SPAN_MAX:
+        raise TraceError(f"{source}: column seq goes from {first} to {last}; number the operations 0, 1, 2, ...")
+    per_second = operations_per_second if clock == "seq" else 0.0
+    count = int(spans["count"].sum())
+    tasks = -(-count // rows_a_task)
+    rows = (
+        given.selectExpr(
+            f"{_range_of('seq', _bounds(given, first, last, count, tasks))} AS part",
+            f"seq - ({first}) AS seq",
+            "d",
+            "coalesce(ts, 0) AS stamp",
+            f"CAST({rule.sql()} AS bigint) AS size",
+            "if(op = 'send', coalesce(acks_needed, 1), -1) AS needed",
+            "xxhash64(1, d, message_id) AS h1",
+            "xxhash64(2, d, message_id) AS h2",
+        )
+        .repartition(tasks, "h1", "h2")
+        .mapInArrow(workers.match_task, workers.MATCHED)
+        .repartitionById(tasks, "part")
+        .sortWithinPartitions("seq")
+        .mapInArrow(workers.order_task, workers.ORDERED)
+        .persist(StorageLevel.DISK_ONLY)
+    )
+    try:
+        facts = _facts(rows)
+        _check_order(facts, first, source)
+        if per_second == 0:
+            findings += _clock_findings(rows, facts, source)
+        elif not last > first:
+            raise TraceError(
+                f"{source}: there is one operation alone; give a trace that covers some days of ordinary use"
+            )
+        size_findings(
+            model,
+            int(sums["sends"]),
+            int(sums["unsized"]),
+            int(sums["unsized_rows"]),
+            int(sums["bodiless"]),
+            findings,
+            source,
+        )
+        totals, lags = _messages(names, spans, rule, rows, findings)
+        return SparkTrace(
+            source, names, first, facts, per_second, transactions, totals, lags, rule, tuple(findings), rows
+        )
+    except BaseException:
+        rows.unpersist()
+        raise
+
+
+def ship(spark: SparkSession) -> None:
+    """Have the functions that workers need sent to them themselves, not their names: they may not have this package.
+
+    Where they are on this machine they have it, and the kernel as it was compiled before, which takes half a minute.
+    """
+    by_value(workers)
+    context = getattr(spark, "_sc", None)  # a session of Spark Connect has none
+    if context is None or not is_local(context.master):
+        by_value(kernel)
+
+
+def by_value(module: ModuleType) -> None:
+    """Have a module's functions and classes pickled with their code."""
+    from pyspark import cloudpickle
+
+    untyped: Any = cloudpickle
+    if module.__name__ not in untyped.list_registry_pickle_by_value():
+        untyped.register_pickle_by_value(module)
+
+
+def grouped(rows: DataFrame, keys: list[str], values: dict[str, str]) -> pd.DataFrame:
+    """Bring to the driver what these expressions come to for each of the keys, by name: a small result."""
+    result: pd.DataFrame = aggregated(rows, keys, values).toArrow().to_pandas()
+    return result
+
+
+def aggregated(rows: DataFrame, keys: list[str], values: dict[str, str]) -> DataFrame:
+    """Work out what these expressions come to for each of the keys, by name."""
+    from pyspark.sql.functions import expr
+
+    # Not by SQL over these rows: the view that it needs collides with others in the caller's session, and when it is
+    # dropped, what is kept of the rows goes with it.
+    return rows.groupBy(*keys).agg(*(expr(value).alias(name) for name, value in values.items()))
+
+
+# Checks -------------------------------------------------------------------------------------------------------------
+
+
+def _conform(trace: DataFrame, *more: str) -> DataFrame:
+    """The trace's columns in their types, null for what is missing or cannot be cast; and `more` of it."""
+    columns = [*more]
+    for name in SCHEMA.names:
+        kind = _SQL_TYPES[str(SCHEMA.field(name).type)]
+        columns.append(f"{_cast(name, kind)} AS {name}" if name in trace.columns else f"CAST(NULL AS {kind}) AS {name}")
+    return trace.selectExpr(*columns)
+
+
+def _cast(name: str, kind: str) -> str:
+    return f"try_cast(`{name}` AS {kind})"
+
+
+def _violations(trace: DataFrame, clock: Clock) -> list[tuple[str, str, str]]:
+    """Column, the condition that a row breaks the rules, and what is told of it."""
+    found = []
+    sources = dict(trace.dtypes)
+    for field in SCHEMA:
+        name = field.name
+        if name not in trace.columns:
+            continue
+        kind = _SQL_TYPES[str(field.type)]
+        misfit = f"(`{name}` IS NOT NULL AND {_cast(name, kind)} IS NULL)"
+        if kind.endswith("int") and sources[name].startswith(("float", "double", "decimal")):
+            misfit = f"({misfit} OR `{name}` <> floor(`{name}`))"
+        if sources[name] != kind:
+            found.append((name, misfit, f"expected {expected(field.type)}"))
+        if name in REQUIRED:
+            found.append((name, f"`{name}` IS NULL", "it must be given"))
+    found.append(("op", "op NOT IN ('send', 'ack')", "only 'send' and 'ack' are known"))
+    for name, largest in (("size", SIZE_BYTES_MAX), ("body_size", SIZE_BYTES_MAX), ("acks_needed", None)):
+        if name in trace.columns:
+            value = _cast(name, "bigint")
+            found.append((name, f"{value} < 0", "it is 0 or more, or empty where it is not known"))
+            if largest is not None:
+                found.append((name, f"{value} > {largest}", f"it is in bytes, and {largest} (1 TiB) at most"))
+    if clock == "ts":
+        instead = "choose the clock seq (--clock seq) to go by order alone"
+        value = _cast("ts", "double") if "ts" in trace.columns else "CAST(NULL AS double)"
+        found.append(("ts", f"{value} IS NULL", instead))
+        told = f"expected seconds since the epoch, such as 1767571200.5 (divide milliseconds by 1000); or {instead}"
+        found.append(("ts", f"NOT (abs({value}) <= {SECONDS_MAX!r})", told))
+    return found
+
+
+def _check(trace: DataFrame, clock: Clock, source: str, rule: OperationSizes) -> pd.DataFrame:
+    """A row for each text of a destination, with its name; transactions' own records are not in its bytes yet.
+
+    Raises TraceError for the first rule that rows break, with one of them.
+    """
+    rules = _violations(trace, clock)
+    broken = " OR ".join(f"({condition})" for _, condition, _ in rules)
+    # Told of after one pass, which bears rows that break them: their numbers may be too large to be added up.
+    found = trace.selectExpr("*", f"coalesce({broken}, false) AS anabranch_broken")
+    spans = grouped(
+        _conform(found, "anabranch_broken"),
+        ["destination"],
+        {
+            "count": "count(*)",
+            "sends": "count_if(op = 'send')",
+            "acks": "count_if(op = 'ack')",
+            "bytes": f"CAST(sum(if(anabranch_broken, 0, CAST({rule.sql()} AS bigint))) AS bigint)",
+            "in_transactions": "count(tx)",
+            "first": "min(seq)",
+            "last": "max(seq)",
+            "unsized": "count_if(op = 'send' AND body_size IS NULL AND coalesce(size, -1) <= 0)",
+            "unsized_rows": "count_if(coalesce(size, -1) <= 0)",
+            "bodiless": "count_if(op = 'send' AND body_size IS NULL AND size > 0)",
+            "broken": "count_if(anabranch_broken)",
+        },
+    )
+    if not len(spans):
+        raise no_operation(source)
+    if spans["broken"].any():
+        _tell(trace, rules, source)
+    spans["name"] = [canonical_destination(text, source) for text in spans["destination"]]
+    return spans
+
+
+def _tell(trace: DataFrame, rules: list[tuple[str, str, str]], source: str) -> None:
+    for column, condition, told in rules:
+        broken = trace.where(condition)
+        count = broken.count()
+        if count:
+            files = bool(trace.inputFiles())
+            value = f"`{column}`" if column in trace.columns else "NULL"
+            where = "_metadata.file_name" if files else "NULL"
+            row = broken.selectExpr("seq", f"{value} AS value", f"{where} AS file").orderBy("seq").first()
+            assert row is not None
+            place = f"seq {row['seq']}" + (f" of {row['file']}" if files else "")
+            if row["value"] is None:
+                raise TraceError(
+                    f"{source}: column {column} is empty in {count_of(count, 'row')}, first in {place}; {told}"
+                )
+            raise TraceError(f"{source}: {place}: column {column} is {row['value']!r}; {told}")
+
+
+def _transactions(given: DataFrame) -> tuple[TransactionSet, ...]:
+    from pyspark.sql.functions import expr
+
+    sets = given.where("tx IS NOT NULL").groupBy("tx").agg(expr("sort_array(collect_set(d))").alias("members"))
+    found = sets.groupBy("members").count().collect()
+    return tuple(sorted((TransactionSet(tuple(row[0]), int(row[1])) for row in found), key=lambda t: t.members))
+
+
+# Ranges -------------------------------------------------------------------------------------------------------------
+
+_BOUNDS_ACCURACY = 100
+"""A range is larger than it should be by one part in so many at most, where seq has gaps."""
+
+
+def _bounds(given: DataFrame, first: int, last: int, count: int, tasks: int) -> list[int]:
+    """The seq that each range but the first begins with, ascending, so that all hold about as many operations."""
+    if last - first + 1 == count:
+        return [first + number * count // tasks for number in range(1, tasks)]
+    shares = ", ".join(f"{number / tasks!r}D" for number in range(1, tasks))
+    if not shares:
+        return []
+    accuracy = max(10_000, _BOUNDS_ACCURACY * tasks)
+    row = given.selectExpr(f"percentile_approx(seq, array({shares}), {accuracy})").collect()[0]
+    return sorted(set(row[0]))
+
+
+def _range_of(column: str, bounds: list[int]) -> str:
+    """SQL for the number of the range that a seq lies in: a search by halves."""
+
+    def search(low: int, high: int) -> str:
+        """Between the ranges `low` and `high`."""
+        if low == high:
+            return str(low)
+        middle = (low + high) // 2
+        return f"if({column} < {bounds[middle]}, {search(low, middle)}, {search(middle + 1, high)})"
+
+    return search(0, len(bounds))
+
+
+def _facts(rows: DataFrame) -> pd.DataFrame:
+    """Tell what is in each range; the latest clock (`before`) and the bytes (`bytes_before`) of those before it."""
+    twice = f"flags & {workers.TWICE} > 0"
+    facts = grouped(
+        rows,
+        ["part"],
+        {
+            "count": "count(*)",
+            "last": "max(seq)",
+            "bytes": "max(written)",
+            "largest": "max(size)",
+            "largest_at": "max_by(seq, size)",
+            "first_stamp": "min_by(stamp, seq)",
+            "lowest_stamp": "min(stamp)",
+            "highest_stamp": "max(stamp)",
+            "twice": f"count_if({twice})",
+            "first_twice": f"min(if({twice}, seq, NULL))",
+            "backwards": "count_if(reached > stamp)",
+            "backwards_most": "max(reached - stamp)",
+        },
+    )
+    facts = facts.sort_values("part", ignore_index=True)
+    reached = np.maximum.accumulate(facts["highest_stamp"].to_numpy(np.float64))
+    facts["before"] = np.append(-np.inf, reached[:-1])
+    facts["bytes_before"] = np.append(0, np.cumsum(facts["bytes"].to_numpy(np.int64))[:-1])
+    return facts
+
+
+def _check_order(facts: pd.DataFrame, first: int, source: str) -> None:
+    twice = facts[facts["twice"] > 0]
+    if len(twice):
+        at = first + int(twice["first_twice"].iloc[0])
+        raise TraceError(
+            f"{source}: column seq repeats a value {count_of(int(twice['twice'].sum()), 'time')}, first {at}; "
+            "number the operations 0, 1, 2, ..."
+        )
+
+
+def _clock_findings(rows: DataFrame, facts: pd.DataFrame, source: str) -> list[Finding]:
+    begin, finish = float(facts["first_stamp"].iloc[0]), float(facts["highest_stamp"].max())
+    if not finish > begin:
+        raise TraceError(
+            f"{source}: column ts never comes after its first time, {begin}; choose the clock seq (--clock seq) to go "
+            "by order alone, or give a trace that spans some time"
+        )
+    counted = facts[["backwards", "backwards_most"]]
+    if (facts["before"] > facts["lowest_stamp"]).any():
+        time = "greatest(reached, before)"
+        counted = grouped(
+            _beside_ranges(rows, facts),
+            [],
+            {"backwards": f"count_if({time} > stamp)", "backwards_most": f"max({time} - stamp)"},
+        )
+    return backwards_finding(int(counted["backwards"].sum()), float(counted["backwards_most"].max()))
+
+
+def _beside_ranges(rows: DataFrame, facts: pd.DataFrame) -> DataFrame:
+    """Put the latest clock and the bytes of the ranges before its own beside each operation."""
+    from pyspark.sql.functions import broadcast
+
+    before = rows.sparkSession.createDataFrame(facts[["part", "before", "bytes_before"]])
+    return rows.join(broadcast(before), "part")
+
+
+# Messages -----------------------------------------------------------------------------------------------------------
+
+
+def _messages(
+    names: tuple[str, ...], spans: pd.DataFrame, rule: OperationSizes, rows: DataFrame, findings: list[Finding]
+) -> tuple[tuple[DestinationTotals, ...], Ints]:
+    """Tell what each destination did, and how long after the sends its acks come, as `summary.lags_of`."""
+    send, pending = f"flags & {workers.SEND} > 0", f"ends = {NEVER_POSITION}"
+    bits = f"CASE WHEN partner >= 0 THEN length(bin(abs(seq - partner))) WHEN {pending} THEN 0 ELSE -1 END"
+    counts = grouped(
+        rows.selectExpr("*", f"{bits} AS bits"),
+        ["d", "bits"],
+        {
+            "count": "count(*)",
+            "pending-sends": f"count_if({pending})",
+            "unknown-acks": f"count_if(NOT {send} AND partner < 0)",
+            "early-acks": f"count_if(NOT {send} AND partner > seq)",
+            "repeated-sends": f"count_if(flags & {workers.REPEATED} > 0)",
+            "surplus-acks": f"count_if(flags & {workers.SURPLUS} > 0)",
+        },
+    )
+    lags = np.zeros((len(names), LAG_BITS), np.int64)
+    acked = counts[counts["bits"] >= 0]
+    lags[acked["d"], acked["bits"]] = acked["count"]
+    counts = counts.drop(columns=["bits", "count"]).groupby("d").sum()
+    sends, acks = int(spans["sends"].sum()), int(spans["acks"].sum())
+    findings += life_findings(sends, acks, {str(code): int(count) for code, count in counts.sum().items()})
+    # What the first look could not know: the share of a transaction's own records.
+    spans["bytes"] += spans["in_transactions"] * round(rule.transaction_share)
+    sums = spans.groupby("name")[["sends", "acks", "bytes"]].sum().sort_index()
+    open_ = counts["pending-sends"]
+    totals = tuple(
+        DestinationTotals(name, numbers[0], numbers[1], numbers[2], int(open_.get(d, 0)))
+        for d, (name, numbers) in enumerate(zip(names, sums.to_numpy(np.int64).tolist(), strict=True))
+    )
+    return totals, lags

@@ -1,0 +1,165 @@
+"""What Spark's workers do with a part of a trace, by numpy and numba over Arrow: match, order, walk through a journal.
+
+Positions count from the trace's first seq. The functions are sent to the workers by value (see `spark_trace`), and so
+need nothing of this package there beside what they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..model.kernel import NEVER_POSITION, Ints
+
+NONE = -1
+SEND, REPEATED, SURPLUS, TWICE = 1, 2, 4, 8
+"""Flags of an operation: it is a send, of an id sent again later, of a message acked more often than it needs; its
+position is that of another."""
+
+
+def gather(batches: Iterable[pa.RecordBatch]) -> dict[str, npt.NDArray[Any]]:
+    """All rows of a task by column; none where there is no batch."""
+    held = [batch for batch in batches if batch.num_rows]
+    if not held:
+        return {}
+    table = pa.Table.from_batches(held)
+    return {name: table.column(name).to_numpy() for name in table.column_names}
+
+
+def emit(columns: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    """One batch of these columns, unless they are empty."""
+    batch = pa.RecordBatch.from_pydict(columns)
+    if batch.num_rows:
+        yield batch
+
+
+# Messages -----------------------------------------------------------------------------------------------------------
+
+MATCHED = "part int, seq long, d int, stamp double, size long, partner long, ends long, flags int"
+
+
+def match(rows: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Sends and acks of the same messages, told of each other. `needed` is -1 for an ack, else the acks that end it.
+
+    `partner`: for an ack, the position of the last send of its message, or NONE. `ends`: where a send's life ends.
+    """
+    order = np.lexsort((rows["seq"], rows["h2"], rows["h1"]))
+    h1, h2, seq, needed = (rows[name][order] for name in ("h1", "h2", "seq", "needed"))
+    fresh = np.ones(len(seq), bool)
+    fresh[1:] = (h1[1:] != h1[:-1]) | (h2[1:] != h2[:-1])
+    message = np.cumsum(fresh) - 1
+    is_send = needed >= 0
+    last_send = np.full(message[-1] + 1, NONE, np.int64)
+    last_ack = np.full(message[-1] + 1, NONE, np.int64)
+    # In order of position within a message: the last one stays.
+    last_send[message[is_send]] = seq[is_send]
+    last_ack[message[~is_send]] = seq[~is_send]
+    acks = np.bincount(message[~is_send], minlength=len(last_ack))[message]
+    ends = np.where(is_send & (acks < needed), NEVER_POSITION, np.maximum(seq, last_ack[message]))
+    flags = np.where(is_send, SEND, 0)
+    flags += np.where(is_send & (last_send[message] != seq), REPEATED, 0)
+    flags += np.where(is_send & (acks > np.maximum(needed, 1)), SURPLUS, 0)
+    found = {name: rows[name][order] for name in ("part", "seq", "d", "stamp", "size")}
+    found["partner"] = np.where(is_send, NONE, last_send[message])
+    found["ends"] = np.where(is_send, ends, seq)
+    found["flags"] = flags.astype(np.int32)
+    return found
+
+
+def match_task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """`match`, of the messages that this task holds."""
+    held = gather(batches)
+    if held:
+        yield from emit(match(held))
+
+
+# The order ----------------------------------------------------------------------------------------------------------
+
+ORDERED = f"{MATCHED}, reached double, written long"
+
+
+def order_task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield a range's operations, in order, with the latest clock and the bytes of the range up to each of them."""
+    reached, written, at = -np.inf, 0, NONE
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        seq, stamp, size, flags = (batch.column(name).to_numpy() for name in ("seq", "stamp", "size", "flags"))
+        reaches = np.maximum(np.maximum.accumulate(stamp), reached)
+        writes = np.cumsum(size) + written
+        twice = np.diff(seq, prepend=at) == 0
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        columns |= {"flags": flags + np.where(twice, TWICE, 0).astype(np.int32), "reached": reaches, "written": writes}
+        yield pa.RecordBatch.from_pydict(columns)
+        reached, written, at = reaches[-1], int(writes[-1]), int(seq[-1])
+
+
+# Stores -------------------------------------------------------------------------------------------------------------
+
+COURSE_ARRAYS, COURSE_COUNTS = ("changes", "level", "files", "starts", "ends"), ("written", "copied", "most_copied")
+COURSES = ", ".join(
+    ["store int", *(f"{name} array<long>" for name in COURSE_ARRAYS), *(f"{name} long" for name in COURSE_COUNTS)]
+)
+FLOW_ROWS = 1 << 18
+"""Operations that go through all journals of a task at a time."""
+
+
+def flow_task(
+    journals: dict[tuple[int, tuple[int, ...]], Any], last: int, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Feed each journal with the operations of its destinations; a row for each, as `COURSES`.
+
+    The keys are a store's number and its destinations. The operations come in the global order.
+    """
+    at = NONE
+    for rows in chunks(batches, FLOW_ROWS):
+        seq = rows["seq"]
+        assert seq[0] > at and (np.diff(seq) > 0).all(), "operations out of order"
+        at = seq[-1]
+        of_destination = rows_by_destination(rows["d"])
+        for (_, members), journal in journals.items():
+            chosen = rows_of(members, of_destination, len(seq))
+            if len(chosen):
+                journal.feed(*(rows[name][chosen] for name in ("seq", "size", "partner", "ends")))
+    for (number, _), journal in journals.items():
+        course = journal.finish(last)
+        found = {name: [getattr(course, name)] for name in (*COURSE_ARRAYS, *COURSE_COUNTS)}
+        yield pa.RecordBatch.from_pydict({"store": pa.array([number], pa.int32()), **found})
+
+
+def chunks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    """Yield all rows by column, about so many at a time."""
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        held.append(batch)
+        count += batch.num_rows
+        if count >= rows:
+            yield gather(held)
+            held, count = [], 0
+    if count:
+        yield gather(held)
+
+
+def rows_by_destination(destination: npt.NDArray[Any]) -> dict[int, Ints]:
+    """Find the rows of each destination, ascending."""
+    order = np.argsort(destination, kind="stable")
+    numbers, begins = np.unique(destination[order], return_index=True)
+    ends = np.append(begins[1:], len(order))
+    return {int(d): order[begin:end] for d, begin, end in zip(numbers, begins, ends, strict=True)}
+
+
+def rows_of(members: tuple[int, ...], of_destination: dict[int, Ints], count: int) -> Ints:
+    """Find the rows of all these destinations, ascending, out of so many."""
+    held = [of_destination[d] for d in members if d in of_destination]
+    if len(held) < 2:
+        return held[0] if held else np.empty(0, np.int64)
+    # Marked and collected in order: several times as quick as sorting them, unless they are few.
+    marked = np.zeros(count, bool)
+    for rows in held:
+        marked[rows] = True
+    return np.flatnonzero(marked)

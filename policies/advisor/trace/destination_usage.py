@@ -1,0 +1,50 @@
+"""What the trace says of each destination by itself, for programs that read the recommendation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+from ..statistics.summary import Summary, retention_quantile
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationUsage:
+    """One destination in the trace."""
+
+    name: str
+    messages: int
+    """Sends."""
+    acks: int
+    pending: int
+    """Sends whose last ack the trace does not show."""
+    bytes: int
+    """What its operations put into a journal."""
+    retention_p50_seconds: float | None
+    """Half of its messages were acked within this time, which begins with the summary's bucket of their send. None:
+    fewer than half were acked."""
+    retention_p95_seconds: float | None
+    """The same for 95 of 100."""
+
+
+def destination_usage(summary: Summary) -> tuple[DestinationUsage, ...]:
+    """In the summary's order. Under the clock `seq` the seconds are those of the order, not of any clock."""
+    return tuple(
+        DestinationUsage(
+            total.name,
+            total.sends,
+            total.acks,
+            total.pending,
+            int(total.bytes),
+            _seconds(summary, number, 0.5),
+            _seconds(summary, number, 0.95),
+        )
+        for number, total in enumerate(summary.totals)
+    )
+
+
+def _seconds(summary: Summary, destination: int, quantile: float) -> float | None:
+    if summary.life_rows[destination] == summary.life_rows[destination + 1]:
+        return None  # nothing was sent to it
+    found = retention_quantile(summary, destination, quantile)
+    return found if isfinite(found) else None

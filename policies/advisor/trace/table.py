@@ -1,0 +1,327 @@
+"""The usage trace as an Arrow table: its columns, where it is read from and written to, what may be wrong with it.
+
+    seq           int64    required   position in the global order, no two alike
+    ts            double              seconds since the epoch; without it only the clock seq works
+    op            string   required   send or ack
+    destination   string   required   queue://name or topic://name; a bare name is a queue
+    message_id    string   required   unique within its destination
+    size          int64               bytes that the operation put into the journal it was read from
+    tx            string              equal text, same transaction
+    acks_needed   int32               how many acks end a send's life; 1 unless it says otherwise
+    subscription  string              of a topic message's ack
+    body_size     int64               bytes of a send's body alone
+
+Files are Parquet (`.parquet`, or a directory of them), Arrow IPC (`.arrow`, `.feather`) or CSV (`.csv`, `.csv.gz`).
+What cannot be used at all is a TraceError. What can, but says less than it seems to, is a `Finding` with a count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.dataset
+import pyarrow.feather
+import pyarrow.parquet
+
+from ...errors import ConfigError, DestinationError, TraceError
+from ...names.destination import Destination
+from ...outputs import local_path
+from ...text import count_of
+from ..statistics.sizes import SIZE_BYTES_MAX
+from .events import UsageEvent
+
+SCHEMA = pa.schema(
+    [
+        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("ts", pa.float64()),
+        pa.field("op", pa.string(), nullable=False),
+        pa.field("destination", pa.string(), nullable=False),
+        pa.field("message_id", pa.string(), nullable=False),
+        pa.field("size", pa.int64()),
+        pa.field("tx", pa.string()),
+        pa.field("acks_needed", pa.int32()),
+        pa.field("subscription", pa.string()),
+        pa.field("body_size", pa.int64()),
+    ]
+)
+REQUIRED = ("seq", "op", "destination", "message_id")
+SECONDS_MAX = 1e11
+"""The year 5138. Milliseconds since the epoch have been above this number since 1973, so they are recognised by it."""
+_BATCH_ROWS = 65536
+_NOT_NUMBERS = ["nan", "NaN", "-nan", "-NaN", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"]
+"""What some programs write for a number that is none. Empty in every column but `ts`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a trace does not tell, or tells wrongly, and how often. `code` is stable, `message` for people."""
+
+    code: str
+    count: int
+    message: str
+
+
+def backwards_finding(count: int, most: float) -> list[Finding]:
+    """That so many operations are timed before an earlier one's, by `most` seconds at most; or nothing."""
+    what = "time that lies" if count == 1 else "times that lie"
+    message = f"{what} before an earlier operation's, by {most:.6g} s at most; the latest so far is used"
+    return [Finding("clock-backwards", count, message)] if count else []
+
+
+def from_events(events: Iterable[UsageEvent]) -> pa.Table:
+    """A table from any source of events, taken in batches so that memory holds the columns only."""
+    batches = list(_batches(iter(events)))
+    return pa.Table.from_batches(batches, schema=SCHEMA)
+
+
+def _batches(events: Iterator[UsageEvent]) -> Iterator[pa.RecordBatch]:
+    while rows := list(islice(events, _BATCH_ROWS)):
+        columns = list(zip(*rows, strict=True))
+        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def trace_path(path: str | Path) -> Path:
+    """Where on this machine a trace lies; `file:` URLs are paths too. Raises TraceError for any other URL."""
+    try:
+        return local_path(path, "the trace")
+    except ConfigError as error:
+        raise TraceError(str(error)) from None
+
+
+def read_trace(path: str | Path) -> pa.Table:
+    """The whole trace in `SCHEMA`'s columns and types, in the file's own order. Raises TraceError."""
+    path = trace_path(path)
+    if not path.exists():
+        raise TraceError(f"there is no trace at {path}; give a .parquet, .arrow or .csv file or a directory of Parquet")
+    try:
+        table = _read(path)
+    except (pa.ArrowException, OSError) as error:
+        raise TraceError(f"{path} cannot be read as a trace: {_one_line(error)}") from error
+    return conform(table, str(path))
+
+
+def _read(path: Path) -> pa.Table:
+    name = path.name.lower()
+    if path.is_dir():
+        files = [str(file) for file in parquet_files(path)]
+        if not files:
+            raise TraceError(f"directory {path} holds no .parquet file; give a trace file or a directory of Parquet")
+        return pyarrow.dataset.dataset(files, format="parquet").to_table()
+    if name.endswith((".csv", ".csv.gz")):
+        return _read_csv(path)
+    if name.endswith((".arrow", ".feather", ".ipc")):
+        return pyarrow.feather.read_table(path)
+    if name.endswith((".parquet", ".pq")):
+        return pyarrow.parquet.read_table(path)
+    raise TraceError(f"{path} has no suffix of a trace; .parquet, .arrow, .feather, .csv and .csv.gz are read")
+
+
+def parquet_files(directory: Path) -> list[Path]:
+    """The Parquet files of a directory, at any depth, in the order in which they are read."""
+    return sorted(directory.rglob("*.parquet"), key=str)
+
+
+def _read_csv(path: Path) -> pa.Table:
+    # As text, so that what is no number can be named with its line.
+    types = {field.name: pa.string() for field in SCHEMA}
+    convert = pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=True)
+    convert.null_values = [text for text in convert.null_values if text not in _NOT_NUMBERS]
+    table = pyarrow.csv.read_csv(path, convert_options=convert)
+    if len(table.column_names) == 1 and ";" in table.column_names[0]:
+        raise TraceError(f"{path} is separated by semicolons; separate its columns by commas")
+    columns = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if name in types:
+            if name != "ts":  # there it is told as what it is, no number
+                column = pc.if_else(pc.is_in(column, value_set=pa.array(_NOT_NUMBERS)), None, column)
+            column = _typed(column, SCHEMA.field(name), path)
+        columns.append(column)
+    return pa.table(columns, names=table.column_names)
+
+
+def _typed(column: pa.ChunkedArray, field: pa.Field, path: Path) -> pa.ChunkedArray:
+    """Texts as a field's type. Raises TraceError, which names the first that is none."""
+    try:
+        return column.cast(field.type)
+    except pa.ArrowException:
+        row = _first_misfit(column, field.type)
+        place = f"{path}: line {row + 2}, column {field.name}"
+        raise TraceError(f"{place} is {column[row].as_py()!r}; expected {expected(field.type)}") from None
+
+
+def _first_misfit(column: pa.ChunkedArray, kind: pa.DataType) -> int:
+    """The first row whose value is none of this type, of a column that has one."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _can_cast(column.slice(low, middle - low), kind):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _can_cast(column: pa.ChunkedArray, kind: pa.DataType) -> bool:
+    try:
+        column.cast(kind)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def expected(kind: pa.DataType) -> str:
+    """What a column of this type holds, for an error."""
+    if pa.types.is_floating(kind):
+        return "seconds since the epoch, such as 1767571200.5"
+    return "a whole number" if pa.types.is_integer(kind) else "text"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def write_trace(table: pa.Table, path: str | Path) -> None:
+    """Write by suffix: .parquet, .arrow, .feather or .csv."""
+    path = Path(path)
+    name = path.name.lower()
+    if name.endswith((".parquet", ".pq")):
+        pyarrow.parquet.write_table(table, path, compression="zstd")
+    elif name.endswith((".arrow", ".feather", ".ipc")):
+        pyarrow.feather.write_feather(table, path, compression="uncompressed")
+    elif name.endswith(".csv"):
+        pyarrow.csv.write_csv(table, path)
+    else:
+        raise TraceError(f"{path} has no suffix of a trace; .parquet, .arrow, .feather and .csv are written")
+
+
+def conform(table: pa.Table, source: str = "the trace") -> pa.Table:
+    """The table in `SCHEMA`: missing optional columns added as nulls, types cast. Raises TraceError."""
+    check_columns(table.column_names, source)
+    if table.num_rows == 0:
+        raise no_operation(source)
+    columns: list[Any] = []
+    for field in SCHEMA:
+        if field.name not in table.column_names:
+            columns.append(pa.nulls(table.num_rows, field.type))
+            continue
+        try:
+            column = table.column(field.name).cast(field.type)
+        except pa.ArrowException as error:
+            row = _first_misfit(table.column(field.name), field.type)
+            place = f"{source}: row {row_of(source, row)}: column {field.name}"
+            value = table.column(field.name)[row].as_py()
+            raise TraceError(f"{place} is {value!r}; expected {expected(field.type)}") from error
+        if field.name in REQUIRED and column.null_count:
+            first = pc.index(pc.is_null(column), True).as_py()
+            raise TraceError(
+                f"{source}: column {field.name} is empty in {count_of(column.null_count, 'row')}, first in row "
+                f"{row_of(source, first)}; it must be given"
+            )
+        columns.append(column)
+    nullable = pa.schema([pa.field(field.name, field.type) for field in SCHEMA])
+    result = pa.table(columns, schema=nullable)
+    _check_ops(result, source)
+    for name, largest in (("size", SIZE_BYTES_MAX), ("body_size", SIZE_BYTES_MAX), ("acks_needed", None)):
+        _check_amounts(result, name, largest, source)
+    _check_destinations(result, source)
+    return result
+
+
+def check_columns(names: Sequence[str], source: str) -> None:
+    """Raises TraceError where a required column is missing, or one is there twice."""
+    missing = [name for name in REQUIRED if name not in names]
+    if missing:
+        have = ", ".join(names) or "none"
+        folded = {name.strip().lower() for name in names}
+        hint = "; names are written in small letters, without blanks" if folded.intersection(missing) else ""
+        what = "column" if len(missing) == 1 else "columns"
+        raise TraceError(f"{source} lacks the {what} {', '.join(missing)}; it has {have}{hint}")
+    twice = [name for name in SCHEMA.names if list(names).count(name) > 1]
+    if twice:
+        raise TraceError(f"{source} has the column {twice[0]} more than once; leave one of them")
+
+
+def no_operation(source: str) -> TraceError:
+    """The error that a trace is empty."""
+    return TraceError(f"{source} holds no operation; record one that covers some days of ordinary use")
+
+
+def _check_ops(table: pa.Table, source: str) -> None:
+    known = pc.is_in(table.column("op"), value_set=pa.array(["send", "ack"]))
+    if not pc.all(known).as_py():
+        first = pc.index(known, False).as_py()
+        strange = table.column("op")[first].as_py()
+        raise TraceError(
+            f"{source}: row {row_of(source, first)}: column op is {strange!r}; only 'send' and 'ack' are known"
+        )
+
+
+def _check_amounts(table: pa.Table, name: str, largest: int | None, source: str) -> None:
+    """Raises TraceError for a size or a count that cannot be one. Where a trace does not say, it is empty."""
+    column = table.column(name)
+    first = pc.index(pc.less(column, 0), True).as_py()
+    if first >= 0:
+        place = f"{source}: row {row_of(source, first)}: column {name} is {column[first]}"
+        raise TraceError(f"{place}; it is 0 or more, or empty where it is not known")
+    first = -1 if largest is None else pc.index(pc.greater(column, largest), True).as_py()
+    if first >= 0:
+        place = f"{source}: row {row_of(source, first)}: column {name} is {column[first]}"
+        raise TraceError(f"{place}; it is in bytes, and {largest} (1 TiB) at most")
+
+
+def check_times(table: pa.Table, source: str) -> None:
+    """Raises TraceError for a `ts` that is empty or cannot be a time; for the clock `ts` only, no other reads it."""
+    column = table.column("ts")
+    instead = "choose the clock seq (--clock seq) to go by order alone"
+    if column.null_count:
+        row = row_of(source, pc.index(pc.is_null(column), True).as_py())
+        empty = count_of(column.null_count, "row")
+        raise TraceError(f"{source}: column ts is empty in {empty}, first in row {row}; {instead}")
+    # NaN is not below anything.
+    possible = pc.less_equal(pc.abs(column), SECONDS_MAX)
+    first = pc.index(possible, False).as_py()
+    if first >= 0:
+        place = f"{source}: row {row_of(source, first)}: column ts is {column[first]}"
+        raise TraceError(
+            f"{place}; expected seconds since the epoch, such as 1767571200.5 (divide milliseconds by 1000); "
+            f"or {instead}"
+        )
+
+
+def _check_destinations(table: pa.Table, source: str) -> None:
+    column = table.column("destination")
+    for text in pc.unique(column).to_pylist():
+        try:
+            Destination.parse(text)
+        except DestinationError as error:
+            first = pc.index(column, text).as_py()
+            raise TraceError(f"{source}: row {row_of(source, first)}: {error}") from error
+
+
+def row_of(source: str, row: int) -> str:
+    """How a row, counted from 0, is told to people: from 1, and in a directory of Parquet with the file it is in."""
+    directory = Path(source)
+    if directory.is_dir():
+        before = 0
+        for path in parquet_files(directory):
+            rows = pyarrow.parquet.read_metadata(path).num_rows
+            if row < before + rows:
+                return f"{row - before + 1} of {path.relative_to(directory)}"
+            before += rows
+    return str(row + 1)
+
+
+def canonical_destination(text: str, source: str = "the trace") -> str:
+    """`queue://name` or `topic://name` for what a trace calls a destination. Raises TraceError."""
+    try:
+        return str(Destination.parse(text))
+    except DestinationError as error:
+        raise TraceError(f"{source}: {error}") from error

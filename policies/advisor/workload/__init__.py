@@ -1,0 +1,1 @@
+"""Workloads described in YAML, and the traces that are made of them."""

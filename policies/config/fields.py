@@ -1,0 +1,254 @@
+"""What options are made of: frozen models, types of fields such as sizes and durations, texts from the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+)
+from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from ..errors import ConfigError
+from .problems import Hidden, explain
+from .units import (
+    DURATION_PATTERN,
+    SIZE_BYTES_MAX,
+    SIZE_PATTERN,
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+)
+
+
+class Model(BaseModel):
+    """A frozen model that refuses unknown keys, and whose constructor raises ConfigError with all that is wrong."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError([problem.describe(values) for problem in explain(error, type(self))]) from None
+
+    # Tells pydantic that this is no constructor to call for nested models: their errors belong to the outermost.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    _unknown_key: ClassVar[str] = "unknown key"
+    """What to say of a key that is not among `_keys`."""
+
+    @classmethod
+    def _keys(cls) -> list[str]:
+        """The keys that a file may use here."""
+        return list(cls.model_fields)
+
+
+class Options(Model):
+    """What the options of every kind of store begin from."""
+
+    def may_be_shown(self, option: str) -> bool:
+        """Whether a secret option holds nothing that has to be kept secret, so that a file may repeat it."""
+        return False
+
+
+# Types of fields -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """`Annotated[int, Size(65536)]`: bytes, written as a number or as `32MiB`, between two limits."""
+
+    least: int = 0
+    most: int = SIZE_BYTES_MAX
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        to_text = core_schema.plain_serializer_function_ser_schema(format_size, when_used="json")
+        return core_schema.no_info_plain_validator_function(self._parse, serialization=to_text)
+
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        number = {"type": "integer", "minimum": self.least, "maximum": self.most}
+        return {"anyOf": [number, {"type": "string", "pattern": SIZE_PATTERN}]}
+
+    def _parse(self, value: object) -> int:
+        size = parse_size(value)
+        if not self.least <= size <= self.most:
+            limit = f" and at most {format_size(self.most)}" if self.most < SIZE_BYTES_MAX else ""
+            raise ValueError(f"expected at least {format_size(self.least)}{limit}")
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """`Annotated[float, Duration(0.001, 60)]`: seconds, written as a number or as `500ms`, between two limits."""
+
+    least: float = 0.0
+    most: float = 365 * 86400.0
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        to_text = core_schema.plain_serializer_function_ser_schema(format_duration, when_used="json")
+        return core_schema.no_info_plain_validator_function(self._parse, serialization=to_text)
+
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        number = {"type": "number", "minimum": self.least, "maximum": self.most}
+        return {"anyOf": [number, {"type": "string", "pattern": DURATION_PATTERN}]}
+
+    def _parse(self, value: object) -> float:
+        seconds = parse_duration(value)
+        if not self.least <= seconds <= self.most:
+            limits = f"at least {format_duration(self.least)} and at most {format_duration(self.most)}"
+            raise ValueError(f"expected {limits}")
+        return seconds
+
+
+FILE_MODE: Final = 0o600
+"""What files are made with where nothing else is said: their owner alone reads and writes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileMode:
+    """`Annotated[int, FileMode()]`: who may read and write files, written in octal as `0640` or `"0o640"`."""
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        to_text = core_schema.plain_serializer_function_ser_schema(octal, when_used="json")
+        return core_schema.no_info_plain_validator_function(self._parse, serialization=to_text)
+
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        # An editor that knows YAML 1.2 alone reads 0640 as the decimal 640.
+        number = {"type": "integer", "minimum": FILE_MODE, "maximum": 666}
+        return {"anyOf": [number, {"type": "string", "pattern": "^0?o?6[0246][0246]$"}]}
+
+    def _parse(self, value: object) -> int:
+        mode = value if isinstance(value, int) and not isinstance(value, bool) else -1
+        if isinstance(value, str) and re.fullmatch("0?o?[0-7]{3}", value):
+            mode = int(value.removeprefix("0").removeprefix("o"), 8)
+        if mode & ~0o666 or mode & FILE_MODE != FILE_MODE:
+            # YAML has made a number of what was written: 0777 is the number 511, and 644 is 01204.
+            octal = f" (this number is 0{mode:o} in octal)" if mode >= 0 and isinstance(value, int) else ""
+            raise ValueError(
+                "expected the mode of files in octal with a 0 in front, such as 0600 or 0640: the owner reads and "
+                f"writes, nobody executes{octal}"
+            )
+        return mode
+
+
+def octal(mode: int) -> str:
+    """A mode as people write it."""
+    return f"{mode:04o}"
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The validation context of a file."""
+
+    directory: Path
+    """What its relative directories start from."""
+    names_suffice: bool = False
+    """For a variable that the environment lacks its name stands: no store is to be opened."""
+
+
+URL_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+"""Of a URL. One slash is enough: that is what pathlib leaves of two."""
+
+
+def _written(value: object) -> object:
+    # Path("") is ".", which nobody means who leaves a value empty.
+    if isinstance(value, str) and (not value.strip() or "\0" in value):
+        raise ValueError("expected the path of a directory")
+    if isinstance(value, (str, Path)) and URL_SCHEME.match(str(value)):
+        raise ValueError("expected the path of a directory of this machine, not a URL")
+    return value
+
+
+def from_home(path: str | os.PathLike[str]) -> Path:
+    """Return the path that a shell makes of it: a leading `~` is the home directory, `~name` that of a user."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  Path's raises RuntimeError for a user there is not
+
+
+def _absolute(path: Path, info: ValidationInfo) -> Path:
+    base = info.context.directory if isinstance(info.context, Base) else Path.cwd()
+    return Path(os.path.normpath(base / from_home(path)))
+
+
+Directory = Annotated[Path, BeforeValidator(_written), AfterValidator(_absolute)]
+"""A path made absolute: a file's start from where the file is, others from the working directory. `~` is the home."""
+
+Positive = Annotated[int, Field(strict=True, ge=1)]
+
+
+# Secrets and texts from the environment -----------------------------------------------------------------------------
+
+
+def from_environment(
+    model: type[BaseModel], values: Mapping[str, Any], names_suffice: bool = False
+) -> tuple[dict[str, Any], list[tuple[str, str]], dict[str, str]]:
+    """The values with each `x_env: NAME` replaced by `x` from the environment, if `x` is a text option of the model.
+
+    Beside them comes what is wrong, as key and message: a variable that is missing, an `x` that is given too. Texts
+    that must not be shown come out as Hidden. With `names_suffice` a variable that is missing is not wrong: its name is
+    the value, and the message comes last, by option, in case that does not do.
+    """
+    fields = model.model_fields
+    result: dict[str, Any] = {}
+    wrong: list[tuple[str, str]] = []
+    named: dict[str, str] = {}
+    for key, value in values.items():
+        option = key.removesuffix("_env")
+        if option == key or key in fields or not takes_text(fields.get(option)):
+            is_secret = isinstance(value, str) and takes_secret(fields.get(key))
+            result[key] = Hidden(value) if is_secret else value
+        elif option in values:
+            wrong.append((key, f"{option!r} is given too; keep one of the two"))
+        elif not isinstance(value, str):
+            wrong.append((key, "expected the name of an environment variable"))
+        elif value in os.environ:
+            result[option] = Hidden(os.environ[value])
+        else:
+            missing = f"the environment has no variable {value!r}; set it before the program starts"
+            if names_suffice:
+                result[option], named[option] = Hidden(value), missing
+            else:
+                wrong.append((key, missing))
+    return result, wrong, named
+
+
+_VARIABLES: Final = "variables of the environment"
+"""Where a model keeps them: as what is cached, it is no part of what two models are compared by."""
+
+
+def remember_variables(options: BaseModel, variables: Mapping[str, str]) -> None:
+    """By option, the environment variable that its value was taken from."""
+    if variables:
+        options.__dict__[_VARIABLES] = dict(variables)
+
+
+def variables_of(options: BaseModel) -> Mapping[str, str]:
+    """What `remember_variables` was told."""
+    found: Mapping[str, str] = options.__dict__.get(_VARIABLES, {})
+    return found
+
+
+def takes_text(info: FieldInfo | None) -> bool:
+    """Whether the option is a text (or a secret text), so that it may come from the environment."""
+    return info is not None and not {str, SecretStr}.isdisjoint({info.annotation, *get_args(info.annotation)})
+
+
+def takes_secret(info: FieldInfo | None) -> bool:
+    """Whether the option is a secret."""
+    return info is not None and SecretStr in {info.annotation, *get_args(info.annotation)}

@@ -1,0 +1,70 @@
+"""The kinds of stores: the names under which adapters are registered in the entry-point group `anabranch.adapters`.
+
+A third party's adapter class carries the model of its options as `options_model`:
+
+    class MongoOptions(StoreOptions):
+        url: str
+        password: SecretStr | None = None        # the file may say `password_env: NAME` instead
+        batch: Annotated[int, Size(1024)] = 65536
+
+    class MongoStore:
+        options_model = MongoOptions
+
+Adapters are found by name and imported only when a store is of their kind.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+from pydantic import BaseModel
+
+from ..errors import MissingExtraError
+from .fields import Options
+from .options import JournalOptions, MemoryOptions, SqlOptions
+
+ADAPTERS_GROUP = "anabranch.adapters"
+DEFAULT_KIND = "journal"
+
+_OURS: Final[Mapping[str, type[BaseModel]]] = MappingProxyType(
+    {DEFAULT_KIND: JournalOptions, "memory": MemoryOptions, "sql": SqlOptions}
+)
+
+
+@lru_cache(maxsize=1)
+def _adapters(_path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """The registered adapters; sys.path decides. Asking takes a millisecond, too much for each of 500 stores."""
+    return {entry.name: entry for entry in entry_points(group=ADAPTERS_GROUP)}
+
+
+def known_kinds() -> list[str]:
+    """The names of the registered adapters, sorted. Imports none of them."""
+    return sorted({*_OURS, *_adapters(tuple(sys.path))})
+
+
+def options_model(kind: str) -> type[BaseModel]:
+    """The model of a known kind's options; imports its adapter, unless it is one of ours. Raises ValueError
+    and MissingExtraError."""
+    if kind in _OURS:
+        return _OURS[kind]
+    return cast("type[BaseModel]", getattr(load_adapter(kind), "options_model", Options))
+
+
+def load_adapter(kind: str) -> Any:
+    """The adapter class of a kind, imported: a Store (core/store.py). Raises ValueError, which says why not, and
+    MissingExtraError where it says itself what to install."""
+    entry = _adapters(tuple(sys.path)).get(kind)
+    if entry is None:
+        raise ValueError(f"no adapter {kind!r} is installed; there are: {', '.join(known_kinds())}")
+    try:
+        return entry.load()
+    except MissingExtraError:
+        raise
+    except Exception as error:
+        # Third-party code: whatever its import raises, the file's author needs to know which line asked for it.
+        raise ValueError(f"the adapter {kind!r} ({entry.value}) cannot be loaded: {error}") from error

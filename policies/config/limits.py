@@ -1,0 +1,149 @@
+"""What a store may hold, and what happens to who sends more: the options, and what is wrong with them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Unpack
+
+from pydantic import AfterValidator, Field
+
+from ..errors import DestinationError
+from ..names.pattern import Pattern, may_overlap
+from .fields import Duration, Options, Positive, Size
+from .problems import Located
+from .yaml_lines import Path as Place
+
+if TYPE_CHECKING:
+    from .option_values import LimitValues
+
+
+class WhenFull(enum.Enum):
+    """What happens to a send that goes beyond a limit. The values are the words of the configuration file."""
+
+    FAIL = "fail"
+    """It raises StoreFullError at once."""
+
+    BLOCK = "block"
+    """It waits for room, behind those who came before, for `block_timeout` at most; then it raises StoreFullError."""
+
+    DROP_NEW = "drop_new"
+    """It is not stored; its receipt says `dropped`."""
+
+    DROP_OLD = "drop_old"
+    """The oldest messages that nobody holds are dropped in its favour, in the same write: a ring."""
+
+
+def _pattern(text: str) -> str:
+    Pattern.parse(text)
+    return text
+
+
+def _some(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    if not patterns:
+        raise ValueError("expected at least one pattern; `>` is all destinations")
+    return patterns
+
+
+PatternText = Annotated[str, Field(strict=True), AfterValidator(_pattern)]
+"""One of destinations."""
+SOME: Final = AfterValidator(_some)
+AT_LEAST_ONE: Final[Any] = Field(json_schema_extra={"minItems": 1})
+"""Of a tuple of patterns, with SOME."""
+
+
+class LimitOptions(Options):
+    """A limit of each destination that matches: every one of them may hold so much."""
+
+    match: Annotated[tuple[PatternText, ...], SOME, AT_LEAST_ONE]
+    """Patterns of destinations. Where several limits match a destination the one holds that would win as a store."""
+    max_messages: Positive | None = None
+    """The most messages that one of them holds. None: no limit."""
+    max_bytes: Annotated[int, Size(1)] | None = None
+    """The most bytes of messages that one of them holds. None: no limit."""
+    when_full: WhenFull | None = None
+    """What happens to a send that goes beyond. None: as the store says."""
+    block_timeout: Annotated[float, Duration(0.0, 86400)] | None = None
+    """The longest that a send waits under `block`. None: as the store says."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Unpack[LimitValues]) -> None: ...
+
+
+OF_STORE: Final = (
+    "max_messages", "max_bytes", "max_stored_bytes", "min_free_disk", "nonpersistent_max_messages",
+    "nonpersistent_max_bytes",
+)  # fmt: skip
+"""The limits that a store's own `when_full` is about."""
+OF_NONPERSISTENT: Final = ("nonpersistent_max_messages", "nonpersistent_max_bytes", "nonpersistent_memory")
+
+
+def contradictions(at: Place, kind: str, match: Sequence[object], options: Mapping[str, Any]) -> Iterator[Located]:
+    """What cannot be meant so in the options of one store; of options that are wrong in themselves nothing is told.
+    `at` is where they stand."""
+    limits = [limit for limit in _sequence(options.get("limits")) if isinstance(limit, Mapping)]
+    own = [key for key in OF_STORE if options.get(key) is not None and (key != "max_bytes" or kind != "memory")]
+    for key in OF_NONPERSISTENT:
+        if kind == "memory" and options.get(key) is not None:
+            yield Located((*at, key), "a memory store keeps all messages alike; give limits of all, and leave this out")
+    when_full, timeout = _when_full(options), options.get("block_timeout")
+    inherits = any(_when_full(limit) is None for limit in limits)
+    if when_full not in (None, WhenFull.FAIL) and not own and not inherits:
+        yield Located(
+            (*at, "when_full"),
+            f"{when_full.value} means nothing without a limit; give {_names(kind)}, or `limits` of destinations",
+        )
+    blocks = when_full is WhenFull.BLOCK or any(_when_full(limit) is WhenFull.BLOCK for limit in limits)
+    if timeout is not None and not blocks:
+        yield Located((*at, "block_timeout"), "means nothing without `when_full: block`; give that too")
+    seen: dict[Pattern, int] = {}
+    patterns = [pattern for pattern in map(_parsed, match) if pattern is not None]
+    for place, limit in enumerate(_sequence(options.get("limits"))):
+        if not isinstance(limit, Mapping):
+            continue
+        where: Place = (*at, "limits", place)
+        if limit.get("max_messages") is None and limit.get("max_bytes") is None:
+            yield Located(where, "limits nothing; give max_messages or max_bytes")
+        if limit.get("block_timeout") is not None and (_when_full(limit) or when_full) is not WhenFull.BLOCK:
+            yield Located((*where, "block_timeout"), "means nothing without `when_full: block`; give that too")
+        for number, text in enumerate(_sequence(limit.get("match"))):
+            pattern = _parsed(text)
+            if pattern is None:
+                continue
+            if pattern in seen:
+                first = "this limit" if seen[pattern] == place else f"limit number {seen[pattern] + 1}"
+                yield Located(
+                    (*where, "match", number), f"pattern {text!r} stands in {first} already; keep one of the two"
+                )
+            elif not any(may_overlap(pattern, other) for other in patterns):
+                yield Located(
+                    (*where, "match", number),
+                    f"no destination of this store matches {text!r}: it takes {', '.join(map(str, patterns))}"
+                    if patterns
+                    else f"no destination of this store matches {text!r}",
+                )
+            seen.setdefault(pattern, place)
+
+
+def _names(kind: str) -> str:
+    return f"max_messages, {'max_stored_bytes' if kind == 'memory' else 'max_bytes'} or min_free_disk"
+
+
+def _sequence(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _when_full(options: Mapping[str, Any]) -> WhenFull | None:
+    value = options.get("when_full")
+    try:
+        return value if value is None else WhenFull(value)
+    except ValueError:
+        return WhenFull.FAIL  # that is told where the option is read
+
+
+def _parsed(text: object) -> Pattern | None:
+    try:
+        return Pattern.parse(text) if isinstance(text, str) else None
+    except DestinationError:
+        return None

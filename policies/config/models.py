@@ -1,0 +1,400 @@
+"""The configuration as typed, frozen models: a data directory and its stores.
+
+    Config("data", [StoreConfig("all", [">"], journal=JournalOptions(sync=Sync.PERIODIC))])
+
+The constructors check what the file's loader checks, and raise one ConfigError that holds everything wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypedDict, TypeVar, Unpack
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from ..errors import ConfigError, MissingExtraError
+from ..names.destination import Destination
+from ..names.pattern import Pattern, RouteTable
+from .checks import Outline, disagreements
+from .fields import FILE_MODE, Base, Directory, FileMode, Model, Options, from_environment, remember_variables
+from .kinds import DEFAULT_KIND, known_kinds, options_model
+from .limits import OF_NONPERSISTENT, OF_STORE
+from .options import JournalOptions, MemoryOptions, SqlOptions, TransactionOptions, UsageOptions, dead_letter_name
+from .problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
+
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""What a store may be called: a name that is safe as a directory's."""
+
+_FILE = "file that it was loaded from"
+_LINES = "lines of its stores"
+T = TypeVar("T")
+
+
+def _store_name(name: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise ValueError(
+            "expected a name that can be a directory's: 1 to 64 of A-Z a-z 0-9 . _ -, the first a letter or digit"
+        )
+    return name
+
+
+def _pattern(text: str) -> str:
+    Pattern.parse(text)
+    return text
+
+
+def _some(values: tuple[T, ...]) -> tuple[T, ...]:
+    # pydantic's min_length counts those that are valid, and so would add a second error to that of an only item.
+    if not values:
+        raise ValueError("expected at least one")
+    return values
+
+
+_PatternText = Annotated[str, Field(strict=True), AfterValidator(_pattern)]
+_AT_LEAST_ONE = Field(json_schema_extra={"minItems": 1})
+
+
+class KindOptions(TypedDict, total=False):
+    """Which kind of store it is, as a keyword with its options; None or {} is that kind with defaults. A kind that is
+    not one of ours is named by `kind`, and has its `options` beside it."""
+
+    journal: JournalOptions | Mapping[str, Any] | None
+    sql: SqlOptions | Mapping[str, Any] | None
+    memory: MemoryOptions | Mapping[str, Any] | None
+    kind: str
+    options: BaseModel | Mapping[str, Any] | None
+
+
+class StoreConfig(Model):
+    """One store: its name, what it takes, and its options."""
+
+    _unknown_key: ClassVar[str] = "neither a key of a store nor an installed kind of store"
+
+    name: Annotated[str, Field(strict=True), AfterValidator(_store_name)]
+    """What the store is called, in errors, in statistics and on disk."""
+    match: Annotated[tuple[_PatternText, ...], AfterValidator(_some), _AT_LEAST_ONE]
+    """The patterns of the destinations that live in it, such as `queue://orders.>`."""
+    per_destination: Annotated[bool, Field(strict=True)] = False
+    """Whether each destination that lands here gets a store of its own, with these options."""
+    directory: Directory | None = None
+    """Where it keeps its files, if not in stores/<name> in the data directory."""
+    index_directory: Directory | None = None
+    """Where it keeps its index, if not beside its journal: a faster disk, say."""
+    create_directory: Annotated[bool, Field(strict=True)] | None = None
+    """Whether `directory` is made if it is not there. None: as the whole file says."""
+    kind: str = Field(default=DEFAULT_KIND, validation_alias=KIND_ALIAS)
+    """Which adapter it is. In the file and in the constructor, the name of the key that holds the options."""
+    options: SerializeAsAny[BaseModel] = Field(validation_alias=OPTIONS_ALIAS)
+    """The options of that adapter: of a journal, JournalOptions."""
+
+    def __init__(
+        self,
+        name: str,
+        match: Iterable[str],
+        *,
+        per_destination: bool = False,
+        directory: str | Path | None = None,
+        index_directory: str | Path | None = None,
+        create_directory: bool | None = None,
+        **kind: Unpack[KindOptions],
+    ) -> None:
+        """At most one kind: `journal=JournalOptions(...)`, say, or `kind="onefile", options={...}` for one that is
+        installed beside ours. None is a journal with defaults.
+
+        Raises ConfigError.
+        """
+        given: dict[str, Any] = dict(kind)
+        if "kind" in given:
+            given[given.pop("kind")] = given.pop("options", None)
+        super().__init__(
+            name=name,
+            match=match if isinstance(match, str) else tuple(match),
+            per_destination=per_destination,
+            directory=directory,
+            index_directory=index_directory,
+            create_directory=create_directory,
+            **given,
+        )
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def _keys(cls) -> list[str]:
+        fields = [name for name in cls.model_fields if name not in {"kind", "options"}]
+        return [*fields, *known_kinds()]
+
+    @classmethod
+    def _misplaced(cls, key: str) -> str:
+        """What to say of an option that stands one level too high."""
+        models: dict[str, type[BaseModel]] = {DEFAULT_KIND: JournalOptions, "sql": SqlOptions, "memory": MemoryOptions}
+        kind = next((kind for kind, model in models.items() if key in model.model_fields), None)
+        return f"an option of {kind}; write `{kind}: {{{key}: ...}}`" if kind is not None else ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _key_to_kind(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        found = [kind for kind in known_kinds() if kind in data]
+        rest = {key: value for key, value in data.items() if key not in found}
+        kind = found[0] if found else DEFAULT_KIND
+        return {**rest, KIND_ALIAS: found if len(found) > 1 else kind, OPTIONS_ALIAS: data.get(kind)}
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _one_kind(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            raise fold([Located((), f"a store has one kind; this one has {' and '.join(value)}")])
+        return value
+
+    @field_validator("options", mode="plain")
+    @classmethod
+    def _options_of_kind(cls, value: Any, info: ValidationInfo) -> BaseModel:
+        kind = info.data.get("kind")
+        if kind is None:
+            return Options()
+        options, problems = validated_options(kind, value, info.context)
+        if options is None:
+            raise fold(problems)
+        return options
+
+
+class Config(Model):
+    """A whole configuration. Immutable; to change it, load or build another."""
+
+    directory: Directory
+    """The data directory: lock, placement record, and the stores that name no directory of their own."""
+    stores: Annotated[tuple[StoreConfig, ...], AfterValidator(_some), _AT_LEAST_ONE]
+    """The stores. Their order means nothing."""
+    transactions: TransactionOptions = TransactionOptions()
+    """What holds for all transactions."""
+    usage: UsageOptions | None = None
+    """The usage log, which is on if this is given: `usage: {}`."""
+    bindings_directory: Directory | None = None
+    """Where the placement record and the decision log are kept: on a safer disk, say. None: in the data directory."""
+    create_directory: Annotated[bool, Field(strict=True)] = True
+    """Whether the data directory, and the directories that stores name, are made if they are not there. With `false` a
+    missing one is an error: a disk that is not mounted looks just like that, and like an empty queue if it is made."""
+    file_mode: Annotated[int, FileMode()] = FILE_MODE
+    """Who may read and write the files that are made, in octal; of a directory, who may read it may enter it too."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        stores: Iterable[StoreConfig],
+        transactions: TransactionOptions | Mapping[str, Any] | None = None,
+        *,
+        usage: UsageOptions | Mapping[str, Any] | None = None,
+        bindings_directory: str | Path | None = None,
+        create_directory: bool = True,
+        file_mode: int | str = FILE_MODE,
+    ) -> None:
+        """Relative directories start from the working directory. Raises ConfigError."""
+        if isinstance(stores, StoreConfig):  # which is an iterable too, of its fields
+            raise ConfigError(["stores: expected a list of stores; found one; write [StoreConfig(...)]"])
+        given: dict[str, Any] = {} if transactions is None else {"transactions": transactions}
+        if usage is not None:
+            given["usage"] = usage
+        if bindings_directory is not None:
+            given["bindings_directory"] = bindings_directory
+        super().__init__(
+            directory=directory, stores=tuple(stores), create_directory=create_directory, file_mode=file_mode, **given
+        )
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def _keys(cls) -> list[str]:
+        return [*cls.model_fields, "defaults"]
+
+    @classmethod
+    def _misplaced(cls, key: str) -> str:
+        """What to say of an option that stands too high."""
+        if key not in JournalOptions.model_fields:
+            return ""
+        return f"an option of journal; write `journal: {{{key}: ...}}` in a store, or under `defaults` for all of them"
+
+    @property
+    def file(self) -> Path | None:
+        """The file that it was loaded from. None for one that was made otherwise."""
+        return self.__dict__.get(_FILE)
+
+    def _place_of(self, store: StoreConfig) -> str:
+        """Where it stands, to begin an error with: `stores.yaml:3: store 'a'`; its name alone where no file has it."""
+        lines = self.__dict__.get(_LINES, {})
+        file = f"{self.file}:{lines[store.name]}: " if self.file is not None and store.name in lines else ""
+        return f"{file}store {store.name!r}"
+
+    def _remember_file(self, path: Path) -> None:
+        """It is no part of what two configurations are compared by."""
+        self.__dict__[_FILE] = path
+
+    def _remember_lines(self, lines: Iterable[int]) -> None:
+        """Those of the stores in its text. They are no part of it either."""
+        self.__dict__[_LINES] = {store.name: line for store, line in zip(self.stores, lines, strict=True)}
+
+    def directory_of(self, store: StoreConfig) -> Path:
+        """Where this store keeps its files."""
+        return store.directory or self.directory / "stores" / store.name
+
+    @property
+    def bindings(self) -> Path:
+        """Where the placement record and the decision log are."""
+        return self.bindings_directory or self.directory
+
+    def _bindings_conflict(self) -> str:
+        """What is wrong with the bindings directory; empty if nothing is."""
+        path = self.bindings_directory
+        if path is None:
+            return ""
+        taken = [(self.directory_of(store), f"store {store.name!r} keeps files") for store in self.stores]
+        for where, what in [(self.directory, "all else lies"), *taken]:
+            if path == where or path in where.parents or where in path.parents:
+                return f"{path} and {where}, where {what}, lie in one another; choose a directory of its own"
+        return ""
+
+    def _usage_conflict(self, usage: UsageOptions) -> str:
+        """What is wrong with where a usage log would keep its files; empty if nothing is."""
+        path = usage.directory
+        if path is None:
+            return ""
+        named = [(self.directory_of(store), f"store {store.name!r}") for store in self.stores]
+        named += [(self.directory / name, "the router") for name in ("stores", "decisions", "placement.records")]
+        if self.bindings_directory is not None:
+            named.append((self.bindings_directory, "the router"))
+        for taken, whose in named:
+            if path == taken or taken in path.parents or path in taken.parents:
+                return f"{path} and {taken}, where {whose} keeps files, lie in one another; choose another directory"
+        return ""
+
+    def _may_create(self, store: StoreConfig) -> bool:
+        """Whether this store's directory is made if it is not there. One in the data directory always is."""
+        if store.directory is None or store.create_directory is not None:
+            return store.directory is None or bool(store.create_directory)
+        return self.create_directory
+
+    def routes(self) -> RouteTable[StoreConfig]:
+        """The table that routes destinations to these stores."""
+        return RouteTable((pattern, store) for store in self.stores for pattern in store.match)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usage_is_given(cls, data: Any, info: ValidationInfo) -> Any:
+        if isinstance(info.context, Base) and isinstance(data, Mapping) and data.get("usage", "") is None:
+            return {**data, "usage": ""}  # of a file's `usage:` alone nobody can tell whether it is to be on
+        return data
+
+    @field_validator("usage", mode="before")
+    @classmethod
+    def _usage_says_something(cls, value: Any) -> Any:
+        if value == "":
+            raise ValueError("expected options, or `{}` to switch the usage log on; leave the key out for none")
+        return value
+
+    @model_validator(mode="after")
+    def _stores_agree(self, info: ValidationInfo) -> Config:
+        if not isinstance(info.context, Base):  # a file has them checked even where other things are wrong
+            outlines = [
+                Outline(
+                    place,
+                    store.name,
+                    store.match,
+                    store.directory,
+                    store.index_directory,
+                    store.kind,
+                    getattr(store.options, "dead_letter", None),
+                    _given(store.options),
+                )
+                for place, store in enumerate(self.stores)
+            ]
+            problems = list(disagreements(self.directory, outlines))
+            if problems:
+                raise fold(problems)
+        problems = [*_shared_tables(self.stores), *_leased_dead_letters(self)]
+        if self.usage is not None and (text := self._usage_conflict(self.usage)):
+            problems.append(Located(("usage", "directory"), text))
+        if text := self._bindings_conflict():
+            problems.append(Located(("bindings_directory",), text))
+        if problems:
+            raise fold(problems)
+        return self
+
+
+def _given(options: BaseModel) -> dict[str, Any]:
+    """What was said, of what was left to defaults nothing."""
+    keys = {"when_full", "block_timeout", "limits", *OF_STORE, *OF_NONPERSISTENT}
+    return options.model_dump(exclude_unset=True, include=keys)
+
+
+def _shared_tables(stores: Sequence[StoreConfig]) -> Iterator[Located]:
+    """SQL stores that would get the same tables of a database: they are one store's."""
+    seen: dict[tuple[str, str], StoreConfig] = {}
+    for place, store in enumerate(stores):
+        if not isinstance(store.options, SqlOptions) or store.options.url is None:
+            continue
+        at = ("stores", place, store.kind, "url")
+        if store.per_destination:
+            text = "every destination's store would have these tables; leave `url` out, for a SQLite file each, or "
+            yield Located(at, text + "leave out `per_destination`")
+            continue
+        first = seen.setdefault((store.options.url.get_secret_value(), store.options.schema_prefix), store)
+        if first is not store:
+            yield Located(
+                at, f"store {first.name!r} has these tables; give one of the two a `schema_prefix` of its own"
+            )
+
+
+def _leased_dead_letters(config: Config) -> Iterator[Located]:
+    """Dead letters of a leased store that would go to another: no transaction is over both (rule T6)."""
+    for place, store in enumerate(config.stores):
+        options = store.options
+        if not isinstance(options, SqlOptions) or options.lease_expiration is None or options.dead_letter is None:
+            continue
+        found = config.routes().route(Destination.parse(dead_letter_name(options.dead_letter, "a.b")))
+        if found is not None and found.target is not store:
+            text = f"{options.dead_letter!r} lives in store {found.target.name!r}, but a leased store takes part in no "
+            text += "transaction with another, so its dead letters cannot move there; give it a `match` for them"
+            yield Located(("stores", place, store.kind, "dead_letter"), text)
+
+
+def validated_options(kind: str, value: object, context: object) -> tuple[BaseModel | None, list[Located]]:
+    """The options of a known kind, from a model or a mapping, or what is wrong with them."""
+    try:
+        model = options_model(kind)
+    except (ValueError, MissingExtraError) as error:
+        return None, [Located((kind,), str(error))]
+    if isinstance(value, model):
+        return value, []
+    if value is not None and not isinstance(value, Mapping):
+        found = type(value).__name__ if isinstance(value, BaseModel) else describe_value(value)
+        text = f"expected a mapping of options; found {found}"
+        return None, [Located((kind,), text)]
+    names_suffice = isinstance(context, Base) and context.names_suffice
+    given: Mapping[str, Any] = value or {}
+    values, wrong, named = from_environment(model, given, names_suffice)
+    problems = [Located((kind, key), text) for key, text in wrong]
+    try:
+        options = model.model_validate(values, context=context)
+    except ValidationError as error:
+        told = {key.removesuffix("_env") for key, _ in wrong}
+        for problem in explain(error, model):
+            option = problem.path[0] if problem.path else ""
+            if option in named:
+                problems.append(Located((kind, f"{option}_env"), named[str(option)]))
+            elif option not in told:
+                problems.append(Located((kind, *problem.path), problem.text))
+    if problems:
+        return None, problems
+    remember_variables(options, {key.removesuffix("_env"): given[key] for key in given if key not in values})
+    return options, []

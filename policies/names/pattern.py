@@ -1,0 +1,431 @@
+"""Destination patterns: which names they match, which one wins, and why.
+
+A pattern is `queue://`, `topic://` or `map://` (none: all kinds) and a dotted name in which
+
+    *       as a whole segment is any one segment, also an empty one
+    >       as the last segment is any number of segments, also none: `a.>` matches `a`, `a.b`, `a.b.c`; `>` everything
+    * ?     inside a segment are any characters (also none) and any one character: `orders.eu-*`
+    [ab]    is one of these characters; ranges `[a-z]`, all others `[!ab]`, and `]` in first place is itself
+    [*]     and likewise `[?]`, `[[]`, `[>]` are the characters themselves; `escape` writes them
+
+All else is literal, case-sensitive; `.` always separates. No wildcard but `>` reaches over a `.`.
+
+Which pattern wins depends on the patterns alone (invariant 5). An exact name beats all; then, at the first segment in
+which two patterns differ, literal beats in-segment glob (the one with more literal characters first, then text order)
+beats `*` beats `>`, and a pattern that ends there beats one that goes on; then one kind beats all.
+
+    >>> routes = RouteTable([("queue://orders.*", "all"), ("queue://orders.eu-*", "europe")])
+    >>> routes.route(Destination.parse("orders.eu-1")).target
+    'europe'
+
+Patterns are immutable and a RouteTable never changes: any thread may use them. Names are matched by fnmatch2; what
+that takes is said at `_matches`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import islice
+from typing import Generic, TypeVar
+
+from fnmatch2 import fnmatchcase2
+
+from ..errors import ConfigError, DestinationError
+from .destination import Destination, Kind, mistyped_scheme
+from .trie import PatternTrie
+
+T = TypeVar("T")
+
+ROUTES_CACHED_MAX = 16384
+"""How many destinations a RouteTable remembers the route of."""
+
+_LITERAL, _GLOB, _STAR, _REST = range(4)
+_RANK_NAMES = ("the literal", "the glob", "the wildcard", "the wildcard")
+_KIND_SETS = (frozenset({Kind.QUEUE}), frozenset({Kind.TOPIC}), frozenset({Kind.MAP}), frozenset(Kind))
+_KIND_NAMES = ("queues alone", "topics alone", "maps alone", "all kinds")
+
+# Characters that fnmatch or fnmatch2 gives a meaning to, each as a lone surrogate. No valid name holds a surrogate, so
+# the encoding is one to one, and one character stays one character, as `?` and `[...]` need.
+_TRAPS = {char: chr(0xDC00 + ord(char)) for char in "/\\[]*?!^-&|~"}
+_ENCODE = str.maketrans({**_TRAPS, ".": "/"})
+_DECODE = str.maketrans({code: char for char, code in _TRAPS.items()})
+_END = "/\0"
+
+
+def _matches(encoded_name: str, encoded_pattern: str, *, prefix: bool) -> bool:
+    """The one place that asks fnmatch2, which matches paths, and matches them by prefix.
+
+    Both sides come encoded (`_ENCODE`): segments end in `/`, and characters that would mean something are others, so
+    that no backslash becomes a slash and no literal becomes a wildcard. `**`, which fnmatch2 does not backtrack on,
+    never gets here. For a pattern that does not end in `>`, a last segment that no name can hold makes the prefix
+    match a whole one.
+    """
+    if prefix:
+        return bool(fnmatchcase2(encoded_name, encoded_pattern))
+    return bool(fnmatchcase2(encoded_name + _END, encoded_pattern + _END))
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment. Equal segments match the same names; the source text does not count (`[ab]` is `[ba]`)."""
+
+    rank: int
+    encoded: str
+    literals: int
+    lead: str
+    """What every match begins with; of a literal, all of it."""
+    source: str = field(compare=False)
+
+    @property
+    def is_literal(self) -> bool:
+        return self.rank == _LITERAL
+
+    @property
+    def is_glob(self) -> bool:
+        return self.rank == _GLOB
+
+    @property
+    def is_rest(self) -> bool:
+        return self.rank == _REST
+
+    def matches(self, text: str) -> bool:
+        """Whether it matches this one segment of a name; not for `>`, which matches several."""
+        return _matches(text.translate(_ENCODE), self.encoded, prefix=False)
+
+    @property
+    def key(self) -> tuple[int, int, str, str]:
+        """Sorts segments in the same place of two patterns: the first is the stronger."""
+        return (self.rank, -self.literals if self.rank == _GLOB else 0, self.encoded.translate(_DECODE), self.encoded)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A parsed pattern. Two are equal when they are one pattern, however written: `[ab]` and `[ba]`, `a` and `[a]`."""
+
+    text: str = field(compare=False)
+    kinds: frozenset[Kind]
+    _segments: tuple[Segment, ...] = field(repr=False)
+    """Also for `pattern_trie`."""
+
+    @classmethod
+    def parse(cls, text: str) -> Pattern:
+        """Raises DestinationError, which says what is wrong and what to write instead."""
+        return _parse(text)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __hash__(self) -> int:
+        # Each receive by a pattern looks it up; a dataclass would hash its segments anew.
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.kinds, self._segments))
+
+    @cached_property
+    def exact(self) -> bool:
+        """Whether it is a name: without any wildcard."""
+        return all(segment.rank == _LITERAL for segment in self._segments)
+
+    @cached_property
+    def _key(self) -> tuple[object, ...]:
+        """Sorts patterns: of those that match a destination, the first is its route (invariant 5)."""
+        return (not self.exact, tuple(s.key for s in self._segments), _KIND_SETS.index(self.kinds))
+
+    def matches(self, destination: Destination) -> bool:
+        """Whether this destination is one of those that the pattern names."""
+        name = destination.name
+        if destination.kind not in self.kinds or not name.startswith(self._lead):
+            return False
+        return _matches(name.translate(_ENCODE), self._encoded, prefix=self._open_ended)
+
+    def _literals(self) -> Iterator[tuple[int, str]]:
+        """Which segments of a name must be which text: places from 0, and texts."""
+        return ((place, segment.lead) for place, segment in enumerate(self._segments) if segment.is_literal)
+
+    @cached_property
+    def _open_ended(self) -> bool:
+        return self._segments[-1].rank == _REST
+
+    @cached_property
+    def _encoded(self) -> str:
+        if len(self._segments) == 1 and self._open_ended:
+            return "*"
+        closed = self._segments[:-1] if self._open_ended else self._segments
+        return "/".join(s.encoded for s in closed)
+
+    @cached_property
+    def _lead(self) -> str:
+        """What every name that matches begins with. It spares most patterns the question to fnmatch2."""
+        parts = []
+        for segment in self._segments:
+            if segment.rank == _REST:
+                break
+            parts.append(segment.lead)
+            if segment.rank != _LITERAL:
+                break
+        return ".".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Match(Generic[T]):
+    """A pattern that matches a destination, what it leads to, and why it won or lost."""
+
+    pattern: Pattern
+    target: T
+    reason: str
+
+
+class RouteTable(Generic[T]):
+    """Patterns and what they lead to. Which of them wins does not depend on the order in which they are given, and what
+    it takes to find it goes by the name's segments, not by how many patterns there are."""
+
+    def __init__(self, pairs: Iterable[tuple[str, T]]) -> None:
+        """Raises DestinationError for what is no pattern, and ConfigError for two that are the same."""
+        parsed = [(Pattern.parse(text), target) for text, target in pairs]
+        seen: dict[Pattern, str] = {}
+        problems = []
+        for pattern, _ in parsed:
+            if pattern in seen:
+                problems.append(f"pattern {pattern.text!r} is the same as {seen[pattern]!r}; keep one of them")
+            seen.setdefault(pattern, pattern.text)
+        if problems:
+            raise ConfigError(problems)
+        self._patterns = [pattern for pattern, _ in parsed]
+        self._trie: PatternTrie[T] = PatternTrie()
+        for pattern, target in parsed:
+            self._trie.add(pattern, target)
+        self._route = lru_cache(maxsize=ROUTES_CACHED_MAX)(self._find)
+
+    def route(self, destination: Destination) -> Match[T] | None:
+        """The winner, or None where no pattern matches. A known destination costs a look into a bounded cache."""
+        return self._route(destination)
+
+    def matches(self, destination: Destination) -> list[Match[T]]:
+        """Every pattern that matches, the winner first, each with a sentence on why it stands where it stands."""
+        return _explained(list(self._trie.matching(destination)))
+
+    def _may_take(self, pattern: Pattern, kind: Kind) -> bool:
+        """Whether some destination of this kind may match one of these patterns and that one, too."""
+        return any(kind in one.kinds and may_overlap(one, pattern) for one in self._patterns)
+
+    def nearest(self, wanted: Destination | Pattern, n: int = 3) -> list[str]:
+        """The texts of the n patterns most like a destination, or a pattern, for the error that says that none
+        matches."""
+        scheme, separator, name = str(wanted).rpartition("://")
+
+        def likeness(text: str) -> float:
+            like = f"{scheme}{separator}{name}" if "://" in text else name
+            return difflib.SequenceMatcher(None, text, like, autojunk=False).ratio()
+
+        ranked = sorted((-likeness(one.text), one.text) for one in self._patterns)
+        return [text for _, text in ranked[:n]]
+
+    def _find(self, destination: Destination) -> Match[T] | None:
+        # Two: the winner's reason is what it wins over.
+        return next(iter(_explained(list(islice(self._trie.matching(destination), 2)))), None)
+
+
+def _explained(found: Sequence[tuple[Pattern, T]]) -> list[Match[T]]:
+    """The patterns that match a destination, the winner first, with reasons."""
+    result = []
+    for place, (pattern, target) in enumerate(found):
+        if place:
+            above = found[place - 1][0]
+            reason = f"loses to {above.text!r}: {_why(above, pattern)}"
+        elif len(found) > 1:
+            below = found[1][0]
+            reason = f"wins over {below.text!r}: {_why(pattern, below)}"
+        else:
+            reason = "the only pattern that matches"
+        result.append(Match(pattern, target, reason))
+    return result
+
+
+def may_overlap(one: Pattern, other: Pattern) -> bool:
+    """False only if no destination can match both. Of two globs it is not looked into whether one can."""
+    return bool(one.kinds & other.kinds) and _overlap(one._segments, other._segments)
+
+
+def _overlap(one: Sequence[Segment], other: Sequence[Segment]) -> bool:
+    if (one and one[0].is_rest) or (other and other[0].is_rest):
+        return True  # what comes before has matched, and the rest may be anything: `>` also matches nothing
+    if not one or not other:
+        return not one and not other
+    first, second = one[0], other[0]
+    if first.is_literal and second.is_literal:
+        same = first.lead == second.lead
+    elif first.is_literal or second.is_literal:
+        literal, glob = (first, second) if first.is_literal else (second, first)
+        same = glob.matches(literal.lead)
+    else:
+        same = True
+    return same and _overlap(one[1:], other[1:])
+
+
+def escape(name: str) -> str:
+    """The pattern that matches exactly this name, of either kind; with `queue://` or `topic://` before it, of one."""
+    segments = []
+    for segment in name.split("."):
+        if segment == ">":
+            segments.append("[>]")
+        else:
+            segments.append("".join(f"[{char}]" if char in "*?[," else char for char in segment))
+    text = ".".join(segments).replace("://", "[:]//")
+    if mistyped_scheme(text):
+        text = f"[{text[0]}]{text[1:]}"
+    for blank in {text[:1], text[-1:]}:
+        if blank.isspace():
+            text = re.sub(rf"^{blank}|{blank}$", f"[{blank}]", text)
+    return text
+
+
+def _why(above: Pattern, below: Pattern) -> str:
+    """Why `above` comes before `below`, two different patterns that match one destination."""
+    if above.exact and not below.exact:
+        return "an exact name beats every wildcard"
+    for place, (a, b) in enumerate(zip(above._segments, below._segments, strict=False), start=1):
+        if a == b:
+            continue
+        if a.rank != b.rank:
+            return f"in segment {place}, {_RANK_NAMES[a.rank]} {a.source!r} beats {_RANK_NAMES[b.rank]} {b.source!r}"
+        if a.literals != b.literals:
+            counts = f"({a.literals} to {b.literals})"
+            return f"in segment {place}, {a.source!r} has more literal characters than {b.source!r} {counts}"
+        return f"in segment {place}, {a.source!r} comes before {b.source!r} in text order"
+    if len(above._segments) != len(below._segments):
+        return f"it ends where the other goes on with {below._segments[len(above._segments)].source!r}"
+    one, other = (_KIND_NAMES[_KIND_SETS.index(pattern.kinds)] for pattern in (above, below))
+    return f"it is for {one}, the other for {other}"
+
+
+# Parsing -------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Pattern:
+    scheme, separator, name = text.partition("://")
+    kinds = {kind.scheme: frozenset({kind}) for kind in Kind}.get(scheme + separator)
+    if not separator:
+        kinds, name = frozenset(Kind), text
+    if kinds is None:
+        raise DestinationError(
+            f"unknown scheme {scheme!r} in pattern {text!r}; use queue://, topic://, map:// or none for all"
+        )
+    if not name:
+        raise DestinationError(f"pattern {text!r} is empty; to match everything write >")
+    if name[0].isspace() or name[-1].isspace() or text[0].isspace():
+        raise DestinationError(f"pattern {text!r} begins or ends with a blank; leave it out, or write it as [ ]")
+    if not separator and mistyped_scheme(text):
+        raise DestinationError(
+            f"pattern {text!r} looks mistyped; two slashes after a colon: queue://, topic:// or map://"
+        )
+    if "\0" in name:
+        raise DestinationError(f"pattern {text!r} holds NUL, as no name does")
+    if "," in name.replace("[,]", ""):
+        raise DestinationError(f"pattern {text!r} holds a comma; list patterns one by one, or write a comma as [,]")
+    if any("\ud800" <= char <= "\udfff" for char in name):
+        raise DestinationError(f"pattern {text!r} is not valid unicode")
+    sources = name.split(".")
+    if ">" in sources[:-1]:
+        raise DestinationError(
+            f"pattern {text!r}: > is the rest of a name, so only its last segment; a literal one is [>]"
+        )
+    segments = [_parse_segment(source, text) for source in sources]
+    if sources[-1] == ">":
+        segments[-1] = Segment(_REST, "", 0, "", ">")
+    return Pattern(text, kinds, tuple(segments))
+
+
+def _parse_segment(source: str, pattern: str) -> Segment:
+    if source == "*":
+        return Segment(_STAR, "*", 0, "", source)
+    encoded: list[str] = []
+    literals: list[str] = []
+    lead: str | None = None
+    at = 0
+    while at < len(source):
+        char, at = source[at], at + 1
+        literal = None
+        if char == "*" and encoded and encoded[-1] == "*":
+            raise DestinationError(
+                f"pattern {pattern!r}: ** is no wildcard; * is one segment, a last segment > is all the rest"
+            )
+        if char == "[":
+            token, literal, at = _bracket(source, at, pattern)
+        elif char in "*?":
+            token = char
+        else:
+            token, literal = char.translate(_ENCODE), char
+        encoded.append(token)
+        if literal is not None:
+            literals.append(literal)
+        elif lead is None:
+            lead = "".join(literals)
+    whole = "".join(literals)
+    rank = _LITERAL if lead is None else _GLOB
+    return Segment(rank, "".join(encoded), len(literals), whole if lead is None else lead, source)
+
+
+def _bracket(source: str, at: int, pattern: str) -> tuple[str, str | None, int]:
+    """The brackets that open just before `at`: encoded, the character if they name just one, and where they end."""
+    negated = source.startswith("!", at)
+    start = at + negated
+    end = source.find("]", start + 1)
+    if end < 0:
+        raise DestinationError(
+            f"pattern {pattern!r}: no ] closes the [ in segment {source!r} (a . always separates segments); "
+            "a literal [ is written [[]"
+        )
+    ranges = _ranges(source[start:end], pattern)
+    if not negated and len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        char = chr(ranges[0][0])
+        return char.translate(_ENCODE), char, end + 1
+    return f"[{'!' if negated else ''}{_encoded_class(ranges)}]", None, end + 1
+
+
+def _ranges(members: str, pattern: str) -> list[tuple[int, int]]:
+    """The code points that `a-z_` names, as sorted ranges that do not touch."""
+    found = []
+    at = 0
+    while at < len(members):
+        low = high = members[at]
+        at += 1
+        if members.startswith("-", at) and at + 1 < len(members):
+            high = members[at + 1]
+            at += 2
+        if low > high:
+            raise DestinationError(f"pattern {pattern!r}: the range {low}-{high} is empty; write {high}-{low}")
+        found.append((ord(low), ord(high)))
+    merged: list[tuple[int, int]] = []
+    for low_code, high_code in sorted(found):
+        if merged and low_code <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], high_code))
+        else:
+            merged.append((low_code, high_code))
+    return merged
+
+
+def _encoded_class(ranges: list[tuple[int, int]]) -> str:
+    """The inside of fnmatch brackets that match, among encoded characters, what the ranges hold among plain ones."""
+    cuts = sorted({ord(char) for char in _TRAPS})
+    traps = [_TRAPS[chr(cut)] for cut in cuts if any(low <= cut <= high for low, high in ranges)]
+    plain = []
+    for low, high in ranges:
+        # The surrogates stand for other characters, so a range may not run over them.
+        for first, last in ((low, min(high, 0xD7FF)), (max(low, 0xE000), high)):
+            for cut in cuts:
+                if first <= cut <= last:
+                    plain.append((first, cut - 1))
+                    first = cut + 1
+            plain.append((first, last))
+    return "".join(_span(first, last) for first, last in plain if first <= last) + "".join(traps)
+
+
+def _span(first: int, last: int) -> str:
+    return chr(first) if first == last else f"{chr(first)}-{chr(last)}"

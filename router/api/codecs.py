@@ -1,0 +1,218 @@
+"""Codecs: what a body is made of bytes by, above the stores, which know bytes alone.
+
+    orders = router.queue("orders", codec="json")
+    orders.send({"number": 17})                     # with the header content_type: application/json
+    orders.receive().body["number"]
+
+What goes through such a queue are the same messages: who holds it without the codec sees bytes, and the header
+`content_type`. A body is decoded when it is asked for, not when its message is received: one that does not decode holds
+up no other, and is in hand, to be released or rejected.
+
+`json` and `msgpack` take plain values; `pickle` takes nearly all, and runs whatever code the bytes name, so it is used
+only where it is asked for by this name. Any object that has what `Codec` says is one.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from ...adapters.core.messages import Headers, Message, Outgoing, T, decoded
+from ...policies.errors import DecodeError
+from ...policies.names.destination import Destination
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    V = typing_extensions.TypeVar("V", default=Any)
+else:
+    V = TypeVar("V")
+"""What a codec takes and gives: anything where nobody says otherwise."""
+
+CONTENT_TYPE: Final = "content_type"
+"""The header that says which codec has made a body."""
+SHOWN_MAX: Final = 80
+"""Characters of a value that an error shows."""
+
+
+class Codec(Protocol[V]):
+    """Values to bytes and back. Any thread calls it, several at once."""
+
+    @property
+    def content_type(self) -> str:
+        """What the header `content_type` of a message says that it has made: `application/json`."""
+
+    def encode(self, value: V, /) -> bytes:
+        """The bytes that are stored. What it raises, the send raises as TypeError or ValueError; nothing is sent."""
+
+    def decode(self, body: bytes, /) -> V:
+        """The value. Whatever it raises becomes the cause of a DecodeError."""
+
+
+class JsonCodec:
+    """As JSON, in UTF-8. What JSON has not (NaN, bytes, sets) is refused; a tuple comes back as a list, and a key that
+    is a number as text."""
+
+    __slots__ = ()
+
+    content_type: Final = "application/json"
+
+    def encode(self, value: Any, /) -> bytes:
+        """Raises TypeError, ValueError."""
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+    def decode(self, body: bytes, /) -> Any:
+        """Raises ValueError."""
+        return json.loads(body)
+
+
+class MsgpackCodec:
+    """As MessagePack: what JSON has, and bytes, keys of any kind, and times of a zone; smaller, and faster."""
+
+    __slots__ = ()
+
+    content_type: Final = "application/msgpack"
+
+    def encode(self, value: Any, /) -> bytes:
+        """Raises TypeError, ValueError."""
+        return msgspec.msgpack.encode(value)
+
+    def decode(self, body: bytes, /) -> Any:
+        """Raises ValueError."""
+        return msgspec.msgpack.decode(body)
+
+
+class PickleCodec:
+    """Python's own. To decode is to run what the sender has put there: for queues that nobody else can send to."""
+
+    __slots__ = ()
+
+    content_type: Final = "application/x-python-pickle"
+
+    def encode(self, value: Any, /) -> bytes:
+        """Raises whatever the value raises."""
+        return pickle.dumps(value)
+
+    def decode(self, body: bytes, /) -> Any:
+        """Likewise."""
+        return pickle.loads(body)
+
+
+CODECS: Final[dict[str, Codec]] = {"json": JsonCodec(), "msgpack": MsgpackCodec(), "pickle": PickleCodec()}
+"""Those that can be asked for by name."""
+
+
+def codec_of(codec: str | Codec[V]) -> Codec[V]:
+    """The codec that is meant. Raises ValueError for a name that none has, TypeError for what is no codec."""
+    if isinstance(codec, str):
+        found = CODECS.get(codec)
+        if found is None:
+            raise ValueError(f"there is no codec {codec!r}; there are {', '.join(CODECS)}; or give one of your own")
+        return found
+    content_type = getattr(codec, "content_type", None)
+    if (
+        isinstance(codec, type) or not isinstance(content_type, str) or not content_type
+        or not callable(getattr(codec, "encode", None)) or not callable(getattr(codec, "decode", None))
+    ):  # fmt: skip
+        raise TypeError(
+            f"a codec is one of {', '.join(CODECS)}, or an object with a text content_type and the methods encode and "
+            f"decode; not {codec!r}"
+        )
+    return codec
+
+
+def encoded(codec: Codec[V], value: V, what: str, destination: Destination) -> bytes:
+    """The bytes of a value, which is `what` for that destination. Raises TypeError and ValueError, which name what is
+    wrong with it."""
+    try:
+        body = codec.encode(value)
+    except Exception as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f"{what} for {destination} cannot be encoded as {codec.content_type}: {error or type(error).__name__}; "
+            f"it is {_shown(value)}"
+        ) from error
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise TypeError(
+            f"the codec of {codec.content_type} has encoded {_shown(value)} as {type(body).__name__}, not bytes"
+        )
+    return body
+
+
+class Coder(Generic[T]):
+    """A codec at work for one destination. Threads: all. Two are equal where their codecs are."""
+
+    __slots__ = ("_codec", "_destination")
+
+    def __init__(self, codec: Codec[T], destination: Destination) -> None:
+        self._codec, self._destination = codec, destination
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Coder) and (other._codec is self._codec or other._codec == self._codec)
+
+    __hash__ = None  # type: ignore[assignment]  # a codec need have none
+
+    def encode(self, value: T, headers: Headers | None) -> tuple[bytes, Headers]:
+        """The body, and the headers with the content type. Raises TypeError and ValueError, which name what is wrong
+        with the value; and ValueError for headers that say another content type."""
+        content_type = self._codec.content_type
+        body = encoded(self._codec, value, "a body", self._destination)
+        if not headers:
+            return body, {CONTENT_TYPE: content_type}
+        given = (
+            headers.get(CONTENT_TYPE) if isinstance(headers, Mapping) else content_type
+        )  # else the store refuses them
+        if given is None:
+            return body, {**headers, CONTENT_TYPE: content_type}
+        if not _is_of(given, content_type):
+            raise ValueError(
+                f"the header {CONTENT_TYPE} is {given!r}, and the codec of {self._destination} writes {content_type}; "
+                "leave the header out"
+            )
+        return body, headers
+
+    def encode_one(self, message: T | Outgoing[T]) -> Outgoing:
+        """One of many that are sent together."""
+        if not isinstance(message, Outgoing):
+            return Outgoing(*self.encode(message, None))
+        body, headers = self.encode(message.body, message.headers)  # type: ignore[arg-type]  # no codec takes a file
+        return message._replace(body=body, headers=headers)  # type: ignore[return-value]
+
+    def wrap(self, message: Message) -> Message[T]:
+        """The same message, whose body this decodes."""
+        return decoded(message, self._decode)
+
+    def _decode(self, message: Message[Any], body: bytes) -> T:
+        content_type = self._codec.content_type
+        given = message.headers.get(CONTENT_TYPE)
+        if given is not None and not _is_of(given, content_type):
+            raise DecodeError(
+                f"{message!r} is of content type {given!r}, and is read here as {content_type}; its raw_body has the "
+                "bytes: release it for who reads that, or reject it",
+                message,
+            )
+        try:
+            return self._codec.decode(body)
+        except Exception as error:
+            raise DecodeError(
+                f"{message!r} does not decode as {content_type}: {error or type(error).__name__}; its raw_body has the "
+                "bytes: release it, or reject it",
+                message,
+            ) from error
+
+
+def _is_of(given: object, content_type: str) -> bool:
+    """Whether a header says this content type, perhaps with parameters: `application/json; charset=utf-8`."""
+    return isinstance(given, str) and given.partition(";")[0].strip().lower() == content_type.lower()
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # it is nested too deeply, or its own
+        return f"a {type(value).__name__}"
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."

@@ -1,0 +1,257 @@
+"""Where messages come out: of a queue, or of one durable subscription of a topic."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic
+
+from ...adapters.core import Store
+from ...adapters.core.engine.lease_times import require_seconds
+from ...adapters.core.messages import Message, T
+from ...adapters.core.store_types import Counts, Listener, SubscriptionKey
+from ...policies.errors import ClosedError
+from ...policies.names.destination import Destination
+from .dead_letter import DeadLetter, dead_letter_of, dead_letter_queue
+
+if TYPE_CHECKING:
+    from ..placement.registry import StoreRegistry
+    from .codecs import Coder
+
+
+class Backlog(Generic[T]):
+    """What can be looked at. Any thread may use it. What each call promises: adapters/core/store.py. Two are equal that
+    are of one router, name the same, and have the same codec."""
+
+    __slots__ = ()
+
+    _registry: StoreRegistry
+    destination: Destination
+    _key: SubscriptionKey | None = None
+    """Of the subscription whose messages these are; None for all of the destination."""
+    _coder: Coder[T] | None = None
+    """What decodes their bodies; None: they are bytes."""
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(other) is type(self) and isinstance(other, Backlog) and other._registry is self._registry
+            and (other.destination, other._key) == (self.destination, self._key) and other._coder == self._coder
+        )  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash((self._registry, self.destination, self._key))
+
+    def browse(self, limit: int | None = None, after: int | Message[Any] = 0) -> Iterator[Message[T]]:
+        """Look at the messages in order without taking them, at most `limit` from the one after `after`: a message, or
+        the seq of one where the store has no `priorities`. Of a topic these are all that some subscription has yet to
+        ack, of a subscription those that it has. It may take its time: a store that is closed for being idle meanwhile
+        is opened again."""
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+            raise TypeError(f"limit is a number of messages, not {type(limit).__name__}: {limit!r}")
+        if not isinstance(after, int | Message) or isinstance(after, bool):
+            raise TypeError(f"after is a message, or the seq of one, not {type(after).__name__}: {after!r}")
+        if limit is not None and limit < 0:
+            raise ValueError(f"browse takes a limit of 0 or more, or None for all; not {limit}")
+        if self._registry.store_of(self.destination) is None:
+            return iter(())
+        found: Iterator[Any] = self._browse(limit, after)
+        return found if self._coder is None else map(self._coder.wrap, found)
+
+    def _browse(self, left: int | None, after: int | Message[Any]) -> Iterator[Message]:
+        while left is None or left > 0:
+            store = self._registry.store_for(self.destination)
+            if isinstance(after, Message) and after._store.store_id != store.store_id:
+                raise ClosedError(
+                    f"{self.destination} has moved to another store since {after!r} was browsed, and its messages have "
+                    "other places there; browse it from the beginning"
+                )
+            try:
+                for message in store.browse(self.destination, left, after, self._key):
+                    after = message
+                    left = left if left is None else left - 1
+                    yield message
+                return
+            except ClosedError as error:
+                self._registry.forget_closed(self.destination, store, error)
+
+    def dead_letters(self) -> Iterator[DeadLetter[T]]:
+        """Look at those in its dead-letter queue that come from here, of a subscription those that it has given up, in
+        their order, without taking them. Walks all of that queue, whatever else is in there: with a queue for each
+        destination (`dead_letter: dlq.{name}`) that is nothing else. None if its store names no dead-letter queue."""
+        pattern = self._registry.option_for(self.destination, "dead_letter")
+        if pattern is not None:
+            queue = dead_letter_queue(pattern, self.destination)
+            for message in _Letters(self._registry, queue, self._coder).browse():
+                letter = dead_letter_of(message)
+                if (
+                    letter is not None
+                    and letter.source == self.destination
+                    and self._key in (None, letter.subscription)
+                ):
+                    yield letter
+
+    def depth(self) -> int:
+        """Messages held, leased ones included: of a topic those that some subscription has yet to ack, each counted
+        once, of a subscription those that it has."""
+        return self._registry.for_held(self.destination, lambda store: store.depth(self.destination, self._key), 0)
+
+
+class _Letters(Backlog[T]):
+    """The messages of a dead-letter queue, of one codec's bodies."""
+
+    __slots__ = ("_coder", "_registry", "destination")
+
+    def __init__(self, registry: StoreRegistry, destination: Destination, coder: Coder[T] | None) -> None:
+        self._registry, self.destination, self._coder = registry, destination, coder
+
+
+class Consumer(Backlog[T]):
+    """What can be received from."""
+
+    __slots__ = ()
+
+    def receive(self, timeout: float | None = 0, *, lease: float | None = None) -> Message[T] | None:
+        """Lease the first message that nobody holds, waiting up to `timeout` seconds for one (None: for ever).
+
+        It is this process's until `message.ack()` or `message.release()`; when the process ends, all its leases do.
+        With `lease`, or the store's option `lease_timeout`, it is free again after so many seconds, counted as a
+        delivery, unless `message.extend()` gives it more. A `timeout` that is over already, below 0, does not wait.
+        Raises TypeError and ValueError for what is no number of seconds, and UnknownSubscriptionError for a
+        subscription that was ended. That a body does not decode shows when `message.body` is asked for.
+        """
+        if lease is not None:
+            require_seconds(lease, "lease")
+        message: Any
+        if timeout != 0:
+            message = self._receive_in(timeout, lease)
+            return message if self._coder is None or message is None else self._coder.wrap(message)
+        registry, destination = self._registry, self.destination
+        while True:  # as for_held, whose call and function would take a receive half a microsecond more
+            store = registry.by_destination.get(destination) or registry.store_of(destination)
+            if store is None:
+                return None
+            try:
+                message = store.receive(destination, 0, self._key, lease)
+                return message if self._coder is None or message is None else self._coder.wrap(message)
+            except ClosedError as error:
+                registry.forget_closed(destination, store, error)
+
+    def _receive_in(self, timeout: float | None, lease: float | None) -> Message | None:
+        """`receive` with a time to wait."""
+        require_timeout(timeout)
+        if timeout is None:
+            self._registry.hint_at_slip(self.destination)
+        deadline = None if timeout is None else time.monotonic() + timeout
+
+        def receive(store: Store) -> Message | None:  # called again if the store was closed for being idle
+            left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            return store.receive(self.destination, left, self._key, lease)
+
+        return self._registry.for_store(self.destination, receive)
+
+    def receive_many(self, n: int, timeout: float | None = 0, *, lease: float | None = None) -> list[Message[T]]:
+        """Lease up to `n` messages, in order, waiting up to `timeout` seconds for the first (None: for ever): as soon
+        as there is one, all that are there then, up to `n`. An empty list if none has come.
+
+        Each is settled on its own, or several at once with `router.ack(messages)`. Raises as `receive`; and TypeError
+        and ValueError for what is no number of messages.
+        """
+        require_count(n)
+        if lease is not None:
+            require_seconds(lease, "lease")
+        messages: list[Any] = self._receive_many(n, timeout, lease)
+        return messages if self._coder is None else list(map(self._coder.wrap, messages))
+
+    def _receive_many(self, n: int, timeout: float | None, lease: float | None) -> list[Message]:
+        if timeout == 0:
+            return self._registry.for_held(
+                self.destination, lambda store: store.receive_many(self.destination, n, 0, self._key, lease), []
+            )
+        require_timeout(timeout)
+        if timeout is None:
+            self._registry.hint_at_slip(self.destination)
+        deadline = None if timeout is None else time.monotonic() + timeout
+
+        def receive(store: Store) -> list[Message]:  # likewise
+            left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            return store.receive_many(self.destination, n, left, self._key, lease)
+
+        return self._registry.for_store(self.destination, receive)
+
+    def consume(self, timeout: float | None = None, *, lease: float | None = None) -> Iterator[Message[T]]:
+        """Each message, leased, one after the other: the next one is received when it is asked for, so that none is
+        leased ahead. Ends when none has come for `timeout` seconds (None: goes on for ever). Raises as `receive`."""
+        require_timeout(timeout)
+        if lease is not None:
+            require_seconds(lease, "lease")
+        return iter(lambda: self.receive(timeout, lease=lease), None)
+
+    def listen(
+        self,
+        on_message: Callable[[Message[T]], object],
+        credit: int = 1,
+        *,
+        on_end: Callable[[Exception], object] | None = None,
+        lease: float | None = None,
+    ) -> Listener:
+        """Call `on_message` with each message, leased, up to `credit` of them; more with `Listener.add_credit`.
+
+        Listeners and those who wait in `receive` stand in one line: what becomes free goes to who came first. The
+        callback runs on a background thread of the library, one message at a time, in order; never inside a sender's
+        `send`, never in this call, and one that takes long holds up nobody but its own listener. It settles the message
+        then or later, from any thread; if it raises, the message is released. `lease` is as for `receive`, from the
+        call on.
+
+        The store is opened, and stays open until the listener is closed. If it closes all the same or fails
+        (`router.close()`, `router.reopen()`), its disk does not give a message, or the subscription is ended, the
+        listener ends, and `on_end` is called with the error, on such a thread. Raises TypeError and ValueError for what
+        is no function, no credit or no time.
+        """
+        require_callbacks(on_message, on_end)
+        coder, call = self._coder, on_message
+        heard: Callable[[Any], object] = call if coder is None else lambda message: call(coder.wrap(message))
+        self._registry.hint_at_slip(self.destination)
+        return self._registry.for_store(
+            self.destination, lambda store: store.listen(self.destination, heard, credit, self._key, on_end, lease)
+        )
+
+    def purge(self) -> int:
+        """Remove all messages that nobody holds, for a subscription: ack them; returns how many."""
+        return self._registry.for_held(self.destination, lambda store: store.purge(self.destination, self._key), 0)
+
+    def counts(self) -> Counts:
+        """How many messages are ready, how many leased or claimed by a transaction, how many wait for their time, and
+        how many have expired since the store was opened; and as `oldest_ready_seconds`, how old the next one is. Takes
+        the same time however many there are."""
+        return self._registry.for_held(
+            self.destination, lambda store: store.counts(self.destination, self._key), Counts(0, 0)
+        )
+
+
+def require_callbacks(on_message: object, on_end: object) -> None:
+    """Raise TypeError for what cannot be called."""
+    if not callable(on_message):
+        raise TypeError(f"on_message is a function of one message, not {type(on_message).__name__}: {on_message!r}")
+    if on_end is not None and not callable(on_end):
+        raise TypeError(f"on_end is a function of one error, not {type(on_end).__name__}: {on_end!r}")
+
+
+def require_timeout(timeout: object) -> None:
+    """Raise TypeError or ValueError for what cannot be waited for."""
+    if timeout is None:
+        return
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool):
+        raise TypeError(f"timeout is a number of seconds, not {type(timeout).__name__}: {timeout!r}")
+    if not timeout <= threading.TIMEOUT_MAX:
+        raise ValueError(
+            f"timeout is a number of seconds up to {threading.TIMEOUT_MAX:.0f}, not {timeout!r}; None is for ever"
+        )
+
+
+def require_count(n: object) -> None:
+    """Raise TypeError or ValueError for what is no number of messages to receive."""
+    if not isinstance(n, int) or isinstance(n, bool):
+        raise TypeError(f"n is a number of messages, not {type(n).__name__}: {n!r}")
+    if n < 1:
+        raise ValueError(f"n is a number of messages, 1 or more, not {n}")

@@ -1,0 +1,163 @@
+"""Dead letters: what one says of where it comes from.
+
+`labelled` is what upkeep/dead_letters.py sends. The duplicate window of the source still knows the message's id: a
+transaction that acks a dead letter and sends to its source under that id marks the send `requeued` (`mark_requeued`),
+and it is stored. Otherwise the letter would be gone from both queues.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Generic
+
+from ...adapters.core.features.failures import Failure
+from ...adapters.core.messages import Message, T
+from ...adapters.core.store_types import SubscriptionKey
+from ...policies.config.options import dead_letter_name
+from ...policies.errors import AnabranchError
+from ...policies.names.destination import Destination
+from ..transactions.participant import Participant
+
+PREFIX: Final = "dead_letter_"
+REASON: Final = "dead_letter_reason"
+SOURCE: Final = "dead_letter_source"
+DELIVERIES: Final = "dead_letter_deliveries"
+MESSAGE_ID: Final = "dead_letter_message_id"
+CLIENT: Final = "dead_letter_client"
+SUBSCRIPTION: Final = "dead_letter_subscription"
+ERROR_TYPE: Final = "dead_letter_error_type"
+ERROR_TEXT: Final = "dead_letter_error_text"
+_OPTIONAL: Final = frozenset((MESSAGE_ID, CLIENT, SUBSCRIPTION, ERROR_TYPE, ERROR_TEXT))
+"""One that is there without being true, of a dead letter that somebody has sent on, would say where it goes back."""
+
+REQUEUED_REASON: Final = "requeued_reason"
+REQUEUED_COUNT: Final = "requeued_count"
+REQUEUED_DELIVERIES: Final = "requeued_deliveries"
+REQUEUED_ERROR_TYPE: Final = "requeued_error_type"
+REQUEUED_ERROR_TEXT: Final = "requeued_error_text"
+"""What a message that was put back says of the dead letter that it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter(Generic[T]):
+    """A message in a dead-letter queue, and what it says of itself."""
+
+    message: Message[T]
+    """Browsed: receive it from its queue to put it back, or to ack it."""
+    reason: str
+    """Why it is there: `delivery_limit`, `expired`, `rejected`, or what its receiver said."""
+    source: Destination
+    """Where it comes from."""
+    deliveries: int
+    """How often it had been handed out there."""
+    message_id: str | None
+    """Its `message_id` there."""
+    subscription: SubscriptionKey | None
+    """Which has given it up, if it was one."""
+    requeued: int
+    """How often it had been put back before."""
+    error_type: str | None = None
+    """The type of the exception for which it was given back, or rejected, last, with its module; None: there is none,
+    or a reason in words."""
+    error_text: str | None = None
+    """The text of that exception, or that reason; None: neither is known."""
+
+
+def dead_letter_of(message: Message[T]) -> DeadLetter[T] | None:
+    """None if it is none."""
+    headers = message.headers
+    source, message_id = headers.get(SOURCE), headers.get(MESSAGE_ID)
+    try:
+        destination = Destination.restored(source) if isinstance(source, str) else None
+    except AnabranchError:  # a sender may put anything there
+        return None
+    if destination is None:
+        return None
+    return DeadLetter(
+        message,
+        str(headers.get(REASON, "")),
+        destination,
+        number(headers, DELIVERIES),
+        message_id if isinstance(message_id, str) else None,
+        subscription_of(message),
+        number(headers, REQUEUED_COUNT),
+        *(value if isinstance(value := headers.get(name), str) else None for name in (ERROR_TYPE, ERROR_TEXT)),
+    )
+
+
+def dead_letter_queue(pattern: str, source: Destination) -> Destination:
+    """Where the dead letters of a destination go, by its store's option. The name comes in after the pattern is parsed:
+    it may hold what means something there."""
+    parsed = Destination.restored(pattern)
+    return Destination(parsed.kind, dead_letter_name(parsed.name, source.name))
+
+
+def number(headers: Mapping[str, Any], name: str) -> int:
+    """0 where a sender has put anything else."""
+    value = headers.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def delivered(message: Message, rejected: bool) -> int:
+    """How often a message had been handed out, that is leased now to be dead-lettered; `rejected`: by who was handed
+    it."""
+    return message.deliveries if rejected else message.deliveries - 1
+
+
+def labelled(
+    message: Message, reason: str, known: bool, rejected: bool = False, failure: Failure | None = None
+) -> dict[str, Any]:
+    """The headers of the dead letter that a message becomes: its own, and where it comes from. Its message id is among
+    them, not used again: the copies of several subscriptions are not duplicates of each other. `known`: it is a dead
+    letter already, and says where it came from first. `failure`: its last."""
+    deliveries = delivered(message, rejected)
+    errors: dict[str, Any] = {}
+    if failure is not None:
+        errors = {ERROR_TEXT: failure.text} | ({ERROR_TYPE: failure.type} if failure.type is not None else {})
+    if known:
+        before = message.headers
+        if errors:
+            before = {name: value for name, value in before.items() if name not in (ERROR_TYPE, ERROR_TEXT)}
+        return {**before, REASON: reason, DELIVERIES: deliveries, **errors}
+    own = {name: value for name, value in message.headers.items() if name not in _OPTIONAL}
+    labels: dict[str, Any] = {
+        REASON: reason,
+        SOURCE: str(message.destination),
+        DELIVERIES: deliveries,
+    }
+    if message.subscription is not None:
+        labels[CLIENT], labels[SUBSCRIPTION] = message.subscription
+    if message.message_id is not None:
+        labels[MESSAGE_ID] = message.message_id
+    return {**own, **labels, **errors}
+
+
+def mark_requeued(participants: Collection[Participant]) -> None:
+    """Of a transaction that is about to be committed or prepared: each send that puts back a dead letter which the
+    transaction acks is no duplicate. May be done again."""
+    labels = []
+    for participant in participants:
+        for acked in participant.acks:
+            if MESSAGE_ID in acked.headers:
+                labels.append(acked.headers)  # noqa: PERF401  each commit comes this way: a frame less
+    if not labels:
+        return
+    letters: Counter[tuple[str, str | None]] = Counter(
+        (str(headers.get(SOURCE)), message_id)
+        for headers in labels
+        if isinstance(message_id := headers[MESSAGE_ID], str)  # a sender may put anything there
+    )
+    for participant in participants:
+        for place, (destination, message) in enumerate(participant.sends):
+            key = (str(destination), message.message_id)
+            if letters[key] > 0:
+                letters[key] -= 1
+                participant.sends[place] = (destination, message._replace(requeued=True))
+
+
+def subscription_of(letter: Message[Any]) -> SubscriptionKey | None:
+    """Which has given it up; None for one that the topic's message became as a whole, since it expired."""
+    name = letter.headers.get(SUBSCRIPTION)
+    return None if name is None else (str(letter.headers.get(CLIENT, "")), str(name))

@@ -1,0 +1,314 @@
+"""What a queue and a topic have in common: messages are sent to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from datetime import datetime
+from functools import partial
+from sys import maxsize
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, cast
+
+from ...adapters.core import Store
+from ...adapters.core.features.scheduled import delay_ms
+from ...adapters.core.messages import (
+    DEFAULT_PRIORITY,
+    EXPIRES_MAX_MS,
+    Headers,
+    LargeBody,
+    Message,
+    Outgoing,
+    Readable,
+    Receipt,
+    T,
+    checked,
+    plain_body,
+    require_persistent,
+)
+from ...adapters.core.record.large import Sized
+from ...adapters.core.service.sending import WaitingFuture, plain_bodies
+from ...adapters.system.clock import now_ms
+from ...policies.errors import ClosedError, StoreFailedError
+from ...policies.names.destination import Destination
+from ..placement.deferred_sends import KNOWN_SECONDS, once_more
+
+if TYPE_CHECKING:
+    from ..placement.registry import StoreRegistry
+    from .codecs import Coder
+
+
+class SendOptions(TypedDict, total=False):
+    """What else a send may say; see Endpoint.send."""
+
+    priority: int
+    expires_in: float | None
+    persistent: bool
+    size: int | None
+    deliver_in: float | None
+    deliver_at: float | datetime | None
+
+
+class Endpoint(Generic[T]):
+    """A destination as its senders hold it. Cheap to make, cheap to keep; any thread may use it. What each call
+    promises: adapters/core/store.py. A body is bytes, or what its codec takes."""
+
+    __slots__ = ("_coder", "_registry", "destination")
+
+    def __init__(self, registry: StoreRegistry, destination: Destination, coder: Coder[T] | None = None) -> None:
+        self._registry = registry
+        self.destination = destination
+        self._coder = coder
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.destination.name}>"
+
+    def send(
+        self,
+        body: T | Readable | LargeBody,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        sync: bool | None = None,
+        *,
+        priority: int = DEFAULT_PRIORITY,
+        expires_in: float | None = None,
+        persistent: bool = True,
+        size: int | None = None,
+        connection: Any = None,
+        deliver_in: float | None = None,
+        deliver_at: float | datetime | None = None,
+    ) -> Receipt:
+        """Store one message; returns once it is as durable as its store's policy says (invariant 1).
+
+        `sync=True` asks for more than the policy: durable against power loss on return. A `message_id` that the store
+        has seen lately is stored once, and the receipt says `duplicate`: so an unsure sender simply sends again.
+        `priority` is 0 to 65,535, the highest received first where the store's option `priorities` is set. After
+        `expires_in` seconds it is no longer delivered. With `persistent=False` it is kept in memory alone, swapped to
+        disk if there are many, and gone when its store closes; its place among the others is kept. Before `deliver_in`
+        seconds are over, or before `deliver_at` (seconds since the epoch, or a datetime that knows its time zone),
+        nobody receives it, and others pass it; then it is at its place, the one at which it was sent. It waits over a
+        restart, too.
+
+        A `body` may also be a file opened for reading bytes, or anything else with `read(size)`: it is read from where
+        it stands to its end, of any size and in bounded memory (docs/messages.md). With `size` it is refused, with
+        ValueError, if it has more bytes or fewer. What the file raises is raised, and nothing was sent.
+
+        With a `connection` of SQLAlchemy's to the database that its store is in, the message is part of the transaction
+        there: seen once that has committed, never if it is rolled back. The receipt has seq 0 then, and `sync` means
+        nothing.
+
+        Raises StoreFullError and MessageTooLargeError (nothing was stored) and OutcomeUnknownError (send again with
+        the same `message_id`), TransactionError for a connection to another database; TypeError and ValueError for a
+        body that a codec does not take (no codec takes a file), and for headers with another `content_type` than its.
+        """
+        expires_at_ms = 0 if expires_in is None else expiry(expires_in)
+        content: Any = body
+        if self._coder is not None:
+            content, headers = self._coder.encode(content, headers)
+        if (
+            type(content) is not bytes or persistent is not True or deliver_in is not None or deliver_at is not None
+            or size is not None or connection is not None
+        ):  # fmt: skip
+            require_persistent(persistent)
+            deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
+            message: Outgoing = Outgoing(
+                content, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
+            )
+            return self._send(message, sync, size, connection)
+        registry, destination = self._registry, self.destination
+        while True:  # as for_store, whose call would take a send half a microsecond more
+            removals = registry.removals
+            store = registry.by_destination.get(destination) or registry.store_for(destination)
+            try:
+                receipt = store.send_plain(destination, content, headers, message_id, sync, priority, expires_at_ms)
+            except ClosedError as error:
+                registry.forget_closed(destination, store, error)
+                continue
+            if registry.removals != removals:
+                registry.record_again(destination)
+            return receipt
+
+    def _send(self, message: Outgoing, sync: bool | None, size: int | None, connection: Any) -> Receipt:
+        """`send` of what is not a body in memory alone, for now, in a transaction of ours."""
+        if connection is not None:
+            if size is not None and size != len(plain_body(message.body)):
+                raise ValueError(
+                    f"the body has {len(plain_body(message.body))} bytes, and size says {size}; nothing was sent"
+                )
+            return self._send_within(connection, [message])[0]
+        registry, destination = self._registry, self.destination
+        if type(message.body) is not bytes or size is not None:
+            message = message._replace(body=kept(registry, destination, message.body, size, message.persistent))
+        return registry.for_store(destination, partial(_send, destination, message, sync))
+
+    def _send_within(self, connection: Any, messages: Sequence[Outgoing | bytes]) -> list[Receipt]:
+        registry, destination = self._registry, self.destination
+        try:
+            return registry.for_store(destination, lambda store: store.send_within(connection, destination, messages))
+        except StoreFailedError as error:
+            if registry.store_of(destination) is None:
+                error.add_note(
+                    f"The store of {destination} is to be made now, with its tables, from which SQLite keeps it while "
+                    "your transaction has written: call declare() once, before you begin one."
+                )
+            raise
+
+    def send_many(
+        self, messages: Iterable[T | Outgoing[T] | Readable], sync: bool | None = None, *, connection: Any = None
+    ) -> list[Receipt]:
+        """Store many, in order, with one wait for the disk for each batch of them. Not atomic: a crash half way keeps
+        a prefix; a transaction keeps all or none. With a `connection`, as `send`. If one cannot be encoded none is
+        sent. Of none nothing comes: `declare` makes an empty destination."""
+        if isinstance(messages, bytes | bytearray | memoryview | str | Outgoing) or not isinstance(messages, Iterable):
+            raise TypeError(
+                f"send_many takes a list of messages, or what else can be iterated, not {type(messages).__name__}; one "
+                "message is sent by send()"
+            )
+        coder: Any = self._coder
+        given = messages if coder is None else map(coder.encode_one, messages)
+        outgoing = cast("tuple[Outgoing | bytes, ...]", tuple(given))
+        if not outgoing:
+            self._registry.require_open()
+            return []
+        if connection is not None:
+            return self._send_within(connection, outgoing)
+        if plain_bodies(outgoing, 0, maxsize, maxsize)[0] < len(outgoing):
+            outgoing = tuple(map(self._outgoing, outgoing))
+        done: list[Receipt] = []  # of those that a store had stored before its destination moved to another one
+        return self._registry.for_store(
+            self.destination, lambda store: store.send_many(self.destination, outgoing[len(done) :], sync, done)
+        )
+
+    def _outgoing(self, message: Outgoing | bytes | Readable) -> Outgoing | bytes:
+        """One of many, whose body, if it is a file, is read by now."""
+        if not isinstance(message, Outgoing):
+            if not isinstance(message, Readable):
+                return message
+            message = Outgoing(message)
+        require_persistent(message.persistent)
+        if type(message.body) is bytes:
+            return message
+        return message._replace(body=kept(self._registry, self.destination, message.body, None, message.persistent))
+
+    def send_nowait(
+        self,
+        body: T | Readable | LargeBody,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        sync: bool | None = None,
+        *,
+        priority: int = DEFAULT_PRIORITY,
+        expires_in: float | None = None,
+        persistent: bool = True,
+        size: int | None = None,
+        deliver_in: float | None = None,
+        deliver_at: float | datetime | None = None,
+    ) -> Future[Receipt]:
+        """Send without waiting: the future resolves when `send` would have returned, on a thread of ours. If the store
+        is not open, it is opened on such a thread too. What one thread sends keeps its order, with `send` as well. A
+        body that is a file is read before this returns; what cannot be encoded is refused at once."""
+        if persistent is not True:
+            require_persistent(persistent)
+        expires_at_ms = 0 if expires_in is None else expiry(expires_in)
+        deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
+        registry, destination = self._registry, self.destination
+        content: Any = body
+        if self._coder is not None:
+            content, headers = self._coder.encode(content, headers)
+        if type(content) is not bytes or size is not None:
+            content = kept(registry, destination, content, size, persistent)
+        removals = registry.removals
+        store = registry.by_destination.get(destination)
+        if store is not None:
+            try:
+                future = store.send_nowait(
+                    destination, content, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms
+                )
+            except ClosedError:
+                registry.require_open()
+            else:
+                if registry.removals == removals and type(future) is not WaitingFuture:
+                    return future
+                if registry.removals != removals:
+                    registry.record_again(destination)
+                message = checked(
+                    content, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
+                )
+                again = partial(_send_nowait, destination, message, sync)
+                known = KNOWN_SECONDS if registry.removals != removals else 0
+                return once_more(future, lambda: registry.send_deferred(destination, again, store), known)
+        message = checked(
+            content, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
+        )
+        return registry.send_deferred(destination, partial(_send_nowait, destination, message, sync), store)
+
+    def declare(self) -> None:
+        """Have it there, empty, over restarts (of a memory store: while it lives), until it is deleted. On return that
+        survives a power failure, whatever its store's policy. Changes nothing where it is there already."""
+        self._registry.for_store(self.destination, lambda store: store.declare(self.destination))
+
+    def delete(self) -> int:
+        """Remove it with all its messages, leased ones too, and its durable subscriptions; returns how many messages
+        there were. Nothing of it is left behind; a store that was its own goes with it, if nobody waits there."""
+        return self._registry.delete(self.destination)
+
+
+def kept(
+    registry: StoreRegistry, destination: Destination, body: object, size: int | None, persistent: bool
+) -> bytes | LargeBody:
+    """A body that is not bytes, or whose size was said, read into the store of a destination, once: a send may be tried
+    again, and a file is at its end by then. Raises as Endpoint.send."""
+    if isinstance(body, Message):  # which can be read, too
+        raise TypeError(f"a message body is bytes, or a file to read them from, not a message: send {body!r}.content")
+    given = body if size is None else Sized(body, size)
+    if size is None and not isinstance(body, Readable):
+        return body if isinstance(body, LargeBody) else plain_body(body)
+    return registry.for_store(destination, lambda store: store.keep(given, persistent))
+
+
+def _send(destination: Destination, message: Outgoing, sync: bool | None, store: Store) -> Receipt:
+    body, headers, message_id, priority, expires_at_ms, persistent, _, deliver_at_ms = message
+    return store.send(destination, body, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms)
+
+
+def _send_nowait(destination: Destination, message: Outgoing, sync: bool | None, store: Store) -> Future[Receipt]:
+    body, headers, message_id, priority, expires_at_ms, persistent, _, deliver_at_ms = message
+    return store.send_nowait(
+        destination, body, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms
+    )
+
+
+def due(deliver_in: float | None, deliver_at: float | datetime | None) -> int:
+    """Before which time (ms) a message that is sent now is not delivered; 0: at once, also where that is over already.
+    Raises ValueError, TypeError, ClockError."""
+    if deliver_in is not None and deliver_at is not None:
+        raise ValueError(f"give deliver_in or deliver_at, not both: {deliver_in!r} and {deliver_at!r}")
+    now = now_ms()
+    if deliver_in is not None:
+        ms = delay_ms(deliver_in, "deliver_in")
+        return now + ms if ms else 0
+    if isinstance(deliver_at, datetime):
+        if deliver_at.tzinfo is None:
+            raise ValueError(f"deliver_at has no time zone: {deliver_at!r}; use datetime.now(UTC), say")
+        deliver_at = deliver_at.timestamp()
+    if not isinstance(deliver_at, int | float) or isinstance(deliver_at, bool):
+        raise TypeError(
+            f"deliver_at is a datetime or a number of seconds since the epoch, not {type(deliver_at).__name__}: "
+            f"{deliver_at!r}"
+        )
+    if not 0 <= deliver_at <= EXPIRES_MAX_MS / 1000 - 1:  # not so of nan either
+        raise ValueError(f"deliver_at is a time from 1970 on, up to 2**63 ms after that, not {deliver_at!r}")
+    at = -int(-deliver_at * 1000 // 1)
+    return at if at > now else 0
+
+
+def expiry(expires_in: float, name: str = "expires_in") -> int:
+    """When a message that is sent now expires, or a value. `name` is the parameter's. Raises ValueError, TypeError,
+    ClockError."""
+    if not isinstance(expires_in, int | float) or isinstance(expires_in, bool):
+        raise TypeError(f"{name} is a number of seconds, not {type(expires_in).__name__}: {expires_in!r}")
+    now = now_ms()
+    if not 0 < expires_in <= (EXPIRES_MAX_MS - now) / 1000 - 1:  # not so of nan either
+        raise ValueError(
+            f"{name} is a number of seconds above 0, up to 2**63 ms from now, not {expires_in!r}; None is for ever"
+        )
+    return now + max(1, int(expires_in * 1000))

@@ -1,0 +1,358 @@
+"""Receiving from all queues that a pattern names: `router.receive("orders.>")`.
+
+Each queue has its turn: the ones in which there may be something stand in a ring, and who receives looks at the first
+of them, takes one message, and puts the queue at the ring's end; one that has none leaves it, and a watch (adapters/
+core/watching.py) brings it back. So a receive costs the same however many queues match. A queue that is recorded later,
+by whoever sends there first, comes into the ring then.
+
+A queue whose store is not open is looked at like the others, when it is its turn, which opens that store. From then on
+the store may be closed for being idle: it had nothing for us, and what is sent there opens it, which brings its queues
+back. So of thousands of stores no more are open than the router keeps open anyway.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Final
+
+from ...adapters.core import Store
+from ...adapters.core.engine.lease_times import require_seconds
+from ...adapters.core.messages import Message
+from ...adapters.core.service.damaged import is_damage
+from ...adapters.core.service.watching import Watch
+from ...adapters.core.state.gates import MovedError
+from ...policies.errors import AnabranchError, ClosedError, DestinationError, NoRouteError
+from ...policies.names.destination import Destination, Kind
+from ...policies.names.pattern import Pattern
+from ..placement.near_names import near_pattern
+from .addresses import Address, queue_of
+from .codecs import Codec, Coder, codec_of
+from .consumer import require_timeout
+from .queue import Queue
+
+if TYPE_CHECKING:
+    from ..placement.registry import StoreRegistry
+
+log = logging.getLogger(__name__)
+
+PATTERNS_MAX: Final = 64
+"""So many patterns are kept ready; of those that nobody receives from now, the one that was used least recently goes
+when there is one more."""
+MOVING_SECONDS: Final = 0.02
+"""Until a queue that moves to another store is looked at again."""
+RETRY_SECONDS: Final = 5.0
+"""Until one whose store could not be opened, or has no database, is."""
+
+
+class _Place:
+    """One queue among those of a pattern."""
+
+    __slots__ = ("destination", "watch")
+
+    def __init__(self, destination: Destination) -> None:
+        self.destination = destination
+        self.watch: Watch | None = None
+        """The last one that stood in line for it."""
+
+
+class PatternConsumer:
+    """Of one pattern and one router. Threads: all.
+
+    A place is in the ring, in the hands of who looks there, in `_later`, in `_dormant`, or has a watch in line. Who is
+    struck by Ctrl-C may have lost one: `_lost` says so, and the next one puts all into the ring.
+    """
+
+    def __init__(self, registry: StoreRegistry, pattern: Pattern) -> None:
+        self._registry, self.pattern = registry, pattern
+        self._ring: SimpleQueue[_Place | None] = SimpleQueue()
+        """None: the router was closed."""
+        self._places: dict[Destination, _Place] = {}
+        self._dormant: dict[bytes, dict[_Place, None]] = {}
+        """Places with nothing, by their store's id, which is closed or has failed."""
+        self._away: dict[bytes, float] = {}
+        """Until when (monotonic) stores are left alone that could not be used, by their id."""
+        self._lock = threading.RLock()
+        """Guards `_later` and `users`."""
+        self._later: list[tuple[float, int, _Place]] = []
+        """A heap of what is looked at again at a time (monotonic)."""
+        self._numbers = itertools.count()
+        self._lost = True
+        self._told = False
+        """Somebody has heard that it matches nothing, or it has matched something."""
+        self.users = 0
+        """How many receive now; after Ctrl-C perhaps more."""
+
+    # What brings queues into the ring; none of it waits
+
+    def recorded(self, destinations: Iterable[Destination]) -> None:
+        """These have just been recorded, or are about to be."""
+        for destination in destinations:
+            if destination.kind is Kind.QUEUE and self.pattern.matches(destination):
+                self._add(destination)
+
+    def _add(self, destination: Destination) -> None:
+        place = self._places.get(destination)
+        self._ring.put(self._places.setdefault(destination, _Place(destination)) if place is None else place)
+
+    def opened(self, store_id: bytes) -> None:
+        """A store was opened again: by who sent there, or to read it anew."""
+        for place in list(self._dormant.get(store_id, ())):
+            self._ring.put(place)  # first: who is struck leaves it in both
+        self._dormant.pop(store_id, None)
+
+    def _woken(self, place: _Place, store_id: bytes, closing: bool) -> None:
+        if closing:
+            self._dormant.setdefault(store_id, {})[place] = None
+            place.watch = None  # which would keep the store in memory
+        else:
+            self._ring.put(place)
+
+    def close(self) -> None:
+        """Who waits hears that the router was closed, and no store knows of this any more."""
+        self._ring.put(None)
+        for place in list(self._places.values()):
+            if place.watch is not None:
+                place.watch.leave()
+
+    # Receiving
+
+    def receive(self, timeout: float | None, lease: float | None) -> Message | None:
+        """The next message; None if none comes in so many seconds. `lease` as of Store.receive. Once for each
+        `PatternConsumers._of`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while True:
+                self._registry.require_open()
+                if self._lost:
+                    self._put_all()
+                if not self._told:
+                    self._tell(timeout)
+                place = self._next(deadline)
+                if place is None:
+                    return None
+                message = self._look(place, lease)
+                if message is not None:
+                    return message
+        except AnabranchError:
+            raise
+        except BaseException:
+            self._lost = True
+            raise
+        finally:
+            with self._lock:
+                self.users -= 1
+
+    def _tell(self, timeout: float | None) -> None:
+        """Once, who waits for ever where nothing matches yet, since it may be a slip."""
+        if self._places:
+            self._told = True
+        elif timeout is None:
+            self._told = True
+            near = near_pattern(self.pattern, list(self._registry.table.destinations))
+            hint = f"; did you mean {near}?" if near is not None else ""
+            log.warning("no queue matches %s yet, of which somebody waits for messages%s", self.pattern, hint)
+
+    def _put_all(self) -> None:
+        """Each queue into the ring once; those whose stores are open come first."""
+        self._lost = False  # first: what is lost meanwhile is looked for again
+        with suppress(Empty):
+            while True:
+                self._ring.get_nowait()
+        table = self._registry.table
+        closed: list[Destination] = []
+        for destination, row in list(table.destinations.items()):
+            if destination.kind is Kind.QUEUE and self.pattern.matches(destination):
+                if self._registry.open_store(row.store_id) is None:
+                    closed.append(destination)
+                else:
+                    self._add(destination)
+        for destination in closed:
+            self._add(destination)
+
+    def _next(self, deadline: float | None) -> _Place | None:
+        """Whose turn it is; None if the time is over. Raises ClosedError."""
+        while True:
+            due = self._put_due()
+            now = time.monotonic()
+            left = None if deadline is None else max(deadline - now, 0)
+            try:
+                place = self._ring.get(timeout=_least(left, None if due is None else max(due - now, 0)))
+            except Empty:
+                if deadline is not None and time.monotonic() >= deadline:
+                    return None
+                continue
+            if place is not None:
+                return place
+            self._ring.put(None)  # for the others
+            self._registry.require_open()
+            raise ClosedError("the router was closed; open it with anabranch.open(...)")
+
+    def _put_due(self) -> float | None:
+        """What is due to be looked at again goes into the ring; returns when more is (monotonic)."""
+        while self._later:
+            with self._lock:
+                if self._later and self._later[0][0] > time.monotonic():
+                    return self._later[0][0]
+                if self._later:
+                    self._ring.put(self._later[0][2])  # first: who is struck leaves it in both
+                    heapq.heappop(self._later)
+        return None
+
+    def _look_later(self, place: _Place, seconds: float) -> None:
+        with self._lock:
+            heapq.heappush(self._later, (time.monotonic() + seconds, next(self._numbers), place))
+
+    def _look(self, place: _Place, lease: float | None) -> Message | None:
+        """Its first message; without one the place is where it comes back from. Raises CorruptionError for a message
+        that is damaged, which stays leased."""
+        destination, registry = place.destination, self._registry
+        row = registry.table.destinations.get(destination)
+        if row is None:  # it was deleted; or is about to be recorded, and then added
+            if self._places.get(destination) is place:
+                self._places.pop(destination, None)
+            return None
+        self._places.setdefault(destination, place)
+        store: Store | None = None
+        try:
+            if registry.is_at_gate(destination):
+                self._look_later(place, RETRY_SECONDS if registry.is_stuck(destination) else MOVING_SECONDS)
+                return None
+            away = self._away.get(row.store_id) if self._away else None
+            if away is not None and away > time.monotonic():
+                self._look_later(place, away - time.monotonic())
+                return None
+            store = registry.by_destination.get(destination) or registry.store_of(destination)
+            if store is None:
+                self._ring.put(place)  # it has just been deleted
+                return None
+            found = store.receive_or_watch(destination, partial(self._woken, place, store.store_id), place.watch, lease)
+        except MovedError:
+            self._look_later(place, MOVING_SECONDS)
+            return None
+        except ClosedError as error:
+            self._ring.put(place)
+            registry.require_open()
+            if store is not None:
+                registry.forget_closed(destination, store, error)
+            return None
+        except AnabranchError as error:
+            self._pass_over(place, store, error)
+            return None
+        if isinstance(found, Message):
+            self._ring.put(place)
+            return found
+        place.watch = found
+        return None
+
+    def _pass_over(self, place: _Place, store: Store | None, error: AnabranchError) -> None:
+        """What is wrong with one store holds up no other (invariant 7). Raises what is wrong with one message."""
+        if store is not None and is_damage(error):
+            self._ring.put(place)
+            raise error
+        row = self._registry.table.destinations.get(place.destination)
+        if row is not None and store is not None and store.failed is not None:
+            dormant = self._dormant.setdefault(row.store_id, {})
+            level = logging.DEBUG if dormant else logging.WARNING
+            dormant[place] = None  # until it is opened again
+        else:
+            level = logging.WARNING
+            if row is not None and not isinstance(error, NoRouteError):
+                self._away[row.store_id] = time.monotonic() + RETRY_SECONDS
+            self._look_later(place, RETRY_SECONDS)
+        log.log(level, "%s is skipped by those who receive from %s: %s", place.destination, self.pattern, error)
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    return one if other is None else other if one is None else min(one, other)
+
+
+class PatternConsumers:
+    """Of one router. `_lock` guards the table."""
+
+    def __init__(self, registry: StoreRegistry) -> None:
+        self._registry = registry
+        self._lock = threading.RLock()
+        self._consumers: OrderedDict[Pattern, PatternConsumer] = OrderedDict()
+        registry.table.on_record = self._recorded
+
+    def receiver(
+        self, pattern: Address, timeout: float | None, lease: float | None, codec: str | Codec[Any] | None
+    ) -> Callable[[], Message[Any] | None]:
+        """What receives the next message of a pattern, or of one queue. Raises as Router.receive."""
+        self._registry.require_open()
+        require_timeout(timeout)
+        if lease is not None:
+            require_seconds(lease, "lease")
+        decoder = codec_of(codec) if codec is not None else None
+        many = _parsed(pattern) if isinstance(pattern, str) else None
+        if many is not None:
+            return lambda: _decoded(self._of(many).receive(timeout, lease), decoder)
+        destination = queue_of(pattern)
+        self._registry.route(destination)
+        coder = Coder(decoder, destination) if decoder is not None else getattr(pattern, "_coder", None)
+        return partial(Queue(self._registry, destination, coder).receive, timeout, lease=lease)
+
+    def _of(self, pattern: Pattern) -> PatternConsumer:
+        """For one `receive`. Those that are asked for again and again are kept."""
+        with self._lock:
+            consumer = self._consumers.get(pattern)
+            if consumer is None:
+                self._registry.require_queues(pattern)
+                while len(self._consumers) >= PATTERNS_MAX and self._drop_one():
+                    pass
+                consumer = self._consumers[pattern] = PatternConsumer(self._registry, pattern)
+            self._consumers.move_to_end(pattern)
+            with consumer._lock:
+                consumer.users += 1
+            return consumer
+
+    def _drop_one(self) -> bool:
+        idle = next((pattern for pattern, consumer in self._consumers.items() if not consumer.users), None)
+        if idle is not None:
+            self._consumers.pop(idle).close()
+        return idle is not None
+
+    def _recorded(self, destinations: Iterable[Destination]) -> None:
+        for consumer in list(self._consumers.values()):
+            consumer.recorded(destinations)
+
+    def opened(self, store: Store) -> None:
+        """A store was opened, and nobody has it yet."""
+        for consumer in list(self._consumers.values()):
+            consumer.opened(store.store_id)
+
+    def close(self) -> None:
+        """Who waits is told. Idempotent."""
+        with self._lock:
+            while self._consumers:
+                next(iter(self._consumers.values())).close()
+                self._consumers.popitem(last=False)
+
+
+def _decoded(message: Message | None, codec: Codec[Any] | None) -> Message[Any] | None:
+    return message if message is None or codec is None else Coder(codec, message.destination).wrap(message)
+
+
+def _parsed(text: str) -> Pattern | None:
+    """The pattern of queues that a text is; None if it is the name of one. Raises DestinationError."""
+    pattern = Pattern.parse(text)
+    if pattern.kinds == {Kind.MAP}:
+        raise DestinationError(
+            f"{text} names maps, from which nothing is received: router.map(name).get(key) gives a value, and "
+            "wait(key) waits for one; give a pattern of queues"
+        )
+    if Kind.QUEUE not in pattern.kinds:
+        raise DestinationError(
+            f"{text} names topics, and messages are received from their durable subscriptions: "
+            "router.topic(name).subscribe(name).receive(); give a pattern of queues"
+        )
+    return None if pattern.exact else pattern

@@ -1,0 +1,25 @@
+"""A queue as its user holds it: a name, and the store that its messages live in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...adapters.core.messages import Message, T, encoded_id
+from .consumer import Consumer
+from .endpoint import Endpoint
+
+
+class Queue(Endpoint[T], Consumer[T]):
+    """Each message goes to one receiver. `Queue` alone is one of bytes, `Queue[Mail]` one whose codec takes and gives
+    Mail."""
+
+    __slots__ = ("__weakref__",)
+
+    def find(self, message_id: str) -> Message[T] | None:
+        """Look at the message of that id without taking it, and without a scan; None if it is not there, or its id not
+        in the duplicate window of its store any more. Raises TypeError and ValueError for what is no id."""
+        encoded_id(message_id)
+        found: Any = self._registry.for_held(
+            self.destination, lambda store: store.find(self.destination, message_id), None
+        )
+        return found if found is None or self._coder is None else self._coder.wrap(found)

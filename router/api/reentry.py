@@ -1,0 +1,50 @@
+"""What a signal handler may ask of a router (rule G3).
+
+Closing it, and whatever else goes over all stores, waits for other threads. These may wait for what a call that the
+handler interrupted in its own thread holds, and which ends only after the handler: the lock of a store, of a log, of a
+pool of connections, of the background. The stack tells of all of them, at no cost to what may be interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FrameType
+from typing import Final
+
+from ...adapters.core.state.leases import Taker
+
+_ROOT: Final = __name__.partition(".")[0]
+_OURS: Final = (f"{_ROOT}.router.", f"{_ROOT}.adapters.")
+_COMMANDS: Final = f"{_ROOT}.router.cli."
+"""They call a router as applications do, and hold none of its locks."""
+_HOLDS_NOTHING: Final = Taker.wait.__code__
+"""Where `receive` waits for a message."""
+
+
+def refuse_in_handler(name: str) -> None:
+    """Raise RuntimeError if a signal handler calls the method of this name and has interrupted its own thread in
+    another call of ours, but for a `receive` that waits. Threads that no signal strikes, all but the main one, are
+    never refused; nor is who is called by ours in another way, as a generator is that one sends from."""
+    if threading.get_ident() != threading.main_thread().ident:
+        return
+    frame: FrameType | None = sys._getframe()
+    between: list[FrameType] = []
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(_OURS) or module.startswith(_COMMANDS):
+            between.append(frame)
+        else:
+            if frame.f_code is not _HOLDS_NOTHING and any(map(_is_handler, between)):
+                raise RuntimeError(
+                    f"{name}() of a router was called from a signal handler that interrupted another call of its "
+                    "thread; do it after the handler, or in another thread"
+                )
+            between.clear()
+        frame = frame.f_back
+
+
+def _is_handler(frame: FrameType) -> bool:
+    """Whether it was given the frame that called it, as only signal handlers are."""
+    given = frame.f_locals.values()
+    return any(frame.f_back is one or (type(one) is tuple and frame.f_back in one) for one in given)

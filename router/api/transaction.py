@@ -1,0 +1,714 @@
+"""Transactions: sends, acks and changes of subscriptions that take effect together or not at all, in one store or in
+several.
+
+    with router.transaction() as tx:
+        tx.send("queue://audit", b"...")
+        tx.ack(message)
+
+What the transaction does stays in memory until commit, so others see nothing of it before (rule X6: an acked message
+is CLAIMED). In one store the commit is one batch of its journal, which a crash leaves there whole or not at all; over
+several the coordinator makes it one (coordinator.py).
+
+An external transaction, begun with the xid of a transaction manager, can be prepared first: it then survives restarts,
+and waits until `Router.commit(xid)` or `Router.rollback(xid)`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, cast, overload
+
+from ...adapters.core import Store
+from ...adapters.core.engine.forwarding import follow
+from ...adapters.core.features.failures import failure_of
+from ...adapters.core.features.keyed.maps import put_of, removal_of
+from ...adapters.core.messages import (
+    DEFAULT_PRIORITY,
+    Headers,
+    LargeBody,
+    Message,
+    Outgoing,
+    Readable,
+    Reason,
+    Receipt,
+    T,
+    checked,
+)
+from ...adapters.core.service.subscriptions import require_same
+from ...adapters.core.store_types import Change, Subscription
+from ...adapters.system.background import shared
+from ...adapters.system.conditions import Promise, unless_busy
+from ...policies.errors import TransactionError
+from ...policies.names.destination import Destination
+from ..transactions.coordinator import Coordinator
+from ..transactions.global_transaction import GlobalTransaction
+from ..transactions.participant import Participant, unclaim
+from ..transactions.states import ACTIVE, DONE, PREPARING, TransactionState
+from ..transactions.xid import Xid
+from .addresses import Address, map_of, resolve_all, topic_of
+from .dead_letter import mark_requeued
+from .endpoint import Endpoint, SendOptions, due, expiry, kept
+from .map import Map, V
+
+if TYPE_CHECKING:
+    from ..placement.registry import StoreRegistry
+    from .topic import Subscriber
+
+ACK: Final = -1
+CHANGE: Final = -2
+RELEASE: Final = -3
+"""In place of a send's place."""
+
+_NOBODY: Final = Participant(b"")
+"""Of what no store has to commit."""
+
+_UNKNOWN: Final = "of unknown outcome"
+
+_STEPS: Final[dict[str, tuple[str, str]]] = {
+    "prepared": ("is prepared", "say its outcome with router.commit(xid) or router.rollback(xid)"),
+    "voted": ("has voted", "commit it or roll it back"),
+}
+"""The states in which something can be done about it yet."""
+
+
+class Released(NamedTuple):
+    """What is given back when a transaction ends, and how."""
+
+    message: Message[Any]
+    delivered: bool
+    delay: float | None
+    reason: Reason | None
+
+    def free(self) -> None:
+        """May be done again."""
+        message, store = self.message, self.message._store
+        if self.reason is not None:
+            store.note_failure([message], self.reason)
+        unclaim(store, [message], self.delivered, self.delay)
+        if self.reason is not None and self.delivered:
+            message._store.tell_spent([message])
+
+
+class Transaction:
+    """One transaction, used by one thread at a time; ends with commit, rollback or its `with` block, or when its time
+    is over."""
+
+    def __init__(
+        self, coordinator: Coordinator, registry: StoreRegistry, xid: Xid | None = None, limited: bool = True
+    ) -> None:
+        """`limited`: by max_operations and max_bytes. Raises TransactionError at the limit of open transactions, and
+        for an xid that is in use."""
+        self.xid = xid
+        self._coordinator, self._registry = coordinator, registry
+        self._table = coordinator.table
+        self._options, self._limited = self._table.options, limited
+        self._own_lock = threading.RLock()  # guards all below
+        self._global = GlobalTransaction(xid)
+        self._participants = self._global.participants
+        self._order: list[tuple[Participant, int]] = []
+        """Of each send: its participant, and its place among that one's sends; of each ack: its participant, and ACK;
+        of each change of a subscription: its participant, and CHANGE; of what is released: _NOBODY, and RELEASE."""
+        self._released: list[Released] = []
+        """Claimed until the end, when they are free."""
+        self._savepoints: list[Savepoint] = []
+        """By the number of operations before each, which differ."""
+        self._bytes = 0
+        self._moves = registry.moves
+        """As it was when all was with the store that it is in."""
+        self.receipts: list[Receipt] = []
+        """Once it is committed: what `commit` has returned, a receipt for each send, in order."""
+        self._entered = False
+        self._table.begin(self._global, self)
+
+    @property
+    def _lock(self) -> threading.RLock:
+        """Raises RuntimeError in a signal handler that interrupted its own thread at this transaction (rule G3)."""
+        if self._own_lock._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError(
+                "a transaction was used by a signal handler that interrupted its own thread at it; do it after the "
+                "handler, or in another transaction"
+            )
+        return self._own_lock
+
+    def __repr__(self) -> str:
+        name = f" {self.xid}" if self.xid is not None else ""
+        return f"<Transaction{name}, {self.state}, {len(self._order)} operations>"
+
+    def __enter__(self) -> Transaction:
+        with self._lock:
+            if self._global.state is not ACTIVE:
+                self._require_active()
+            if self._entered:
+                raise TransactionError("this transaction is entered already; begin another for the inner block")
+            self._entered = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and self.state in ("open", "voted", "timed out"):
+                self.commit()  # which says so if its time was over
+            elif kind is not None and self.state in ("open", "voted"):
+                with suppress(TransactionError):  # its time was over just now: the block's own error says more
+                    self._fail(error)
+        except KeyboardInterrupt:
+            if self.state in ("open", "voted"):  # it had not come so far as to end it
+                self._interrupted(_UNKNOWN)
+            raise
+
+    def _fail(self, error: BaseException | None) -> None:
+        """Roll back: for that error its messages are given back."""
+        acked = [message for participant in self._participants.values() for message in participant.acks]
+        for message in acked if error is not None else ():
+            message._store.note_failure([message], cast("BaseException", error))
+        self.rollback()
+        for message in acked:
+            message._store.tell_spent([message])
+
+    @property
+    def state(self) -> TransactionState:
+        """How far it has come, as far as is known here. One that was prepared stays `prepared`: what became of it, its
+        manager knows."""
+        return self._global.shown
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is done in it, or all of it was undone."""
+        return not self._order
+
+    @overload
+    def send(
+        self,
+        destination: Endpoint[T],
+        body: T | Readable | LargeBody,
+        headers: Headers | None = ...,
+        message_id: str | None = ...,
+        **options: Unpack[SendOptions],
+    ) -> None: ...
+
+    @overload
+    def send(
+        self,
+        destination: str | Destination,
+        body: bytes | Readable | LargeBody,
+        headers: Headers | None = ...,
+        message_id: str | None = ...,
+        **options: Unpack[SendOptions],
+    ) -> None: ...
+
+    def send(
+        self,
+        destination: Address,
+        body: Any,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        *,
+        priority: int = DEFAULT_PRIORITY,
+        expires_in: float | None = None,
+        persistent: bool = True,
+        size: int | None = None,
+        deliver_in: float | None = None,
+        deliver_at: float | datetime | None = None,
+    ) -> None:
+        """Send at commit. A composite (`queue://a,topic://b`) is a send to each of its parts. To a queue or topic that
+        has a codec a value is sent. The rest as Queue.send; `expires_in` and `deliver_in` count from now. A body that
+        is a file is read now, into the store that it is for; it goes with a rollback.
+
+        Raises what routing raises, TypeError and ValueError for what is no message, and TransactionError beyond the
+        limits of a transaction; the transaction goes on without it either way.
+        """
+        expires_at_ms = 0 if expires_in is None else expiry(expires_in)
+        if isinstance(destination, Endpoint) and destination._coder is not None:
+            body, headers = destination._coder.encode(body, headers)
+        destinations = resolve_all(destination)
+        if type(body) is not bytes or size is not None:
+            with self._lock:
+                self._require_active()
+            body = kept(self._registry, destinations[0], body, size, persistent)
+        deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
+        message = checked(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms)
+        self._send(destinations, message)
+
+    def _carry(self, destination: Destination, message: Outgoing) -> None:
+        """Send at commit what was a message before, as it was. For who moves messages; else as `send`."""
+        body = message.body
+        if type(body) is not bytes:
+            message = message._replace(body=kept(self._registry, destination, body, None, message.persistent))
+        self._send((destination,), message)
+
+    def _send(self, destinations: Sequence[Destination], message: Outgoing) -> None:
+        with self._lock:
+            if self._global.state is not ACTIVE or self._global.told is not None:
+                self._require_active()
+            stores = list(map(self._registry.store_to_be, destinations))
+            more = len(destinations) * len(message.body)  # type: ignore[arg-type]  # it is bytes, or kept by now
+            before = len(self._order), self._bytes
+            options = self._options
+            if before[0] + len(stores) > options.max_operations or before[1] + more > options.max_bytes:
+                self._require_room(len(stores), more)
+            try:
+                self._bytes += more
+                for destination, store in zip(destinations, stores, strict=True):
+                    participant = self._participants.get(store.store_id)
+                    if participant is None or participant.store is not store:
+                        participant = self._participant(store, destination)
+                    self._order.append((participant, len(participant.sends)))
+                    participant.sends.append((destination, message))
+            except KeyboardInterrupt:
+                self._take_back_sends(*before)
+                raise
+
+    def put(self, map: Map[V] | Address, key: str, value: V, *, ttl: float | None = None) -> None:
+        """Give a key of a map a value at commit, whatever it has by then; `ttl` counts from now. Of several changes of
+        one key the last counts. `commit` returns a receipt for it as for a send. Raises as Map.put, and
+        TransactionError beyond the limits of a transaction."""
+        expires_at_ms = 0 if ttl is None else expiry(ttl, "ttl")
+        body = map._encoded(value) if isinstance(map, Map) else cast("bytes", value)
+        self._send((_map_of(map),), put_of(key, body, expires_at_ms))
+
+    def remove(self, map: Map[Any] | Address, key: str) -> None:
+        """Remove a key of a map at commit, if it has a value by then; likewise."""
+        self._send((_map_of(map),), removal_of(key))
+
+    def _take_back_sends(self, operations: int, size: int) -> None:
+        """Leave nothing of a send that was interrupted anywhere: who catches that may commit what was there before."""
+        for participant, place in reversed(self._order[operations:]):
+            del participant.sends[place:]
+        del self._order[operations:]
+        self._bytes = size
+        self._drop_empty()
+
+    def _drop_empty(self) -> None:
+        """A store in which nothing is done takes no part."""
+        for participant in list(self._participants.values()):
+            if not (participant.sends or participant.acks or participant.changes):
+                self._participants.pop(participant.store_id, None)
+
+    def ack(self, message: Message[Any]) -> None:
+        """Ack a leased message at commit; on rollback it is free again, at its old place.
+
+        Raises UnknownMessageError, and TransactionError beyond the limits of a transaction.
+        """
+        if not isinstance(message, Message):
+            raise TypeError(f"a message that was received can be acked, not {type(message).__name__}: {message!r}")
+        with self._lock:
+            self._require_active()
+            self._require_room(1, 0)
+            self._registry.require_own(message)
+            self._require_same(message)
+            before = len(self._order)
+            try:
+                message._store.claim(message)
+                participant = self._participant(cast(Store, message._store), message.destination)
+                participant.acks.append(message)
+                self._order.append((participant, ACK))
+            except KeyboardInterrupt:
+                self._take_back(message, before)
+                raise
+
+    def release(
+        self, message: Message[Any], delivered: bool = True, delay: float | None = None, reason: Reason | None = None
+    ) -> None:
+        """Give a leased message back when the transaction ends, however it ends (with `prepare`: once that is done):
+        it is free then, as after Message.release, whose `delay` begins then. Until then nobody else has it.
+
+        Raises as `ack`, and TypeError and ValueError for what is no time to wait, or no reason.
+        """
+        if not isinstance(message, Message):
+            raise TypeError(f"a message that was received can be released, not {type(message).__name__}: {message!r}")
+        with self._lock:
+            self._require_active()
+            self._require_room(1, 0)
+            self._registry.require_own(message)
+            message._store.delay_ms(delay)  # what is wrong with it is said now
+            if reason is not None:
+                failure_of(reason)
+            before = len(self._order)
+            try:
+                message._store.claim(message)
+                self._released.append(Released(message, delivered, delay, reason))
+                self._order.append((_NOBODY, RELEASE))
+            except KeyboardInterrupt:
+                self._take_back(message, before)
+                raise
+
+    def _take_back(self, added: Message[Any] | Change, operations: int) -> None:
+        """Leave nothing of an ack, a release or a change that was interrupted anywhere: a message is free, or leased
+        still."""
+        for participant in self._participants.values():
+            participant.acks = [other for other in participant.acks if other is not added]
+            participant.changes = [other for other in participant.changes if other is not added]
+        self._released = [other for other in self._released if other.message is not added]
+        self._drop_empty()
+        del self._order[operations:]
+        if isinstance(added, Message):
+            unclaim(added._store, [added])
+
+    def _free_released(self) -> None:
+        """May be done again."""
+        while self._released:
+            self._released[-1].free()
+            self._released.pop()
+
+    def subscribe(
+        self,
+        topic: Address,
+        name: str,
+        client_id: str = "",
+        selector: str | None = None,
+        no_local: bool = False,
+        retroactive: bool = False,
+    ) -> Subscription:
+        """Begin a durable subscription at commit, before the sends of this transaction; as Topic.subscribe. If another
+        has begun one of that client and name by then, that stays.
+
+        Raises SubscriptionError, DestinationError for a queue, and TransactionError beyond the limits of a transaction.
+        """
+        subscription = Subscription(topic_of(topic), name, client_id, selector, no_local)
+        for other in self._registry.subscriptions_of(subscription.topic):
+            if other.key == subscription.key:
+                require_same(other, subscription)
+        self._change(Change(subscription, True, retroactive))
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription | Subscriber[Any]) -> None:
+        """End a durable subscription at commit, before the sends of this transaction; skipped if it is gone by
+        then. Raises TransactionError beyond the limits of a transaction."""
+        ended = subscription if isinstance(subscription, Subscription) else getattr(subscription, "subscription", None)
+        if not isinstance(ended, Subscription):
+            raise TypeError(f"a subscription can be ended, not {type(subscription).__name__}: {subscription!r}")
+        self._change(Change(ended, False))
+
+    def _change(self, change: Change) -> None:
+        topic = change.subscription.topic
+        with self._lock:
+            self._require_active()
+            self._require_room(1, 0)
+            participant = self._participant(self._registry.store_for(topic), topic)
+            before = len(self._order)
+            try:
+                self._order.append((participant, CHANGE))
+                participant.changes.append(change)
+            except KeyboardInterrupt:
+                self._take_back(change, before)
+                raise
+
+    def savepoint(self) -> Savepoint:
+        """This point of the transaction, to which it can be rolled back."""
+        with self._lock:
+            self._require_active()
+            if not self._savepoints or self._savepoints[-1]._operations != len(self._order):
+                self._savepoints.append(Savepoint(self, len(self._order)))
+            return self._savepoints[-1]
+
+    def _roll_back_to(self, savepoint: Savepoint) -> None:
+        """See Savepoint.rollback."""
+        with self._lock:
+            self._require_active()
+            if not any(other is savepoint for other in self._savepoints):
+                raise TransactionError("this savepoint is gone: the transaction was rolled back to an earlier one")
+            while self._savepoints[-1] is not savepoint:
+                self._savepoints.pop()
+            try:
+                self._undo(savepoint._operations)
+            except BaseException:  # half undone it must not be committed
+                self._roll_back()
+                raise
+
+    def _undo(self, operations: int) -> None:
+        """All but the first so many."""
+        acked = [participant for participant, place in self._order[operations:] if place == ACK]
+        for participant in self._participants.values():  # first: what was interrupted before is in there still
+            count = sum(other is participant for other in acked)
+            if count and participant.store is not None:
+                unclaim(participant.store, participant.acks[-count:])
+        for one in self._released[len(self._released) - sum(p == RELEASE for _, p in self._order[operations:]) :]:
+            unclaim(one.message._store, [one.message])
+        while len(self._order) > operations:
+            participant, place = self._order.pop()
+            if place == ACK:
+                participant.acks.pop()
+            elif place == RELEASE:
+                self._released.pop()
+            elif place == CHANGE:
+                participant.changes.pop()
+            else:
+                self._bytes -= len(participant.sends.pop()[1].body)  # type: ignore[arg-type]  # as in `send`
+        self._drop_empty()
+
+    def _participant(self, store: Store, destination: Destination) -> Participant:
+        participant = self._participants.get(store.store_id)
+        if participant is None:
+            participant = self._participants[store.store_id] = Participant(store.store_id, store, destination)
+        elif participant.store is not store and not participant.acks:
+            participant.store = store  # opened again since
+        return participant
+
+    def _require_same(self, message: Message[Any]) -> None:
+        participant = self._participants.get(message._store.store_id)
+        if participant is not None and participant.acks and participant.store is not message._store:
+            raise TransactionError(
+                f"store {message._store.name!r} was reopened since this transaction acked {participant.acks[0]!r}, "
+                "whose lease is gone with that; roll back and receive again"
+            )
+
+    def _require_room(self, operations: int, size: int) -> None:
+        for what, option, used, limit in (
+            ("operations", "max_operations", len(self._order) + operations, self._options.max_operations),
+            ("bytes of messages", "max_bytes", self._bytes + size, self._options.max_bytes),
+        ):
+            if used > limit and self._limited:
+                raise TransactionError(
+                    f"this transaction would hold {used} {what}; transactions.{option} is {limit}: commit it and go on "
+                    "in another, or raise the limit"
+                )
+
+    def _require_active(self) -> None:
+        state = self.state
+        if state != "open":
+            what, step = _STEPS.get(state, (f"is {state}", "begin another"))
+            if state == "timed out":
+                what = f"timed out after {self._options.timeout:g} s and rolled back"
+            raise TransactionError(f"this transaction {what}; {step}")
+
+    def commit(self) -> list[Receipt]:
+        """Make it durable, then visible. Returns a receipt for each send, in order; its `seq` is 0 where the store
+        failed after the decision and carries it out later (Router.in_doubt).
+
+        In one store it is as durable as that store's policy says; over several, power-failure durable whatever their
+        policies, unless `transactions.sync` is `never`. Raises OutcomeUnknownError if the one store failed while it
+        wrote (whether it took effect shows when it is opened again), TransactionInDoubt if the decision log did. Any
+        other error: it was rolled back.
+        """
+        with self._lock:
+            if self._global.told is not None or (self._global.state is not ACTIVE and self.state != "voted"):
+                self._require_active()
+            self._ending(self._commit)
+            return self.receipts
+
+    def commit_nowait(self) -> Future[list[Receipt]]:
+        """`commit` without waiting: it goes on on a thread of ours, on which the future resolves; what `commit` would
+        raise, the future raises. No more can be done with the transaction meanwhile, and leaving its `with` block waits
+        for nothing. Two that are committed so may take effect in either order."""
+        future: Future[list[Receipt]] = Promise()
+        future.set_running_or_notify_cancel()
+        job = partial(self._commit_in_background, future)
+        try:
+            with self._lock:
+                if self.state not in ("open", "voted"):
+                    self._require_active()
+                self._global.told = "preparing"
+            shared().lead(job)
+        except KeyboardInterrupt:
+            shared().lead(job)  # which does nothing if it was not begun, or is done
+            raise
+        return future
+
+    def _commit_in_background(self, future: Future[list[Receipt]]) -> None:
+        error: BaseException | None = None
+        with self._lock:
+            if self._global.told != "preparing":
+                return
+            self._global.told = None
+            try:
+                self._ending(self._commit)
+            except BaseException as raised:
+                error = raised
+        shared().resolve([(future, self.receipts, error)])
+
+    def _ending(self, end: Callable[[], None], interrupted: TransactionState = _UNKNOWN) -> None:
+        """The last that is done here. A signal handler's exception may strike anywhere in it: another thread brings the
+        transaction to its end then."""
+        try:
+            try:
+                end()
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
+                self._ended()
+                raise
+            self._ended()
+        except KeyboardInterrupt:
+            self._interrupted(interrupted)
+            raise
+
+    def _ended(self) -> None:
+        """May be done again."""
+        if self._released:
+            self._free_released()
+        self._global.passing = False
+        self._table.ended(self._global)
+
+    def _interrupted(self, told: TransactionState) -> None:
+        self._global.told = told
+        if self._global.state is ACTIVE:
+            self._global.move(PREPARING)  # its user can end it no more
+        shared().schedule(0, self._clean_up)
+
+    def _clean_up(self) -> None:
+        try:
+            self._coordinator.take_over(self._global)
+            if self._global.told == _UNKNOWN:
+                self._global.told = None
+        finally:
+            self._ended()  # last: until then its xid is in use, though the log may not say so yet
+
+    def _pass(self) -> None:
+        """From now on what it changes does not move to another store, until it is `_ended`. What has moved since it was
+        done is done in the other store; what is about to move is waited for."""
+        registry, transaction = self._registry, self._global
+        while transaction.state is ACTIVE:
+            transaction.passing = True  # first: who closes a gate counts, and then looks who is passing
+            if registry.moves == self._moves:
+                return
+            transaction.passing = False
+            moves = registry.moves
+            try:
+                self._follow()
+            except Exception:
+                self._coordinator.roll_back(transaction)
+                raise
+            self._moves = moves
+
+    def _follow(self) -> None:
+        """Each operation in the store that its destination is in now."""
+        participants: dict[bytes, Participant] = {}
+        order: list[tuple[Participant, int]] = []
+        acks = {store_id: iter(old.acks) for store_id, old in self._participants.items()}
+        changes = {store_id: iter(old.changes) for store_id, old in self._participants.items()}
+
+        def of(store: Store, destination: Destination) -> Participant:
+            return participants.setdefault(store.store_id, Participant(store.store_id, store, destination))
+
+        for old, place in self._order:
+            if place >= 0:
+                destination, message = old.sends[place]
+                new = of(self._registry.store_to_be(destination), destination)
+                order.append((new, len(new.sends)))
+                new.sends.append((destination, message))
+            elif place == ACK:
+                acked = next(acks[old.store_id])
+                self._registry.pass_gate(acked.destination)  # its lease says so a little later
+                follow(acked)
+                new = of(cast(Store, acked._store), acked.destination)
+                order.append((new, ACK))
+                new.acks.append(acked)
+            elif place == CHANGE:
+                change = next(changes[old.store_id])
+                new = of(self._registry.store_for(change.subscription.topic), change.subscription.topic)
+                order.append((new, CHANGE))
+                new.changes.append(change)
+            else:
+                order.append((old, place))
+        self._order = order
+        self._participants = self._global.participants = participants
+
+    def _commit(self) -> None:
+        self._pass()
+        participants = self._participants.values()
+        mark_requeued(participants)
+        self._coordinator.commit(self._global)
+        if len(participants) == 1:
+            (participant,) = participants
+            if len(participant.receipts) == len(participant.sends):
+                self.receipts = list(participant.receipts)
+                return
+        self.receipts = [
+            given[place] if (given := participant.receipts) else Receipt(participant.sends[place][0], 0)
+            for participant, place in self._order
+            if place >= 0
+        ]
+        if self._global.state is DONE:  # it is in the table until its decision is forgotten; its messages need not be
+            for participant in participants:
+                participant.let_go()
+
+    def prepare(self) -> None:
+        """The first phase of an external transaction: durable, unseen, held until its manager says
+        `Router.commit(xid)` or `Router.rollback(xid)`, over restarts too, also of a transaction without any
+        operations. Errors are as those of `commit`.
+
+        Raises TransactionError for one that was begun without an xid.
+        """
+        with self._lock:
+            self._require_active()
+            if self.xid is None:
+                raise TransactionError(
+                    "only a transaction with an xid can be prepared, since nobody could name it after a restart; begin "
+                    "it with router.transaction(xid=...)"
+                )
+            self._ending(partial(self._hold, self.xid))
+
+    def _hold(self, xid: Xid) -> None:
+        self._pass()
+        mark_requeued(self._participants.values())
+        self._coordinator.hold(self._global, xid)
+        self._global.told = "prepared"
+
+    def vote(self) -> None:
+        """The first phase alone, for who has to ask other resources before it commits: prepared, durable and unseen in
+        all its stores, be it only one. `commit` then fails for nothing but a broken disk, and the transaction does not
+        time out; `rollback` undoes it, and so does whatever ends the process or closes the router before `commit`. One
+        that has to outlive those has an xid, and is prepared with `prepare`. Errors are as those of `commit`.
+        """
+        with self._lock:
+            self._require_active()
+            try:
+                self._pass()
+                mark_requeued(self._participants.values())
+                self._coordinator.prepare(self._global)
+                self._global.passing = False  # what is prepared in a store keeps it where it is
+            except KeyboardInterrupt:
+                self._interrupted("rolled back")
+                raise
+            except BaseException:
+                self._ended()
+                raise
+
+    def rollback(self) -> None:
+        """Forget the sends, free the acked messages."""
+        with self._lock:
+            if self._global.told is not None or (self._global.state is not ACTIVE and self.state != "voted"):
+                self._require_active()
+            self._ending(self._roll_back, "rolled back")
+
+    def _roll_back(self) -> None:
+        self._coordinator.roll_back(self._global)
+
+    def _expire(self) -> None:
+        """Its time is over: rolled back, unless it is just being committed."""
+        if not self._own_lock._is_owned():  # type: ignore[attr-defined]
+            unless_busy(self._own_lock, self._time_out)
+
+    def _time_out(self) -> None:
+        if self._global.state is ACTIVE and self._global.told is None:
+            self._global.told = "timed out"
+            self._roll_back()
+            self._ended()
+
+
+def _map_of(given: Map[Any] | Address) -> Destination:
+    return given.destination if isinstance(given, Map) else map_of(given)
+
+
+class Savepoint:
+    """A point inside a transaction."""
+
+    __slots__ = ("_operations", "_transaction")
+
+    def __init__(self, transaction: Transaction, operations: int) -> None:
+        self._transaction = transaction
+        self._operations = operations
+        """That were done before it."""
+
+    def rollback(self) -> None:
+        """Undo what the transaction has done since: sends are forgotten, acked messages free again at their old places.
+        May be called again; savepoints made after this one are gone. Raises TransactionError for one that is, and when
+        the transaction has ended."""
+        self._transaction._roll_back_to(self)

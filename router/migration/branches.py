@@ -1,0 +1,108 @@
+"""What prepared transactions do to a destination goes with it to its new store (repartition.py, rule J11).
+
+Only those move that wait for their transaction manager: all others are settled when the router is opened, or nobody
+can say what becomes of them. For each of them, before the new copy counts:
+
+1. the decision log says that the new store takes part: the outcome will be told there
+2. the progress says what is to be prepared in the new store, which then is
+
+and, once it counts, the same for what is left of it in the old store. A run that was cut off puts what the progress
+says, and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final
+
+from ...adapters.core import Store
+from ...adapters.core.migration import moved_branches
+from ...adapters.core.operations.branches import Branch, destinations_of
+from ...policies.names.destination import Destination
+from ..placement.record import DestinationRow, StoreRow
+from ..placement.registry import StoreRegistry
+from ..placement.repartition_progress import Wanted
+from ..transactions.coordinator import Coordinator
+from ..transactions.global_transaction import GlobalTransaction
+
+OUTCOME_FIRST: Final = (
+    "give its outcome first, with `anabranch transactions` and the configuration that was used until now"
+)
+
+
+class MovedBranches:
+    """Of one run, which one thread does."""
+
+    def __init__(
+        self, registry: StoreRegistry, coordinator: Coordinator, note: Callable[[tuple[Wanted, ...]], None]
+    ) -> None:
+        """`note` makes the progress say what is to be prepared."""
+        self._registry, self._coordinator, self._note = registry, coordinator, note
+
+    def problems(self, row: StoreRow, destination: Destination, branches: Iterable[Branch], routed: bool) -> list[str]:
+        """Why these, which are prepared in a store, cannot go along. `routed`: to a store that keeps what it has."""
+        wrong = []
+        for branch in branches:
+            transaction = self._coordinator.table.by_id.get(branch.transaction)
+            what = f"{destination}: transaction {branch.transaction.hex()} is prepared in store {row.name!r}"
+            if transaction is None or not transaction.held:
+                wrong.append(f"{what} and would change it, and waits for no transaction manager; {OUTCOME_FIRST}")
+            elif not routed:
+                wrong.append(f"{what}, and no store that keeps messages is to have it; {OUTCOME_FIRST}")
+            elif not moved_branches.is_whole(branch):
+                wrong.append(f"{what} by `native_two_phase`, and what it sends cannot be moved; {OUTCOME_FIRST}")
+            elif self._sends_large(transaction):
+                wrong.append(f"{what} and sends a large message, which keeps it where it is; {OUTCOME_FIRST}")
+        return wrong
+
+    def _sends_large(self, transaction: GlobalTransaction) -> bool:
+        """In any store: also the branch in the store that a part of another comes to is written anew."""
+        sends_large = partial(moved_branches.sends_large, transaction=transaction.id)
+        return any(self._registry.with_id(store_id, sends_large) for store_id in transaction.participants)
+
+    def bring(self, source: Store, target: Store, destination: Destination) -> None:
+        """What they do to it is prepared in the target too: it holds all messages of it by now."""
+        wanted = []
+        for branch in moved_branches.concerning(source, destination):
+            self._coordinator.change_participants(branch.transaction, {target.store_id}, set())
+            payload = moved_branches.with_part(source, target, branch, destination)
+            wanted.append(Wanted(target.store_id, branch.transaction, payload))
+        self.put(wanted)
+
+    def drop(self, row: StoreRow, destination: Destination) -> None:
+        """A copy of it does not count any more, or never did, nor what they do to that."""
+
+        def rest(store: Store) -> list[Wanted]:
+            return [
+                Wanted(row.store_id, one.transaction, moved_branches.without(store, one.transaction, destination))
+                for one in moved_branches.concerning(store, destination)
+            ]
+
+        self.put(self._registry.with_row(row, rest))
+
+    def put(self, wanted: Iterable[Wanted]) -> None:
+        """Have each store prepare this, and nothing else; the progress says so before. Idempotent."""
+        wanted = tuple(wanted)
+        if not wanted:
+            return
+        self._note(wanted)
+        for one in wanted:
+            call = partial(moved_branches.put, transaction=one.transaction, payload=one.payload)
+            self._registry.with_id(one.store_id, call)
+            if one.payload:
+                self._record_again(one)
+            else:
+                self._coordinator.change_participants(one.transaction, set(), {one.store_id})
+
+    def _record_again(self, one: Wanted) -> None:
+        """A store that was opened between the two steps of `put`, after a crash, knew nothing of a destination that
+        its branch alone concerns, and the placement record has forgotten it."""
+        table = self._registry.table
+        rows = [
+            DestinationRow(destination.kind.value, destination.name, one.store_id, destination.name)
+            for destination in destinations_of(one.payload)
+            if destination not in table.destinations
+        ]
+        if rows:
+            table.record_destinations(rows)

@@ -1,0 +1,431 @@
+"""Moving destinations to where a new configuration routes them, while nobody uses the data directory (rule J11).
+
+    done = repartition(config, before=old)        # again after a crash, or an error: it goes on where it was
+    planned = plan_of(config, before=old)           # what that would move; changes nothing: plan.py
+
+For each destination, one after the other:
+
+1. the progress says that it is on its way                      progress.py
+2. all of it is copied into its new store, in pages, and synced  adapters/core/migration/copying.py
+3. both copies are read and compared, by count and digest
+4. its row in the placement record says the new store: from here on that copy counts
+5. it is deleted in the old store, and that is synced
+
+What prepared transactions do to it goes along: into the new store before 4, and out of the old one before 5, as
+branches.py says.
+
+A store that holds nothing any more and has left the configuration is removed then, with its directory. Before all that,
+a store whose place another one is to take is put aside, as changed_kinds.py says.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ...adapters.core import Store
+from ...adapters.core.migration import copying, moved_branches
+from ...adapters.core.migration.copying import Amount
+from ...adapters.core.operations.branches import Branch
+from ...adapters.system.directory import is_empty
+from ...adapters.system.files import FULL, make_directory, remove_directory, sweep_unfinished, sync_directory
+from ...policies.config import Config, StoreConfig
+from ...policies.config.kinds import load_adapter
+from ...policies.errors import CorruptionError, PlacementError, StoreFullError
+from ...policies.names.destination import Destination
+from ...policies.names.pattern import Match
+from ...policies.text import count_of
+from ..placement.changed_kinds import Displaced, aside, displaced
+from ..placement.directories import children
+from ..placement.record import DestinationRow, StoreRow
+from ..placement.registry import StoreRegistry
+from ..placement.repartition_progress import Moving, Progress, ProgressFile, Wanted
+from ..transactions.coordinator import Coordinator
+from .branches import MovedBranches
+from .plan import Move, digest_of, held_of, interrupted, is_volatile, move_of, problems_of, refuse
+
+log = logging.getLogger(__name__)
+
+_DAMAGED: Final = (
+    "until the repartition is done no router opens the directory. `anabranch salvage` keeps what can be read of it, "
+    "and the repartition goes on there; or restore the file from a backup and run it again. Where a large body is "
+    "damaged its message stays in either: go back with --restart and the configuration until now, receive and ack it, "
+    "and begin again"
+)
+RECLAIM_BYTES: Final = 8 << 20
+"""After so much was deleted in a store it gives back the space at once: what moves next may need it."""
+Planned = tuple[StoreRow, Destination, Match[StoreConfig], Amount]
+"""A destination to move, and the store that it is in."""
+Told = Callable[[int, int], None]
+"""Called with how many messages have moved, and how many there are to move."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repartitioned:
+    """What was done."""
+
+    moves: tuple[Move, ...]
+    removed: tuple[str, ...]
+    """Names of the stores that were removed with their directories."""
+
+
+class Repartitioning:
+    """One run, over a router that is open for it alone; live.py says what is otherwise in one that is in
+    use."""
+
+    def __init__(
+        self, registry: StoreRegistry, coordinator: Coordinator, config: Config, restart: bool, path: str, told: Told
+    ) -> None:
+        self._registry, self._coordinator = registry, coordinator
+        self._directories, self._table = self._registry.directories, self._registry.table
+        self._config = config
+        self._restart, self._path, self._told = restart, path, told
+        self._file = ProgressFile(self._config.directory, self._config.file_mode)
+        self._progress = Progress(digest_of(self._config), path)
+        self._branches = MovedBranches(self._registry, coordinator, self._write_wanted)
+        self._done = self._total = 0
+        self.moves: list[Move] = []
+        """What has moved."""
+
+    def run(self) -> Repartitioned:
+        """All of it."""
+        try:
+            self._resume(self._file.open())
+            planned, obstacles = self._planned(), self._obstacles()
+            if (planned or obstacles) and self._progress.moving is None:
+                self._write(None)
+            self._total = sum(amount.messages for _, _, _, amount in planned)
+            self._coordinator.cleanup.run()  # decisions name stores
+            removed = self._put_all_aside(obstacles)
+            removed += self._move_all([self._as_it_is_now(one) for one in planned])
+            self._sweep_aside()
+            self._file.remove()
+            return Repartitioned(tuple(self.moves), tuple(removed))
+        except StoreFullError as error:
+            if self._progress.moving is None:
+                raise
+            raise type(error)(
+                f"{error}. What has moved so far stays moved: run the same again, which goes on from there; or undo it "
+                f"with {self._undo_with} and the configuration that was used until now"
+            ) from error
+        finally:
+            self._file.close()
+
+    # Stores whose place another one takes
+
+    def _obstacles(self) -> list[Displaced]:
+        return displaced(self._directories, self._table.stores.values())
+
+    def _put_all_aside(self, obstacles: Sequence[Displaced]) -> list[str]:
+        """Returns the names of those that hold nothing, which are gone."""
+        removed: list[str] = []
+        for item in obstacles:
+            self._put_aside(item)
+            if not self._table.destinations_in(item.row.store_id):
+                removed += self._left(self._table.stores[item.row.store_id])
+        for store in self._config.stores:  # of what was a store for each destination, now or in an earlier run
+            directory = self._config.directory_of(store)
+            if not store.per_destination and is_empty(directory) and any(_put_aside(directory)):
+                directory.rmdir()
+        return removed
+
+    def _as_it_is_now(self, planned: Planned) -> Planned:
+        row, destination, match, amount = planned
+        return self._table.stores.get(row.store_id, row), destination, match, amount
+
+    def _put_aside(self, item: Displaced) -> None:
+        """Rename the directory of a store, which stays the same store. Its row says first where it will be: a crash
+        then finds it where the configuration has its successor."""
+        row = item.row
+        path, put = self._directories.path(row), aside(self._directories, item)
+
+        def rename() -> None:
+            make_directory(put.parent, self._config.file_mode)
+            self._table.record_store(StoreRow(row.store_id, self._directories.recorded(put), row.kind, row.name))
+            path.rename(put)
+            sync_directory(path.parent)
+            sync_directory(put.parent)
+
+        try:
+            self._registry.discard(row, rename)
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            raise PlacementError(
+                f"{path}, the directory of the {row.kind} store {row.name!r}, cannot be put aside: {error.strerror}; "
+                f"give the {item.config.kind} store another name or `directory`, and run it again with --restart"
+            ) from error
+
+    def _sweep_aside(self) -> None:
+        """Remove the directories that stores of single destinations were put aside in."""
+        for store in self._config.stores:
+            for path in _put_aside(self._config.directory_of(store)):
+                sweep_unfinished(path)  # of which a disk's error may have left something
+                if is_empty(path):
+                    path.rmdir()
+
+    # All that is planned
+
+    def _move_all(self, planned: Sequence[Planned]) -> list[str]:
+        """Returns the names of the stores that are gone."""
+        removed: list[str] = []
+        for number, (row, destination, match, amount) in enumerate(planned):
+            self._told(self._done, self._total)
+            target = self._registry.target(destination, match)
+            self._move(row, target, destination, match, amount)
+            self.moves.append(move_of(destination, row, target.name, target.kind, amount))
+            if number + 1 == len(planned) or planned[number + 1][0].store_id != row.store_id:
+                removed += self._left(row)
+        return removed
+
+    def _write(self, moving: Moving | None, removing: tuple[str, bytes] | None = None) -> None:
+        self._progress = Progress(self._progress.configuration, self._path, moving, removing)
+        self._file.write(self._progress)
+
+    def _write_wanted(self, wanted: tuple[Wanted, ...]) -> None:
+        self._progress = msgspec.structs.replace(self._progress, wanted=wanted)
+        self._file.write(self._progress)
+
+    # What an interrupted run has left
+
+    def _resume(self, found: Progress | None) -> None:
+        self._sweep()
+        if found is None:
+            return
+        if found.configuration != self._progress.configuration and not self._restart:
+            raise interrupted(self._config, found)
+        if found.removing is not None:
+            self._sweep_removed(*found.removing)
+        moving = found.moving
+        if moving is None:
+            return
+        mine, self._progress = self._progress, found  # it stays in force until what it says is done, or undone
+        self._branches.put(found.wanted)
+        destination, row = moving.destination, self._table.destinations.get(moving.destination)
+        moved = row is not None and row.store_id == moving.target
+        void = moving.source if moved else moving.target
+        if void in self._table.stores:
+            self._branches.drop(self._table.stores[void], destination)
+        if moved or found.configuration != mine.configuration:
+            self._progress = mine
+            self._undo(void, destination)  # else its copy is gone on with
+
+    def _sweep(self) -> None:
+        """Remove what a crash has left of stores that were being made."""
+        sweep_unfinished(self._config.directory / "stores")
+
+    def _undo(self, store_id: bytes, destination: Destination) -> None:
+        """The copy in this store does not count; its branches are gone."""
+        row = self._table.stores.get(store_id)
+        if row is not None:
+            self._delete(row, destination)
+            self._left(row)
+
+    def _sweep_removed(self, path: str, store_id: bytes) -> None:
+        """A store was being removed."""
+        place = self._config.directory / path
+        sweep_unfinished(place.parent, place.name)
+        if store_id in self._table.stores:
+            self._left(self._table.stores[store_id])
+
+    # What there is to move
+
+    def _planned(self) -> list[Planned]:
+        """By the store they are in. Raises PlacementError for all that cannot be moved, before anything is changed."""
+        nothing: list[Destination] = []
+        planned, wrong = [], self._kinds_refused()
+        for row, destination, match in self._elsewhere():
+            amount, prepared = self._registry.with_row(row, partial(looked_at, destination=destination))
+            if destination not in self._table.destinations:
+                continue  # its store was opened for the first time, and knew nothing of it
+            routed = match is not None and not is_volatile(match)
+            problems = self._branches.problems(row, destination, prepared, routed) if self._refuses_prepared else []
+            problems += problems_of(self._directories, self._table, row, destination, match, amount)
+            wrong += problems
+            if match is None or not routed:
+                nothing.append(destination)
+            elif not problems:
+                wrong += self._in_the_way(destination, match)
+                planned.append((row, destination, match, amount))
+        refuse(wrong)
+        self._forget(nothing)
+        moving = self._progress.moving
+        # What was on its way comes first: the progress knows of one alone.
+        return sorted(planned, key=lambda one: moving is None or one[1] != moving.destination)
+
+    def _kinds_refused(self) -> list[str]:
+        """Of stores whose kind changes, what is wrong with that."""
+        return []
+
+    _refuses_prepared = True
+    _undo_with = "--restart"
+
+    def _elsewhere(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
+        return self._registry.routed_elsewhere()
+
+    def _forget(self, nothing: Sequence[Destination]) -> None:
+        """They hold nothing, and their new store would keep nothing of it."""
+        for destination in nothing:
+            self._table.forget_destination(destination)
+
+    def _in_the_way(self, destination: Destination, match: Match[StoreConfig]) -> list[str]:
+        """What is wrong if the new store holds something by that name which no earlier run has brought there."""
+        path = self._directories.expected(match.target, destination)
+        row = self._table.store_at(self._directories.recorded(path))
+        moving = self._progress.moving
+        if row is not None and row.kind != match.target.kind:
+            return []  # it is put aside
+        if row is None or (moving is not None and (moving.destination, moving.target) == (destination, row.store_id)):
+            return []
+        found = self._registry.with_row(row, partial(copying.amount, destination=destination))
+        if not found.messages and not found.subscriptions:
+            return []
+        return [
+            f"{destination}: store {row.name!r} holds {held_of(found)} of it too, of which the placement "
+            "record knows nothing; was that restored from a backup? Restore the right one, or have the configuration "
+            "route it to a store of another name"
+        ]
+
+    # One destination
+
+    def _move(
+        self, source: StoreRow, target: StoreRow, destination: Destination, match: Match[StoreConfig], amount: Amount
+    ) -> None:
+        moving = Moving(destination.kind.value, destination.name, source.store_id, target.store_id)
+        if self._progress.moving != moving:
+            self._delete(target, destination)  # only its name can be there, and ids
+            self._write(moving)
+        stores = self._both(source, target)
+        try:
+            self._copy(*stores, destination, amount)
+        except CorruptionError as error:
+            if error.path != str(stores[1].directory):  # it cannot be read where it is
+                error._say(f"{destination} cannot be moved, and is where it was: {error.reason}", _DAMAGED)
+            raise
+        self._branches.bring(*stores, destination)
+        row = DestinationRow(destination.kind.value, destination.name, target.store_id, match.pattern.text)
+        self._table.record_destinations([row])
+        self._branches.drop(source, destination)
+        self._delete(source, destination)
+        log.info("%s: %d messages moved from store %s to %s", destination, amount.messages, source.name, target.name)
+
+    def _both(self, source: StoreRow, target: StoreRow) -> tuple[Store, Store]:
+        """Both stores, open. While no third one is opened they stay so."""
+        while True:
+            from_store, to_store = (self._registry.with_row(row, lambda store: store) for row in (source, target))
+            if self._registry.open_store(source.store_id) is from_store:  # not closed to make way for the other
+                return from_store, to_store
+
+    def _copy(self, source: Store, target: Store, destination: Destination, amount: Amount) -> None:
+        """Steps 2 and 3, on from what is there of an earlier run. Raises CorruptionError if the copies differ."""
+        there = copying.common(source, target, destination)
+        if there is None:
+            target.delete(destination)
+            there = 0
+        expected, bringing = copying.Digest(), copying.Bringing(target, destination, amount.subscriptions)
+        for page in copying.pages(copying.read(source, destination)):
+            new = []
+            for item in page:
+                if isinstance(item, copying.Stored):
+                    expected.add(item)
+                    if expected.count <= there:
+                        continue
+                new.append(item)
+            bringing.page(new)
+            self._told(self._done + expected.count, self._total)
+        bringing.end()
+        found = copying.digest(copying.messages(copying.read(target, destination)))
+        subscribed = copying.amount(target, destination).subscriptions
+        if (found.count, found.hex(), set(subscribed)) != (expected.count, expected.hex(), set(amount.subscriptions)):
+            raise CorruptionError(
+                str(target.directory), 0,
+                f"the copy of {destination} in store {target.name!r}, {count_of(found.count, 'message')}, is not what "
+                f"store {source.name!r} holds, {expected.count}",
+                "what was there is untouched; see to the disk, and run it again: the copy is begun anew",
+            )  # fmt: skip
+        self._done += expected.count
+
+    def _delete(self, row: StoreRow, destination: Destination) -> None:
+        """Durable on return. Idempotent."""
+
+        def deleted(store: Store) -> None:
+            size = copying.amount(store, destination).bytes
+            copying.remove(store, destination)
+            if size >= RECLAIM_BYTES:
+                store.reclaim()
+
+        self._registry.with_row(row, deleted)
+
+    # A store that is empty now
+
+    def _left(self, row: StoreRow) -> list[str]:
+        """Remove it if it has left the configuration, or was one destination's own; else have it give back what space
+        it can. Returns its name if it is gone."""
+        used = bool(self._table.destinations_in(row.store_id))
+        needed = self._directories.config_at(self._directories.path(row)) is not None and ":" not in row.name
+        holds = used or needed or self._registry.with_row(row, _holds_anything)
+        if holds or not self._coordinator.cleanup.has_forgotten(row.store_id):
+            self._registry.with_row(row, lambda store: store.reclaim())
+            return []
+        self._write(None, (row.path, row.store_id))
+        if not self._discard(row):
+            return []
+        options = self._directories.options_of(row)
+        if options.index_directory is not None or not load_adapter(row.kind).is_contained(options.options):
+            log.warning(
+                "store %s is removed; what it kept outside of its directory, an empty database or an index, stays",
+                row.name,
+            )
+        is_named = any(store.name == row.name.partition(":")[0] for store in self._config.stores)
+        return [f"{row.name} ({row.kind})" if is_named else row.name]
+
+    def _discard(self, row: StoreRow) -> bool:
+        """Whether it is gone."""
+        self._registry.discard(row, partial(self._remove, row))
+        return True
+
+    def _remove(self, row: StoreRow) -> None:
+        path = self._directories.path(row)
+        below = [other for other in self._table.stores.values() if path in self._directories.path(other).parents]
+        self._table.flush()
+        if not below:
+            remove_directory(path, row.store_id)
+            self._table.forget_store(row.store_id)
+            return
+        self._table.forget_store(row.store_id)  # first: what has no id any more would be missed
+        kept = [self._directories.path(other) for other in below]
+        (path / "store.id").unlink(missing_ok=True)
+        for child in list(path.iterdir()):
+            if not child.is_dir():
+                child.unlink()
+            elif not any(child == one or child in one.parents for one in kept):
+                shutil.rmtree(child)
+        sync_directory(path)
+
+
+def _put_aside(directory: Path) -> Iterator[Path]:
+    """Where stores of this directory were put."""
+    return (path for path in children(directory.parent) if path.name.startswith(f"{directory.name}~"))
+
+
+def looked_at(store: Store, destination: Destination) -> tuple[Amount, list[Branch]]:
+    """What it holds, and what is prepared there and would change it."""
+    return copying.amount(store, destination), moved_branches.concerning(store, destination)
+
+
+def in_the_way(destination: Destination, row: StoreRow, prepared: Sequence[Branch]) -> str:
+    """Transactions that are prepared in a store keep a destination there."""
+    ids = ", ".join(branch.transaction.hex() for branch in prepared)
+    return f"{destination}: transaction {ids} is prepared in store {row.name!r} and would change it"
+
+
+def _holds_anything(store: Store) -> bool:
+    stats = store.stats()
+    return bool(stats.messages or stats.subscriptions or store.recover_prepared())

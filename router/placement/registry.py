@@ -1,0 +1,778 @@
+"""Where destinations live: which store holds one, by what the configuration says and the placement record knows."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ...adapters.core import Store
+from ...adapters.core.engine.forwarding import follow
+from ...adapters.core.messages import Message, Receipt
+from ...adapters.core.service.sending import WaitingFuture
+from ...adapters.core.state.gates import Gate, MovedError
+from ...adapters.core.state.leases import Lease
+from ...adapters.core.store_types import Progress, StoreStats, Subscription
+from ...adapters.system import locking
+from ...adapters.system.background import shared
+from ...adapters.system.directory import is_empty
+from ...adapters.system.files import disk_errors, remove_directory, sweep_unfinished
+from ...policies.config import Config, StoreConfig
+from ...policies.errors import (
+    AnabranchError,
+    ClosedError,
+    ConfigError,
+    NoRouteError,
+    PlacementError,
+    StoreFailedError,
+    UnknownMessageError,
+)
+from ...policies.names.destination import Destination, Kind
+from ...policies.names.pattern import Match, Pattern
+from ...policies.text import count_of
+from .deferred_sends import KNOWN_SECONDS, DeferredSends, once_more
+from .directories import StoreDirectories, require_directories
+from .import_marker import require_no_import
+from .near_names import LOOKED_AT, near_name
+from .open_stores import OpenStores
+from .reconcile import Reconciler
+from .record import RECORD, DestinationRow, DestinationsTable, StoreRow
+from .repartition_progress import require_none
+from .store_statistics import StoreStatistics
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PAUSE: Final = 0.001
+"""Seconds."""
+
+
+class StoreRegistry:
+    """The stores of a router: found by destination, by id, by name; made and opened when they are needed.
+
+    Threads: all, between `open` and `close_stores`. A call on a destination whose store is open takes no lock;
+    open_stores.py says which are taken while one opens.
+    """
+
+    def __init__(self, config: Config, owner: object = None, require_lock: Callable[[], None] = lambda: None) -> None:
+        """`owner` is kept alive by all that keeps this or one of its stores alive. `require_lock` raises
+        StoreFailedError if the data directory may be another's."""
+        self._owner = owner
+        self._config = config
+        self._routes = config.routes()
+        self._directories = StoreDirectories(config)
+        self.table = DestinationsTable(config.bindings / RECORD, config.file_mode, require_lock)
+        """Which stores and destinations there are; it is read by all, and changed here."""
+        self._stores = OpenStores(self._directories, self.table, owner, require_lock)
+        self.by_destination = self._stores.by_destination
+        """The stores that were found before. One may have been closed since."""
+        self._reconciler = Reconciler(
+            self._directories, self._routes, self.table, self._stores, lambda store_id: self.may_remove(store_id)
+        )
+        self._generation = locking.generation
+        self.opened = False
+        """Set by the router, once all is compared: whether users may come."""
+        self._stopped: StoreFailedError | None = None
+        self._statistics = StoreStatistics(
+            lambda row: self._stores.get(row) is not None,
+            lambda row: self.with_row(row, lambda store: store.stats()),
+        )
+        self.forget_decisions: Callable[[bytes], None] = lambda store_id: None
+        """Called with the id of a store that may be about to be removed, with nothing held."""
+        self.may_remove: Callable[[bytes], bool] = lambda store_id: True
+        """Whether no decision names it, nor will one after a crash. Both are set by the coordinator."""
+        self.removals = 0
+        """Destinations that were removed since this was made, or began to move to another store: who had found a store
+        before looks again after the call."""
+        self.moves = 0
+        """Counts when a destination is about to change its store, and when that is over."""
+        self._gates: dict[Destination, Gate] = {}
+        """Of those that are about to: nobody finds their store."""
+        self.moved: dict[int, tuple[Store, Lease]] = {}
+        """By its number, which stays: each lease whose message has moved since, and where it is now; some may have
+        ended."""
+        self._records_late = False
+        """Some transaction has sent to a destination that had no row by then."""
+        self._deferred = DeferredSends(self._send_deferred)
+        self.moving = False
+        self.importing = False
+        """An import from ActiveMQ has opened them, and nobody else uses them."""
+        """The stores are open to be repartitioned, not to be used: what is routed elsewhere is no error."""
+        self._unchecked: dict[bytes, list[Destination]] = {}
+        """The destinations that were recorded when the router was opened, by the store's id, until that is opened."""
+
+    def on_open(self, call: Callable[[Store], None]) -> None:
+        """Call this with each store that is opened, before anybody else has it."""
+
+        def opened(store: Store) -> None:
+            call(store)
+            self._compare(store)
+
+        self._stores.on_open = opened
+
+    def _compare(self, store: Store) -> None:
+        """Of a store that is opened for the first time: rows of destinations that it does not know go, which a crash
+        has left behind; what it knows has a row."""
+        recorded = self._unchecked.pop(store.store_id, None)
+        if recorded is None or store.recover_prepared():
+            return
+        known = set(store.destinations())
+        self.removals += 1  # first: who found one of these rows looks again
+        for destination in recorded:
+            held = self.table.destinations.get(destination)
+            if destination not in known and held is not None and held.store_id == store.store_id:
+                self.table.let_go(destination)
+        row = self.table.stores[store.store_id]
+        subscribed = {subscription.topic for subscription in store.subscriptions()}
+        lost = [
+            name
+            for name in known.difference(self.table.destinations)
+            if (match := self._routes.route(name)) is not None
+            and (self._reconciler.lies_at(row, match, name) or name in subscribed or store.depth(name))
+        ]
+        if lost:
+            what = count_of(len(lost), "destination")
+            log.warning("store %s: %s had no row in the placement record", store.name, what)
+            self._record(lost, row)
+
+    # Opening and closing, by the router
+
+    def open(self, progress: Progress | None) -> None:
+        """Read the placement record; stores open on first use from now on. It is compared with configuration and disk
+        (invariant 6). Raises PlacementError, CorruptionError."""
+        if not self.moving:
+            require_none(self._config.directory)
+        if not self.importing:
+            require_no_import(self._config.directory)
+        self._generation = locking.generation
+        self._stopped = None
+        self._directories.remember_in_force()
+        self._sweep()
+        self.table.open()
+        self._unchecked = {store_id: [] for store_id in self.table.stores}
+        for destination, held in self.table.destinations.items():
+            self._unchecked[held.store_id].append(destination)
+        self._stores.progress, self._stores.accepting = progress, True
+        if self.moving:
+            self._reconciler.find_stores()
+            self._reconciler.clear_volatile()
+        else:
+            self._reconciler.run()
+
+    # Moving, by repartition.py and live.py
+
+    def pass_gate(self, destination: Destination) -> None:
+        """Wait until a destination is not about to change its store. Raises what Gate.wait raises."""
+        gate = self._gates.get(destination)
+        if gate is not None:
+            gate.wait()
+            self.require_open()
+
+    def is_at_gate(self, destination: Destination) -> bool:
+        """Whether it is about to change its store: who asked for that store would wait."""
+        return bool(self._gates) and destination in self._gates
+
+    def close_gate(self, destination: Destination, row: StoreRow) -> Gate:
+        """Nobody finds the store of a destination, which this row says, until the gate that is returned was opened with
+        `open_gate`."""
+        gate = Gate(destination)
+        with self._stores.removing(row.path), self._deferred.lock:
+            self._gates[destination] = gate
+            self._stores.forget(destination, row)
+        self.removals += 1
+        self.moves += 1
+        return gate
+
+    def open_gate(self, gate: Gate) -> None:
+        """Its destination is where the record says. Idempotent."""
+        if gate.error is None:
+            self._gates.pop(gate.destination, None)
+        self.moves += 1
+        gate.open()
+
+    def is_stuck(self, destination: Destination) -> bool:
+        """Whether its gate was opened with an error, which who comes there gets."""
+        gate = self._gates.get(destination)
+        return gate is not None and gate.error is not None
+
+    def free_stuck(self, destination: Destination) -> None:
+        """The record says where it is."""
+        self._gates.pop(destination, None)
+
+    def note_moved(self, store: Store, leases: Mapping[Lease, Lease]) -> None:
+        """These leases have successors in this store."""
+        kept = {number: one for number, one in self.moved.items() if one[1].is_held}
+        self.moved = kept | {old.number: (store, new) for old, new in leases.items()}
+
+    def moved_token(self, token: str) -> str | None:
+        """That of the same lease where its message is now; None if it has not moved."""
+        try:
+            moved = self.moved.get(int(token.rpartition(".")[2], 16))
+        except ValueError:
+            return None
+        return moved[0].token_of(moved[1]) if moved is not None else None
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self._config
+
+    def reroute(self, config: Config) -> None:
+        """From now on what has no row goes where this configuration routes it. What stores are opened with follows it
+        too. Those that are open keep what they have, but for one that was not configured until now: it is opened anew,
+        unless somebody needs it open."""
+        opened = [row for row in list(self.table.stores.values()) if self._stores.get(row) is not None]
+        unconfigured = [row for row in opened if self._directories.configured(row) is None]
+        before = self._config
+        self._config, self._routes = config, config.routes()
+        self._directories.config, self._directories.before = config, before
+        self._reconciler.reroute(self._routes)
+        for row in unconfigured:
+            self._stores.close_if_idle(row.path)
+
+    def elsewhere_by(self, config: Config) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
+        """`routed_elsewhere`, by another configuration of this directory."""
+        directories = StoreDirectories(config)
+        directories.before = self._config
+        return Reconciler(directories, config.routes(), self.table, self._stores).routed_elsewhere()
+
+    def discard_idle(self, row: StoreRow, remove: Callable[[], None]) -> bool:
+        """As `discard`, unless somebody needs it open; returns whether it did."""
+        with self._stores.removing(row.path):
+            return self._stores.discard(row, remove)
+
+    def move(self, before: Config | None) -> None:
+        """Open the stores to be repartitioned. `before`: what they were used with until now, where that is known."""
+        self.moving = self._directories.moving = True
+        self._directories.before = before
+
+    def routed_elsewhere(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
+        """Destinations that are in another store than the configuration routes them to, or that it routes nowhere."""
+        return self._reconciler.routed_elsewhere()
+
+    @property
+    def directories(self) -> StoreDirectories:
+        """Where stores lie."""
+        return self._directories
+
+    def target(self, destination: Destination, match: Match[StoreConfig]) -> StoreRow:
+        """The store that a destination is routed to, made and recorded if it is not there."""
+        config = match.target
+        path, name = self._directories.expected(config, destination), self._directories.name(config, destination)
+        recorded = self._directories.recorded(path)
+        with disk_errors(f"{destination} cannot be given a place in {path}"), self._stores.exclusive(recorded):
+            return self._routed_row(destination, match) or self._made(config, path, name)
+
+    def discard(self, row: StoreRow, remove: Callable[[], None]) -> None:
+        """Close a store and call `remove`, while nobody can open it."""
+        with self._stores.exclusive(row.path):
+            self._stores.close_at(row.path)
+            remove()
+
+    def _sweep(self) -> None:
+        """Remove what a crash left of stores that were being made (rule D2)."""
+        try:
+            for config in self._config.stores:
+                directory = self._config.directory_of(config)
+                swept = sweep_unfinished(directory) if config.per_destination else 0
+                swept += sweep_unfinished(directory.parent, directory.name)
+                if swept:
+                    log.info("removed %s of %s", count_of(swept, "unfinished store"), config.name)
+        except OSError as error:
+            log.warning("an unfinished store cannot be removed: %s", error)
+
+    def close_stores(self, before: Callable[[bytes], None] = lambda store_id: None) -> None:
+        """Take no more calls, close all stores, each after a call of `before` with its id. One that hangs holds up no
+        other. Raises the first error of a store after closing all."""
+        self.opened = self._stores.accepting = False
+        self._stores.close_all(before)
+
+    def stop(self, error: StoreFailedError) -> None:
+        """Refuse all from now on: the data directory may be another's."""
+        self._stopped = error
+        self._stores.forget_found()  # after it: a call that finds its store there asks nothing else
+
+    def let_go(self) -> None:
+        """Close the record. Idempotent."""
+        self.table.close()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that opened it: all of it belongs to the parent."""
+        return self._generation != locking.generation
+
+    def require_open(self) -> None:
+        """Raise ClosedError if the router is closed, or in a forked child."""
+        # The fork first: what a child sees of its parent's locks and flags means nothing.
+        if self.forked:
+            raise ClosedError(
+                "this router was opened by the parent process; close it there first and open it here, or open another "
+                "directory"
+            )
+        if not self.opened:
+            raise ClosedError("the router is closed; open it with anabranch.open(...)")
+        if self._stopped is not None:
+            self._stores.forget_found()  # what another thread was just putting there when it stopped
+            raise StoreFailedError(f"the router has stopped: {self._stopped}") from self._stopped
+
+    # By destination
+
+    def route(self, destination: Destination) -> Match[StoreConfig]:
+        """The pattern and the store for a destination. Raises NoRouteError, which names the closest patterns."""
+        match = self._routes.route(destination)
+        if match is None:
+            near = ", ".join(self._routes.nearest(destination))
+            raise NoRouteError(
+                f'no pattern matches {destination}; the closest are {near}. Add one, or a store that matches ">"'
+            )
+        return match
+
+    def require_queues(self, pattern: Pattern) -> None:
+        """Raise NoRouteError for a pattern that no queue can match: none is known, and none could be sent to."""
+        if not self._routes._may_take(pattern, Kind.QUEUE) and not self.has_queues(pattern):
+            near = ", ".join(self._routes.nearest(pattern))
+            raise NoRouteError(
+                f"no queue can match {pattern}: no store takes any of that name; the closest patterns of stores are "
+                f"{near}"
+            )
+
+    def has_queues(self, pattern: Pattern) -> bool:
+        """Whether a queue is known that matches."""
+        known = list(self.table.destinations)
+        return any(destination.kind is Kind.QUEUE and pattern.matches(destination) for destination in known)
+
+    def hint_at_slip(self, destination: Destination) -> None:
+        """Somebody is about to wait for ever for messages of this: say so if nobody has sent there, and there is a
+        queue whose name is the same but for a slip."""
+        known = self.table.destinations
+        if destination in known or destination.kind is not Kind.QUEUE or len(known) > LOOKED_AT:
+            return
+        near = near_name(destination, list(known))
+        if near is not None:
+            log.warning(
+                "somebody waits for messages of %s, to which nothing was ever sent; did you mean %s?", destination, near
+            )
+
+    def store_of(self, destination: Destination) -> Store | None:
+        """The open store that holds a destination; None if it has none yet."""
+        store = self.by_destination.get(destination)
+        if store is None:
+            match = self.route(destination)
+            self.require_open()
+            store = self._recorded_store(destination) or self._unrecorded(destination, match)
+        return store
+
+    def _recorded_store(self, destination: Destination) -> Store | None:
+        """The store that the record has a destination in, opened if need be; None if it has it in none. It is found
+        without looking from now on, unless the router has stopped meanwhile, or sends to it are deferred."""
+        self._deferred.wait(destination)
+        while True:
+            self.pass_gate(destination)
+            known = self.table.destinations.get(destination)
+            row = self.table.stores.get(known.store_id) if known is not None else None
+            if row is None:
+                return None
+            with self._stores.removing(row.path):
+                if self.table.destinations.get(destination) is not known or destination in self._gates:
+                    continue
+                store = self._stores.open(row)
+                if self.table.destinations.get(destination) is not known:
+                    continue  # the store was opened for the first time, and knew nothing of it
+                with self._deferred.lock:
+                    if not self._deferred.holds(destination):
+                        self._stores.remember(destination, row, store)
+            if self._stopped is not None:
+                self.require_open()
+            return store
+
+    def _unrecorded(self, destination: Destination, match: Match[StoreConfig]) -> Store | None:
+        """A destination without a row has nothing, unless the record was restored from an old backup: then its
+        messages are in the store that it is routed to, and it is recorded again."""
+        row = self._routed_row(destination, match)
+        if row is None or not self.with_row(row, lambda store: store.depth(destination)):
+            return None
+        return self.store_for(destination)
+
+    def _routed_row(self, destination: Destination, match: Match[StoreConfig]) -> StoreRow | None:
+        """The row of the store that a destination is routed to; None if that was never made."""
+        return self.table.store_at(self._directories.recorded(self._directories.expected(match.target, destination)))
+
+    def store_for(self, destination: Destination) -> Store:
+        """The open store for a destination, made and recorded if it is not there yet (rule D1)."""
+        store = self.by_destination.get(destination)
+        while store is None:
+            match = self.route(destination)
+            self.require_open()
+            store = self._recorded_store(destination)
+            if store is None:
+                self._place(destination, match)
+        return store
+
+    def store_to_be(self, destination: Destination) -> Store:
+        """The open store that a destination is in, or will be once it is recorded, which with_store does before the
+        first record: many new destinations of a transaction are recorded at once."""
+        store = self.store_of(destination)
+        if store is None:
+            match = self.route(destination)
+            row = self._routed_row(destination, match)
+            if row is None or match.target.per_destination:
+                return self.store_for(destination)
+            self._records_late = True
+            store = self._stores.open(row)
+        return store
+
+    def _place(self, destination: Destination, match: Match[StoreConfig]) -> None:
+        """Record a destination in the store that it is routed to; the store is made if need be (rules D1, D2)."""
+        config = match.target
+        path, name = self._directories.expected(config, destination), self._directories.name(config, destination)
+        with disk_errors(f"{destination} cannot be given a place in {path}"):
+            with self._stores.exclusive(self._directories.recorded(path)):
+                self.require_open()
+                row = self._routed_row(destination, match)
+                if row is None:
+                    row = self._made(config, path, name)
+                if config.per_destination:  # else the store could be removed before
+                    self._record([destination], row)
+            if not config.per_destination:  # outside: what several threads declare at once is one commit
+                self._record([destination], row)
+
+    def _made(self, config: StoreConfig, path: Path, name: str) -> StoreRow:
+        """A store that is not recorded: made, unless a crash came after that. With its `exclusive` held."""
+        self._directories.require_own(path)
+        if path.exists() and (self._config._may_create(config) or not is_empty(path)):
+            adopted = self._reconciler.adopt(config, name, path)
+            if adopted is not None:
+                return adopted
+        require_directories(self._config, [config])
+        adapter, options = self._stores.adapter(config.kind), self._directories.options(config)
+        store_id = self._stores.with_descriptors(lambda: adapter.create(name, path, options))
+        row = StoreRow(store_id, self._directories.recorded(path), config.kind, name)
+        self.table.record_store(row)
+        return row
+
+    def _record(self, destinations: Sequence[Destination], row: StoreRow) -> None:
+        """Record destinations in a store, durably."""
+        rows = [_row(destination, row, self.route(destination)) for destination in destinations]
+        with disk_errors(f"{', '.join(map(str, destinations))} cannot be recorded in store {row.name!r}"):
+            self.table.record_destinations(rows)
+
+    def for_store(self, destination: Destination, call: Callable[[Store], T]) -> T:
+        """Call with the store of a destination; once more if it had just been closed for being idle."""
+        while True:
+            removals = self.removals
+            store = self.store_for(destination)
+            try:
+                result = call(store)
+            except ClosedError as error:
+                self.forget_closed(destination, store, error)
+                continue
+            if self.removals != removals:
+                self.record_again(destination)
+            return result
+
+    def for_held(self, destination: Destination, call: Callable[[Store], T], otherwise: T) -> T:
+        """Call with the store that holds a destination, likewise; `otherwise` if it has none yet."""
+        while True:
+            store = self.by_destination.get(destination)  # as store_of, without its call: each receive comes this way
+            if store is None and (store := self.store_of(destination)) is None:
+                return otherwise
+            try:
+                return call(store)
+            except ClosedError as error:
+                self.forget_closed(destination, store, error)
+
+    def send_deferred(
+        self, destination: Destination, send: Callable[[Store], Future[Receipt]], closed: Store | None
+    ) -> Future[Receipt]:
+        """Call with the store of a destination, as soon as a background thread has opened it. It was not found before,
+        or only a `closed` one. Never waits."""
+        self.require_open()
+        with self._deferred.lock:
+            store = self.by_destination.get(destination)
+            if store is None or store is closed:
+                self.by_destination.pop(destination, None)
+                return self._deferred.defer(destination, send)
+        removals = self.removals
+        try:  # another thread has just found it
+            sent = send(store)
+        except ClosedError:
+            return self.send_deferred(destination, send, store)
+        return self._sent(sent, removals, lambda: self.send_deferred(destination, send, store))
+
+    def _send_deferred(self, destination: Destination, send: Callable[[Store], Future[Receipt]]) -> Future[Receipt]:
+        """On a background thread: `for_store`, once more if the destination was about to move."""
+        removals = self.removals
+        sent = self.for_store(destination, send)
+        return self._sent(sent, removals, lambda: self._send_deferred(destination, send))
+
+    def _sent(self, sent: Future[Receipt], removals: int, again: Callable[[], Future[Receipt]]) -> Future[Receipt]:
+        """What becomes of a send, which is done `again` if it was not sent."""
+        moved = self.removals != removals
+        if not moved and type(sent) is not WaitingFuture:
+            return sent
+        return once_more(sent, again, KNOWN_SECONDS if moved else 0)
+
+    def record_again(self, destination: Destination) -> None:
+        """After a call with a store that was found before `removals` rose to what it is now: the destination may have
+        been removed before the call, and its row with it. The call has taken effect, so nothing is raised: the next
+        opening of the store finds what has no row."""
+        try:
+            self._record_again(destination)
+        except (AnabranchError, OSError) as error:
+            log.warning("%s has messages and no row in the placement record: %s", destination, error)
+
+    def _record_again(self, destination: Destination) -> None:
+        if destination not in self.by_destination and self._recorded_store(destination) is None:
+            row = self._routed_row(destination, self.route(destination))
+            if row is not None and destination in self.with_row(row, lambda store: store.destinations()):
+                with self._stores.exclusive(row.path):
+                    if self.table.stores.get(row.store_id) is row:
+                        self._record([destination], row)
+
+    def delete(self, destination: Destination) -> int:
+        """Remove a destination with all that it has; returns how many messages there were. Its row goes once that is
+        durable, and its store, if that was its own."""
+        while (store := self.store_of(destination)) is not None:
+            row = self.table.stores.get(store.store_id)
+            if row is not None:
+                self._prepare_removal(row, destination)
+                with self._stores.removing(row.path):
+                    known = self.table.destinations.get(destination)
+                    if known is not None and known.store_id == row.store_id:
+                        return self._delete(destination, row)
+                    self._stores.forget(destination, row)
+        return 0
+
+    def _delete(self, destination: Destination, row: StoreRow) -> int:
+        """With `removing` held: nobody finds the store by this destination until its row is gone. Who has found it
+        before sees that `removals` has risen, and records it again."""
+        self._stores.forget(destination, row)
+        self.removals += 1
+        prepared = self.with_row(row, lambda store: store.recover_prepared())
+        count = self.with_row(row, lambda store: store.delete(destination))
+        if prepared or self.with_row(row, lambda store: store.recover_prepared()):
+            return count  # these may send there: only what has a row is never lost sight of
+        self.table.let_go(destination)
+        if _is_own(row, destination):
+            self._remove_store(row, destination)
+        return count
+
+    def delete_if_idle(self, destination: Destination, may_be: Callable[[], bool]) -> bool:
+        """Remove a queue in which there is nothing and that nobody uses; returns whether it is gone. `may_be` is asked
+        once nobody finds its store any more. Who comes meanwhile waits, and finds it made anew. For background threads
+        alone, which Ctrl-C does not strike."""
+        known = self.table.destinations.get(destination)
+        row = self.table.stores.get(known.store_id) if known is not None else None
+        if row is None:
+            return known is None
+        self._prepare_removal(row, destination)
+        with self._stores.removing(row.path):
+            if self.table.destinations.get(destination) is not known or destination in self._gates:
+                return False
+            gate = self.close_gate(destination, row)
+            try:
+                if not may_be() or not self.with_row(row, lambda store: store.delete_if_idle(destination, gate)):
+                    return False
+                self.table.let_go(destination)
+                if _is_own(row, destination):
+                    self._remove_store(row, destination)
+                return True
+            finally:
+                self.open_gate(gate)
+
+    def _prepare_removal(self, row: StoreRow, destination: Destination) -> None:
+        if _is_own(row, destination):
+            self.forget_decisions(row.store_id)
+
+    def _remove_store(self, row: StoreRow, destination: Destination) -> None:
+        """The store of one destination, which is deleted (rule D2). It stays while somebody waits for messages in it,
+        while a decision names it, and where its directory is not all that it has."""
+
+        def remove() -> None:
+            if destination not in self.table.destinations:  # else somebody has sent there meanwhile
+                self.table.flush()  # first: a store that has a destination and no directory is refused at open
+                remove_directory(self._directories.path(row), row.store_id)
+                self.table.let_go(row.store_id)
+
+        config = self._directories.options_of(row)
+        contained = getattr(self._stores.adapter(row.kind), "is_contained", None)
+        if contained is None or config.index_directory is not None or not contained(config.options):
+            return
+        try:
+            if self.may_remove(row.store_id):
+                self._stores.discard(row, remove)
+        except (AnabranchError, OSError) as error:
+            log.warning("store %s, whose one destination is deleted, stays: %s", row.name, error)
+
+    def with_row(self, row: StoreRow, call: Callable[[Store], T]) -> T:
+        """Call with the store of a row, opened if it is not open; likewise."""
+        while True:
+            store = self._stores.open(row)
+            try:
+                return call(store)
+            except MovedError:
+                raise
+            except ClosedError:
+                self.forget_closed(None, store)
+
+    def forget_closed(self, destination: Destination | None, store: Store, error: ClosedError | None = None) -> None:
+        """After a ClosedError: if the store was closed for being idle, the next call opens it again; if the destination
+        is moving to another one, that is waited for. Raises ClosedError if the router is closed too."""
+        self.require_open()
+        row = self.table.stores.get(store.store_id)
+        if destination is not None and isinstance(error, MovedError):
+            if row is not None:
+                self._stores.forget(destination, row, store)
+            if destination not in self._gates:
+                known = self.table.destinations.get(destination)
+                if known is not None and known.store_id == store.store_id and not error.gate.reserves:
+                    store.forget_gate(error.gate)  # it had left this store, was deleted, and is here anew
+                else:
+                    time.sleep(PAUSE)  # it was deleted, and is there anew where a copy of it was being made
+            self.pass_gate(destination)
+        else:
+            self._stores.forget_closed(destination, row, store)
+
+    # Of one topic, of one store
+
+    def subscriptions_of(self, topic: Destination) -> list[Subscription]:
+        """The durable subscriptions of a topic."""
+        known: Sequence[Subscription] = self.for_held(topic, lambda store: store.subscriptions(), ())
+        return [subscription for subscription in known if subscription.topic == topic]
+
+    def dead_letter_of(self, store: Store) -> str | None:
+        """Where a store's undelivered messages go: the pattern of a name. None: away."""
+        row = self.table.stores.get(store.store_id)
+        return getattr(self._directories.options_of(row).options, "dead_letter", None) if row is not None else None
+
+    def option_for(self, destination: Destination, name: str) -> Any:
+        """An option of the store that a destination is in, or would be; None if its kind has none of that name."""
+        held = self.table.destinations.get(destination)
+        row = self.table.stores.get(held.store_id) if held is not None else None
+        config = self.route(destination).target if row is None else self._directories.options_of(row)
+        return getattr(config.options, name, None)
+
+    # By id, by name, all
+
+    def with_id(self, store_id: bytes, call: Callable[[Store], T]) -> T:
+        """Call with the store of that id; as `with_row`. Raises PlacementError for one that is not recorded."""
+        row = self.table.stores.get(store_id)
+        if row is None:
+            raise PlacementError(f"no store {store_id.hex()} is recorded in {self._config.directory}")
+        return self.with_row(row, call)
+
+    def open_store_of(self, destination: Destination) -> Store | None:
+        """The store that a destination is recorded in, if it is open. Never waits."""
+        known = self.table.destinations.get(destination)
+        return self.open_store(known.store_id) if known is not None else None
+
+    def open_store(self, store_id: bytes) -> Store | None:
+        """The store of that id if it is open. Never waits."""
+        row = self.table.stores.get(store_id)
+        return self._stores.get(row) if row is not None else None
+
+    def name_of(self, store_id: bytes) -> str:
+        """A store's name, or its id where it has none."""
+        row = self.table.stores.get(store_id)
+        return row.name if row is not None else store_id.hex()
+
+    def open_stores(self) -> list[Store]:
+        """Those that are open."""
+        return list(self._stores.values())
+
+    def stats(self) -> tuple[dict[str, StoreStats], tuple[str, ...]]:
+        """What each store says of itself, by its name; those that are not open are opened for it. And the names of
+        the unresponsive ones."""
+        while True:
+            rows = self.rows_by_name()
+            try:
+                return self._statistics.of(rows)
+            except PlacementError:
+                if all(row.store_id in self.table.stores for row in rows.values()):
+                    raise  # else a store was removed meanwhile
+
+    def subscriptions(self) -> set[Subscription]:
+        """Of all stores; those that are not open are opened."""
+        rows = list(self.table.stores.values())
+        found = shared().for_each(rows, lambda row: self.with_row(row, lambda store: list(store.stats().subscriptions)))
+        for row, _, error in found:
+            if error is not None and row.store_id in self.table.stores:  # else it was removed meanwhile
+                raise error
+        return {subscription for _, known, _ in found for subscription in known or ()}
+
+    def call_recorded(
+        self, store: Store, destinations: Callable[[], Iterable[Destination]], call: Callable[[Store], T]
+    ) -> T:
+        """Call with a store to which a transaction sends, or subscribes, once all these destinations have a row; also
+        if one of them is deleted meanwhile."""
+        removals = self.removals
+        if self._records_late or removals:
+            self._record_missing(store, destinations())
+        result = call(store)
+        if self.removals != removals:
+            try:
+                self._record_missing(store, destinations())
+            except (AnabranchError, OSError) as error:  # as in record_again
+                log.warning("store %s: destinations have no row in the record: %s", store.name, error)
+        return result
+
+    def _record_missing(self, store: Store, destinations: Iterable[Destination]) -> None:
+        missing = [name for name in destinations if name not in self.by_destination]
+        if missing:
+            row = self.table.stores.get(store.store_id)
+            if row is None:
+                raise ClosedError(f"store {store.name!r} was removed")
+            with self._stores.removing(row.path):
+                missing = [name for name in missing if name not in self.table.destinations]
+                if missing:
+                    with self._stores.exclusive(row.path):
+                        if self.table.stores.get(row.store_id) is not row:
+                            raise ClosedError(f"store {row.name!r} was removed")
+                        self._record(missing, row)
+
+    def require_own(self, message: Message) -> None:
+        """Raise UnknownMessageError for a message of another router."""
+        if message._store.store_id not in self.table.stores and not follow(message):
+            raise UnknownMessageError(f"{message!r} was received from another router; ack it there")
+
+    def all_stores(self) -> list[Store]:
+        """Every store that can be opened."""
+        stores = []
+        for name, row in self.rows_by_name().items():
+            try:
+                stores.append(self._stores.open(row))
+            except (AnabranchError, OSError) as error:
+                log.warning("store %s cannot say what is prepared in it: %s", name, error)
+        return stores
+
+    def reopen(self, name: str) -> None:
+        """Close a store and open it again. Raises ConfigError for a name that none has."""
+        rows = self.rows_by_name()
+        if name not in rows:
+            raise ConfigError([f"there is no store {name!r} to reopen; there are: {', '.join(rows) or 'none yet'}"])
+        row = rows[name]
+        try:
+            self._stores.close_at(row.path)
+        except (AnabranchError, OSError) as error:
+            log.warning("store %s: closing it after a failure: %s", name, error)
+        self._stores.open(row)
+
+    def rows_by_name(self) -> dict[str, StoreRow]:
+        """All recorded stores. One whose name another has been given since is told apart by its directory."""
+        rows: dict[str, StoreRow] = {}
+        for row in sorted(self.table.stores.values(), key=lambda row: (row.name, row.path)):
+            rows[row.name if row.name not in rows else f"{row.name} ({row.path})"] = row
+        return rows
+
+
+def _row(destination: Destination, row: StoreRow, match: Match[StoreConfig]) -> DestinationRow:
+    return DestinationRow(destination.kind.value, destination.name, row.store_id, match.pattern.text)
+
+
+def _is_own(row: StoreRow, destination: Destination) -> bool:
+    """Whether a store is that of this one destination."""
+    return row.name.partition(":")[2] == str(destination)

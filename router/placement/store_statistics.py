@@ -1,0 +1,55 @@
+"""What the stores say of themselves, asked so that one whose disk hangs holds up nobody, and only one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Final
+
+from ...adapters.core.store_types import StoreStats
+from ...adapters.system.background import shared
+from .record import StoreRow
+
+ANSWER_SECONDS: Final = 1.0
+"""A store that is open and does not say in this time how it is, is unresponsive."""
+
+
+class StoreStatistics:
+    """Threads: all. Each step of what changes the fields is a single one."""
+
+    def __init__(self, is_open: Callable[[StoreRow], bool], ask: Callable[[StoreRow], StoreStats]) -> None:
+        """`ask` opens a store that is not open."""
+        self._is_open, self._ask = is_open, ask
+        self._latest: dict[str, StoreStats] = {}
+        """What each store said last, by its name."""
+        self._unanswered: dict[str, float] = {}
+        """Since when a store has been asked (monotonic) and not answered."""
+
+    def of(self, rows: Mapping[str, StoreRow]) -> tuple[dict[str, StoreStats], tuple[str, ...]]:
+        """The statistics of stores, by name, and the names of the unresponsive ones: of those what they said last, if
+        anything. Those that are not open are waited for. Raises a store's error."""
+        opened = {name: row for name, row in rows.items() if self._is_open(row)}
+        answers = self._answers({name: row for name, row in rows.items() if name not in opened}, None)
+        hanging = monotonic() - ANSWER_SECONDS
+        asked = {name: row for name, row in opened.items() if self._unanswered.get(name, hanging) >= hanging}
+        answers |= self._answers(asked, ANSWER_SECONDS)
+        latest = {name: answers.get(name) or self._latest.get(name) for name in rows}
+        self._latest = {name: stats for name, stats in latest.items() if stats is not None}
+        return dict(self._latest), tuple(name for name in rows if name not in answers)
+
+    def _answers(self, rows: Mapping[str, StoreRow], timeout: float | None) -> dict[str, StoreStats]:
+        def ask(name: str) -> StoreStats:
+            self._unanswered.setdefault(name, monotonic())
+            try:
+                stats = self._latest[name] = self._ask(rows[name])
+            finally:
+                self._unanswered.pop(name, None)
+            return stats
+
+        answers: dict[str, StoreStats] = {}
+        for name, stats, error in shared().for_each(rows, ask, timeout):
+            if error is not None:
+                raise error
+            if stats is not None:
+                answers[name] = stats
+        return answers

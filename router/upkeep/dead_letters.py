@@ -1,0 +1,373 @@
+"""What is not delivered any more is dead-lettered: expired messages, and those that were given back too often.
+
+Stores pass them over and lease them to this module, which looks once a second. One transaction acks the message and
+sends it to its dead-letter queue, in whatever store that lives: it is in one of the two, after any crash (invariant 4).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, cast
+
+from ...adapters.core import Store
+from ...adapters.core.engine.forwarding import follow
+from ...adapters.core.features.failures import Failure, failure_of
+from ...adapters.core.messages import EXPIRED, REJECTED, Message, Reason, Undelivered, require_leased
+from ...adapters.core.record.headers import pack_headers
+from ...adapters.core.state.limits import without_waiting
+from ...adapters.system.background import shared
+from ...adapters.system.conditions import unless_busy
+from ...adapters.system.rare_warnings import RareWarnings
+from ...policies.errors import (
+    AnabranchError,
+    DestinationError,
+    MessageTooLargeError,
+    StoreFullError,
+    UnknownMessageError,
+)
+from ...policies.names.destination import Destination
+from ...policies.text import count_of
+from ..api.dead_letter import SOURCE, dead_letter_queue, delivered, labelled
+from ..api.transaction import Transaction
+from ..events import Event, Events, MessageDeadLettered, MessageDropped, MessageExpired
+from ..placement.registry import StoreRegistry
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS: Final = 1.0
+SWEEP_MAX: Final = 100
+"""Messages that are dead-lettered in one transaction."""
+SWEEP_BYTES: Final = 4 << 20
+"""Likewise, of their bodies; one that is longer is dead-lettered alone."""
+FINISH_SECONDS: Final = 1.0
+"""How long closing the router waits for what is under way, before it closes the other stores."""
+LOCKS_KEPT: Final = 64
+REFUSED_SECONDS: Final = 60.0
+"""Until one that was refused, by a limit of its dead-letter queue's store say, is tried again."""
+_REFUSED: Final = (MessageTooLargeError, DestinationError, UnknownMessageError)
+"""What is wrong with one message, and not with a store."""
+
+
+class DeadLetterSweeper:
+    """Threads: all; of each store one at a time puts messages aside, so that one whose disk hangs holds up no other.
+    `_lock` guards the fields."""
+
+    def __init__(self, registry: StoreRegistry, begin: Callable[[], Transaction], events: Events) -> None:
+        self._registry, self._begin, self._events = registry, begin, events
+        self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
+        self._locks: dict[bytes, threading.RLock] = {}
+        """Of each store, held while its messages are dead-lettered; twice by who looks first whether it is free."""
+        self._under_way: set[bytes] = set()
+        """The stores of which messages are being dead-lettered; after Ctrl-C perhaps more."""
+        self._spent: dict[bytes, Store] = {}
+        """Stores, by their ids, in which messages wait to be dead-lettered whose last failures only memory knows."""
+        self.closed = True
+        self._turn = 0
+        """Counts the times it was opened: what is scheduled for an earlier one is skipped."""
+        self._refused: OrderedDict[tuple[bytes, int], float] = OrderedDict()
+        """Store id and seq of what was refused for what it is, and when it is tried again (monotonic): the soonest
+        first."""
+        self._deleted = RareWarnings(_warn_of_deleted)
+        """By store and queue; what has only expired was meant to go."""
+        self.dead_lettered = self.dropped = 0
+        """Messages since open."""
+
+    def open(self) -> None:
+        """Look now and then, until `close`."""
+        self.closed = False
+        self._turn += 1
+        self._locks.clear()
+        self._schedule(self._turn)
+
+    def _schedule(self, turn: int) -> None:
+        alive = weakref.ref(self)  # a timer must not keep alive, and locked, a router that nobody holds
+
+        def look() -> None:
+            sweeper = alive()
+            if sweeper is not None:
+                sweeper._run_in_background(turn)
+
+        shared().schedule(SWEEP_SECONDS, look)
+
+    def spent(self, store: Store) -> None:
+        """Messages of a store were given back for the last time, with a reason: put them aside soon, in the background,
+        since nobody who releases a message waits for the store of its dead letters."""
+        if not self.closed:
+            self._spent[store.store_id] = store  # first: closing looks after it, if the background does not come to it
+            shared().lead(partial(self._put_spent_aside, store))
+
+    def _put_spent_aside(self, store: Store) -> None:
+        if store.store_id in self._spent:
+            try:
+                self._sweep_unless_busy(store)
+            except AnabranchError as error:
+                log.debug("store %s: nothing is dead-lettered: %s", store.name, error)
+
+    def reject(self, message: Message[Any], reason: Reason) -> None:
+        """Put a leased message aside now. Raises what a transaction raises: the message is then free."""
+        if not isinstance(message, Message):
+            raise TypeError(f"a message that was received can be rejected, not {type(message).__name__}: {message!r}")
+        given = failure_of(reason)
+        require_leased(message)
+        follow(message)
+        store = cast(Store, message._store)
+        # Words are its reason, beside which the failure before counts.
+        said, failure = (given.text, None) if given.type is None else (REJECTED, given)
+        pattern = self._registry.dead_letter_of(store)
+        kept = self._dead_letter(store, pattern, [Undelivered(message, said)], True, failure)
+        message._store.note_rejected(message)  # it may have moved meanwhile
+        with self._lock:
+            self.dead_lettered += kept
+            self.dropped += 1 - kept
+        if not kept:
+            self._deleted.count([(store.name, message.destination)])
+
+    def close(self) -> None:
+        """No more is begun, and what is under way ends, but for a store that takes longer than FINISH_SECONDS: that one
+        `finish` waits for. What was spent just before is put aside first: its store forgets why. Idempotent."""
+        if self._spent and not self.closed:
+            shared().for_each(list(self._spent.values()), self._put_spent_aside, FINISH_SECONDS)
+        self.closed = True
+        if self._under_way:
+            shared().for_each(list(self._under_way), self.finish, FINISH_SECONDS)
+        self._deleted.close()
+
+    def finish(self, store_id: bytes) -> None:
+        """Wait until nothing is dead-lettered any more of a store, after `close`."""
+        with self._lock_of(store_id):
+            pass
+
+    def _lock_of(self, store_id: bytes) -> threading.RLock:
+        with self._lock:
+            return self._locks.setdefault(store_id, threading.RLock())
+
+    def _run_in_background(self, turn: int) -> None:
+        if not self.closed and turn == self._turn:
+            self._schedule(turn)  # first: there is a next time while a store hangs, and whatever it is that fails
+            self._forget_locks()
+            self._run(self._sweep_unless_busy)
+            if self._deleted.is_due:
+                self._deleted.count()
+
+    def _forget_locks(self) -> None:
+        """Of stores that are closed, or gone, if there are many."""
+        with self._lock:
+            opened = {store.store_id for store in self._registry.open_stores()}
+            if len(self._locks) > 2 * len(opened) + LOCKS_KEPT:
+                kept = opened | self._under_way
+                self._locks = {store_id: lock for store_id, lock in self._locks.items() if store_id in kept}
+
+    def run(self) -> int:
+        """Dead-letter all that waits for it in open stores; returns how many messages. A store that fails holds up no
+        other (invariant 7)."""
+        return self._run(self._sweep)
+
+    def _run(self, sweep: Callable[[Store], int]) -> int:
+        count = 0
+        for store, done, error in shared().for_each(self._registry.open_stores(), sweep):
+            count += done or 0
+            if isinstance(error, AnabranchError):
+                log.debug("store %s: nothing is dead-lettered: %s", store.name, error)
+            elif error is not None:
+                raise error
+        return count
+
+    def _sweep_unless_busy(self, store: Store) -> int:
+        """Nothing if another thread is at it: the store may be slow, or its disk hang."""
+        return unless_busy(self._lock_of(store.store_id), lambda: self._sweep(store)) or 0
+
+    def _sweep(self, store: Store) -> int:
+        count = 0
+        alone = False
+        lock = self._lock_of(store.store_id)
+        while True:
+            with lock:
+                if self.closed:
+                    return count
+                self._spent.pop(store.store_id, None)
+                waiting: list[Undelivered] = []
+                try:
+                    self._under_way.add(store.store_id)
+                    waiting += store.take_undelivered(SWEEP_MAX)
+                    found = len(waiting)
+                    if not found:
+                        return count
+                    refused = self._dead_letter_all(store, waiting, alone)
+                finally:
+                    left = len(waiting)
+                    self._let_go(store, waiting)
+                    self._under_way.discard(store.store_id)
+            count += found - left
+            if left == found and (alone or not refused):
+                return count
+            alone = refused
+
+    def _dead_letter_all(self, store: Store, waiting: list[Undelivered], alone: bool) -> bool:
+        """In transactions of a bounded size, or each `alone`; those that are dead-lettered leave `waiting`. Returns
+        whether one was refused for what it is, or found no room: it must not hold up the others."""
+        refused = False
+        pattern = self._registry.dead_letter_of(store)
+        now = time.monotonic()
+        with self._lock:
+            while self._refused and next(iter(self._refused.values())) <= now:
+                self._refused.popitem(last=False)
+        to_do = [one for one in waiting if (store.store_id, one.message.seq) not in self._refused]
+        full: set[Destination] = set()
+        for some in _groups(to_do, 0 if alone else SWEEP_BYTES):
+            source = some[0].message.destination
+            if source in full:
+                continue
+            try:
+                # This thread works for all stores; what finds no room is tried again.
+                kept = without_waiting(partial(self._dead_letter, store, pattern, some))
+            except _REFUSED as error:
+                refused = True
+                if not alone:
+                    return True
+                with self._lock:
+                    self._refused[store.store_id, some[0].message.seq] = now + REFUSED_SECONDS
+                log.warning("store %s: %r cannot be dead-lettered, and waits: %s", store.name, some[0].message, error)
+                continue
+            except StoreFullError as error:
+                if not alone:
+                    return True  # there may be room for some of them
+                level = logging.DEBUG if self.closed else logging.WARNING
+                log.log(level, "store %s: dead letters of %s wait: %s", store.name, source, error)
+                full.add(source)
+                continue
+            except AnabranchError as error:
+                level = logging.DEBUG if self.closed else logging.WARNING
+                log.log(
+                    level,
+                    "store %s: %d messages wait to be dead-lettered: %s",
+                    store.name,
+                    len(waiting),
+                    error,
+                )
+                return False
+            for one in some:
+                waiting.remove(one)
+            with self._lock:
+                self.dead_lettered += kept
+                self.dropped += len(some) - kept
+            if pattern is None:
+                self._deleted.count((store.name, message.destination) for message, reason in some if reason != EXPIRED)
+        return refused
+
+    def _dead_letter(
+        self, store: Store, pattern: str | None, found: Sequence[Undelivered], rejected: bool = False,
+        failure: Failure | None = None,
+    ) -> int:  # fmt: skip
+        """In one transaction; returns how many went to a dead-letter queue. Raises AnabranchError, and then nothing was
+        done. `rejected`: by who was handed them, which counts as a delivery. `failure`: why, if not as the store knows
+        it."""
+        kept = 0
+        events: list[Event] = []
+        transaction = self._begin()
+        try:
+            for message, reason in found:
+                source = message.destination
+                origin = self._origin(message)
+                target = dead_letter_queue(pattern, origin or source) if pattern is not None else None
+                if target == source and reason == EXPIRED and not rejected:
+                    target = None
+                if self._events:
+                    events += _events_of(store, message, reason, rejected, target)
+                if target is None:
+                    continue
+                known = origin is not None or (target == source and message.headers.get(SOURCE) is not None)
+                transaction.send(
+                    target, message.content,
+                    self._labelled(message, reason, known, rejected, target, failure or store.failure_of(message)),
+                    priority=message.priority, persistent=message.persistent and not store.volatile,
+                )  # fmt: skip
+                kept += 1
+            for message, _ in found:  # last: what is given back by a transaction counts as delivered
+                transaction.ack(message)
+            transaction.commit()
+        except BaseException:
+            if transaction.state == "open":
+                transaction.rollback()
+            raise
+        if not rejected:
+            for message in (message for message, reason in found if reason == EXPIRED):
+                message._store.count_expired((message,))  # it may have moved meanwhile
+        for event in events:
+            self._events.tell(event)
+        return kept
+
+    def _labelled(
+        self, message: Message, reason: str, known: bool, rejected: bool, target: Destination, failure: Failure | None
+    ) -> dict[str, Any]:
+        """Its headers; without the failure where its store would find it too large with that."""
+        labels = labelled(message, reason, known, rejected, failure)
+        if failure is not None:
+            most = self._registry.option_for(target, "message_bytes_max")
+            if most is not None and len(message.content) + len(pack_headers(labels)) > most:
+                return labelled(message, reason, known, rejected)
+        return labels
+
+    def _origin(self, message: Message) -> Destination | None:
+        """Where a message that is in the dead-letter queue of its source comes from; None for any other. It has failed
+        there once more, and goes where that one's dead letters go: else a queue `dlq.{name}` would lead to
+        `dlq.dlq.{name}`, and nothing would say where it came from."""
+        name = message.headers.get(SOURCE)
+        if not isinstance(name, str):
+            return None
+        try:
+            origin = Destination.restored(name)
+            pattern = getattr(self._registry.route(origin).target.options, "dead_letter", None)
+            if pattern is None or dead_letter_queue(pattern, origin) != message.destination:
+                return None
+        except AnabranchError:  # a sender may put anything there
+            return None
+        return origin
+
+    def _let_go(self, store: Store, left: Sequence[Undelivered]) -> None:
+        """Those that are leased still are free; nobody receives them, and the next sweep finds them."""
+        for message, _ in left:
+            try:
+                store.release([message], delivered=False)
+            except AnabranchError:
+                pass  # the transaction has freed it, or acked it
+
+
+def _warn_of_deleted(where: tuple[str, Destination], count: int) -> None:
+    name, queue = where
+    log.warning(
+        "store %s: %s of %s deleted, rejected or given back too often: the store has no dead-letter queue; set "
+        "`dead_letter: dlq` to keep such messages", name, count_of(count, "message"), queue,
+    )  # fmt: skip
+
+
+def _events_of(
+    store: Store, message: Message, reason: str, rejected: bool, target: Destination | None
+) -> Iterator[Event]:
+    """What happens to a message that goes to a dead-letter queue, or away."""
+    about = (store.name, message.destination, message.seq, message.message_id)
+    if reason == EXPIRED and not rejected:
+        yield MessageExpired(*about)
+    deliveries = delivered(message, rejected)
+    if target is None:
+        yield MessageDropped(*about, reason, deliveries)
+    else:
+        yield MessageDeadLettered(*about, reason, deliveries, target)
+
+
+def _groups(waiting: Sequence[Undelivered], size: int) -> list[list[Undelivered]]:
+    """Each of up to so many bytes of bodies, or of one message."""
+    groups: list[list[Undelivered]] = []
+    left = 0
+    for one in waiting:
+        left -= len(one.message.content)
+        if left < 0 or not groups:
+            groups.append([])
+            left = size - len(one.message.content)
+        groups[-1].append(one)
+    return groups

@@ -1,0 +1,325 @@
+"""Why a data directory takes the disk that it takes: each journal store's segments, and what the others hold.
+
+    explain("data")                              # a router's data directory, or one journal store's
+
+Nothing is written there, and nobody may have it open meanwhile: not even the placement record is opened in place, but a
+copy of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...adapters.core.store_types import Progress
+from ...adapters.journal.explanation import Files, StoreExplanation, explain_store
+from ...adapters.system.directory import StoreDirectory
+from ...adapters.system.reading_lock import kept_closed
+from ...policies.config import Config, StoreConfig
+from ...policies.errors import AnabranchError, ConfigError, CorruptionError, PlacementError, StoreLockedError
+from ..placement import bindings
+from ..placement.directories import children
+from ..placement.record import RECORD, DestinationsTable, StoreRow
+from ..placement.repartition_progress import NAME as PROGRESS
+from ..placement.repartition_progress import Progress as Repartition
+from ..placement.repartition_progress import advice, read_progress
+from ..usage.blocks import VERSION_FILE as USAGE
+
+LOCK = "router.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherStore:
+    """A store without segments: in a database, in memory, or somebody's own kind."""
+
+    name: str
+    kind: str
+    directory: str
+    destinations: tuple[str, ...]
+    """As the placement record has them."""
+    files: Files
+    """In its directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableStore:
+    """A store that cannot be explained, and why."""
+
+    name: str
+    directory: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedCopy:
+    """What an interrupted repartition has left of a destination in a store beside the messages that count."""
+
+    destination: str
+    store: str
+    """Its name."""
+    original: str
+    """The store that holds what counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryExplanation:
+    """A data directory, or one store's."""
+
+    directory: str
+    stores: tuple[StoreExplanation, ...]
+    others: tuple[OtherStore, ...]
+    unreadable: tuple[UnreadableStore, ...]
+    decisions: Files | None
+    """The segments of the decision log; None where there is none."""
+    usage: Files | None
+    """Those of the usage log."""
+    copy: UnfinishedCopy | None
+    """What does not count though it lies in a store."""
+    notes: tuple[str, ...]
+    """What is to be said of the directory itself."""
+    at_ms: int
+    """When it was read: ages count from here."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionaries, lists, strings and numbers."""
+        found: dict[str, Any] = asdict(self)
+        for store, plain in zip(self.stores, found["stores"], strict=True):
+            plain["bytes"] = store.bytes
+            for segment, plain_segment in zip(store.segments, plain["segments"], strict=True):
+                plain_segment["kept"] = segment.kept
+        return found
+
+
+def is_ours(directory: Path) -> bool:
+    """Whether it is a data directory of a router, or a store's, or a part of one."""
+    marks = (RECORD, "placement.mdb", LOCK, "store.id", "stores")
+    return any((directory / mark).exists() for mark in marks) or _is_part(directory)
+
+
+def _is_part(directory: Path) -> bool:
+    """A journal's directory, or the one of all stores."""
+    return _is_journal(directory) or (directory.name == "stores" and (directory.parent / RECORD).exists())
+
+
+def _is_journal(directory: Path) -> bool:
+    return any(directory.glob("*.seg"))
+
+
+def explain(
+    directory: Path, config: Config | None = None, progress: Progress | None = None, now_ms: int | None = None
+) -> DirectoryExplanation:
+    """Why each segment in a data directory, or in one journal store's directory, is kept.
+
+    `config` says where indexes and archives lie that are elsewhere. A store that cannot be read is told of among the
+    others. Raises PlacementError where nothing of ours is there, ConfigError for the configuration of another
+    directory, StoreLockedError while somebody has it open, OSError.
+    """
+    at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    with tempfile.TemporaryDirectory(prefix="anabranch-explain-") as scratch, ExitStack() as locks:
+        reading = _Reading(directory, config, Path(scratch), at_ms, locks, progress)
+        if (usage := _usage_log(directory)) is not None:
+            what = "a usage log" if usage == directory else f"a part of the usage log {usage}"
+            raise PlacementError(
+                f"{directory} is {what}, and no store: `anabranch recommend --usage {usage} --out DIR` reads it, and "
+                f"`anabranch trace --usage {usage} --out FILE` makes a trace of it"
+            )
+        if (directory / "store.id").exists():
+            if directory.name == "decisions":
+                raise PlacementError(
+                    f"{directory} is a decision log, and no store; give the data directory it lies in, or see "
+                    "`anabranch transactions`"
+                )
+            if config is not None and _config_at(config, directory) is None:
+                places = ", ".join(str(config.directory_of(store)) for store in config.stores)
+                raise ConfigError([f"the configuration has no store in {directory}; it has those in {places}"])
+            is_journal = (directory / "journal").is_dir() or (directory / "index.mdb").exists()
+            reading.store(directory.name, "journal" if is_journal else "other", directory, ())
+            reading.repartition_above(directory)
+        elif _is_part(directory):
+            owner = directory.parent
+            raise PlacementError(f"{directory} is a part of {owner}, or a copy of one; give {owner}")
+        else:
+            if config is not None and config.directory.resolve() != directory.resolve():
+                raise ConfigError(
+                    [
+                        f"the configuration has the data directory {config.directory}, and not {directory.absolute()}, "
+                        "which is to be explained; give the one that is used with that"
+                    ]
+                )
+            reading.data_directory()
+        return reading.explained()
+
+
+def _usage_log(directory: Path) -> Path | None:
+    """The usage log that this is, or a part of."""
+    return next((one for one in (directory, directory.parent) if (one / USAGE).exists()), None)
+
+
+def _config_at(config: Config, path: Path) -> StoreConfig | None:
+    """The store that has this directory, or whose stores of one destination each have it among theirs."""
+    place = path.resolve()
+    for store in config.stores:
+        if config.directory_of(store).resolve() == (place.parent if store.per_destination else place):
+            return store
+    return None
+
+
+class _Reading:
+    """One explanation in the making."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: Config | None,
+        scratch: Path,
+        at_ms: int,
+        locks: ExitStack,
+        progress: Progress | None,
+    ) -> None:
+        self._directory, self._config, self._scratch, self._at_ms = directory, config, scratch, at_ms
+        self._locks, self._progress = locks, progress
+        self._stores: list[StoreExplanation] = []
+        self._others: list[OtherStore] = []
+        self._unreadable: list[UnreadableStore] = []
+        self._notes: list[str] = []
+        self._decisions: Files | None = None
+        self._usage: Files | None = None
+        self._copy: UnfinishedCopy | None = None
+
+    def explained(self) -> DirectoryExplanation:
+        return DirectoryExplanation(
+            str(self._directory), tuple(self._stores), tuple(self._others), tuple(self._unreadable), self._decisions,
+            self._usage, self._copy, tuple(self._notes), self._at_ms,
+        )  # fmt: skip
+
+    def data_directory(self) -> None:
+        self._locks.enter_context(kept_closed(self._directory / LOCK, "the router"))
+        for row, destinations in self._rows():
+            path = self._directory / row.path
+            if not path.is_dir():
+                reason = "the directory is missing; if it lies on another disk, mount that"
+                self._unreadable.append(UnreadableStore(row.name, str(path), reason))
+            else:
+                self.store(row.name, row.kind, path, destinations)
+        decisions = bindings.place_of(self._directory) / bindings.DECISIONS / "journal"
+        if decisions.is_dir():
+            self._decisions = _files(decisions, "*.seg")
+        usage = self._directory / "usage"
+        if self._config is not None and self._config.usage is not None:
+            usage = self._config.usage.directory or usage
+        if (usage / USAGE).exists():
+            self._usage = _files(usage / "journal", "*.seg")
+
+    def repartition_above(self, directory: Path) -> None:
+        """Of one store in a data directory."""
+        for above in list(directory.absolute().parents)[:3]:
+            if (above / PROGRESS).exists():
+                self._notes.append(
+                    f"{above} is being repartitioned, and that was interrupted: what is here may be an unfinished "
+                    f"copy; `anabranch explain {above}` tells of what."
+                )
+
+    def _unfinished_copy(self, table: DestinationsTable) -> None:
+        """Tell of a repartition that was interrupted."""
+        if not (self._directory / PROGRESS).exists():
+            return
+        shutil.copyfile(self._directory / PROGRESS, self._scratch / PROGRESS)
+        try:
+            found = read_progress(self._scratch)
+        except (CorruptionError, PlacementError) as error:
+            self._notes.append(str(error).replace(str(self._scratch), str(self._directory)))
+            return
+        self._notes.append(f"{self._directory} is being repartitioned{advice(self._directory, found)}.")
+        self._copy = _copy_of(found, table)
+        if self._copy is not None:
+            one = self._copy
+            self._notes.append(
+                f"What store {one.store} holds of {one.destination} is an unfinished copy, or what is left of it once "
+                f"it has moved, and does not count: store {one.original} holds its messages."
+            )
+
+    def _rows(self) -> list[tuple[StoreRow, tuple[str, ...]]]:
+        """The stores as the placement record has them, each with its destinations; else those that lie here."""
+        record = bindings.place_of(self._directory) / RECORD
+        if record.exists():
+            copy = self._scratch / RECORD
+            shutil.copyfile(record, copy)
+            table = DestinationsTable(copy)
+            try:
+                table.open()
+            except (CorruptionError, PlacementError) as error:
+                self._notes.append(str(error).replace(str(copy), str(record)))
+            else:
+                self._unfinished_copy(table)
+                rows = sorted(table.stores.values(), key=lambda row: row.name)
+                found = [(row, tuple(map(str, table.destinations_in(row.store_id)))) for row in rows]
+                table.close()
+                return found
+        else:
+            self._notes.append(f"{record} is missing: the stores that lie here are shown")
+        return [(row, ()) for row in self._lying_here()]
+
+    def _lying_here(self) -> Iterator[StoreRow]:
+        stores = children(self._directory / "stores")
+        for path in [*stores, *(child for store in stores for child in children(store))]:
+            store_id = StoreDirectory("", path).identify()
+            if store_id is not None:
+                kind = "journal" if (path / "journal").is_dir() else "other"
+                relative = path.relative_to(self._directory)
+                yield StoreRow(store_id, str(relative), kind, ":".join(relative.parts[1:]))
+
+    def store(self, name: str, kind: str, path: Path, destinations: tuple[str, ...]) -> None:
+        """One whose directory is there."""
+        self._locks.enter_context(kept_closed(path / "store.lock", f"store {name!r}"))
+        if kind != "journal":
+            self._others.append(OtherStore(name, kind, str(path), destinations, _files(path)))
+            return
+        config = self._options(name, path)
+        options = getattr(config, "options", None)
+        # A directory of its own: what is copied of one store goes before the next is read.
+        with tempfile.TemporaryDirectory(dir=self._scratch) as scratch:
+            try:
+                self._stores.append(
+                    explain_store(
+                        name,
+                        path,
+                        Path(scratch),
+                        self._at_ms,
+                        config.index_directory if config is not None else None,
+                        getattr(options, "archive_directory", None),
+                        self._progress,
+                    )
+                )
+            except StoreLockedError:
+                raise
+            except (AnabranchError, OSError) as error:
+                self._unreadable.append(UnreadableStore(name, str(path), str(error)))
+
+    def _options(self, name: str, path: Path) -> StoreConfig | None:
+        if self._config is None:
+            return None
+        named = (store for store in self._config.stores if store.name == name.partition(":")[0])
+        return _config_at(self._config, path) or next(named, None)
+
+
+def _copy_of(progress: Repartition | None, table: DestinationsTable) -> UnfinishedCopy | None:
+    moving = None if progress is None else progress.moving
+    if moving is None:
+        return None
+    row = table.destinations.get(moving.destination)
+    has_moved = row is not None and row.store_id == moving.target
+    original, copy = (moving.target, moving.source) if has_moved else (moving.source, moving.target)
+    if original not in table.stores or copy not in table.stores:
+        return None  # not made yet, or removed already
+    return UnfinishedCopy(str(moving.destination), table.stores[copy].name, table.stores[original].name)
+
+
+def _files(directory: Path, pattern: str = "**/*") -> Files:
+    sizes = [path.stat().st_size for path in directory.glob(pattern) if path.is_file()]
+    return Files(len(sizes), sum(sizes))

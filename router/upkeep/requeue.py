@@ -1,0 +1,242 @@
+"""Dead letters go back to where they come from: some that are in hand, or all of a queue (api/dead_letter.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ...adapters.core.messages import Message, Outgoing, require_leased
+from ...adapters.core.record.headers import pack_headers
+from ...adapters.core.store_types import SubscriptionKey
+from ...policies.errors import AnabranchError, DeadLetterError, StoreFullError
+from ...policies.names.destination import Destination, Kind
+from ..api.dead_letter import (
+    DELIVERIES,
+    ERROR_TEXT,
+    ERROR_TYPE,
+    MESSAGE_ID,
+    PREFIX,
+    REASON,
+    REQUEUED_COUNT,
+    REQUEUED_DELIVERIES,
+    REQUEUED_ERROR_TEXT,
+    REQUEUED_ERROR_TYPE,
+    REQUEUED_REASON,
+    SOURCE,
+    number,
+    subscription_of,
+)
+from .copies import Copies
+
+if TYPE_CHECKING:
+    from ..api.queue import Queue
+    from ..api.transaction import Transaction
+    from ..placement.registry import StoreRegistry
+
+BATCH_MESSAGES: Final = 100
+"""Dead letters of a queue that are put back in one transaction."""
+BATCH_BYTES: Final = 4 << 20
+"""Likewise, of their bodies; one that is longer goes back alone."""
+
+
+class _Letter(NamedTuple):
+    """A dead letter, and what it is sent back as."""
+
+    message: Message[Any]
+    source: Destination
+    message_id: str | None
+    headers: dict[str, Any]
+    """Those that it had before."""
+    requeued: dict[str, Any]
+    """And those that say what it was meanwhile."""
+    persistent: bool
+    subscriptions: Collection[SubscriptionKey]
+    """Those that its source has, if that is a topic."""
+
+
+class _Checker:
+    """Reads where dead letters come from. Of one call: what it has looked up it remembers."""
+
+    def __init__(self, registry: StoreRegistry) -> None:
+        self._registry = registry
+        self._subscriptions: dict[Destination, set[SubscriptionKey]] = {}
+
+    def letter(self, message: Message[Any]) -> _Letter:
+        """Raises DeadLetterError if it cannot go back, UnknownMessageError if it is not leased here, TypeError."""
+        if not isinstance(message, Message):
+            raise TypeError(
+                f"dead letters that were received can be put back, or all of a queue; not {type(message).__name__}: "
+                f"{message!r}"
+            )
+        require_leased(message)
+        self._registry.require_own(message)
+        source = self._source(message)
+        subscriptions = self._require_subscription(message, source) if source.kind is Kind.TOPIC else ()
+        message_id = message.headers.get(MESSAGE_ID)
+        if not isinstance(message_id, str | None):
+            raise DeadLetterError(f"{message!r} is no dead letter: its header {MESSAGE_ID} is {message_id!r}")
+        gone = (REQUEUED_ERROR_TYPE, REQUEUED_ERROR_TEXT)  # of the time before
+        headers = {
+            name: value for name, value in message.headers.items() if not name.startswith(PREFIX) and name not in gone
+        }
+        requeued = self._requeued(message, source, headers, message_id)
+        return _Letter(message, source, message_id, headers, requeued, message.persistent, subscriptions)
+
+    def _requeued(
+        self, message: Message, source: Destination, headers: Mapping[str, Any], message_id: str | None
+    ) -> dict[str, Any]:
+        """What it says of the dead letter that it was; nothing where its source's store would find it too large for
+        that."""
+        requeued: dict[str, Any] = {
+            REQUEUED_REASON: str(message.headers.get(REASON, "")),
+            REQUEUED_COUNT: number(headers, REQUEUED_COUNT) + 1,
+            REQUEUED_DELIVERIES: number(headers, REQUEUED_DELIVERIES) + number(message.headers, DELIVERIES),
+        }
+        errors = ((REQUEUED_ERROR_TYPE, ERROR_TYPE), (REQUEUED_ERROR_TEXT, ERROR_TEXT))
+        requeued |= {name: value for name, of in errors if isinstance(value := message.headers.get(of), str)}
+        most = self._registry.option_for(source, "message_bytes_max")
+        size = len(message.content) + len(pack_headers({**headers, **requeued})) + len((message_id or "").encode())
+        return requeued if most is None or size <= most else {}
+
+    def _source(self, message: Message) -> Destination:
+        """Where it comes from, which has a route."""
+        name = message.headers.get(SOURCE)
+        if not isinstance(name, str):
+            raise DeadLetterError(
+                f"{message!r} is no dead letter: it has no header {SOURCE}; what was sent to {message.destination} by "
+                "somebody else stays there"
+            )
+        try:
+            source = Destination.restored(name)
+            self._registry.route(source)
+        except AnabranchError as error:
+            raise DeadLetterError(f"{message!r} cannot go back to {name}: {error}") from error
+        if source == message.destination:
+            raise DeadLetterError(
+                f"{message!r} comes from {source} itself, where it is already; ack it, or send it where it belongs"
+            )
+        return source
+
+    def _require_subscription(self, message: Message, topic: Destination) -> set[SubscriptionKey]:
+        """Somebody there has it then: without any subscription it would be gone. Returns all of the topic."""
+        known = self._subscriptions.get(topic)
+        if known is None:
+            known = self._subscriptions[topic] = {found.key for found in self._registry.subscriptions_of(topic)}
+        key = subscription_of(message)
+        if key is None and not known:
+            raise DeadLetterError(
+                f"{message!r} cannot go back to {topic}, which has no durable subscription: nobody would have it; "
+                "subscribe first, or ack the message"
+            )
+        if key is not None and key not in known:
+            raise DeadLetterError(
+                f"{message!r} cannot go back to the subscription {key[1]!r} of {topic}, which is not there any more; "
+                "subscribe again first, or ack the message"
+            )
+        return known
+
+
+def requeue(registry: StoreRegistry, begin: Callable[[], Transaction], messages: Iterable[Message[Any]]) -> int:
+    """Put these leased dead letters back, all of them in one transaction; returns how many. Raises what _Checker.letter
+    and a commit raise, and ValueError for a message that is given twice."""
+    checker = _Checker(registry)
+    letters: list[_Letter] = []
+    given: set[int] = set()
+    for message in messages:
+        letters.append(checker.letter(message))
+        if id(message) in given:
+            raise ValueError(f"{message!r} is given twice; give it once. Nothing was put back")
+        given.add(id(message))
+    _put_back(begin, letters, Copies())
+    return len(letters)
+
+
+def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter], copies: Copies) -> None:
+    """In one transaction. `copies`: of the call, which ends if the transaction fails."""
+    if not letters:
+        return
+    later = Copies()
+    with begin() as transaction:
+        for message, source, message_id, headers, requeued, persistent, subscriptions in letters:
+            if source.kind is Kind.TOPIC and message_id is not None:
+                key = subscription_of(message)
+                together = copies if copies.were_there(message) else later
+                if not together.is_first(message, headers, (source, message_id), key, subscriptions):
+                    continue
+            transaction._carry(
+                source,
+                Outgoing(
+                    message.content, headers | requeued, message_id, message.priority, persistent=persistent,
+                    requeued=True,  # also without an id: a full source refuses it, whatever its store drops
+                ),
+            )  # fmt: skip
+        for letter in letters:  # last: what is given back by a transaction counts as delivered
+            transaction.ack(letter.message)
+        transaction.commit()  # not at the end of the block: Ctrl-C just before that would leave it open
+
+
+def requeue_all(registry: StoreRegistry, begin: Callable[[], Transaction], queue: Queue, limit: int | None) -> int:
+    """Put back the dead letters of a queue, at most `limit`, in order, batch by batch, each in one transaction; returns
+    how many. Those that come meanwhile may be left.
+
+    Errors as those of `requeue`; what was put back before stays so, and a note of the error says how many that were.
+    """
+    store = registry.store_of(queue.destination)
+    if store is None:
+        return 0
+    copies = Copies(store)
+    left = queue.depth() if limit is None else min(limit, queue.depth())
+    count = 0
+    try:
+        while left > 0:
+            done, wrong = _requeue_batch(registry, begin, queue, min(left, BATCH_MESSAGES), copies)
+            count += done
+            left -= done
+            if wrong is not None:
+                raise wrong
+            if not done:
+                break
+    except AnabranchError as error:
+        error.add_note(f"{count} dead letters of {queue.destination} were put back before this.")
+        raise
+    return count
+
+
+def _requeue_batch(
+    registry: StoreRegistry, begin: Callable[[], Transaction], queue: Queue, most: int, copies: Copies
+) -> tuple[int, DeadLetterError | None]:
+    """Put back the first of them, up to one that cannot go back; returns how many, and what is wrong with that one."""
+    checker = _Checker(registry)
+    taken: list[Message] = []
+    letters: list[_Letter] = []
+    wrong: DeadLetterError | None = None
+    size = 0
+    try:
+        while len(letters) < most and size < BATCH_BYTES and wrong is None:
+            message = _receive(queue, bool(letters))
+            if message is None:
+                break
+            taken.append(message)
+            try:
+                letters.append(checker.letter(message))
+            except DeadLetterError as error:
+                wrong = error
+            size += len(message.content)
+        _put_back(begin, letters, copies)
+        del taken[: len(letters)]
+    finally:
+        for message in taken:
+            with suppress(AnabranchError):  # the transaction has freed it, or its store has failed
+                message.release(delivered=False)
+    return len(letters), wrong
+
+
+def _receive(queue: Queue, enough: bool) -> Message | None:
+    """The next one; None if there is none, or if there are `enough` and no more can be leased."""
+    try:
+        return queue.receive()
+    except StoreFullError:
+        if not enough:
+            raise
+        return None
