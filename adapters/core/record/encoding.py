@@ -157,12 +157,6 @@ def reference_in(record: bytes) -> bytes:
     return record[-REFERENCE.size :]
 
 
-def kept_head(record: bytes) -> bytes:
-    """What is needed of a record whose headers and body are elsewhere: all that this module tells but `decode`. One
-    whose body is kept apart is needed whole."""
-    return record if is_large(record) else record[: HEAD.size + _unpack(record)[2]]
-
-
 @inner_loop
 def decode(store: Store, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
     """The message; leased if there is a `lease`, else it only knows its place. Raises CorruptionError for bytes that
