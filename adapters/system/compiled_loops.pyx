@@ -452,7 +452,7 @@ cdef bint are_whole(
 def records_of(batch):
     global Record
     if Record is None:
-        from .wal.reader import Record as record
+        from ..wal.reader import Record as record
 
         Record = record
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core.engine.engine import engine
+from anabranch.adapters.core.engine import engine
 from anabranch.adapters.core.messages import Message, Outgoing
 from anabranch.adapters.core.record.encoding import HEAD
 from anabranch.adapters.journal import JournalStore, transaction_rows

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.core.engine.engine import engine
+from anabranch.adapters.core.engine import engine
 from anabranch.adapters.core.operations.changes import AckRange
 from anabranch.adapters.core.state.pending_counts import PendingCounts
 from anabranch.adapters.core.store_types import Counts, Subscription
