@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...policies.config.limits import LimitOptions, WhenFull
 from ...policies.config.options import Redelivery, StoreOptions
 from ...policies.errors import CorruptionError, StoreFailedError
-from .operations.branches import Branch
 from .operations.changes import Change
 from .operations.plan import Plan
 from .record.large import LargeStorage
@@ -220,19 +219,6 @@ class Backend(Rows, Protocol):
         """`apply` was interrupted, or a write. Make whole again what is read; returns the number of the last plan that
         is applied whole: those behind it are applied once more. Not asked of one that is `threaded`."""
         raise AssertionError("what runs on a thread of its own is not interrupted")
-
-    def stage(self, branch: Branch) -> None:
-        """A branch is about to be prepared, by this thread: what can be written of it ahead may be, and the records of
-        its sends may be cut down to what `record_bytes` is not needed for. If this raises nothing of it is there."""
-        return
-
-    def unstage(self, transaction: bytes) -> None:
-        """It was not prepared after all, if it was ever staged."""
-        return
-
-    def before_outcome(self, branch: Branch, committed: bool) -> None:
-        """The outcome of a branch is about to be written. Called by the thread that asks for it, perhaps again."""
-        return
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         """The records of these messages; None for one that has died meanwhile. Raises CorruptionError where one is

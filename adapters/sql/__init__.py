@@ -18,7 +18,6 @@ The store itself is the core's (adapters/core), this package its backend:
     connections.py       URL and engine;  pool.py: keeps connections alive;  database.py: what its errors mean
     lease.py             for a database that several nodes own in turn
     outbox.py            what callers send and ack in transactions of their own (core/outbox.py)
-    native_two_phase.py  PostgreSQL's own prepared transactions
     duplicates.py        rows of the duplicate window;  checking.py: Store.check
 
 The tables are described in docs/sql.md. What many callers ask for at the same time shares one database transaction

@@ -14,6 +14,7 @@ U3  A database that cannot be reached fails the calls, not the store. The store 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ...policies.config.options import SqlOptions
 from ...policies.errors import AnabranchError, OutcomeUnknownError, StoreFailedError, StoreFullError
 from ..core.backend import Backend, BackendStats, Found, Host, NotTakenError, Settings
-from ..core.operations.branches import Branch, Prepare
+from ..core.operations.branches import Prepare
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan
 from ..core.record.large import LargeStorage
@@ -34,7 +35,7 @@ from ..core.state.leases import Feed
 from ..core.state.states import Catalog, DestinationState, SubscriptionState
 from ..core.store_types import Progress
 from ..system.files import FILE_MODE
-from . import create_tables, dialects, native_two_phase, removals
+from . import create_tables, dialects, removals
 from .checking import violations
 from .connections import cut_off, database_url, on_connection, open_engine, open_single, shown_url
 from .database import Database, is_cut_off
@@ -44,7 +45,6 @@ from .effects import Effects
 from .large_rows import LargeRows
 from .lease import Lease
 from .loading import Loader
-from .native_two_phase import BranchRows, Native
 from .outbox import TAKING_PART, Outbox
 from .reading import Reading
 from .schema import schema
@@ -86,7 +86,6 @@ class SqlBackend(Backend):
         self._host: Host | None = None
         self._engine: Engine | None = None
         self._lease: Lease | None = None
-        self._native: Native | None = None
         self._stopped: StoreFailedError | None = None
         self._write_lock = threading.Lock()
         """Held while something is written: SQLite is made smaller when nothing is."""
@@ -110,8 +109,6 @@ class SqlBackend(Backend):
             engine = open_engine(options, path)
             try:
                 database = Database(name, engine)
-                if options.native_two_phase:
-                    native_two_phase.require(database)
                 made = create_tables.prepare(database, tables, options, store_id)
                 database.require_keepalive(options)
                 return made
@@ -141,8 +138,6 @@ class SqlBackend(Backend):
         self._statements = statements = Statements(tables, options.statements)
         self._engine = open_engine(options, self._directory.path)
         self._database = database = Database(self.name, self._engine)
-        if options.native_two_phase:
-            native_two_phase.require(database)
         create_tables.require(database, tables, options, store_id)
         database.require_keepalive(options)
         if options.lease_expiration is not None:
@@ -158,7 +153,6 @@ class SqlBackend(Backend):
         if self._engine.dialect.name in TAKING_PART:
             self.outbox = Outbox(self.name, database, statements, tables, options.chunk_size)
         self._ids = DuplicateRows(options.duplicate_window)
-        self._branches = BranchRows()
         try:
             removals.complete(database, statements)
             loader, found = on_connection(self._engine, partial(self._load, host.catalog, progress))
@@ -169,11 +163,10 @@ class SqlBackend(Backend):
         for number, key in loader.ids:
             self._ids.load(number, key)
         self._ids.last_number = loader.last_id
-        self._branches.taken = loader.branches
+        self._branches = loader.branches
+        self._branch_rows = itertools.count(min(self._branches.values(), default=0) - 1, -1)
+        """IDs of new rows in XALOG, below 0: CHUNKS has parts of rows in MESSAGES too."""
         self._reading.last_seq, self._reading.next_expiry = found.last_seq, loader.next_expiry
-        if native_two_phase.is_possible(database):  # also without the option, with which it may have been open before
-            self._native = Native(database, statements, tables.messages, store_id, options.chunk_size)
-            self._native.recover(loader.branches)
         return found
 
     def _load(self, catalog: Catalog, progress: Progress | None, connection: Connection) -> tuple[Loader, Found]:
@@ -183,9 +176,6 @@ class SqlBackend(Backend):
         return loader, loader.load(self._owner, progress)
 
     def close(self, clean: bool) -> None:
-        if self._native is not None and clean:
-            self._native.close(self._branches.taken)
-        self._native = None
         if self._lease is not None:
             self._lease.release()
             self._lease = None
@@ -243,8 +233,8 @@ class SqlBackend(Backend):
         def write(connection: Connection) -> Effects:
             nonlocal committing
             written = Write(
-                connection, self._statements, options.chunk_size, options.priorities, self._branches.taken,
-                self._branches.next,
+                connection, self._statements, options.chunk_size, options.priorities, self._branches,
+                self._branch_rows,
             )  # fmt: skip
             written.run_plan(plan, self._ids)
             self._claim(connection, plan)
@@ -332,28 +322,14 @@ class SqlBackend(Backend):
                 if type(change) is Prepare:
                     change.branch.payload = b""  # XALOG has it
         for transaction in effects.settled:
-            self._branches.taken.pop(transaction, None)
-        self._branches.taken.update(
+            self._branches.pop(transaction, None)
+        self._branches.update(
             (transaction, row) for transaction, row in effects.prepared.items() if transaction not in effects.settled
         )
         for state in effects.removed:
             self._ids.forget(state.number)
         self._ids.add(effects.ids)
         self._reading.apply(effects)
-
-    # Branches
-
-    def stage(self, branch: Branch) -> None:
-        if self._native is not None and self.options.native_two_phase:
-            self._native.stage(branch, self._branches.next())
-
-    def unstage(self, transaction: bytes) -> None:
-        if self._native is not None:
-            self._native.abandon(transaction)
-
-    def before_outcome(self, branch: Branch, committed: bool) -> None:
-        if self._native is not None:
-            self._native.end(branch, committed)
 
     # Reading
 
@@ -416,7 +392,7 @@ class SqlBackend(Backend):
     def check(self) -> Iterator[str]:
         assert self._host is not None
         check = partial(
-            violations, catalog=self._host.catalog, statements=self._statements, branches=self._branches.taken,
+            violations, catalog=self._host.catalog, statements=self._statements, branches=self._branches,
             last_seq=self._reading.last_seq,
         )  # fmt: skip
         yield from self._database.read(check)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sqlalchemy.engine import Connection
 
 from ..core.record.place import is_volatile
 from ..core.state.states import Catalog
-from .native_two_phase import staged_rows
 from .statements import Statements
 
 
@@ -23,7 +22,7 @@ def violations(
 ) -> list[str]:
     """Each violation, in words. While nothing is written. Raises SQLAlchemyError."""
     check = _Check(connection, catalog, statements)
-    return [*check.counts(branches.values()), *check.subscriptions(), *check.store(branches, last_seq), *check.holds()]
+    return [*check.counts(), *check.subscriptions(), *check.store(branches, last_seq), *check.holds()]
 
 
 class _Check:
@@ -33,15 +32,11 @@ class _Check:
     def _all(self, name: str, **parameters: Any) -> Any:
         return self._connection.execute(self._statements[name], parameters).all()
 
-    def counts(self, branches: Collection[int]) -> Iterator[str]:
+    def counts(self) -> Iterator[str]:
         """Of the destinations."""
         by_number: dict[int, list[Any]] = defaultdict(list)
         for number, *rest in self._all("select.counts"):
             by_number[number].append(rest)
-        staged = sum(row[1] for row in by_number.pop(0, []))
-        prepared = sum(self._all("select.staged", **staged_rows(row))[0][0] for row in branches)
-        if staged > prepared:
-            yield f"MESSAGES holds {staged} messages of destination 0, of which {prepared} are prepared"
         for number in sorted(by_number.keys() - self._catalog.by_number.keys()):
             yield f"MESSAGES holds messages of destination {number}, which is not there"
         for number, state in list(self._catalog.by_number.items()):

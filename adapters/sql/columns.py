@@ -19,8 +19,8 @@ _unpack: Final = HEAD.unpack_from
 _pack: Final = HEAD.pack
 
 
-def message_row(send: Send, row: int, number: int, queue_name: str, chunk_size: int) -> tuple[dict[str, Any], bytes]:
-    """A row of MESSAGES with this ID and destination's number, and the body if that belongs into CHUNKS, else b""."""
+def message_row(send: Send, number: int, queue_name: str, chunk_size: int) -> tuple[dict[str, Any], bytes]:
+    """A row of MESSAGES with this destination's number, and the body if that belongs into CHUNKS, else b""."""
     record = send.record
     priority, flags, id_bytes, headers_bytes, sent_at_ms, expires_at_ms = _unpack(record)
     headers_at = HEAD.size + id_bytes
@@ -30,7 +30,7 @@ def message_row(send: Send, row: int, number: int, queue_name: str, chunk_size: 
     if flags & LARGE:
         parts = KEPT_APART
     values = {
-        "id": row,
+        "id": send.seq,
         "queuename": queue_name,
         "destination": number,
         "priority": priority,

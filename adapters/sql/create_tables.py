@@ -79,8 +79,8 @@ def require(database: Database, tables: Schema, options: SqlOptions, store_id: b
 
 
 def _index(database: Database, tables: Schema) -> None:
-    """It can wait for the next open, if somebody else is at MESSAGES: what is prepared natively is until its outcome,
-    which comes after this."""
+    """Make the index by priority, unless somebody else keeps MESSAGES locked, as another node does that owns the store
+    and stands still. Then a later open makes it."""
 
     def create(connection: Connection) -> None:
         wait_for_locks(connection, LOCKED_SECONDS)

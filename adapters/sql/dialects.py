@@ -178,11 +178,6 @@ def _codes(error: SQLAlchemyError) -> tuple[str, str]:
     return str(getattr(original, "sqlite_errorname", "")), str(getattr(original, "sqlstate", None) or "")
 
 
-def state_of(error: SQLAlchemyError) -> str:
-    """PostgreSQL's SQLSTATE; empty if there is none."""
-    return _codes(error)[1]
-
-
 def is_full(error: SQLAlchemyError) -> bool:
     """Whether nothing more fits into the database. What was asked took no effect."""
     name, state = _codes(error)

@@ -108,7 +108,7 @@ class Effects:
         """A message that is kept."""
         amount = self._amount(send.state, send.order)
         amount.messages += 1
-        amount.bytes += send.record_bytes
+        amount.bytes += len(send.record)
         amount.last = max(amount.last, send.seq)
         for subscriber in send.entitled:
             self.to_ack[subscriber] = self.to_ack.get(subscriber, 0) + 1

@@ -83,8 +83,7 @@ class Loader:
     def _counts(self, progress: Progress | None) -> None:
         rows_by_number: dict[int, list[Any]] = {}
         for number, *counts in self._all("select.counts"):
-            if number:  # else staged by a branch: it is nowhere yet
-                rows_by_number.setdefault(number, []).append(counts)
+            rows_by_number.setdefault(number, []).append(counts)
         for place, (number, rows) in enumerate(rows_by_number.items()):
             state = self._catalog.by_number.get(number)
             if state is None:

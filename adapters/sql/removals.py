@@ -25,7 +25,7 @@ def complete(database: Database, statements: Statements) -> None:
         return
 
     def remove(connection: Connection) -> None:
-        write = Write(connection, statements, 0, False, {}, lambda: 0)
+        write = Write(connection, statements, 0, False, {}, iter(()))
         for number, topic, name in ended:
             write.ack_range(DestinationState(topic, name), 0, LAST, number)
         for number, name in removed:

@@ -163,7 +163,6 @@ def _reading(s: Schema) -> dict[str, Executable]:
         "select.counts.range": select(*counts).where(in_range).group_by(m.priority),
         "select.counts.finished": select(*counts).where(in_range, ~_waits(s)).group_by(m.priority),
         "select.count.durable": select(func.count()).where(in_all, m.id >= p("start"), unacked),
-        "select.staged": select(func.count()).where(_within(m.id)),
         "select.last": select(func.max(m.id)),
         "select.acked": select(s.acks.c.durable).where(s.acks.c.id == p("message")),
         "select.acks": select(s.acks.c.id, func.count()).where(_within(s.acks.c.id), there_still).group_by(s.acks.c.id),
@@ -234,12 +233,6 @@ def _writing(s: Schema) -> dict[str, Executable]:
             s.redeliveries.c.durable == p("subscription"),
             _within(s.redeliveries.c.id),
         ),
-        "update.staged": update(s.messages)
-        .where(m.id == p("staged"))
-        .values(id=p("seq"), destination=p("number"), expirationtime=p("expires")),
-        "update.staged.chunks": update(s.chunks).where(s.chunks.c.id == p("staged")).values(id=p("seq")),
-        "delete.staged": delete(s.messages).where(_within(m.id)),
-        "delete.staged.chunks": delete(s.chunks).where(_within(s.chunks.c.id)),
     }
     # What is dead takes what hangs on it along. One by one, of a range, and what the last subscription has acked.
     in_range = and_(_of(m.destination, "topic"), _within(m.id))

@@ -10,13 +10,13 @@ Q3  `effects` says what becomes of the counts in memory. Where the tables did no
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy.engine import Connection
 
 from ..core.backend import NotTakenError
-from ..core.operations.branches import Branch, Commit
+from ..core.operations.branches import Branch
 from ..core.operations.changes import Postponed, Send
 from ..core.operations.plan import Plan
 from ..core.operations.table import AT_ONCE, apply_all
@@ -26,27 +26,20 @@ from ..core.state.states import DestinationState, SubscriptionState
 from .columns import ID, chunk_rows, escaped, message_row, place_of
 from .duplicates import DuplicateRows
 from .effects import Effects
-from .native_two_phase import is_staged, staged_rows
 from .statements import Statements
 
 LAST: Final = (1 << 63) - 1
 """The highest seq there is."""
 
 _ORDER: Final = (
-    "insert.destination", "insert.message", "insert.chunk", "update.staged", "update.staged.chunks",
-    "insert.xalog", "delete.xalog", "delete.chunks", "delete.staged.chunks", "delete.staged", "update.delivered",
-    "delete.redelivery", "insert.redelivery", "insert.committed", "delete.committed",
+    "insert.destination", "insert.message", "insert.chunk", "insert.xalog", "delete.xalog", "delete.chunks",
+    "update.delivered", "delete.redelivery", "insert.redelivery", "insert.committed", "delete.committed",
 )  # fmt: skip
 """The statements that are gathered, in the order in which they are run."""
 KEYS_AT_ONCE: Final = 500
 """Keys of a map that one query asks for."""
 GAP: Final = 1000
 """Acks of a topic's messages that lie closer together than this are counted by one query."""
-
-
-def _stays(send: Send, latest: Mapping[bytes | None, Send]) -> bool:
-    """Whether a message of a map is the last of its key, and no removal."""
-    return latest[send.name] is send and send.expires_at_ms != REMOVAL
 
 
 class Write:
@@ -58,13 +51,13 @@ class Write:
         statements: Statements,
         chunk_size: int,
         priorities: bool,
-        branches: dict[bytes, int],
-        new_branch: Callable[[], int],
+        branches: Mapping[bytes, int],
+        branch_rows: Iterator[int],
     ) -> None:
-        """`branches`: the rows in XALOG of what is prepared; `new_branch` gives one more such number."""
+        """`branches`: the IDs in XALOG of what is prepared; `branch_rows` gives new ones."""
         self._connection, self._statements = connection, statements
         self._chunk_size, self._priorities = chunk_size, priorities
-        self._branches, self._new_branch = branches, new_branch
+        self._branches, self._branch_rows = branches, branch_rows
         self.effects = Effects()
         self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self._acks: dict[tuple[int, int], tuple[DestinationState, Place | None]] = {}
@@ -77,9 +70,6 @@ class Write:
 
     def run_plan(self, plan: Plan, ids: DuplicateRows) -> None:
         """All of it but the row of STORE. Raises SQLAlchemyError, NotTakenError."""
-        for change in plan.changes:
-            if type(change) is Commit:
-                self._find_staged(change.branch)
         apply_all(plan.changes, self)
         self.flush()
         for state in self._recount:
@@ -100,17 +90,15 @@ class Write:
         for send in sends:
             if state.is_topic and not send.entitled:
                 continue
-            if send.own is not None:
-                self._put_staged(send)
-            else:
-                row, body = message_row(send, send.seq, number, queue_name, size)
-                rows.append(row)
-                if body:
-                    self._rows["insert.chunk"] += chunk_rows(send.seq, body, size)
+            row, body = message_row(send, number, queue_name, size)
+            rows.append(row)
+            if body:
+                self._rows["insert.chunk"] += chunk_rows(send.seq, body, size)
             effects.sent(send)
 
     def _replace(self, state: DestinationState, sends: Sequence[Send]) -> Sequence[Send]:
-        """Of a map: what has the keys of these goes. Returns those of them that stay."""
+        """Remove what a map has under the keys of these. Returns those that stay: the last of each key, unless it is a
+        removal."""
         self.flush()
         latest = {send.name: send for send in sends}
         there: list[Any] = []
@@ -119,17 +107,7 @@ class Write:
             some = names[first : first + KEYS_AT_ONCE]
             there += self._query("select.keyed", destination=state.number, keys=some)
         self._delete({row[ID]: (state, place_of(row, self._priorities)) for row in there})
-        staged = [send.own for send in sends if send.own is not None and not _stays(send, latest)]
-        self._run("delete.message", [{"message": row} for row in staged])
-        self._run("delete.chunks", [{"message": row} for row in staged])
-        return [send for send in sends if _stays(send, latest)]
-
-    def _put_staged(self, send: Send) -> None:
-        """What is in MESSAGES already is a message from now on."""
-        self._rows["update.staged"].append(
-            {"staged": send.own, "seq": send.seq, "number": send.state.number, "expires": send.expires_at_ms}
-        )
-        self._rows["update.staged.chunks"].append({"staged": send.own, "seq": send.seq})
+        return [send for send in sends if latest[send.name] is send and send.expires_at_ms != REMOVAL]
 
     def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
         if not state.removed and state not in self.effects.removed:  # else it goes with the others
@@ -460,7 +438,7 @@ class Write:
     # Branches
 
     def prepare(self, branch: Branch) -> None:
-        row, payload, size = branch.own or self._new_branch(), branch.payload, self._chunk_size
+        row, payload, size = next(self._branch_rows), branch.payload, self._chunk_size
         if len(payload) > size:
             self._rows["insert.chunk"] += chunk_rows(row, payload, size)
         content = None if len(payload) > size else payload
@@ -472,27 +450,9 @@ class Write:
         row = self.effects.prepared.get(transaction) or self._branches[transaction]
         self._rows["delete.xalog"].append({"prepared": row})
         self._rows["delete.chunks"].append({"message": row})
-        if is_staged(branch):  # of a commit what is stored already, of a rollback what was committed by hand
-            self._rows["delete.staged.chunks"].append(staged_rows(row))
-            self._rows["delete.staged"].append(staged_rows(row))
         if committed:
             self._rows["insert.committed"].append({"xid": transaction.hex()})
         self.effects.settled.append(transaction)
-
-    def _find_staged(self, branch: Branch) -> None:
-        """Where what a branch sends is, if the database holds it already. Raises NotTakenError if it does not."""
-        if not is_staged(branch):
-            return
-        row, sends = self._branches[branch.transaction], branch.sends
-        there = self._query("select.staged", **staged_rows(row))[0][0]
-        if there != len(sends):
-            raise NotTakenError(
-                f"the prepared transaction {branch.transaction.hex()} sends {len(sends)} messages, of which {there} "
-                "are in MESSAGES: its native one was ended by hand, or the tables come from a backup; restore them, or "
-                "roll it back. Nothing was changed"
-            )
-        for place, send in enumerate(sends):
-            send.own = row - 1 - place
 
     def _require_branches(self, deleted: int) -> None:
         """Each that has its outcome had its row: there is one, or it is done (rule T6)."""

@@ -926,7 +926,7 @@ cdef Py_ssize_t put_rows(Rows rows, uchar *row, object change, uint32_t transact
         return -1  # a topic's
     if kind is Send:
         if number and is_kept(rows, seq):
-            put_row(row, now, seq, <uint32_t>number, change.record_bytes, transaction, 0, 1, 1)
+            put_row(row, now, seq, <uint32_t>number, PyBytes_Size(change.record), transaction, 0, 1, 1)
             return ROW_BYTES
         return 0
     head_bytes = PyBytes_Size(change.head)

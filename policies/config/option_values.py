@@ -93,7 +93,6 @@ class SqlValues(StoreValues, total=False):
     chunk_size: Size
     sync_period: Duration
     batch_operations_max: int
-    native_two_phase: bool
     outcome_timeout: Duration
 
 

@@ -313,10 +313,6 @@ class SqlOptions(StoreOptions):
     was under way is done together."""
     batch_operations_max: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1000
     """The most sends and acks that share one database transaction."""
-    native_two_phase: Annotated[bool, Field(strict=True)] = False
-    """PostgreSQL alone: what a transaction over several stores sends is written once, when it is prepared, by the
-    database's own PREPARE TRANSACTION; its commit is small then. The server has to allow it
-    (max_prepared_transactions)."""
     outcome_timeout: Annotated[float, Duration(0.0, 3600)] = 5.0
     """How long a call whose COMMIT was cut off waits for the database to tell whether it took effect; then it fails
     with OutcomeUnknownError, and the store finds out later."""
@@ -354,13 +350,6 @@ class SqlOptions(StoreOptions):
                     raise fold([Located((name,), text)])
         return self
 
-    @model_validator(mode="after")
-    def _prepares(self) -> Self:
-        if self.native_two_phase and self._is_sqlite():
-            text = "SQLite is not PostgreSQL, which alone has it; leave the option out"
-            raise fold([Located(("native_two_phase",), text)])
-        return self
-
     def _is_sqlite(self) -> bool:
         scheme = _SCHEME.match(self.url.get_secret_value()) if self.url is not None else None
         return self.url is None or (scheme is not None and scheme[1] in ("sqlite", "sqlite+pysqlite"))
@@ -387,11 +376,6 @@ class SqlOptions(StoreOptions):
         if self.min_free_disk is not None and self.url is not None:
             text = "the disk of a database is not this store's: leave `url` out, for SQLite in its directory, or this"
             raise fold([Located(("min_free_disk",), text)])
-        if self.native_two_phase and self.lease_expiration is not None:
-            raise ValueError(
-                "native_two_phase is of no use with lease_expiration: a store that several nodes own in turn takes no "
-                "part in transactions over several stores; give one of the two"
-            )
         return self
 
 

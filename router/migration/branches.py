@@ -50,8 +50,6 @@ class MovedBranches:
                 wrong.append(f"{what} and would change it, and waits for no transaction manager; {OUTCOME_FIRST}")
             elif not routed:
                 wrong.append(f"{what}, and no store that keeps messages is to have it; {OUTCOME_FIRST}")
-            elif not moved_branches.is_whole(branch):
-                wrong.append(f"{what} by `native_two_phase`, and what it sends cannot be moved; {OUTCOME_FIRST}")
             elif self._sends_large(transaction):
                 wrong.append(f"{what} and sends a large message, which keeps it where it is; {OUTCOME_FIRST}")
         return wrong

@@ -42,8 +42,8 @@ def test_an_empty_store_is_what_is_found_without_a_word() -> None:
 
 
 def test_what_a_small_backend_leaves_out(tmp_path: Path) -> None:
-    """There is nothing to write out, to free, to stage."""
-    left_out = {"checkpoint", "reclaim", "stage", "unstage", "before_outcome", "writer", "is_contained"}
+    """There is nothing to write out, to free."""
+    left_out = {"checkpoint", "reclaim", "writer", "is_contained"}
     assert not left_out & set(vars(OneFileBackend))
     assert left_out <= set(vars(Backend))
     with onefile() as disk:

@@ -55,6 +55,9 @@ def test_it_comes_back_as_it_was() -> None:
 def test_one_that_does_not_read_is_damage() -> None:
     with pytest.raises(msgspec.DecodeError):
         branch_of(b"t" * 32, b"\xc1", Catalog(), False)
+    cut = msgspec.msgpack.encode([[], [(A.kind.value, A.name)], [(0, b"head", 100)], [], []])
+    with pytest.raises(ValueError, match="4 bytes of a message of 100"):
+        branch_of(b"t" * 32, cut, Catalog(), False)
     with onefile() as disk:
         store = disk.create()
         store.prepare(b"t" * 32, [store.store_id], [(B, Outgoing(b"x"))], [], True).wait()

@@ -15,8 +15,6 @@ from anabranch.adapters.core.store_types import Change, Subscription
 from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, T
-from ..sql.disk import PostgresDisk, TableSets
-from ..sql.server import PostgresServer
 from .test_copying import Both, disk_of
 
 ID = b"t" * 32
@@ -125,18 +123,3 @@ def test_put_again_it_changes_nothing(both: Both) -> None:
     (prepared,) = both.source.recover_prepared()
     assert (prepared.sends, prepared.acks) == (3, 2)
     assert [m.deliveries for m in both.source.browse(A)] == [0, 0, 0]
-
-
-def test_what_the_bytes_do_not_hold(postgres: PostgresServer, tmp_path: Path) -> None:
-    """With `native_two_phase` the messages are in the tables already."""
-    if postgres.pid is None:
-        postgres.start()
-    sets = TableSets(postgres.new_schema())
-    with PostgresDisk(tmp_path, sets) as disk:
-        for native in (True, False):
-            store = disk.create(native_two_phase=native)
-            store.prepare(ID, [store.store_id], [(A, Outgoing(b"body"))], [], True).wait()
-            (branch,) = moved_branches.concerning(store, A)
-            assert moved_branches.is_whole(branch) is not native
-            store.rollback_prepared(ID).wait()
-    sets.close()

@@ -143,12 +143,12 @@ def test_each_option_of_each_kind_is_written(kind: str, option: str, data: st.Da
     info = KINDS[kind].model_fields[option]
     value = data.draw(values(option, info.annotation, info.metadata).filter(lambda one: one is not None))
     needed: dict[str, Any] = {
-        "max_deliveries": {"dead_letter": "dlq"}, "when_full": {"max_messages": 5}, "native_two_phase": {},
+        "max_deliveries": {"dead_letter": "dlq"}, "when_full": {"max_messages": 5},
         "block_timeout": {"max_messages": 5, "when_full": "block"}, "lease_renewal": {"lease_expiration": 86400},
         "archive_max_bytes": {"archive_directory": "/a"}, "archive_max_age": {"archive_directory": "/a"},
         "pool_min": {"pool_max": -1}, "pool_max": {"pool_min": 0},
     }.get(option, {})  # fmt: skip
-    server = {"url": "postgresql+psycopg://h/d"} if option in ("username", "creator", "native_two_phase") else {}
+    server = {"url": "postgresql+psycopg://h/d"} if option in ("username", "creator") else {}
     try:
         config = Config("/d", [StoreConfig("a", [">"], kind=kind, options={**needed, **server, option: value})])
     except ConfigError:

@@ -239,7 +239,7 @@ def test_a_transaction_that_acks_while_the_gate_is_being_closed(
     out = StoreConfig("out", ["out"], journal=JOURNAL)
     before = Config(tmp_path, [StoreConfig("one", ["q"], **KINDS[source]), out])
     after = Config(tmp_path, [StoreConfig("two", ["q"], **KINDS[target]), out])
-    begin, staged, closed = (threading.Event() for _ in range(3))
+    begin, prepared, closed = (threading.Event() for _ in range(3))
     with anabranch.open(before) as router:
         queue = router.queue("q")
         queue.send(b"1")
@@ -248,16 +248,16 @@ def test_a_transaction_that_acks_while_the_gate_is_being_closed(
         transaction = router.transaction()
         transaction.ack(message)
         transaction.send("out", message.body)
-        backend, close = cast(JournalStore, message._store).backend, LiveCopy.close
+        transactions, close = cast(JournalStore, message._store)._transactions, LiveCopy.close
 
-        def stage(branch: Any, real: Callable[[Any], None] = backend.stage) -> None:
-            staged.set()
+        def step(*given: Any, real: Callable[..., Any] = transactions._step, **options: Any) -> Any:
+            prepared.set()
             closed.wait(1)
-            real(branch)
+            return real(*given, **options)
 
         def slow_close(copy: LiveCopy, gate: Any) -> None:
             begin.set()
-            staged.wait(0.3)
+            prepared.wait(0.3)
             close(copy, gate)
             closed.set()
 
@@ -265,13 +265,13 @@ def test_a_transaction_that_acks_while_the_gate_is_being_closed(
             begin.wait(PATIENCE)
             transaction.commit()
 
-        monkeypatch.setattr(backend, "stage", stage)
+        monkeypatch.setattr(transactions, "_step", step)
         monkeypatch.setattr(LiveCopy, "close", slow_close)
         committing = threading.Thread(target=commit)
         committing.start()
         router.repartition(after)
         committing.join(PATIENCE)
-        assert not staged.is_set()
+        assert not prepared.is_set()
         assert (queue.depth(), router.queue("out").depth()) == (0, 1)
     with anabranch.open(after) as router:
         assert (drain(router, "q"), drain(router, "out")) == ([], [b"1"])
@@ -620,10 +620,9 @@ def test_to_a_server_and_back(tmp_path: Path, postgres_url: str) -> None:
 
 
 @long
-@pytest.mark.parametrize("options", [{}, {"native_two_phase": True}])
-def test_to_a_server_while_it_is_used(tmp_path: Path, postgres_url: str, options: dict[str, bool]) -> None:
+def test_to_a_server_while_it_is_used(tmp_path: Path, postgres_url: str) -> None:
     before = config(tmp_path, ("stays", ["stays"]), ("all", [">"]))
-    after = Config(tmp_path, [before.stores[0], StoreConfig("server", [">"], sql={"url": postgres_url, **options})])
+    after = Config(tmp_path, [before.stores[0], StoreConfig("server", [">"], sql={"url": postgres_url})])
     with anabranch.open(before) as router:
         with Traffic(router, pause=0.004) as traffic:
             for to in (after, before, after):

@@ -16,7 +16,6 @@ from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.sql.backend import SqlBackend
 from anabranch.adapters.sql.schema import schema
 from anabranch.policies.config.options import SqlOptions
-from anabranch.policies.errors import StoreFailedError
 
 from ..contract.disk import Disk
 
@@ -115,16 +114,6 @@ class TableSets:
             self._run([f"DELETE FROM {table.name}" for table in schema(prefix).tables])
             self._free.append(prefix)
 
-    def prepared(self) -> list[str]:
-        """The names of what is prepared there."""
-        with self._engine.connect() as connection:
-            query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
-            return list(connection.exec_driver_sql(query).scalars())
-
-    def roll_back(self, name: str) -> None:
-        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.exec_driver_sql(f"ROLLBACK PREPARED '{name}'")
-
     def _run(self, statements: list[str]) -> None:
         with self._engine.begin() as connection:
             connection.exec_driver_sql("; ".join(statements))
@@ -161,36 +150,3 @@ class PostgresDisk(SqliteDisk):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._sets.give_back(self._taken)
-
-
-class NativeDisk(PostgresDisk):
-    """Stores that prepare natively, which is not to be copied: after a crash the old store can do nothing more, and the
-    new one has its tables."""
-
-    def __init__(self, path: Path, sets: TableSets, **options: Any) -> None:
-        super().__init__(path, sets, native_two_phase=True, **options)
-
-    def crash(self, store: Store, **options: Any) -> SqlStore:
-        assert isinstance(store, SqlStore)
-        source, target = directory_of(store), self._path / f"store-{next(self._numbers)}"
-        with lead_of(store):
-            store._engine.fail(StoreFailedError("it has crashed"))
-        target.mkdir()
-        (target / "store.id").write_bytes((source / "store.id").read_bytes())
-        self._given[target] = {**self._given[source], **options}
-        return self.open(target)
-
-    def views(self, store: Store) -> list[Store]:
-        return [store]
-
-    def prepared(self) -> list[str]:
-        """What is prepared at the server, of all stores here."""
-        names = [f"anabranch:{store.store_id.hex()}:" for store in self.opened if isinstance(store, SqlStore)]
-        return [name for name in self._sets.prepared() if name.startswith(tuple(names))]
-
-    def __exit__(self, *error: Any) -> None:
-        for store in self.opened:
-            store.close()
-        for name in self.prepared():
-            self._sets.roll_back(name)
-        super().__exit__(*error)

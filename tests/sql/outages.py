@@ -312,12 +312,13 @@ def outage(server: PostgresServer, how: str, seconds: float) -> None:
 
 
 def a_round(
-    server: PostgresServer, directory: Path, seconds: float, chance: random.Random, hows: Sequence[str], **more: Any
+    server: PostgresServer, directory: Path, seconds: float, chance: random.Random, hows: Sequence[str]
 ) -> tuple[Ledger, int, list[str]]:
-    """What was promised, how many outages there were, and what is wrong. `more`: options of the SQL store."""
+    """What was promised, how many outages there were, and what is wrong."""
     url = server.new_schema()
     outages = 0
-    with anabranch.open(configuration(directory, url, **more)) as router:
+    more: dict[str, Any] = {}
+    with anabranch.open(configuration(directory, url)) as router:
         router.queue("s.q").send(b"9.0", message_id="9.0")
     if "freeze" in hows:  # all others are noticed at once
         more["response_timeout"] = RESPONSE
@@ -352,7 +353,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--round-seconds", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--native", action="store_true", help="with native_two_phase")
     add_options(parser)
     options = parser.parse_args(arguments)
     total, rounds, errors, done = 0, 0, Counter[str](), Counter[str]()
@@ -363,9 +363,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 hows = random.Random(seed).sample(sorted(STOPS), len(STOPS))
                 ledger, outages, found = a_round(
-                    server, directory / "data", options.round_seconds, random.Random(seed), hows,
-                    native_two_phase=options.native,
-                )  # fmt: skip
+                    server, directory / "data", options.round_seconds, random.Random(seed), hows
+                )
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
             total += outages

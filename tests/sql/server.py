@@ -38,7 +38,6 @@ STOPS: Final = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": sig
 SETTINGS: Final = {
     "fsync": "on",
     "max_connections": "200",
-    "max_prepared_transactions": "50",
     "shared_buffers": "32MB",
     "max_wal_size": "256MB",
     "timezone": "UTC",
@@ -78,14 +77,13 @@ def binaries() -> Path | None:
 class PostgresServer:
     """One server. `start` and what stops it may be called in turn, by one thread at a time."""
 
-    def __init__(self, base: Path | None = None, **settings: str) -> None:
+    def __init__(self, base: Path | None = None) -> None:
         """`base`: where its directory is made (default: the system's temporary directory); users of other names have
-        to be able to get there. `settings` are postgresql.conf's."""
+        to be able to get there."""
         found = binaries()
         if found is None:
             raise FileNotFoundError("no PostgreSQL server is installed (on Debian: apt-get install postgresql)")
         self._bin = found
-        self._settings = {**SETTINGS, **settings}
         self.password = secrets.token_hex(16)
         self.directory = Path(tempfile.mkdtemp(prefix="anabranch-pg-", dir=base))
         self._data = self.directory / "data"
@@ -143,7 +141,7 @@ class PostgresServer:
                 raise RuntimeError(f"the server does not start:\n{self.log()[-4000:]}")
 
     def _started(self, port: int) -> bool:
-        settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
+        settings = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
         place = ["-h", "127.0.0.1", "-p", str(port), "-k", str(self.directory)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -332,16 +330,12 @@ def asks_for_one(item: pytest.Item) -> bool:
     return "postgres" in getattr(item, "fixturenames", ()) or "postgresql" in item.nodeid
 
 
-def running(**settings: str) -> Iterator[PostgresServer]:
-    """A server for a fixture, in memory where that has room, since nobody cuts the power."""
-    with PostgresServer(in_memory(), **settings) as server:
-        yield server
-
-
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """The session's server. Who stops it starts it again."""
-    yield from running()
+    """The session's server, in memory where that has room, since nobody cuts the power. Who stops it starts it
+    again."""
+    with PostgresServer(in_memory()) as server:
+        yield server
 
 
 @pytest.fixture

@@ -289,7 +289,7 @@ def _rows_of(
                     recorder.rows.lost += 1
                     return
                 who = entitled
-            amount = min(change.record_bytes, AMOUNT_MAX)
+            amount = min(len(change.record), AMOUNT_MAX)
             yield ROW.pack(now, change.seq, number, amount, transaction, who, needed, SENT, flags)
     elif isinstance(change, Ack):
         if hash_of(change.seq) < threshold:

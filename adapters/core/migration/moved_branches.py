@@ -42,11 +42,6 @@ def concerning(store: Store, destination: Destination) -> list[Branch]:
     return [branch for branch in engine.asked(prepared) if any(_is_of(destination, one) for one in branch.changes)]
 
 
-def is_whole(branch: Branch) -> bool:
-    """Whether its bytes hold the messages that it sends: those of a store with `native_two_phase` do not."""
-    return all(len(send.record) == send.record_bytes for send in branch.sends)
-
-
 def sends_large(store: Store, transaction: bytes) -> bool:
     """Whether a transaction sends a body here that is kept apart, beside the bytes that are moved. `put` cannot have
     such a branch: after a crash between its steps nothing names the body, and the store removes it."""

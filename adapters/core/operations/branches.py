@@ -159,7 +159,7 @@ class _Payload(msgspec.Struct, frozen=True, array_like=True):
     destinations: list[tuple[int, str]]
     """Kind and name."""
     sends: list[tuple[int, bytes, int]]
-    """Which of `destinations`, the message's record, and its length when it is whole."""
+    """Which of `destinations`, the message's record, and its length."""
     acks: list[tuple[int, int, int]]
     """Which of `destinations`, the message's seq, and the number of the subscription that it is for (0: all)."""
     changes: list[tuple[int, bool, str, str, str | None, bool, bool]]
@@ -206,7 +206,7 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
         if isinstance(change, Send):
             if change.aside is not None and change.deliver_at_ms:
                 delays.append((len(sends), change.deliver_at_ms))
-            sends.append((number_of(change.state), change.record, change.record_bytes))
+            sends.append((number_of(change.state), change.record, len(change.record)))
         elif isinstance(change, Ack):
             if change.drops:
                 drops.append(len(acks))
@@ -240,10 +240,9 @@ def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: 
             changes.append(Unsubscribe(state, (client, name)))
     delays = dict(content.delays)
     for at, (number, record, length) in enumerate(content.sends):
-        if length < len(record):
-            raise ValueError(f"a message of {len(record)} bytes is said to have {length}")
+        if length != len(record):
+            raise ValueError(f"it holds {len(record)} bytes of a message of {length}")
         send = send_of(states[number], record, priorities)
-        send.record_bytes = length
         send.wait_until(delays.get(at, 0))
         changes.append(send)
     drops = set(content.drops)

@@ -64,8 +64,7 @@ class _Aside(NamedTuple):
 class Send(Change):
     """A message at the end of its destination."""
 
-    __slots__ = ("aside", "entitled", "expires_at_ms", "name", "order", "own", "record", "record_bytes", "seq", "size",
-                 "state")  # fmt: skip
+    __slots__ = ("aside", "entitled", "expires_at_ms", "name", "order", "own", "record", "seq", "size", "state")
 
     brings = True
 
@@ -74,10 +73,8 @@ class Send(Change):
     ) -> None:
         self.state = state
         self.record = record
-        """As records.py makes it; headers and body may be missing where the backend holds them already
-        (Backend.stage)."""
-        self.record_bytes = size = len(record)
-        """How long it is when it is whole."""
+        """As encoding.py makes it."""
+        size = len(record)
         self.size = size + SMALL_BYTES if state.declared else size + SMALL_BYTES + declaration_bytes(state)
         self.name = name
         """The message id."""

@@ -392,7 +392,7 @@ class Sequencer:
             if self._is_known(send, send is change, counted):
                 amounts.append((0, 0))
             else:
-                amounts.append((1, send.record_bytes + (0 if send.large is None else send.large.size)))
+                amounts.append((1, len(send.record) + (0 if send.large is None else send.large.size)))
         return amounts
 
     def _is_known(self, send: Send, persistent: bool, counted: set[tuple[bool, Key]]) -> bool:

@@ -148,9 +148,3 @@ def is_large(record: bytes) -> bool:
 def reference_in(record: bytes) -> bytes:
     """Of such a one: what says which body it is."""
     return record[-REFERENCE.size :]
-
-
-def kept_head(record: bytes) -> bytes:
-    """What is needed of a record whose headers and body are elsewhere: all that this module tells. One
-    whose body is kept apart is needed whole."""
-    return record if is_large(record) else record[: HEAD.size + _unpack(record)[2]]

@@ -201,11 +201,9 @@ class Transactions:
         if branch is not None:
             if payload_of(branch.participants, branch.changes) == payload:  # a backend may have let go of its bytes
                 return
-            self._backend.before_outcome(branch, False)  # `returned` is empty: no delivery counts
-            self._step(Rollback(branch), bool, unsynced=True).wait()
+            self._step(Rollback(branch), bool, unsynced=True).wait()  # `returned` is empty: no delivery counts
         if payload:
             branch = self._engine.asked(lambda: self._restored(transaction, payload))
-            self._backend.stage(branch)
             self._step(Prepare(branch), bool).wait()
         self._sync()
 
@@ -292,21 +290,15 @@ class Transactions:
         if volatile is not None and alone:
             engine.asked(lambda: volatile.prepare(branch))
             return Done(None)
-        self._backend.stage(branch)
         if not self._backend.volatile:  # else nobody ever reads it back
             branch.payload = payload_of(participants, branch.changes)
         branch.promise = self._promise(branch)
-        try:
-            step = self._step(Prepare(branch), lambda outcome: None, sync)
-        except (AnabranchError, RuntimeError):  # not so if Ctrl-C strikes: it may be queued
-            self._backend.unstage(transaction)
-            raise
+        step = self._step(Prepare(branch), lambda outcome: None, sync)
 
         def refused() -> None:
             cancel(branch.reservation)
             branch.reservation = None  # the error's traceback may hold the branch for long
             give_back_room(branch.changes)
-            self._backend.unstage(transaction)
 
         step.refused = refused
         return step
@@ -335,13 +327,11 @@ class Transactions:
 
         if volatile is not None:
             return Done(receipts(engine.asked(lambda: volatile.commit_prepared(branch))))
-        self._backend.before_outcome(branch, True)
         return self._step(Commit(branch), receipts, unsynced=True)
 
     def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
         branch, volatile = self._prepared(transaction)
         if branch is None:
-            self._backend.unstage(transaction)
             return Done(False)
         settings = self._backend.settings
         branch.returned = returned_of(branch.leases)
@@ -351,7 +341,6 @@ class Transactions:
             branch.reservation.victims = []  # they stay
         if volatile is not None:
             return Done(self._engine.asked(lambda: volatile.rollback_prepared(branch)))
-        self._backend.before_outcome(branch, False)
 
         def rolled_back(outcome: bool) -> bool:
             with suppress(ClosedError):  # with its leases, then
