@@ -7,8 +7,8 @@
         with router.transaction() as tx:                    # over any stores, all or nothing
             tx.send("queue://orders.custom,queue://audit", b"...")
 
-`api` is what users hold: the router, queues, topics, maps, codecs, events. `placement` says which store a destination
-lives in, keeps the record of that, and opens stores. `transactions` makes what goes into several stores one.
+`api` holds all that users hold: the router, queues, topics, maps, codecs, events. `placement` says which store a
+destination lives in, keeps the record of that, and opens stores. `transactions` makes changes of several stores one.
 `migration` moves destinations to other stores, and imports a broker's. `upkeep` is dead letters, idle queues, salvage
 and explanations. `usage` records what the advisor reads. `cli` is the command line.
 
