@@ -1,4 +1,10 @@
-"""Settling of messages from any thread: messages in hand, and those of which only the token was kept."""
+"""Settling of messages from any thread: messages in hand, and those of which only the token was kept.
+
+    token = message.token                           # a str: into a table, into a frame to a client
+    router.settle(token, Settlement.ACK)            # from any thread, later
+
+Nothing here opens a store: in one that is closed nothing is leased.
+"""
 
 from __future__ import annotations
 
