@@ -28,7 +28,8 @@ BAD_INPUT = (DestinationError, NoRouteError, PlacementError, TraceError)
 
 
 class Failure(click.ClickException):
-    """An error as the user sees it. A configuration's lines begin with file and line, as editors like them."""
+    """An error as the user sees it. The lines of a configuration's error begin with file and line, as editors like
+    them."""
 
     def show(self, file: Any = None) -> None:
         click.echo(self.message, err=True)
@@ -41,7 +42,7 @@ class BadInput(Failure):
 
 
 def _said(error: AnabranchError) -> str:
-    """With what was added to it: how far it had come, say."""
+    """Return an error's text with the notes that were added to it: how far it had come, say."""
     return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
