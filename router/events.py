@@ -52,7 +52,7 @@ class MessageEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class MessageExpired(MessageEvent):
-    """A message's time was over. It was dead-lettered or dropped: another event says which."""
+    """A message's time was over. The message was dead-lettered or dropped: another event says which."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,8 +85,8 @@ class RouterStats:
     dead_lettered: int = 0
     """Messages that were put into dead-letter queues since open."""
     dropped: int = 0
-    """Messages that were dropped since open: expired ones without a dead-letter queue, and those that were sent to a
-    topic without any durable subscription, which the `dropped` of each store counts since that was opened."""
+    """Messages that were dropped since open: expired ones without a dead-letter queue, and those sent to a topic
+    without any durable subscription. The `dropped` of each store counts the latter since that store was opened."""
     unresponsive: tuple[str, ...] = ()
     """Names of stores that did not answer within a second, since their disk hangs, say. Their latest figures stand for
     them, if they ever gave any."""
@@ -95,12 +95,12 @@ class RouterStats:
 class Router:
     """Threads: all may use it. Forks: a child must open its own (rule D4).
 
-    The router is open until `close`, or until nothing is held any more that can reach one of its stores: whatever it
+    The router is open until `close`, or until nothing is held any more that can reach one of its stores. Whatever it
     gives out (a queue, a subscription, a message, a transaction) keeps it, and so its directory's lock, alive
     (invariant 8).
 
-    `_lock` is held while the router is opened and closed; registry.py says which locks are taken while a store
-    opens. What goes over all stores, or closes some, is refused to a signal handler that interrupted a call of its own
+    `_lock` is held while the router is opened and closed; registry.py says which locks are taken while a store opens. A
+    call that goes over all stores, or closes some, is refused to a signal handler that interrupted a call of its own
     thread (rule G3, reentry.py).
     """
 
@@ -274,7 +274,7 @@ class Router:
     ) -> None:
         self.close()
 
-    # What users do
+    # Sending, receiving
 
     @overload
     def queue(self, name: Address, *, codec: None = None, expires_when_idle: float | None = None) -> Queue: ...
@@ -483,8 +483,8 @@ class Router:
         subscriptions.
 
         Raises DeadLetterError for a message that is no dead letter or has nowhere to go, which stays leased, or in the
-        queue with all behind it; the rest as Transaction.commit, whose messages are then free again. A note of the
-        error says how many of a queue had been put back.
+        queue with all behind it. Other errors are those of Transaction.commit; the messages are then free again. A note
+        of the error says how many of a queue had been put back.
         """
         self._registry.require_open()
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
@@ -683,7 +683,7 @@ class Router:
         """Ack, release or reject leased messages by their tokens (Message.token), from any thread. The `reason` is as
         in Message.reject and Message.release; `delivered` and `delay` are as in Message.release.
 
-        For many tokens this returns the error of each, None where there was none, and settles the others. Those of one
+        For many tokens this returns the error of each, None where there was none, and settles the others. Tokens of one
         store are settled together, with one wait for the disk, but each rejected one on its own. For one token the
         error is raised. UnknownMessageError names a text that is no token, a token whose store this router has not or
         has closed since, and one whose message is not leased any more. Raises TypeError for what is no text or no
@@ -751,8 +751,8 @@ class Router:
 
     def compact(self, store: str | None = None) -> int:
         """Free also the space for which live records have to be copied, now, in all open stores or in those of one
-        name; returns bytes. Mostly dead segments of a journal are compacted by themselves in the background where that
-        pays (`compact_live_percent`); here less is enough, and a journal's index and SQLite's file become as small as
+        name; returns bytes. Mostly dead segments of a journal are compacted by themselves in the background if that
+        pays (`compact_live_percent`). Here less is enough, and a journal's index and SQLite's file become as small as
         their content. Others send and receive meanwhile; while such a file is written anew, which takes seconds for
         each GiB, they wait.
 
@@ -874,15 +874,15 @@ class Router:
         the beginning on. A browse of the moving destination raises ClosedError.
 
         `progress` is called with how many messages have moved, and how many there are to move, on the thread that moves
-        them: it must not wait for a destination that may be on its way. A
-        destination that a prepared transaction would change waits for its outcome up to `prepared_seconds`. `restart`:
-        an interrupted call for another configuration is not gone on with.
+        them. It must not wait for a destination that may be on its way. A destination that a prepared transaction would
+        change waits for its outcome up to `prepared_seconds`. `restart`: an interrupted call for another configuration
+        is not gone on with.
 
-        Raises PlacementError before anything is changed, as `anabranch repartition` does; and at the end, if some could
-        not be moved, which names them: what a prepared transaction would change, or has messages that are not
-        persistent. Any other error (StoreFullError, StoreFailedError, CorruptionError) ends it. Whatever is raised,
-        each destination is in one store, in use, a note of the error says which have moved, and the next call goes on
-        from there; so it does after Ctrl-C, and after `close`, which stops it. Until then no router opens the
+        Raises PlacementError before anything is changed, as `anabranch repartition` does. Raises it at the end, with
+        their names, for destinations that a prepared transaction would change, or that have transient messages: these
+        could not be moved. Any other error (StoreFullError, StoreFailedError, CorruptionError) ends it. Whatever is
+        raised, each destination is in one store, in use. A note of the error says which have moved, and the next call
+        goes on from there; so it does after Ctrl-C, and after `close`, which stops it. Until then no router opens the
         directory, unless `anabranch repartition` finishes it. Raises TransactionError if it is under way already.
         """
         self._registry.require_open()
@@ -952,9 +952,9 @@ def _transaction_id(text: str) -> bytes:
 def open(source: str | PathLike[str] | Config | None = None, progress: Progress | None = None) -> Router:
     """Open a router from a directory, a YAML file or a Config. Use it with `with`, or close it.
 
-    A directory, new or not, is opened with the `stores.yaml` in it, else as it was opened last; one that nobody has
-    used yet has one journal store for everything (`sync: always`). A path where nothing is is a directory, unless its
-    name ends in .yaml or .yml. A name that ends nearly so, or as other configurations do, is refused.
+    A directory, new or not, is opened with the `stores.yaml` in it, else as it was opened last. A directory that nobody
+    has used yet has one journal store for everything (`sync: always`). A path where nothing is is a directory, unless
+    its name ends in .yaml or .yml. A name that ends nearly so, or as other configurations do, is refused.
 
     Raises ConfigError with all that is wrong in the file or with the directory, StoreLockedError, PlacementError,
     CorruptionError, and TypeError for what is none of the three.

@@ -5,8 +5,8 @@
     orders.receive().body["number"]
 
 Such a queue carries ordinary messages: a user without the codec sees bytes, and the header `content_type`. A body is
-decoded when it is asked for, not when its message is received: one that does not decode holds up no other, and is in
-hand, to be released or rejected.
+decoded when it is asked for, not when its message is received. So a message that does not decode holds up no other, and
+is in hand, to be released or rejected.
 
 `json` and `msgpack` take plain values; `pickle` takes nearly all, and runs whatever code the bytes name, so it is used
 only where it is asked for by this name. Any object that has what `Codec` says is one.

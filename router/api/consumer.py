@@ -199,14 +199,14 @@ class Consumer(Backlog[T]):
 
         Listeners and those who wait in `receive` stand in one line: what becomes free goes to who came first. The
         callback runs on a background thread of the library, one message at a time, in order; never inside a sender's
-        `send`, never in this call, and one that takes long holds up nobody but its own listener. It settles the message
-        then or later, from any thread; if it raises, the message is released. `lease` is as for `receive`, from the
-        call on.
+        `send`, never in this call. A callback that takes long holds up nobody but its own listener. The callback
+        settles the message then or later, from any thread; if it raises, the message is released. `lease` is as for
+        `receive`, from the call on.
 
-        The store is opened, and stays open until the listener is closed. If it closes all the same or fails
-        (`router.close()`, `router.reopen()`), its disk does not give a message, or the subscription is ended, the
-        listener ends, and `on_end` is called with the error, on such a thread. Raises TypeError and ValueError for what
-        is no function, no credit or no time.
+        The store is opened, and stays open until the listener is closed. The listener ends if the store closes all the
+        same or fails (`router.close()`, `router.reopen()`), its disk does not give a message, or the subscription is
+        ended. Then `on_end` is called with the error, on such a thread. Raises TypeError and ValueError for what is no
+        function, no credit or no time.
         """
         require_callbacks(on_message, on_end)
         coder, call = self._coder, on_message

@@ -1,6 +1,6 @@
 """Dead letters, whose headers tell where they come from.
 
-`labelled` is what upkeep/dead_letters.py sends. The duplicate window of the source still knows the message's id: a
+`labelled` is what upkeep/dead_letters.py sends. The duplicate window of the source still knows the message's id. So a
 transaction that acks a dead letter and sends to its source under that id marks the send `requeued` (`mark_requeued`),
 and it is stored. Otherwise the letter would be gone from both queues.
 """
@@ -49,7 +49,7 @@ class DeadLetter(Generic[T]):
     reason: str
     """Why it is there: `delivery_limit`, `expired`, `rejected`, or what its receiver said."""
     source: Destination
-    """Where it comes from."""
+    """The destination that it comes from."""
     deliveries: int
     """How often it had been handed out there."""
     message_id: str | None
@@ -101,8 +101,8 @@ def number(headers: Mapping[str, Any], name: str) -> int:
 
 
 def delivered(message: Message, rejected: bool) -> int:
-    """Return how often a message had been handed out before it was leased to be dead-lettered; `rejected`: the receiver
-    itself rejects it."""
+    """Return how often a leased message that is to be dead-lettered had been handed out. `rejected`: its receiver
+    rejects it, so that its lease counts."""
     return message.deliveries if rejected else message.deliveries - 1
 
 

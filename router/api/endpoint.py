@@ -88,9 +88,9 @@ class Endpoint(Generic[T]):
         time zone), nobody receives it, and others pass it; then it is at its place, the one at which it was sent. The
         message waits over a restart, too.
 
-        A `body` may also be a file opened for reading bytes, or anything else with `read(size)`: it is read from where
-        it stands to its end, of any size and in bounded memory (docs/messages.md). With `size` it is refused, with
-        ValueError, if it has more bytes or fewer. What the file raises is raised, and nothing was sent.
+        A `body` may also be a file opened for reading bytes, or anything else with `read(size)`. The file is read from
+        where it stands to its end, of any size and in bounded memory (docs/messages.md). With `size` it is refused,
+        with ValueError, if it has more bytes or fewer. An error of the file is raised, and nothing was sent.
 
         With a `connection` of SQLAlchemy's to the database that its store is in, the message is part of the transaction
         there: seen once that has committed, never if it is rolled back. The receipt has seq 0 then, and `sync` means
@@ -128,7 +128,7 @@ class Endpoint(Generic[T]):
             return receipt
 
     def _send(self, message: Outgoing, sync: bool | None, size: int | None, connection: Any) -> Receipt:
-        """Send a body that is not in memory alone, for now, in a transaction of ours."""
+        """Send a message that has a file as its body, a size, a delivery time or a connection, or is transient."""
         if connection is not None:
             if size is not None and size != len(plain_body(message.body)):
                 raise ValueError(

@@ -1,9 +1,9 @@
 """Pattern consumers receive from all queues that a pattern names: `router.receive("orders.>")`.
 
-Each queue has its turn: the ones in which there may be something stand in a ring, and who receives looks at the first
-of them, takes one message, and puts the queue at the ring's end; one that has none leaves it, and a watch (adapters/
-core/watching.py) brings it back. So a receive costs the same however many queues match. A queue that is recorded later,
-by whoever sends there first, comes into the ring then.
+Each queue has its turn: queues in which there may be something stand in a ring. A receiver looks at the first of them,
+takes one message, and puts the queue at the ring's end. A queue that has none leaves the ring, and a watch
+(adapters/core/watching.py) brings it back. So a receive costs the same however many queues match. A queue that is
+recorded later, by whoever sends there first, comes into the ring then.
 
 A queue whose store is not open is looked at like the others, when it is its turn, which opens that store. From then on
 the store may be closed for being idle: it had nothing for us, and what is sent there opens it, which brings its queues
@@ -91,10 +91,10 @@ class PatternConsumer:
         self.users = 0
         """The number of threads that receive now; after Ctrl-C perhaps more."""
 
-    # What brings queues into the ring; none of it waits
+    # Queues come into the ring; none of this waits
 
     def recorded(self, destinations: Iterable[Destination]) -> None:
-        """Add those of these destinations that match. They have just been recorded, or are about to be."""
+        """Add those of these destinations that match. The destinations have just been recorded, or are about to be."""
         for destination in destinations:
             if destination.kind is Kind.QUEUE and self.pattern.matches(destination):
                 self._add(destination)

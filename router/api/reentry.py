@@ -1,8 +1,9 @@
 """Calls that a signal handler may not make of a router (rule G3).
 
-Closing it, and whatever else goes over all stores, waits for other threads. These may wait for what a call that the
-handler interrupted in its own thread holds, and which ends only after the handler: the lock of a store, of a log, of a
-pool of connections, of the background. The stack tells of all of them, at no cost to what may be interrupted.
+Closing it, and whatever else goes over all stores, waits for other threads. These may wait for a lock that an
+interrupted call of the handler's own thread holds: that of a store, of a log, of a pool of connections, of the
+background. That call ends only after the handler. The stack tells of all of them, at no cost to what may be
+interrupted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ...adapters.core.state.leases import Taker
 _ROOT: Final = __name__.partition(".")[0]
 _OURS: Final = (f"{_ROOT}.router.", f"{_ROOT}.adapters.")
 _COMMANDS: Final = f"{_ROOT}.router.cli."
-"""They call a router as applications do, and hold none of its locks."""
+"""The commands, which call a router as applications do, and hold none of its locks."""
 _HOLDS_NOTHING: Final = Taker.wait.__code__
 """The code in which `receive` waits for a message."""
 

@@ -40,7 +40,7 @@ class Way(NamedTuple):
     reason: Reason | None
     """The reason of a rejection or a release; None: none is said."""
     delivered: bool
-    """Whether a release counts as a delivery."""
+    """True if a release counts as a delivery."""
     delay: float | None
     """For how many seconds a released message waits; None: as its store's `redelivery` says."""
 
@@ -72,7 +72,7 @@ class TokenSettler:
         self._registry, self._reject = registry, reject
 
     def settle(self, tokens: Sequence[str], way: Way) -> Results:
-        """Settle each token. Those of one store are settled together, but each rejected one on its own. Messages that
+        """Settle each token. Tokens of one store are settled together, but each rejected one on its own. Messages that
         are moving to another store just then, or have moved, are settled there."""
         results = self._settle(tokens, way)
         if self._registry.moves:
@@ -125,7 +125,7 @@ class TokenSettler:
         if not self._registry.moves:
             return future  # nothing has moved by now
 
-        # As `settle`, on a thread of ours.
+        # Settle moved ones as `settle` does, on a thread of ours.
         def moved(results: Results) -> Results:
             self._settle_moved(tokens, results, way)
             return results

@@ -102,8 +102,8 @@ class Transaction:
     def __init__(
         self, coordinator: Coordinator, registry: StoreRegistry, xid: Xid | None = None, limited: bool = True
     ) -> None:
-        """`limited`: by max_operations and max_bytes. Raises TransactionError at the limit of open transactions, and
-        for an xid that is in use."""
+        """Begin a transaction. `limited`: by max_operations and max_bytes. Raises TransactionError at the limit of open
+        transactions, and for an xid that is in use."""
         self.xid = xid
         self._coordinator, self._registry = coordinator, registry
         self._table = coordinator.table

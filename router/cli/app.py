@@ -21,10 +21,10 @@ COMMANDS = (
 `--help`."""
 
 _MODULES = {"import": "importing"}
-"""Of the commands whose names are words of Python."""
+"""The modules of commands whose names are words of Python."""
 
 BAD_INPUT = (DestinationError, NoRouteError, PlacementError, TraceError)
-"""With ConfigError, the errors that users mend in what they gave: exit code 2. All others exit with 1."""
+"""The errors, with ConfigError, that users mend in what they gave: exit code 2. All others exit with 1."""
 
 
 class Failure(click.ClickException):

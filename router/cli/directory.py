@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..router import Router
 
 FILE: Final = Path("stores.yaml")
-"""What a command without operands is about that is given neither."""
+"""The configuration of a command without operands that is given neither."""
 
 Command = Callable[..., Any]
 

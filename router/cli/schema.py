@@ -193,7 +193,7 @@ def drop(
         click.echo(f"Removed {', '.join(gone)}." if gone else "There were none.")
 
 
-# Which tables are meant ----------------------------------------------------------------------------------------------
+# The tables that are meant -------------------------------------------------------------------------------------------
 
 
 def _options(

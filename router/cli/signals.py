@@ -13,8 +13,7 @@ _WORDS: Final = {"SIGINT": "Interrupted.", "SIGTERM": "Terminated.", "SIGHUP": "
 
 
 class Ended(KeyboardInterrupt):
-    """Raised when this process was told to end. A KeyboardInterrupt, since all that has to be put right then is the
-    same."""
+    """Raised when this process was told to end. It is a KeyboardInterrupt, since both need the same cleaning up."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -30,7 +29,7 @@ def ended_by_signals() -> None:
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    # Who tells it twice, as `timeout` does (the process, then its group), must not cut off the cleaning up.
+    # A second signal, as `timeout` sends (to the process, then its group), must not cut off the cleaning up.
     for other in ENDING:
         if signal.getsignal(other) is _end:
             signal.signal(other, signal.SIG_IGN)

@@ -5,9 +5,10 @@
         messages.send("queue://orders", b"...")
         session.add(Order(...))                   # of SQLAlchemy with zope.sqlalchemy, say
 
-In the vote the stores are prepared, power-failure durable; after it nothing but a broken disk fails the commit. A
-process that ends between vote and finish has it rolled back, unless it was joined with an `xid`: then it is held, over
-restarts too, `Router.recover()` lists it, and somebody who can see what became of the other resources says the outcome.
+In the vote the stores are prepared, power-failure durable; after it nothing but a broken disk fails the commit. If the
+process ends between vote and finish, the transaction is rolled back, unless it was joined with an `xid`. Then it is
+held, over restarts too, and `Router.recover()` lists it. Somebody who can see what became of the other resources says
+the outcome.
 
 Needs the extra `transaction`; the rest of Anabranch does not.
 """

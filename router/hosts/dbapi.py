@@ -67,7 +67,7 @@ class Connection:
         if transaction is not None and transaction.state == "open":
             transaction.rollback()
 
-    # What a transaction does
+    # The operations of a transaction
 
     def send(
         self,

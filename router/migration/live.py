@@ -8,7 +8,7 @@ What is planned and refused, the progress, and what a crash leaves is as in repa
 1. Once the plan stands and the progress says so, what has no place yet is routed by the new configuration.
 2. Each destination is copied while it is used (core/migration/live_copy.py). For it alone, a gate is closed in the
    registry and in its old store; transactions on their way into stores get there; the last of it is copied, the record
-   says the new store, and the gate is opened. Who holds a message, listens or has an open transaction goes on.
+   says the new store, and the gate is opened. Leases, listeners and open transactions go on.
 3. One that cannot be moved now is named at the end, and the others go on.
 
 All of it is done by a thread of its own, in which no signal strikes.
@@ -161,7 +161,7 @@ class _Run(Repartitioning):
             "again: it goes on where it was"
         )
 
-    # What is otherwise
+    # Differences to a closed directory
 
     def _sweep(self) -> None:
         """Do nothing: others may be making stores now, and the open has removed what a crash had left."""

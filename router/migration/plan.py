@@ -53,11 +53,11 @@ class Move:
     subscriptions: int
 
 
-# What a dry run tells ------------------------------------------------------------------------------------------------
+# A dry run -----------------------------------------------------------------------------------------------------------
 
 
 def plan_of(config: Config, before: Config | None = None, restart: bool = False) -> tuple[Move, ...]:
-    """Return what `repartition` would move. The data directory stays as it is, to the byte: each store that messages
+    """Return what `repartition` would move. The data directory stays as it is, to the byte. Each store that messages
     would leave is copied to the system's directory for temporary files, and looked at there, one after the other.
 
     Raises as `repartition`, and StoreFullError where there is no room for a copy.
@@ -69,7 +69,7 @@ def plan_of(config: Config, before: Config | None = None, restart: bool = False)
 
 def changed_kinds(config: Config) -> PlacementError | None:
     """Return the error of an open that would change the kind of stores; None for nothing, also for a directory that is
-    not there. If the configuration in force has the same kinds, nothing is read. Otherwise stores are copied, as by
+    not there. If the configuration in force has the same kinds, no store is read. Otherwise stores are copied, as by
     `plan_of`, and StoreLockedError is raised where the directory is in use."""
     if not (config.bindings / RECORD).is_file():
         return None
@@ -183,7 +183,7 @@ def _require_same(file: ProgressFile, config: Config, restart: bool) -> None:
         raise interrupted(config, found)
 
 
-# What both refuse ----------------------------------------------------------------------------------------------------
+# Refusals of both ----------------------------------------------------------------------------------------------------
 
 
 def require_directory(config: Config, before: Config | None) -> None:

@@ -193,7 +193,7 @@ class Repartitioning:
         self._progress = msgspec.structs.replace(self._progress, wanted=wanted)
         self._file.write(self._progress)
 
-    # What an interrupted run has left
+    # The remains of an interrupted run
 
     def _resume(self, found: Progress | None) -> None:
         self._sweep()
@@ -235,7 +235,7 @@ class Repartitioning:
         if store_id in self._table.stores:
             self._left(self._table.stores[store_id])
 
-    # What there is to move
+    # The destinations to move
 
     def _planned(self) -> list[Planned]:
         """Return the destinations to move, by the store they are in. Raises PlacementError for all that cannot be
@@ -258,7 +258,7 @@ class Repartitioning:
         refuse(wrong)
         self._forget(nothing)
         moving = self._progress.moving
-        # What was on its way comes first: the progress knows of one alone.
+        # A destination that was on its way comes first: the progress knows of one alone.
         return sorted(planned, key=lambda one: moving is None or one[1] != moving.destination)
 
     def _kinds_refused(self) -> list[str]:

@@ -242,7 +242,7 @@ def in_use(config: Config, pending: Pending, report: Report) -> str | None:
 
 def _router(config: Config, progress: Progress) -> Router:
     router = Router(config)
-    # What has expired is imported as it is, and counted, before it is dropped or dead-lettered.
+    # An expired message is imported as it is, and counted, before it is dropped or dead-lettered.
     router._registry.importing = True
     return router.open(progress)
 
@@ -279,7 +279,7 @@ def _require_unused(router: Router, report: Report, begun: frozenset[Destination
             held[one.destination] = found
         else:
             (since if one.destination in begun else fresh).append(f"{one.destination} (store {one.store!r})")
-    # What the source had when the import was begun, and has no longer:
+    # Destinations that the source had when the import was begun, and has no longer:
     gone = sorted(begun.difference(one.destination for one in report.destinations), key=str)
     since += [str(name) for name in gone if _is_used(router._registry.store_of(name), name)]
     lines = []

@@ -1,8 +1,8 @@
 """The place of the placement record and the decision log: the data directory, or a `bindings_directory`.
 
-The two directories know each other by an id, in the file `bindings.id` of both: else an unmounted disk, or a
-configuration without the key, would look like a new data directory, and its messages would be out of sight (invariant
-6). That of the data directory says also where the other one was, for commands that have no configuration.
+The two directories know each other by an id, in the file `bindings.id` of both. Without it an unmounted disk, or a
+configuration without the key, would look like a new data directory, its messages out of sight (invariant 6). The file
+of the data directory says also where the other one was, for commands that have no configuration.
 
     <id: 32 hexadecimal digits>
     <the bindings directory>          in the data directory alone, as what follows

@@ -1,9 +1,9 @@
 """Stores that the configuration gives another kind than the one that they have, or that lie where another is to be.
 
-A store's directory is of one kind. Where the file says another one, nothing of what the directory holds may be ignored:
-an open refuses it by name, and a repartition puts the directory aside, under `<name>~<kind>` (no store of a file may be
-called so), makes the new store in its place, and moves what the old one holds. A store that keeps nothing when it is
-closed, a memory store, changes by itself (reconcile.py).
+A store's directory is of one kind. If the file says another one, nothing of what the directory holds may be ignored: an
+open refuses it by name. A repartition puts the directory aside, under `<name>~<kind>` (no store of a file may be called
+so), makes the new store in its place, and moves what the old one holds. A store that keeps nothing when it is closed, a
+memory store, changes by itself (reconcile.py).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class DeferredSends:
     found by its destination."""
 
     def __init__(self, send: Callable[[Destination, Send], Future[Receipt]]) -> None:
-        """Make the lines' holder. `send` opens the store of a destination and calls with it."""
+        """Begin without lines. `send` opens the store of a destination and calls with it."""
         self._send = send
         self.lock = threading.RLock()  # re-entrant, for signal handlers
         self._lines: dict[Destination, _Line] = {}

@@ -111,7 +111,7 @@ class StoreDirectories:
         configured = self.configured(row)
         if configured is not None:
             return configured
-        # What it remembers of ids, by a larger window than the default, is not to be forgotten by opening it.
+        # Ids that it remembers, by a larger window than the default, are not to be forgotten by opening it.
         fields = options_model(row.kind).model_fields
         options: dict[str, Any] = {row.kind: {"duplicate_window": 10_000_000} if "duplicate_window" in fields else None}
         return StoreConfig("unconfigured", [">"], **options)
@@ -189,7 +189,7 @@ def directory_name(destination: Destination) -> str:
     """Return the name of the directory of a destination's own store: no two destinations ever share one, and none
     escapes the directory it lies in.
 
-    The name is percent-encoded, lower case only (some file systems fold case), at most 120 bytes; a longer one is cut
+    The name is percent-encoded, lower case only (some file systems fold case), at most 120 bytes. A longer one is cut
     and a hash of the whole appended after `~`, which no encoded name contains.
     """
     encoded = f"{destination.kind.name.lower()}." + "".join(

@@ -70,7 +70,7 @@ class OpenStores:
     """The stores that are open, by the path in their row.
 
     `_lock` guards all fields; nothing waits for a disk under it. Each store has a lock of its own besides, held while
-    it is made, opened or closed, so that one that rebuilds its index for minutes holds up nobody else (invariant 7).
+    it is made, opened or closed. So a store that rebuilds its index for minutes holds up nobody else (invariant 7).
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class OpenStores:
             self.close_at(path)
 
         with self._lock:
-            # Those that are being opened too; and Ctrl-C may have struck who looked into one.
+            # Stores that are being opened too; and Ctrl-C may have struck a thread that looked into one.
             paths = list(dict.fromkeys((*self._open, *self._exclusive, *self._loaded)))
         count = len(self._open)
         errors = [error for _, _, error in shared().for_each(paths, close) if error is not None]

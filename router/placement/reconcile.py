@@ -294,7 +294,7 @@ class Reconciler:
         return is_there and match.target.kind == row.kind
 
 
-# What the refusals say -----------------------------------------------------------------------------------------------
+# The text of refusals ------------------------------------------------------------------------------------------------
 
 _MISPLACED: Final = (
     "the configuration would hide messages of {destinations}; nothing was changed. To move them to where it routes "

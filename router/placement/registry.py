@@ -641,7 +641,7 @@ class StoreRegistry:
         else:
             self._stores.forget_closed(destination, row, store)
 
-    # Of one topic, of one store
+    # One topic, one store
 
     def subscriptions_of(self, topic: Destination) -> list[Subscription]:
         """Return the durable subscriptions of a topic."""

@@ -6,7 +6,7 @@
     carry out   in each store, written and not synced; visible; the caller returns
     forget      the decision, once it is durable in all of them
 
-Before the decision is handed to its log everything can be undone, afterwards nothing: a store that cannot carry it out
+Before the decision is handed to its log everything can be undone, afterwards nothing. A store that cannot carry it out
 stays in doubt and is told again, in the background and when it is opened. Without a decision a prepared transaction is
 rolled back, if this log would know of one. For one store alone its own commit is the decision.
 """
@@ -203,7 +203,7 @@ class Coordinator:
         self.resolver.resolve(undone)
         transaction.running = False
 
-    # The same in two steps, for who has other resources to ask between them: prepare, then commit or roll back.
+    # Two steps, for callers that ask other resources between them: prepare, then commit or roll back.
 
     def prepare(self, transaction: GlobalTransaction) -> None:
         """Prepare everywhere, and decide nowhere: a crash now rolls the transaction back, and so does closing the

@@ -1,12 +1,12 @@
 """The decision log: which transactions over several stores are committed (rules I3, T2 to T5).
 
 A log of its own (adapters/wal), in decisions/, read whole when it is opened, since what is still in force is little and
-is kept in memory. It is made when it is first needed. Its id is the router's id, which every transaction's id begins
-with: this one knows nothing about transactions of another log.
+is kept in memory. The log is made when it is first needed. Its id is the router's id, which every transaction's id
+begins with: this one knows nothing about transactions of another log.
 
 Records, all of them msgpack but the last: EPOCH, before an opened log is first used; XA_PREPARED, an external
-transaction that is held until somebody says its outcome; DECISION; FORGOTTEN, ids one after another. What is in force
-is carried on in a SNAPSHOT when segments are released.
+transaction that is held until somebody says its outcome; DECISION; FORGOTTEN, ids one after another. Records in force
+are carried on in a SNAPSHOT when segments are released.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """The records that were in force when earlier segments were released."""
 
     lsn: int
-    """It reflects all up to this one."""
+    """The snapshot reflects all up to this one."""
     first_needed: int
     """The segment that was being written: it and all after it are needed whole."""
     carried: list[tuple[int, bytes]]
@@ -231,7 +231,7 @@ class DecisionLog:
         if (log := self._log) is not None:
             log.count_sync()
 
-    # What the coordinator asks
+    # The calls of the coordinator
 
     @property
     def failed(self) -> BaseException | None:
@@ -303,8 +303,8 @@ class DecisionLog:
         if two are said of one transaction, the first in the log. OutcomeUnknownError says that the decision may or may
         not be found again (rule T2), any other error that nothing was written.
 
-        It is written if it is `still` wanted in the log as it is open now: transactions prepared when the router was
-        opened before have been rolled back since.
+        The decision is written if it is `still` wanted in the log as it is open now: transactions prepared when the
+        router was opened before have been rolled back since.
         """
         self._write(DECISION, _encode(decision), decision, still=still)
         return self.decisions.get(decision.transaction, decision)

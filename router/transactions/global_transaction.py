@@ -16,11 +16,11 @@ class GlobalTransaction:
     """One transaction, from its begin, or from when it was found after a restart, until its decision is forgotten.
 
     While it is `running` it belongs to the thread that commits, prepares or rolls it back, or to the one that finishes
-    what Ctrl-C has cut off; afterwards to the table, under whose lock it moves on. Each move is one assignment, so that
-    another thread can take over from one that was interrupted anywhere.
+    what Ctrl-C has cut off. Afterwards it belongs to the table, under whose lock it moves on. Each move is one
+    assignment, so that another thread can take over from one that was interrupted anywhere.
     """
 
-    # What most transactions leave as it is has its value here, not in each.
+    # Fields that most transactions leave as they are have their values here, not in each.
     id = b""
     """32 bytes, from the decision log or at random; empty before its first phase."""
     commit: bool | None = None

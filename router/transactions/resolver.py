@@ -1,8 +1,8 @@
 """The resolver brings a transaction to the end that it can reach now, wherever it was left (rules T2, T3).
 
-`resolve` is idempotent, and everything that ends a transaction over several stores calls it: a commit once it has
-decided, a rollback, a store that is opened, the router when it has read its decision log, the retry in the background,
-a transaction manager that says the outcome, an operator who does.
+`resolve` is idempotent, and everything that ends a transaction over several stores calls it. Callers are a commit once
+it has decided, a rollback, a store that is opened, and the router when it has read its decision log. So are the retry
+in the background, and a transaction manager or an operator who says the outcome.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Resolver:
         self._retry_due = False
         self._retry_seconds = RETRY_SECONDS
 
-    # What becomes of a transaction
+    # One transaction
 
     def resolve(self, transaction: GlobalTransaction, store: Store | None = None) -> str:
         """Find out the outcome of a transaction, and tell the stores that have yet to carry it out, or `store` alone,

@@ -50,8 +50,8 @@ class TransactionTable:
         # Guards adding, and the moves of those that no thread has in hand. A signal handler may come back to it.
         self.lock = threading.RLock()
         self.begun: dict[GlobalTransaction, Begun] = {}
-        """The transactions that their users have not ended yet, oldest first. They are limited in number and in
-        time."""
+        """The transactions that their users have not ended yet, oldest first. Open transactions are limited in number
+        and in time."""
         self.by_id: dict[bytes, GlobalTransaction] = {}
         """All transactions that have come to their first phase."""
         self._timer = False
@@ -86,7 +86,7 @@ class TransactionTable:
         self.by_id[record.transaction] = loaded
         return loaded
 
-    # Those that their users have open
+    # Transactions that their users have open
 
     def begin(self, transaction: GlobalTransaction, user: Begun) -> None:
         """Add a transaction that begins. Raises TransactionError at the limit, and for the xid of another."""
@@ -146,7 +146,7 @@ class TransactionTable:
     def _schedule(self, seconds: float) -> None:
         shared().schedule_while_alive(seconds, self.expire)  # a timer must not keep a closed router alive
 
-    # Those that have come to their first phase
+    # Transactions that have come to their first phase
 
     def add(self, transaction: GlobalTransaction) -> None:
         """Add a transaction that has an id now."""
@@ -178,7 +178,7 @@ class TransactionTable:
         """Return the transactions that a thread has in hand."""
         return [other for other in self.all() if other.running]
 
-    # What no thread has in hand goes on under the lock
+    # A transaction that no thread has in hand goes on under the lock
 
     def note_held(self, transaction: GlobalTransaction, external: External) -> None:
         """Note that the log has a transaction as prepared: it waits for its manager."""

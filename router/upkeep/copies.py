@@ -22,9 +22,9 @@ sent again."""
 class Copies:
     """The subscriptions that have given up each message sent back, in one call.
 
-    A dead letter that comes while the call goes on may be of the message that the call has just sent: it was given up
-    again, by another subscription perhaps, and would be lost if it were taken for a copy. So the sends of earlier
-    transactions count only for letters that were in the queue before the first of them, which their seqs tell.
+    A dead letter that comes while the call goes on may be of the message that the call has just sent. That one was
+    given up again, by another subscription perhaps, and would be lost if it were taken for a copy. So the sends of
+    earlier transactions count only for letters that were in the queue before the first of them, which their seqs tell.
     """
 
     def __init__(self, store: Store | None = None) -> None:

@@ -97,8 +97,8 @@ class DeadLetterSweeper:
         shared().schedule(SWEEP_SECONDS, look)
 
     def spent(self, store: Store) -> None:
-        """Put messages aside that were given back for the last time, with a reason: soon, in the background, since
-        nobody who releases a message waits for the store of its dead letters."""
+        """Put messages aside that were given back for the last time, with a reason. This happens soon, in the
+        background: a release does not wait for the store of the dead letters."""
         if not self.closed:
             self._spent[store.store_id] = store  # first: closing looks after it, if the background does not come to it
             shared().lead(partial(self._put_spent_aside, store))
@@ -307,7 +307,8 @@ class DeadLetterSweeper:
     def _labelled(
         self, message: Message, reason: str, known: bool, rejected: bool, target: Destination, failure: Failure | None
     ) -> dict[str, Any]:
-        """Return the headers of a dead letter; without the failure where its store would find it too large with that."""
+        """Return the headers of a dead letter; without the failure where its store would find the letter too large with
+        it."""
         labels = labelled(message, reason, known, rejected, failure)
         if failure is not None:
             most = self._registry.option_for(target, "message_bytes_max")

@@ -1,7 +1,7 @@
 """Idle queues go by themselves when nobody uses them: `router.queue("replies.17", expires_when_idle=60)`.
 
-Only an empty queue goes, so that no message is lost with it. It is idle while it is empty, nobody waits or listens
-there and nothing passes through it, as far as is seen by looking four times in its time, but at most once a second. The
+Only an empty queue goes, so that no message is lost with it. A queue is idle while it is empty, nobody waits or listens
+there and nothing passes through it. The router looks four times in the queue's time, but at most once a second. The
 option is not recorded: it holds in the router that was told, until that is closed, as long as there is the queue, or an
 object of it with this option.
 """

@@ -2,9 +2,9 @@
 
     found = salvage("data", "data.new")          # nothing is written to data
 
-All of `directory` is copied, also from a disk that cannot read some of it; then each journal store of the copy is
-mended (adapters/journal/salvage.py), and opened, so that what it holds is sure. The copy has its name once it is whole.
-What is lost is in `salvage.json` there, and in the `loss-*.json` of each store.
+All of `directory` is copied, also from a disk that cannot read some of it. Then each journal store of the copy is
+mended (adapters/journal/salvage.py), and opened, so that its content is sure. The copy has its name once it is whole.
+The losses are in `salvage.json` there, and in the `loss-*.json` of each store.
 """
 
 from __future__ import annotations

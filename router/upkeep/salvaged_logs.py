@@ -1,9 +1,9 @@
 """Mends a data directory's own logs in the copy that `anabranch salvage` makes, and looks at SQLite's databases.
 
 The decision log says which transactions over several stores are committed, and by what it does not say which are rolled
-back. So where a record of it is lost nothing may be rolled back for want of a decision: it is written anew with the
-decisions that read, and without the times of which it knew, and whatever else is prepared waits for an operator's
-outcome (resolver.py). Where only the header of a file or a batch is damaged nothing is lost.
+back. So if a record of it is lost nothing may be rolled back for want of a decision. The log is written anew with the
+decisions that read, and without the times of which it knew. Whatever else is prepared waits for an operator's outcome
+(resolver.py). Where only the header of a file or a batch is damaged nothing is lost.
 
 The usage log is of the advisor alone: a damaged one is put aside, and still read by `anabranch recommend --usage`.
 """

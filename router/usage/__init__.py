@@ -21,8 +21,8 @@ On disk, in usage/ in the data directory (docs/format.md):
 
 All files together never take more than `max_bytes`: the oldest go.
 
-What survives a crash. After the process is killed, all but the last `flush_interval`. After a power failure, a prefix
-of it: it is synced every few seconds. A torn tail is cut.
+After the process is killed, all but the last `flush_interval` survives. After a power failure, a prefix of that
+survives: the log is synced every few seconds. A torn tail is cut.
 
 The log is an observation, and harms nobody. Whoever sends or acks appends a row in memory (core/engine/usage.py) and
 never waits. If the disk does not keep up, operations that do not fit into the memory set aside are lost, and counted.

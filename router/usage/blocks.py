@@ -1,5 +1,5 @@
-"""The bytes of the usage log: a block is one record of its log and holds rows (core/engine/usage.py), and all that is
-needed to read them: it stands alone, whatever became of those before it. Drawn in docs/format.md."""
+"""The bytes of the usage log: a block is one record of its log and holds rows (core/engine/usage.py). A block stands
+alone: it has all that is needed to read its rows, whatever became of those before it. Drawn in docs/format.md."""
 
 from __future__ import annotations
 

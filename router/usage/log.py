@@ -2,8 +2,9 @@
 
 U7  No store's thread ever waits for it, nor hears of its errors: whatever fails here ends the recording, not a call.
 U8  One thread at a time empties the buffer and writes, under `_lock`; which guards opening and closing too.
-U9  `close` waits for the disk for CLOSE_SECONDS. What a disk that hangs has not taken by then is written by the thread
-    that waits for it, if it comes back; that thread alone frees the directory, which nobody else can open before.
+U9  `close` waits for the disk for CLOSE_SECONDS. Operations that a hanging disk has not taken by then are written by
+    the thread that waits for it, if it comes back. That thread alone frees the directory: nobody else can open it
+    before.
 """
 
 from __future__ import annotations
@@ -331,7 +332,7 @@ class UsageLog:
         return list(segments[:surplus]), segments[surplus].number.to_bytes(8, "little")
 
     def _surplus(self, opened: Log) -> int:
-        """Return how many segments, the oldest, are too many. They may be of other sizes than now."""
+        """Return how many segments, the oldest, are too many. Segments may be of other sizes than now."""
         segments = opened.table.segments
         size, kept = 0, 0
         for segment in reversed(segments):

@@ -46,7 +46,7 @@ SHARED_BYTES: Final = HEAD.size + SEND_BYTES + ACK_BYTES
 SETS_KEPT: Final = 100_000
 _UNKNOWN: Final = "so nothing is taken to be in force: give that by --current"
 JUMP_US: Final = 1_000_000
-"""Microseconds by which a clock that was set has moved against the steady one, at least."""
+"""Microseconds. A clock that moves more than that against the steady one was set."""
 
 
 def find_logs(directory: Path) -> list[Path]:
@@ -415,7 +415,7 @@ def _is_damaged(segment: Segment, reader: BatchReader, durable_lsn: int) -> bool
     if reader.lsn < durable_lsn:
         return True
     if any(reader.lsn < header.watermark for header in reader.headers_beyond()):
-        # It was on disk before that was written: it reads now, if a router has written both meanwhile.
+        # The batch was on disk before that header was written: it reads now, if a router has written both meanwhile.
         return next(iter(BatchReader(segment, reader.offset, reader.lsn)), None) is None
     start = read_at(segment.reading(), reader.offset, BATCH_HEADER.size)
     # Where a used file's first batch began another begins; elsewhere anything may be left of what it held before.
