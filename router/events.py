@@ -1,4 +1,4 @@
-"""What happens in a router that nobody's call returns: messages that expire or are dead-lettered, stores that fail.
+"""Events of a router that no call returns: messages that expire or are dead-lettered, stores that fail.
 
     def tell(event: anabranch.Event) -> None:
         if isinstance(event, anabranch.StoreFailed):
@@ -7,7 +7,7 @@
     listener = router.on_event(tell)
 
 Callbacks run on background threads of the library, for each listener one event after the other. Nothing waits for them:
-what a slow one has not come to yet is kept, up to EVENTS_MAX events, and what comes beyond that is counted.
+events that a slow one has not come to yet are kept, up to EVENTS_MAX, and events beyond that are counted.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..policies.names.destination import Destination
 log = logging.getLogger(__name__)
 
 EVENTS_MAX: Final = 1000
-"""Events that wait for one listener."""
+"""The number of events that wait for one listener."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something has happened. What it was, its class says."""
+    """An event. Its class says what has happened."""
 
     store: str
     """The store's name."""
@@ -42,7 +42,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class MessageEvent(Event):
-    """Of one message, by where it was."""
+    """An event of one message, with the place where the message was."""
 
     destination: Destination
     seq: int
@@ -52,15 +52,15 @@ class MessageEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class MessageExpired(MessageEvent):
-    """Its time was over. It was dead-lettered or dropped: another event says which."""
+    """A message's time was over. The message was dead-lettered or dropped: another event says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageDeadLettered(MessageEvent):
-    """It is in a dead-letter queue now."""
+    """A message is in a dead-letter queue now."""
 
     reason: str
-    """As the header `dead_letter_reason` says."""
+    """The reason, as in the header `dead_letter_reason`."""
     deliveries: int
     """How often it had been handed out."""
     dead_letter_queue: Destination
@@ -68,7 +68,7 @@ class MessageDeadLettered(MessageEvent):
 
 @dataclass(frozen=True, slots=True)
 class MessageDropped(MessageEvent):
-    """It is gone, since its store has no dead-letter queue."""
+    """A message is gone, since its store has no dead-letter queue."""
 
     reason: str
     deliveries: int
@@ -76,20 +76,20 @@ class MessageDropped(MessageEvent):
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed(Event):
-    """It has stopped itself; nothing is sent to it or received from it until it is opened again."""
+    """A store has stopped itself. Nothing is sent to it or received from it until it is opened again."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOpened(Event):
-    """It was opened: on first use, after it was closed for being idle, or again after a failure."""
+    """A store was opened: on first use, after it was closed for being idle, or again after a failure."""
 
     after_failure: bool
 
 
 class EventListener:
-    """Of one callback. Threads: all. `close` may be called from the callback."""
+    """The listener of one callback. Threads: all. `close` may be called from the callback."""
 
     def __init__(self, on_event: Callable[[Event], object], forget: Callable[[EventListener], None]) -> None:
         self._on_event, self._forget = on_event, forget
@@ -103,17 +103,17 @@ class EventListener:
 
     @property
     def dropped(self) -> int:
-        """Events that it was not told of, since so many waited already."""
+        """The number of events that the callback was not told of, since so many waited already."""
         return self._dropped
 
     def close(self) -> None:
-        """It is told of nothing more, but what is on its way to the callback just now. Idempotent."""
+        """Stop telling of events, but for one that is on its way to the callback just now. Idempotent."""
         self._closed = True
         self._waiting.clear()
         self._forget(self)
 
     def _tell(self, event: Event) -> None:
-        """Soon, on a thread of ours. Never waits."""
+        """Tell of an event soon, on a thread of ours. Never waits."""
         if len(self._waiting) >= EVENTS_MAX:
             with self._lock:
                 self._dropped += 1
@@ -147,7 +147,8 @@ class EventListener:
 
 
 class Events:
-    """Of one router. Threads: all. Who has something to tell asks first whether there is anybody: `if events`."""
+    """The listeners of one router. Threads: all. A caller with an event asks first whether there is a listener: `if
+    events`."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -158,7 +159,7 @@ class Events:
         return bool(self._listeners)
 
     def listen(self, on_event: Callable[[Event], object]) -> EventListener:
-        """Raises TypeError for what cannot be called."""
+        """Add a listener. Raises TypeError for what cannot be called."""
         if not callable(on_event):
             raise TypeError(f"who is told of events is a function of one event, not {on_event!r}")
         listener = EventListener(on_event, self._forget)
@@ -171,6 +172,6 @@ class Events:
             self._listeners = tuple(other for other in self._listeners if other is not listener)
 
     def tell(self, event: Event) -> None:
-        """All who listen. Never waits, and raises nothing."""
+        """Tell all who listen. Never waits, and raises nothing."""
         for listener in self._listeners:
             listener._tell(event)

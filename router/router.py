@@ -1,4 +1,4 @@
-"""The router: destinations in, stores behind. What users open, and hold.
+"""The router, which users open and hold: destinations in front, stores behind.
 
 with anabranch.open("stores.yaml") as router:
     router.queue("orders.custom").send(b"...")
@@ -76,30 +76,31 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RouterStats:
-    """What a router says about itself."""
+    """Statistics of a router."""
 
     stores: Mapping[str, StoreStats]
-    """By the store's name; a store of one destination is `name:destination`."""
+    """Statistics by the store's name; a store of one destination is `name:destination`."""
     decision_syncs: int = 0
     """How often the decision log, which transactions over several stores need, waited for the disk since open."""
     dead_lettered: int = 0
     """Messages that were put into dead-letter queues since open."""
     dropped: int = 0
-    """Messages that were dropped since open: expired ones without a dead-letter queue, and those that were sent to a
-    topic without any durable subscription, which the `dropped` of each store counts since that was opened."""
+    """Messages that were dropped since open: expired ones without a dead-letter queue, and those sent to a topic
+    without any durable subscription. The `dropped` of each store counts the latter since that store was opened."""
     unresponsive: tuple[str, ...] = ()
-    """Names of stores that did not answer within a second, since their disk hangs, say. Their figures are those that
-    they gave last; of one that never gave any they are missing."""
+    """Names of stores that did not answer within a second, since their disk hangs, say. Their latest figures stand for
+    them, if they ever gave any."""
 
 
 class Router:
     """Threads: all may use it. Forks: a child must open its own (rule D4).
 
-    It is open until `close`, or until nothing is held any more that can reach one of its stores: whatever it gives out
-    (a queue, a subscription, a message, a transaction) keeps it, and so its directory's lock, alive (invariant 8).
+    The router is open until `close`, or until nothing is held any more that can reach one of its stores. Whatever it
+    gives out (a queue, a subscription, a message, a transaction) keeps it, and so its directory's lock, alive
+    (invariant 8).
 
-    `_lock` is held while the router is opened and closed; registry.py says which locks are taken while a store
-    opens. What goes over all stores, or closes some, is refused to a signal handler that interrupted a call of its own
+    `_lock` is held while the router is opened and closed; registry.py says which locks are taken while a store opens. A
+    call that goes over all stores, or closes some, is refused to a signal handler that interrupted a call of its own
     thread (rule G3, reentry.py).
     """
 
@@ -114,21 +115,21 @@ class Router:
             config.directory / "router.lock", "the router", config.file_mode, self._lose, self._described
         )
         self._registry = StoreRegistry(config, self, self._directory_lock.require)
-        """Where destinations live."""
+        """The places of destinations."""
         self._coordinator = Coordinator(
             config.bindings / DECISIONS, config.transactions, self._registry, config.file_mode
         )
-        """Of transactions over several stores."""
+        """The coordinator of transactions over several stores."""
         self._usage: UsageLog | None = None
         self._registry.on_open(self._opened)
         self._outcomes = Outcomes(self._coordinator, self._registry)
         self._events = Events()
         self._failed: dict[bytes, None] = {}
-        """Stores that have failed and were not opened since."""
+        """The stores that have failed and were not opened since."""
         self._sweeper = DeadLetterSweeper(self._registry, self._unlimited, self._events)
-        """Of messages that are not delivered any more."""
+        """The sweeper of messages that are not delivered any more."""
         self._repartition: LiveRepartition | None = None
-        """What moves destinations now."""
+        """The run that moves destinations now."""
         self._tokens = TokenSettler(self._registry, self._sweeper.reject)
         self._patterns = PatternConsumers(self._registry)
         self._idle_queues = IdleQueues(self._registry, self._coordinator.table)
@@ -193,7 +194,7 @@ class Router:
         return f"<Router of {self.config.directory}>"
 
     def _described(self) -> str:
-        """Itself, and what keeps it open, for who opens the same directory."""
+        """Describe this router, and what keeps it open, for a caller that opens the same directory."""
         handles = [
             one
             for one in gc.get_objects()
@@ -206,7 +207,7 @@ class Router:
         return f"{self!r}, which {handles[0]!r}{more} can reach"
 
     def _opened(self, store: Store) -> None:
-        """A store was opened, and nobody has it yet."""
+        """Prepare a store that was opened, before anybody else has it."""
         if self._usage is not None:
             self._usage.attach(store)  # first: what it commits now is recorded
         self._coordinator.resolver.recover(store)
@@ -222,7 +223,8 @@ class Router:
             self._events.tell(StoreFailed(name, str(cause)))
 
     def _lose(self, error: StoreFailedError) -> None:
-        """The directory's lock was lost: nothing more goes through this router. Its stores have locks of their own."""
+        """Stop, since the directory's lock was lost: nothing more goes through this router. Its stores have locks of
+        their own."""
         log.error("the router has stopped: %s", error)
         self._sweeper.closed = True
         self._registry.stop(error)
@@ -272,7 +274,7 @@ class Router:
     ) -> None:
         self.close()
 
-    # What users do
+    # Sending, receiving
 
     @overload
     def queue(self, name: Address, *, codec: None = None, expires_when_idle: float | None = None) -> Queue: ...
@@ -286,15 +288,15 @@ class Router:
     def queue(
         self, name: Address, *, codec: str | Codec[Any] | None = None, expires_when_idle: float | None = None
     ) -> Queue[Any]:
-        """The queue of that name (`orders.custom` or `queue://orders.custom`). Nothing is created before the first
-        send, or before `declare`.
+        """Return the queue of that name (`orders.custom` or `queue://orders.custom`). Nothing is created before the
+        first send, or before `declare`.
 
-        With a `codec` (`json`, `msgpack`, `pickle`, or an object; codecs.py) bodies are values: what is sent is encoded
+        With a `codec` (`json`, `msgpack`, `pickle`, or an object; codecs.py) bodies are values: a sent value is encoded
         and labelled with the header `content_type`, and `message.body` is decoded. Without one they are bytes.
 
-        With `expires_when_idle` it is deleted by itself once it has been empty for so many seconds, with nobody
-        waiting there and nothing passing through; with messages in it it stays. That is not recorded: it holds until
-        the router is closed (idle_queues.py).
+        With `expires_when_idle` the queue is deleted by itself once it has been empty for so many seconds, with nobody
+        waiting there and nothing passing through. With messages in it it stays. The option is not recorded: it holds
+        until the router is closed (idle_queues.py).
 
         Raises DestinationError, NoRouteError, TypeError for what names no destination or is no codec or no time, and
         ValueError for a codec that is not known.
@@ -319,7 +321,8 @@ class Router:
     def topic(self, name: Address, *, codec: Codec[T]) -> Topic[T]: ...
 
     def topic(self, name: Address, *, codec: str | Codec[Any] | None = None) -> Topic[Any]:
-        """The topic of that name (`prices.eu` or `topic://prices.eu`); likewise, also for its subscriptions."""
+        """Return the topic of that name (`prices.eu` or `topic://prices.eu`). A `codec` and errors are as for `queue`;
+        the codec is its subscriptions' too."""
         self._registry.require_open()
         destination = topic_of(name)
         self._registry.route(destination)
@@ -335,8 +338,8 @@ class Router:
     def map(self, name: Address, *, codec: Codec[T]) -> Map[T]: ...
 
     def map(self, name: Address, *, codec: str | Codec[Any] | None = None) -> Map[Any]:
-        """The map of that name (`results` or `map://results`), of keyed values; likewise. Nothing is created before the
-        first value."""
+        """Return the map of that name (`results` or `map://results`), of keyed values. A `codec` and errors are as for
+        `queue`. Nothing is created before the first value."""
         self._registry.require_open()
         destination = map_of(name)
         self._registry.route(destination)
@@ -371,7 +374,7 @@ class Router:
         **options: Unpack[SendOptions],
     ) -> list[Receipt]:
         """Send to one destination, or to all parts of a composite (`queue://a,topic://b`) as one transaction: to all of
-        them or to none, whichever stores they live in. The rest as Transaction.send."""
+        them or to none, whichever stores they live in. The rest is as in Transaction.send."""
         with self.transaction() as transaction:
             transaction.send(destination, body, headers, message_id, **options)
             return transaction.commit()
@@ -405,18 +408,18 @@ class Router:
         codec: str | Codec[Any] | None = None,
     ) -> Message[Any] | None:
         """Lease a message of one of the queues that a pattern names (`orders.>`, `queue://*.eu`), waiting up to
-        `timeout` seconds for one (None: for ever). `lease` is as of Queue.receive. With a
-        `codec` its body is decoded, as of a queue.
+        `timeout` seconds for one (None: for ever). `lease` is as in Queue.receive. With a `codec` the body is decoded,
+        as for a queue.
 
         Each queue that has messages has its turn, in its own order, and is one of many: a receive costs the same
-        however many there are. Queues that are sent to for the first time meanwhile belong to it. Who receives from one
-        of the queues itself comes first there. A store that fails, or cannot be opened, is skipped, and logged; so
-        is, for as long, a queue that moves. A pattern may match dead letters: `>` does. A name without wildcards is
-        that queue.
+        however many there are. Queues that are sent to for the first time meanwhile belong to the pattern. A consumer
+        of one queue alone comes first there. A store that fails, or cannot be opened, is skipped, and logged; so is,
+        for as long, a queue that moves. A pattern may match dead letters: `>` does. A name without wildcards is that
+        queue.
 
-        Raises DestinationError for what is no pattern of queues, NoRouteError for one that no queue can match since no
-        store takes any, and as Queue.receive. Where none matches yet, and the timeout is None, a warning in the log
-        says so once, with a pattern that may have been meant.
+        Raises DestinationError for a text that is no pattern of queues, NoRouteError for one that no queue can match
+        since no store takes any, and as Queue.receive. Where none matches yet, and the timeout is None, a warning in
+        the log says so once, with a pattern that may have been meant.
         """
         return self._patterns.receiver(pattern, timeout, lease, codec)()
 
@@ -453,19 +456,19 @@ class Router:
         lease: float | None = None,
         codec: str | Codec[Any] | None = None,
     ) -> Iterator[Message[Any]]:
-        """Each message of these queues, leased, one after the other, until none has come for `timeout` seconds (None:
-        for ever); as `receive`."""
+        """Yield each message of these queues, leased, one after the other, until none has come for `timeout` seconds
+        (None: for ever). Otherwise as `receive`."""
         return iter(self._patterns.receiver(pattern, timeout, lease, codec), None)
 
     def subscriptions(self) -> list[Subscription]:
-        """All durable subscriptions, in order of topic, client and name."""
+        """Return all durable subscriptions, in order of topic, client and name."""
         self._registry.require_open()
         refuse_in_handler("subscriptions")
         return sorted(self._registry.subscriptions(), key=lambda s: (s.topic.name, *s.key))
 
     def sweep(self) -> int:
-        """Move what is not delivered any more (expired, or at the delivery limit) to its dead-letter queue, or drop it,
-        now; returns how many messages. Happens by itself each second."""
+        """Move messages that are not delivered any more (expired, or at the delivery limit) to their dead-letter queue,
+        or drop them, now; returns how many. Happens by itself each second."""
         self._registry.require_open()
         refuse_in_handler("sweep")
         return self._sweeper.run()
@@ -473,15 +476,15 @@ class Router:
     def requeue(self, letters: Message[Any] | Iterable[Message[Any]] | Address, limit: int | None = None) -> int:
         """Put dead letters back where they came from; returns how many.
 
-        They are given in hand, as messages that were received, and go back all in one transaction; or as their queue,
-        which is emptied in order, at most `limit` of it, in many transactions of some 100 messages and 4 MiB. Each has
-        its `message_id`, its headers without those that begin with `dead_letter_`, and its priority again; its count of
-        deliveries and its time begin anew. That the duplicate window knows its id does not matter. What comes from a
-        subscription goes to its topic, so to all its subscriptions.
+        Received messages go back all in one transaction. A queue is emptied in order, at most `limit` of it, in many
+        transactions of some 100 messages and 4 MiB. Each has its `message_id`, its headers without those that begin
+        with `dead_letter_`, and its priority again; its count of deliveries and its time begin anew. The duplicate
+        window drops none of them. A message that comes from a subscription goes to its topic, so to all its
+        subscriptions.
 
         Raises DeadLetterError for a message that is no dead letter or has nowhere to go, which stays leased, or in the
-        queue with all behind it; the rest as Transaction.commit, whose messages are then free again. A note of the
-        error says how many of a queue had been put back.
+        queue with all behind it. Other errors are those of Transaction.commit; the messages are then free again. A note
+        of the error says how many of a queue had been put back.
         """
         self._registry.require_open()
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
@@ -510,16 +513,16 @@ class Router:
         return Transaction(self._coordinator, self._registry, xid if xid is None else as_xid(xid))
 
     def _unlimited(self) -> Transaction:
-        """One of our own, which holds what it must."""
+        """Begin a transaction of our own, which holds what it must."""
         self._registry.require_open()
         return Transaction(self._coordinator, self._registry, limited=False)
 
     def join(self, manager: Any = None, xid: Xid | None = None) -> DataManager:
         """Take part in the current transaction of the `transaction` package, of its thread's manager or of the one
-        given; see data_manager.py. Joined already, it is the same data manager again.
+        given; see data_manager.py. A router that is joined already returns the same data manager again.
 
-        With an `xid` it outlives a process that ends in the middle of the commit. Raises MissingExtraError without the
-        extra `transaction`, and what `transaction` raises.
+        With an `xid` the transaction outlives a process that ends in the middle of the commit. Raises MissingExtraError
+        without the extra `transaction`, and what `transaction` raises.
         """
         try:
             from .hosts import data_manager
@@ -533,16 +536,16 @@ class Router:
         return data_manager.join(self, manager, xid)
 
     def connection(self) -> Connection:
-        """Transactions under the names of Python's DB-API (PEP 249); see dbapi.py."""
+        """Return a connection, which runs transactions under the names of Python's DB-API (PEP 249); see dbapi.py."""
         self._registry.require_open()
         return Connection(self)
 
     def commit(self, xid: Xid, one_phase: bool = False) -> None:
         """Commit a prepared external transaction, or with `one_phase` one that is open and not prepared.
 
-        It stands on return, whatever becomes of a store meanwhile (in_doubt shows that). Said again it changes nothing.
-        Raises TransactionError for one that is not prepared here, which one that has ended is once all its stores have
-        it on disk, or that was rolled back; and TransactionInDoubt.
+        The commit stands on return, whatever becomes of a store meanwhile (in_doubt shows that). Said again it changes
+        nothing. Raises TransactionError for a transaction that is not prepared here, or was rolled back, and
+        TransactionInDoubt. A transaction that has ended is not prepared any more once all its stores have it on disk.
         """
         self._registry.require_open()
         opened = self._coordinator.table.user_of(as_xid(xid))
@@ -554,7 +557,7 @@ class Router:
             raise TransactionError(f"transaction {opened.xid} is not prepared; prepare() it or commit it in one phase")
 
     def rollback(self, xid: Xid) -> None:
-        """Roll back an external transaction, prepared or open. Else as commit."""
+        """Roll back an external transaction, prepared or open. Otherwise as `commit`."""
         self._registry.require_open()
         opened = self._coordinator.table.user_of(as_xid(xid))
         if opened is None:
@@ -563,27 +566,27 @@ class Router:
             opened.rollback()
 
     def recover(self) -> list[Xid]:
-        """The external transactions that are prepared and wait for commit or rollback, oldest first. Raises
+        """Return the external transactions that are prepared and wait for commit or rollback, oldest first. Raises
         StoreFailedError if the decision log cannot be read."""
         self._registry.require_open()
         return self._outcomes.held()
 
     def in_doubt(self) -> list[InDoubt]:
-        """The transactions that are prepared in some store and wait: for their manager, for a store that has failed,
-        for an outcome from you. All stores are opened for it."""
+        """Return the transactions that are prepared in some store and wait: for their manager, for a store that has
+        failed, for an outcome from you. Opens all stores."""
         self._registry.require_open()
         return self._outcomes.in_doubt()
 
     def resolve(self, transaction: str, outcome: Outcome) -> None:
-        """Decide by hand, `commit` or `rollback`, what nobody else will: a transaction of in_doubt() that has no
-        outcome. That is recorded, and kept until forget(). Raises TransactionError."""
+        """Decide by hand, `commit` or `rollback`, a transaction of in_doubt() that has no outcome and gets none
+        otherwise. The decision is recorded, and kept until forget(). Raises TransactionError."""
         self._registry.require_open()
         if outcome not in (COMMIT, ROLLBACK):
             raise ValueError(f"an outcome is {COMMIT!r} or {ROLLBACK!r}, not {outcome!r}")
         self._outcomes.resolve(_transaction_id(transaction), outcome == COMMIT)
 
     def heuristics(self) -> list[Heuristic]:
-        """The outcomes that were decided by hand and not forgotten since, oldest first."""
+        """Return the outcomes that were decided by hand and not forgotten since, oldest first."""
         self._registry.require_open()
         return self._outcomes.heuristics()
 
@@ -601,14 +604,14 @@ class Router:
     def ack(self, messages: Message[Any] | Iterable[Message[Any]]) -> None:
         """Ack leased messages; those of one store as one, with one wait for the disk.
 
-        If a store raises, what lives in other stores may have been acked before.
+        If a store raises, messages of other stores may have been acked before.
         """
         for store, of_store in by_store(messages):
             store.ack(of_store)
 
     def ack_nowait(self, messages: Message[Any] | Iterable[Message[Any]]) -> Future[None]:
-        """`ack` without waiting: the future resolves, on a thread of ours, once all are acked, or with the first error
-        of a store."""
+        """Ack without waiting: the future resolves, on a thread of ours, once all are acked, or with the first error of
+        a store."""
         return settle_nowait(messages, lambda store, of_store: store.ack_nowait(of_store))
 
     def release(
@@ -618,7 +621,7 @@ class Router:
         delay: float | None = None,
         reason: Reason | None = None,
     ) -> None:
-        """Give leased messages back, as Message.release; else as `ack`."""
+        """Give leased messages back, as Message.release; otherwise as `ack`."""
         for store, of_store in by_store(messages):
             store.release(of_store, delivered, delay, reason)
 
@@ -629,7 +632,7 @@ class Router:
         delay: float | None = None,
         reason: Reason | None = None,
     ) -> Future[None]:
-        """`release` without waiting, as `ack_nowait`."""
+        """Give leased messages back without waiting, as `ack_nowait`."""
         return settle_nowait(messages, lambda store, of_store: store.release_nowait(of_store, delivered, delay, reason))
 
     def reject(self, message: Message[Any], reason: Reason = REJECTED) -> None:
@@ -638,11 +641,11 @@ class Router:
         self._sweeper.reject(message, reason)
 
     def _spent(self, store: Store) -> None:
-        """As Rejecting._spent. For stores."""
+        """Dead-letter messages of a store soon, as Rejecting._spent. For stores."""
         self._sweeper.spent(store)
 
     def _is_elsewhere(self, destination: Destination, store_id: bytes) -> bool:
-        """Whether a destination is recorded in another store than that. For stores."""
+        """Return whether a destination is recorded in another store than that. For stores."""
         row = self._registry.table.destinations.get(destination)
         return row is not None and row.store_id != store_id
 
@@ -677,14 +680,14 @@ class Router:
         delivered: bool = True,
         delay: float | None = None,
     ) -> list[AnabranchError | None] | None:
-        """Ack, release or reject leased messages by their tokens (Message.token), from any thread. The `reason` is that
-        of Message.reject and Message.release; `delivered` and `delay` are those of Message.release.
+        """Ack, release or reject leased messages by their tokens (Message.token), from any thread. The `reason` is as
+        in Message.reject and Message.release; `delivered` and `delay` are as in Message.release.
 
-        Of many tokens it returns what was wrong with each, None where nothing was, and settles the others: those of one
-        store together, with one wait for the disk, but each rejected one on its own. Of one token it raises that.
-        UnknownMessageError names a token that is none, whose store this router has not or has closed since, and one
-        whose message is not leased any more. Raises TypeError for what is no text or no Settlement, and TypeError and
-        ValueError for what is no time to wait.
+        For many tokens this returns the error of each, None where there was none, and settles the others. Tokens of one
+        store are settled together, with one wait for the disk, but each rejected one on its own. For one token the
+        error is raised. UnknownMessageError names a text that is no token, a token whose store this router has not or
+        has closed since, and one whose message is not leased any more. Raises TypeError for what is no text or no
+        Settlement, and TypeError and ValueError for what is no time to wait.
         """
         self._registry.require_open()
         listed, way = _tokens(tokens, how), _way(how, reason, delivered, delay)
@@ -704,22 +707,22 @@ class Router:
         delivered: bool = True,
         delay: float | None = None,
     ) -> Future[list[AnabranchError | None]]:
-        """`settle` without waiting: the future resolves on a thread of ours; of one token, too, with a list."""
+        """Settle without waiting: the future resolves on a thread of ours, with a list for one token too."""
         self._registry.require_open()
         return self._tokens.settle_nowait(_tokens(tokens, how), _way(how, reason, delivered, delay))
 
     def destinations(self, prefix: str = "") -> list[Destination]:
-        """All that have been declared, sent to or subscribed to and not deleted, in order of their text; with a prefix
-        those whose text begins with it (`queue://orders.`). No store is asked: after a crash one may be named that had
-        just been deleted, until its store is opened."""
+        """Return all destinations that have been declared, sent to or subscribed to and not deleted, in order of their
+        text. With a prefix, those whose text begins with it (`queue://orders.`). No store is asked: after a crash a
+        destination may be named that had just been deleted, until its store is opened."""
         self._registry.require_open()
         if not isinstance(prefix, str):
             raise TypeError(f"a prefix of destinations is a str, not {type(prefix).__name__}: {prefix!r}")
         return sorted((d for d in list(self._registry.table.destinations) if str(d).startswith(prefix)), key=str)
 
     def exists(self, destination: Address) -> bool:
-        """Whether it has been declared, sent to or subscribed to and not deleted. No store is asked, as by
-        `destinations`."""
+        """Return whether a destination has been declared, sent to or subscribed to and not deleted. No store is asked,
+        as by `destinations`."""
         self._registry.require_open()
         return resolve(destination) in self._registry.table.destinations
 
@@ -729,8 +732,8 @@ class Router:
         return Endpoint(self._registry, resolve(destination)).delete()
 
     def stats(self) -> RouterStats:
-        """Of every store that exists; those that are not open are opened for it. One that is open and does not answer
-        within a second is named in `unresponsive`; what it said last stands for it, if anything does."""
+        """Return statistics of every store that exists; those that are not open are opened for it. An open store that
+        does not answer within a second is named in `unresponsive`; its latest answer stands for it, if there is one."""
         self._registry.require_open()
         refuse_in_handler("stats")
         stores, unresponsive = self._registry.stats()
@@ -738,7 +741,7 @@ class Router:
         return RouterStats(stores, self._coordinator.log.syncs, self._sweeper.dead_lettered, dropped, unresponsive)
 
     def reclaim(self) -> int:
-        """Free what can be freed now in all open stores; returns bytes. Happens by itself in the background.
+        """Free what can be freed now in all open stores; returns bytes. This happens by itself in the background.
 
         Raises the first error of a store after trying all.
         """
@@ -747,10 +750,10 @@ class Router:
         return self._freed(self._registry.open_stores(), lambda store: store.reclaim())
 
     def compact(self, store: str | None = None) -> int:
-        """Free also the space for which what is there has to be copied, now, in all open stores or in those of one
-        name; returns bytes. Mostly dead segments of a journal are compacted by themselves in the background where that
-        pays (`compact_live_percent`); here less is enough, and a journal's index and SQLite's file become as small as
-        what is in them. Others send and receive meanwhile; while such a file is written anew, which takes seconds for
+        """Free also the space for which live records have to be copied, now, in all open stores or in those of one
+        name; returns bytes. Mostly dead segments of a journal are compacted by themselves in the background if that
+        pays (`compact_live_percent`). Here less is enough, and a journal's index and SQLite's file become as small as
+        their content. Others send and receive meanwhile; while such a file is written anew, which takes seconds for
         each GiB, they wait.
 
         Raises the first error of a store after trying all, ConfigError if no open store has this name.
@@ -773,12 +776,12 @@ class Router:
         return sum(freed or 0 for _, freed, _ in freed)
 
     def on_event(self, on_event: Callable[[Event], object]) -> EventListener:
-        """Call this with what happens from now on and no call returns: MessageExpired, MessageDeadLettered,
+        """Call a function with events from now on that no call returns: MessageExpired, MessageDeadLettered,
         MessageDropped, StoreFailed, StoreOpened.
 
-        On background threads of the library, one event after the other, until the listener that is returned is closed.
-        Nothing waits for it: 1,000 events wait for one that is slow, further ones are counted (`listener.dropped`). An
-        error that it raises is logged. Raises TypeError for what cannot be called.
+        The calls are made on background threads of the library, one event after the other, until the listener that is
+        returned is closed. Nothing waits for them: 1,000 events wait for a slow function, further ones are counted
+        (`listener.dropped`). An error that the function raises is logged. Raises TypeError for what cannot be called.
         """
         self._registry.require_open()
         return self._events.listen(on_event)
@@ -787,12 +790,12 @@ class Router:
 
     def start_usage_log(self, options: UsageOptions | Mapping[str, Any] | None = None) -> None:
         """Record from now on who is sent what and when it is acked, for the advisor (usage/). `options` may be a
-        mapping, as in stores.yaml; without them it is as the configuration says, or by default. One that is under way
-        ends first.
+        mapping, as in stores.yaml; without them the configuration's count, or the defaults. A recording that is under
+        way ends first.
 
-        Nothing that fails later disturbs who sends and acks: `usage_stats` says it, and it is logged. Raises
-        StoreLockedError, ConfigError, StoreFullError, CorruptionError; then nothing is recorded. For options that
-        cannot be it raises ConfigError, or TypeError, and has done nothing.
+        A later failure disturbs no send and no ack: `usage_stats` tells of it, and it is logged. Raises
+        StoreLockedError, ConfigError, StoreFullError, CorruptionError; then nothing is recorded. For wrong options it
+        raises ConfigError, or TypeError, and has done nothing.
         """
         self._registry.require_open()
         refuse_in_handler("start_usage_log")
@@ -815,15 +818,15 @@ class Router:
         return given
 
     def stop_usage_log(self) -> None:
-        """Record no more; what was is on disk on return, unless the disk has not answered for 10 seconds, which is
-        logged. Does nothing if nothing is recorded."""
+        """Stop recording. All that was recorded is on disk on return, unless the disk has not answered for 10 seconds,
+        which is logged. Does nothing if nothing is recorded."""
         self._registry.require_open()
         refuse_in_handler("stop_usage_log")
         with self._lock:
             self._close_usage_log()
 
     def usage_stats(self) -> UsageStats | None:
-        """What the usage log has recorded, or why it could not be started; None if there is none."""
+        """Return the statistics of the usage log, or why it could not be started; None if there is none."""
         self._registry.require_open()
         usage = self._usage
         return None if usage is None else usage.stats()
@@ -837,7 +840,8 @@ class Router:
         self._usage.open()
 
     def _start_configured_usage_log(self) -> None:
-        """It is an observation: that it cannot be opened keeps nobody from the messages."""
+        """Start the usage log of the configuration. It is an observation: an error of its opening keeps nobody from the
+        messages."""
         if self.config.usage is not None:
             try:
                 self._start_usage_log(self.config.usage)
@@ -865,20 +869,20 @@ class Router:
         opened again.
 
         Senders and receivers do not notice, but for those of the destination that moves just then: they wait while its
-        last few messages are copied. Who holds a message of it acks, releases or rejects it as before, open
-        transactions and listeners go on; messages have other seqs. What is sent for the first time goes where the new
-        configuration routes it from the beginning on. Who browses just then gets ClosedError.
+        last few messages are copied. A leased message of it is acked, released or rejected as before, open transactions
+        and listeners go on; messages have other seqs. A new destination goes where the new configuration routes it from
+        the beginning on. A browse of the moving destination raises ClosedError.
 
         `progress` is called with how many messages have moved, and how many there are to move, on the thread that moves
-        them: it must not wait for a destination that may be on its way. A
-        destination that a prepared transaction would change waits for its outcome up to `prepared_seconds`. `restart`:
-        an interrupted call for another configuration is not gone on with.
+        them. It must not wait for a destination that may be on its way. A destination that a prepared transaction would
+        change waits for its outcome up to `prepared_seconds`. `restart`: an interrupted call for another configuration
+        is not gone on with.
 
-        Raises PlacementError before anything is changed, as `anabranch repartition` does; and at the end, if some could
-        not be moved, which names them: what a prepared transaction would change, or has messages that are not
-        persistent. Any other error (StoreFullError, StoreFailedError, CorruptionError) ends it. Whatever is raised,
-        each destination is in one store, in use, a note of the error says which have moved, and the next call goes on
-        from there; so it does after Ctrl-C, and after `close`, which stops it. Until then no router opens the
+        Raises PlacementError before anything is changed, as `anabranch repartition` does. Raises it at the end, with
+        their names, for destinations that a prepared transaction would change, or that have transient messages: these
+        could not be moved. Any other error (StoreFullError, StoreFailedError, CorruptionError) ends it. Whatever is
+        raised, each destination is in one store, in use. A note of the error says which have moved, and the next call
+        goes on from there; so it does after Ctrl-C, and after `close`, which stops it. Until then no router opens the
         directory, unless `anabranch repartition` finishes it. Raises TransactionError if it is under way already.
         """
         self._registry.require_open()
@@ -922,7 +926,7 @@ def _tokens(tokens: str | Iterable[str], how: Settlement) -> list[str]:
 
 
 def _way(how: Settlement, reason: Reason | None, delivered: bool, delay: float | None) -> Way:
-    """Raises TypeError and ValueError."""
+    """Return the way to settle. Raises TypeError and ValueError."""
     if delay is not None:
         delay_ms(delay)
     if reason is not None:
@@ -933,7 +937,7 @@ def _way(how: Settlement, reason: Reason | None, delivered: bool, delay: float |
 
 
 def _transaction_id(text: str) -> bytes:
-    """A transaction's id as in_doubt() shows it. Raises TransactionError."""
+    """Return a transaction's id from the text that in_doubt() shows. Raises TransactionError."""
     try:
         transaction = bytes.fromhex(text)
     except (TypeError, ValueError):
@@ -948,9 +952,9 @@ def _transaction_id(text: str) -> bytes:
 def open(source: str | PathLike[str] | Config | None = None, progress: Progress | None = None) -> Router:
     """Open a router from a directory, a YAML file or a Config. Use it with `with`, or close it.
 
-    A directory, new or not, is opened with the `stores.yaml` in it, else as it was opened last; one that nobody has
-    used yet has one journal store for everything (`sync: always`). What is not there is a directory, unless its name
-    ends in .yaml or .yml. One that ends nearly so, or as other configurations do, is refused.
+    A directory, new or not, is opened with the `stores.yaml` in it, else as it was opened last. A directory that nobody
+    has used yet has one journal store for everything (`sync: always`). A path where nothing is is a directory, unless
+    its name ends in .yaml or .yml. A name that ends nearly so, or as other configurations do, is refused.
 
     Raises ConfigError with all that is wrong in the file or with the directory, StoreLockedError, PlacementError,
     CorruptionError, and TypeError for what is none of the three.

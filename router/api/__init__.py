@@ -1,4 +1,4 @@
-"""What users hold: the router, queues, topics, maps, consumers, messages' codecs, addresses and events.
+"""The things that users hold: the router, queues, topics, maps, consumers, messages' codecs, addresses and events.
 
     with anabranch.open("data") as router:
         router.queue("jobs").send(b"...")

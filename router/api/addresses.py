@@ -1,4 +1,4 @@
-"""What users may name a destination by, everywhere: its text, a Destination, or the Queue or Topic that they hold.
+"""Addresses: users name a destination by its text, a Destination, or the Queue or Topic that they hold.
 
 A text holds no wildcards: it names destinations one by one. A destination whose name really holds one, from before
 that was refused or by another's choice, is given as a Destination, which is taken as it is.
@@ -18,7 +18,7 @@ Address = str | Destination | Endpoint[Any]
 
 
 def resolve(address: Address) -> Destination:
-    """The one destination that is meant; a bare name is a queue. Raises DestinationError, for a pattern too, and
+    """Return the one destination that is meant; a bare name is a queue. Raises DestinationError, for a pattern too, and
     TypeError for what names no destination."""
     if isinstance(address, str):
         return _parsed_one(address)
@@ -26,24 +26,25 @@ def resolve(address: Address) -> Destination:
 
 
 def resolve_all(address: Address) -> tuple[Destination, ...]:
-    """The parts of a composite, `queue://a,topic://b`, to be sent to; likewise. Raises DestinationError for a map."""
+    """Return the parts of a composite, `queue://a,topic://b`, to be sent to. Raises as `resolve`, and DestinationError
+    for a map."""
     if isinstance(address, str):
         return _parsed(address)
     return (_no_map(_named(address)),)
 
 
 def map_of(address: Address) -> Destination:
-    """The map that is meant; a bare name is one here. Raises DestinationError for a queue and a topic."""
+    """Return the map that is meant; a bare name is one here. Raises DestinationError for a queue and a topic."""
     return _of_kind(Kind.MAP, address)
 
 
 def topic_of(address: Address) -> Destination:
-    """The topic that is meant; a bare name is one here. Raises DestinationError for a queue."""
+    """Return the topic that is meant; a bare name is one here. Raises DestinationError for a queue."""
     return _of_kind(Kind.TOPIC, address)
 
 
 def queue_of(address: Address) -> Destination:
-    """The queue that is meant. Raises DestinationError for a topic."""
+    """Return the queue that is meant. Raises DestinationError for a topic."""
     return _of_kind(Kind.QUEUE, address)
 
 
@@ -76,7 +77,7 @@ def _no_map(destination: Destination) -> Destination:
 
 
 def _plain(destination: Destination) -> Destination:
-    """Raises DestinationError for a name that holds a wildcard."""
+    """Return the destination. Raises DestinationError for a name that holds a wildcard."""
     wildcard = wildcard_in(destination.name)
     if wildcard is None:
         return destination

@@ -1,12 +1,12 @@
-"""Codecs: what a body is made of bytes by, above the stores, which know bytes alone.
+"""Codecs turn a body into bytes and back, above the stores, which know bytes alone.
 
     orders = router.queue("orders", codec="json")
     orders.send({"number": 17})                     # with the header content_type: application/json
     orders.receive().body["number"]
 
-What goes through such a queue are the same messages: who holds it without the codec sees bytes, and the header
-`content_type`. A body is decoded when it is asked for, not when its message is received: one that does not decode holds
-up no other, and is in hand, to be released or rejected.
+Such a queue carries ordinary messages: a user without the codec sees bytes, and the header `content_type`. A body is
+decoded when it is asked for, not when its message is received. So a message that does not decode holds up no other, and
+is in hand, to be released or rejected.
 
 `json` and `msgpack` take plain values; `pickle` takes nearly all, and runs whatever code the bytes name, so it is used
 only where it is asked for by this name. Any object that has what `Codec` says is one.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     V = typing_extensions.TypeVar("V", default=Any)
 else:
     V = TypeVar("V")
-"""What a codec takes and gives: anything where nobody says otherwise."""
+"""The type of a codec's values: anything where nobody says otherwise."""
 
 CONTENT_TYPE: Final = "content_type"
 """The header that says which codec has made a body."""
@@ -40,74 +40,76 @@ SHOWN_MAX: Final = 80
 
 
 class Codec(Protocol[V]):
-    """Values to bytes and back. Any thread calls it, several at once."""
+    """Turns values into bytes and back. Any thread calls a codec, several at once."""
 
     @property
     def content_type(self) -> str:
-        """What the header `content_type` of a message says that it has made: `application/json`."""
+        """The content type of encoded bodies, for the header `content_type` of a message: `application/json`."""
 
     def encode(self, value: V, /) -> bytes:
-        """The bytes that are stored. What it raises, the send raises as TypeError or ValueError; nothing is sent."""
+        """Return the bytes to store. The send raises a failure of this as TypeError or ValueError; nothing is sent."""
 
     def decode(self, body: bytes, /) -> V:
-        """The value. Whatever it raises becomes the cause of a DecodeError."""
+        """Return the value of the bytes. An error raised here becomes the cause of a DecodeError."""
 
 
 class JsonCodec:
-    """As JSON, in UTF-8. What JSON has not (NaN, bytes, sets) is refused; a tuple comes back as a list, and a key that
-    is a number as text."""
+    """Writes JSON, in UTF-8. Values that JSON lacks (NaN, bytes, sets) are refused. A tuple comes back as a list, and a
+    key that is a number as text."""
 
     __slots__ = ()
 
     content_type: Final = "application/json"
 
     def encode(self, value: Any, /) -> bytes:
-        """Raises TypeError, ValueError."""
+        """Return the JSON of a value. Raises TypeError, ValueError."""
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
     def decode(self, body: bytes, /) -> Any:
-        """Raises ValueError."""
+        """Return the value of JSON. Raises ValueError."""
         return json.loads(body)
 
 
 class MsgpackCodec:
-    """As MessagePack: what JSON has, and bytes, keys of any kind, and times of a zone; smaller, and faster."""
+    """Writes MessagePack: all values of JSON, and bytes, keys of any kind, and times of a zone. It is smaller and
+    faster than JSON."""
 
     __slots__ = ()
 
     content_type: Final = "application/msgpack"
 
     def encode(self, value: Any, /) -> bytes:
-        """Raises TypeError, ValueError."""
+        """Return the MessagePack of a value. Raises TypeError, ValueError."""
         return msgspec.msgpack.encode(value)
 
     def decode(self, body: bytes, /) -> Any:
-        """Raises ValueError."""
+        """Return the value of MessagePack. Raises ValueError."""
         return msgspec.msgpack.decode(body)
 
 
 class PickleCodec:
-    """Python's own. To decode is to run what the sender has put there: for queues that nobody else can send to."""
+    """Pickles values. To decode is to run the code that the sender has put there: for queues that nobody else can send
+    to."""
 
     __slots__ = ()
 
     content_type: Final = "application/x-python-pickle"
 
     def encode(self, value: Any, /) -> bytes:
-        """Raises whatever the value raises."""
+        """Return the pickle of a value. Raises whatever the value raises."""
         return pickle.dumps(value)
 
     def decode(self, body: bytes, /) -> Any:
-        """Likewise."""
+        """Return the value of a pickle. Raises whatever the value raises."""
         return pickle.loads(body)
 
 
 CODECS: Final[dict[str, Codec]] = {"json": JsonCodec(), "msgpack": MsgpackCodec(), "pickle": PickleCodec()}
-"""Those that can be asked for by name."""
+"""The codecs that can be asked for by name."""
 
 
 def codec_of(codec: str | Codec[V]) -> Codec[V]:
-    """The codec that is meant. Raises ValueError for a name that none has, TypeError for what is no codec."""
+    """Return the codec that is meant. Raises ValueError for a name that none has, TypeError for what is no codec."""
     if isinstance(codec, str):
         found = CODECS.get(codec)
         if found is None:
@@ -126,8 +128,8 @@ def codec_of(codec: str | Codec[V]) -> Codec[V]:
 
 
 def encoded(codec: Codec[V], value: V, what: str, destination: Destination) -> bytes:
-    """The bytes of a value, which is `what` for that destination. Raises TypeError and ValueError, which name what is
-    wrong with it."""
+    """Return the bytes of a value, which is `what` for that destination. Raises TypeError and ValueError, which name
+    what is wrong with the value."""
     try:
         body = codec.encode(value)
     except Exception as error:
@@ -157,8 +159,8 @@ class Coder(Generic[T]):
     __hash__ = None  # type: ignore[assignment]  # a codec need have none
 
     def encode(self, value: T, headers: Headers | None) -> tuple[bytes, Headers]:
-        """The body, and the headers with the content type. Raises TypeError and ValueError, which name what is wrong
-        with the value; and ValueError for headers that say another content type."""
+        """Return the body, and the headers with the content type. Raises TypeError and ValueError, which name what is
+        wrong with the value; and ValueError for headers that say another content type."""
         content_type = self._codec.content_type
         body = encoded(self._codec, value, "a body", self._destination)
         if not headers:
@@ -176,14 +178,14 @@ class Coder(Generic[T]):
         return body, headers
 
     def encode_one(self, message: T | Outgoing[T]) -> Outgoing:
-        """One of many that are sent together."""
+        """Encode one of many messages that are sent together."""
         if not isinstance(message, Outgoing):
             return Outgoing(*self.encode(message, None))
         body, headers = self.encode(message.body, message.headers)  # type: ignore[arg-type]  # no codec takes a file
         return message._replace(body=body, headers=headers)  # type: ignore[return-value]
 
     def wrap(self, message: Message) -> Message[T]:
-        """The same message, whose body this decodes."""
+        """Return the message with a body that this codec decodes."""
         return decoded(message, self._decode)
 
     def _decode(self, message: Message[Any], body: bytes) -> T:
@@ -206,7 +208,7 @@ class Coder(Generic[T]):
 
 
 def _is_of(given: object, content_type: str) -> bool:
-    """Whether a header says this content type, perhaps with parameters: `application/json; charset=utf-8`."""
+    """Return whether a header says this content type, perhaps with parameters: `application/json; charset=utf-8`."""
     return isinstance(given, str) and given.partition(";")[0].strip().lower() == content_type.lower()
 
 

@@ -1,4 +1,4 @@
-"""Where messages come out: of a queue, or of one durable subscription of a topic."""
+"""Consumers: messages come out of a queue, or of one durable subscription of a topic."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class Backlog(Generic[T]):
-    """What can be looked at. Any thread may use it. What each call promises: adapters/core/store.py. Two are equal that
-    are of one router, name the same, and have the same codec."""
+    """The messages of a queue, a topic or a subscription, to look at. Any thread may use it. Promises of each call:
+    adapters/core/store.py. Two are equal if their router, their name and their codec are the same."""
 
     __slots__ = ()
 
     _registry: StoreRegistry
     destination: Destination
     _key: SubscriptionKey | None = None
-    """Of the subscription whose messages these are; None for all of the destination."""
+    """The subscription whose messages these are; None for all of the destination."""
     _coder: Coder[T] | None = None
-    """What decodes their bodies; None: they are bytes."""
+    """The decoder of their bodies; None: they are bytes."""
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -44,9 +44,9 @@ class Backlog(Generic[T]):
 
     def browse(self, limit: int | None = None, after: int | Message[Any] = 0) -> Iterator[Message[T]]:
         """Look at the messages in order without taking them, at most `limit` from the one after `after`: a message, or
-        the seq of one where the store has no `priorities`. Of a topic these are all that some subscription has yet to
-        ack, of a subscription those that it has. It may take its time: a store that is closed for being idle meanwhile
-        is opened again."""
+        the seq of one where the store has no `priorities`. A topic gives all messages that some subscription has yet to
+        ack, a subscription its own. The caller may take long: a store that is closed for being idle meanwhile is opened
+        again."""
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
             raise TypeError(f"limit is a number of messages, not {type(limit).__name__}: {limit!r}")
         if not isinstance(after, int | Message) or isinstance(after, bool):
@@ -76,9 +76,9 @@ class Backlog(Generic[T]):
                 self._registry.forget_closed(self.destination, store, error)
 
     def dead_letters(self) -> Iterator[DeadLetter[T]]:
-        """Look at those in its dead-letter queue that come from here, of a subscription those that it has given up, in
-        their order, without taking them. Walks all of that queue, whatever else is in there: with a queue for each
-        destination (`dead_letter: dlq.{name}`) that is nothing else. None if its store names no dead-letter queue."""
+        """Look at the dead letters that come from here, in order, without taking them; of a subscription, those that it
+        has given up. Walks all of the dead-letter queue, whatever else is in there: with a queue for each destination
+        (`dead_letter: dlq.{name}`) that is nothing else. Gives none if its store names no dead-letter queue."""
         pattern = self._registry.option_for(self.destination, "dead_letter")
         if pattern is not None:
             queue = dead_letter_queue(pattern, self.destination)
@@ -92,8 +92,8 @@ class Backlog(Generic[T]):
                     yield letter
 
     def depth(self) -> int:
-        """Messages held, leased ones included: of a topic those that some subscription has yet to ack, each counted
-        once, of a subscription those that it has."""
+        """Return how many messages are held, leased ones included. A topic counts those that some subscription has yet
+        to ack, each once; a subscription counts its own."""
         return self._registry.for_held(self.destination, lambda store: store.depth(self.destination, self._key), 0)
 
 
@@ -107,18 +107,18 @@ class _Letters(Backlog[T]):
 
 
 class Consumer(Backlog[T]):
-    """What can be received from."""
+    """Receives messages from a queue or a subscription."""
 
     __slots__ = ()
 
     def receive(self, timeout: float | None = 0, *, lease: float | None = None) -> Message[T] | None:
         """Lease the first message that nobody holds, waiting up to `timeout` seconds for one (None: for ever).
 
-        It is this process's until `message.ack()` or `message.release()`; when the process ends, all its leases do.
-        With `lease`, or the store's option `lease_timeout`, it is free again after so many seconds, counted as a
-        delivery, unless `message.extend()` gives it more. A `timeout` that is over already, below 0, does not wait.
-        Raises TypeError and ValueError for what is no number of seconds, and UnknownSubscriptionError for a
-        subscription that was ended. That a body does not decode shows when `message.body` is asked for.
+        The message is this process's until `message.ack()` or `message.release()`; when the process ends, all its
+        leases do. With `lease`, or the store's option `lease_timeout`, it is free again after so many seconds, counted
+        as a delivery, unless `message.extend()` gives it more. A `timeout` that is over already, below 0, does not
+        wait. Raises TypeError and ValueError for what is no number of seconds, and UnknownSubscriptionError for a
+        subscription that was ended. A body that does not decode is found when `message.body` is asked for.
         """
         if lease is not None:
             require_seconds(lease, "lease")
@@ -138,7 +138,7 @@ class Consumer(Backlog[T]):
                 registry.forget_closed(destination, store, error)
 
     def _receive_in(self, timeout: float | None, lease: float | None) -> Message | None:
-        """`receive` with a time to wait."""
+        """Receive with a time to wait."""
         require_timeout(timeout)
         if timeout is None:
             self._registry.hint_at_slip(self.destination)
@@ -152,7 +152,7 @@ class Consumer(Backlog[T]):
 
     def receive_many(self, n: int, timeout: float | None = 0, *, lease: float | None = None) -> list[Message[T]]:
         """Lease up to `n` messages, in order, waiting up to `timeout` seconds for the first (None: for ever): as soon
-        as there is one, all that are there then, up to `n`. An empty list if none has come.
+        as there is one, all that are there then, up to `n`. Returns an empty list if none has come.
 
         Each is settled on its own, or several at once with `router.ack(messages)`. Raises as `receive`; and TypeError
         and ValueError for what is no number of messages.
@@ -180,8 +180,8 @@ class Consumer(Backlog[T]):
         return self._registry.for_store(self.destination, receive)
 
     def consume(self, timeout: float | None = None, *, lease: float | None = None) -> Iterator[Message[T]]:
-        """Each message, leased, one after the other: the next one is received when it is asked for, so that none is
-        leased ahead. Ends when none has come for `timeout` seconds (None: goes on for ever). Raises as `receive`."""
+        """Yield each message, leased, one after the other. The next one is received when it is asked for, so that none
+        is leased ahead. Ends when none has come for `timeout` seconds (None: goes on for ever). Raises as `receive`."""
         require_timeout(timeout)
         if lease is not None:
             require_seconds(lease, "lease")
@@ -199,14 +199,14 @@ class Consumer(Backlog[T]):
 
         Listeners and those who wait in `receive` stand in one line: what becomes free goes to who came first. The
         callback runs on a background thread of the library, one message at a time, in order; never inside a sender's
-        `send`, never in this call, and one that takes long holds up nobody but its own listener. It settles the message
-        then or later, from any thread; if it raises, the message is released. `lease` is as for `receive`, from the
-        call on.
+        `send`, never in this call. A callback that takes long holds up nobody but its own listener. The callback
+        settles the message then or later, from any thread; if it raises, the message is released. `lease` is as for
+        `receive`, from the call on.
 
-        The store is opened, and stays open until the listener is closed. If it closes all the same or fails
-        (`router.close()`, `router.reopen()`), its disk does not give a message, or the subscription is ended, the
-        listener ends, and `on_end` is called with the error, on such a thread. Raises TypeError and ValueError for what
-        is no function, no credit or no time.
+        The store is opened, and stays open until the listener is closed. The listener ends if the store closes all the
+        same or fails (`router.close()`, `router.reopen()`), its disk does not give a message, or the subscription is
+        ended. Then `on_end` is called with the error, on such a thread. Raises TypeError and ValueError for what is no
+        function, no credit or no time.
         """
         require_callbacks(on_message, on_end)
         coder, call = self._coder, on_message
@@ -221,9 +221,9 @@ class Consumer(Backlog[T]):
         return self._registry.for_held(self.destination, lambda store: store.purge(self.destination, self._key), 0)
 
     def counts(self) -> Counts:
-        """How many messages are ready, how many leased or claimed by a transaction, how many wait for their time, and
-        how many have expired since the store was opened; and as `oldest_ready_seconds`, how old the next one is. Takes
-        the same time however many there are."""
+        """Return the numbers of messages: ready, leased or claimed by a transaction, waiting for their time, and
+        expired since the store was opened. `oldest_ready_seconds` is the age of the next one. Takes the same time
+        however many there are."""
         return self._registry.for_held(
             self.destination, lambda store: store.counts(self.destination, self._key), Counts(0, 0)
         )

@@ -1,6 +1,6 @@
-"""Dead letters: what one says of where it comes from.
+"""Dead letters, whose headers tell where they come from.
 
-`labelled` is what upkeep/dead_letters.py sends. The duplicate window of the source still knows the message's id: a
+`labelled` is what upkeep/dead_letters.py sends. The duplicate window of the source still knows the message's id. So a
 transaction that acks a dead letter and sends to its source under that id marks the send `requeued` (`mark_requeued`),
 and it is stored. Otherwise the letter would be gone from both queues.
 """
@@ -30,32 +30,32 @@ SUBSCRIPTION: Final = "dead_letter_subscription"
 ERROR_TYPE: Final = "dead_letter_error_type"
 ERROR_TEXT: Final = "dead_letter_error_text"
 _OPTIONAL: Final = frozenset((MESSAGE_ID, CLIENT, SUBSCRIPTION, ERROR_TYPE, ERROR_TEXT))
-"""One that is there without being true, of a dead letter that somebody has sent on, would say where it goes back."""
+"""A false one, of a dead letter that somebody has sent on, would say where the letter goes back."""
 
 REQUEUED_REASON: Final = "requeued_reason"
 REQUEUED_COUNT: Final = "requeued_count"
 REQUEUED_DELIVERIES: Final = "requeued_deliveries"
 REQUEUED_ERROR_TYPE: Final = "requeued_error_type"
 REQUEUED_ERROR_TEXT: Final = "requeued_error_text"
-"""What a message that was put back says of the dead letter that it was."""
+"""Headers of a message that was put back, about the dead letter that it was."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter(Generic[T]):
-    """A message in a dead-letter queue, and what it says of itself."""
+    """A message in a dead-letter queue, and the facts in its headers."""
 
     message: Message[T]
     """Browsed: receive it from its queue to put it back, or to ack it."""
     reason: str
     """Why it is there: `delivery_limit`, `expired`, `rejected`, or what its receiver said."""
     source: Destination
-    """Where it comes from."""
+    """The destination that it comes from."""
     deliveries: int
     """How often it had been handed out there."""
     message_id: str | None
     """Its `message_id` there."""
     subscription: SubscriptionKey | None
-    """Which has given it up, if it was one."""
+    """The subscription that has given it up, if one has."""
     requeued: int
     """How often it had been put back before."""
     error_type: str | None = None
@@ -66,7 +66,7 @@ class DeadLetter(Generic[T]):
 
 
 def dead_letter_of(message: Message[T]) -> DeadLetter[T] | None:
-    """None if it is none."""
+    """Return the dead letter that a message is; None if it is none."""
     headers = message.headers
     source, message_id = headers.get(SOURCE), headers.get(MESSAGE_ID)
     try:
@@ -88,30 +88,30 @@ def dead_letter_of(message: Message[T]) -> DeadLetter[T] | None:
 
 
 def dead_letter_queue(pattern: str, source: Destination) -> Destination:
-    """Where the dead letters of a destination go, by its store's option. The name comes in after the pattern is parsed:
-    it may hold what means something there."""
+    """Return the queue of a destination's dead letters, by its store's option. The name comes in after the pattern is
+    parsed: a name may hold characters that have a meaning there."""
     parsed = Destination.restored(pattern)
     return Destination(parsed.kind, dead_letter_name(parsed.name, source.name))
 
 
 def number(headers: Mapping[str, Any], name: str) -> int:
-    """0 where a sender has put anything else."""
+    """Return the number in a header; 0 where a sender has put anything else."""
     value = headers.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def delivered(message: Message, rejected: bool) -> int:
-    """How often a message had been handed out, that is leased now to be dead-lettered; `rejected`: by who was handed
-    it."""
+    """Return how often a leased message that is to be dead-lettered had been handed out. `rejected`: its receiver
+    rejects it, so that its lease counts."""
     return message.deliveries if rejected else message.deliveries - 1
 
 
 def labelled(
     message: Message, reason: str, known: bool, rejected: bool = False, failure: Failure | None = None
 ) -> dict[str, Any]:
-    """The headers of the dead letter that a message becomes: its own, and where it comes from. Its message id is among
-    them, not used again: the copies of several subscriptions are not duplicates of each other. `known`: it is a dead
-    letter already, and says where it came from first. `failure`: its last."""
+    """Return the headers of the dead letter that a message becomes: its own, and where it comes from. Its message id is
+    among them, not used again: the copies of several subscriptions are not duplicates of each other. `known`: the
+    message is a dead letter already, and says where it came from first. `failure`: its last."""
     deliveries = delivered(message, rejected)
     errors: dict[str, Any] = {}
     if failure is not None:
@@ -135,8 +135,8 @@ def labelled(
 
 
 def mark_requeued(participants: Collection[Participant]) -> None:
-    """Of a transaction that is about to be committed or prepared: each send that puts back a dead letter which the
-    transaction acks is no duplicate. May be done again."""
+    """Mark sends of a transaction that is about to be committed or prepared. A send that puts back a dead letter which
+    the transaction acks is no duplicate. May be done again."""
     labels = []
     for participant in participants:
         for acked in participant.acks:
@@ -158,6 +158,7 @@ def mark_requeued(participants: Collection[Participant]) -> None:
 
 
 def subscription_of(letter: Message[Any]) -> SubscriptionKey | None:
-    """Which has given it up; None for one that the topic's message became as a whole, since it expired."""
+    """Return the subscription that has given up a dead letter. None: the topic's message became one as a whole, since
+    it expired."""
     name = letter.headers.get(SUBSCRIPTION)
     return None if name is None else (str(letter.headers.get(CLIENT, "")), str(name))

@@ -1,4 +1,4 @@
-"""What a queue and a topic have in common: messages are sent to them."""
+"""Endpoint: queues and topics have in common that messages are sent to them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class SendOptions(TypedDict, total=False):
-    """What else a send may say; see Endpoint.send."""
+    """Further options of a send; see Endpoint.send."""
 
     priority: int
     expires_in: float | None
@@ -49,8 +49,8 @@ class SendOptions(TypedDict, total=False):
 
 
 class Endpoint(Generic[T]):
-    """A destination as its senders hold it. Cheap to make, cheap to keep; any thread may use it. What each call
-    promises: adapters/core/store.py. A body is bytes, or what its codec takes."""
+    """A destination as its senders hold it. Cheap to make, cheap to keep; any thread may use it. Promises of each call:
+    adapters/core/store.py. A body is bytes, or what its codec takes."""
 
     __slots__ = ("_coder", "_registry", "destination")
 
@@ -82,15 +82,15 @@ class Endpoint(Generic[T]):
         `sync=True` asks for more than the policy: durable against power loss on return. A `message_id` that the store
         has seen lately is stored once, and the receipt says `duplicate`: so an unsure sender simply sends again.
         `priority` is 0 to 65,535, the highest received first where the store's option `priorities` is set. After
-        `expires_in` seconds it is no longer delivered. With `persistent=False` it is kept in memory alone, swapped to
-        disk if there are many, and gone when its store closes; its place among the others is kept. Before `deliver_in`
-        seconds are over, or before `deliver_at` (seconds since the epoch, or a datetime that knows its time zone),
-        nobody receives it, and others pass it; then it is at its place, the one at which it was sent. It waits over a
-        restart, too.
+        `expires_in` seconds it is no longer delivered. With `persistent=False` the message is kept in memory alone,
+        swapped to disk if there are many, and gone when its store closes; its place among the others is kept. Before
+        `deliver_in` seconds are over, or before `deliver_at` (seconds since the epoch, or a datetime that knows its
+        time zone), nobody receives it, and others pass it; then it is at its place, the one at which it was sent. The
+        message waits over a restart, too.
 
-        A `body` may also be a file opened for reading bytes, or anything else with `read(size)`: it is read from where
-        it stands to its end, of any size and in bounded memory (docs/messages.md). With `size` it is refused, with
-        ValueError, if it has more bytes or fewer. What the file raises is raised, and nothing was sent.
+        A `body` may also be a file opened for reading bytes, or anything else with `read(size)`. The file is read from
+        where it stands to its end, of any size and in bounded memory (docs/messages.md). With `size` it is refused,
+        with ValueError, if it has more bytes or fewer. An error of the file is raised, and nothing was sent.
 
         With a `connection` of SQLAlchemy's to the database that its store is in, the message is part of the transaction
         there: seen once that has committed, never if it is rolled back. The receipt has seq 0 then, and `sync` means
@@ -128,7 +128,7 @@ class Endpoint(Generic[T]):
             return receipt
 
     def _send(self, message: Outgoing, sync: bool | None, size: int | None, connection: Any) -> Receipt:
-        """`send` of what is not a body in memory alone, for now, in a transaction of ours."""
+        """Send a message that has a file as its body, a size, a delivery time or a connection, or is transient."""
         if connection is not None:
             if size is not None and size != len(plain_body(message.body)):
                 raise ValueError(
@@ -155,9 +155,9 @@ class Endpoint(Generic[T]):
     def send_many(
         self, messages: Iterable[T | Outgoing[T] | Readable], sync: bool | None = None, *, connection: Any = None
     ) -> list[Receipt]:
-        """Store many, in order, with one wait for the disk for each batch of them. Not atomic: a crash half way keeps
-        a prefix; a transaction keeps all or none. With a `connection`, as `send`. If one cannot be encoded none is
-        sent. Of none nothing comes: `declare` makes an empty destination."""
+        """Store many, in order, with one wait for the disk for each batch of them. Not atomic: a crash half way keeps a
+        prefix; a transaction keeps all or none. With a `connection`, as `send`. If one cannot be encoded none is sent.
+        An empty list makes no destination: `declare` makes an empty one."""
         if isinstance(messages, bytes | bytearray | memoryview | str | Outgoing) or not isinstance(messages, Iterable):
             raise TypeError(
                 f"send_many takes a list of messages, or what else can be iterated, not {type(messages).__name__}; one "
@@ -179,7 +179,7 @@ class Endpoint(Generic[T]):
         )
 
     def _outgoing(self, message: Outgoing | bytes | Readable) -> Outgoing | bytes:
-        """One of many, whose body, if it is a file, is read by now."""
+        """Return a message of many; a body that is a file is read by now."""
         if not isinstance(message, Outgoing):
             if not isinstance(message, Readable):
                 return message
@@ -204,8 +204,8 @@ class Endpoint(Generic[T]):
         deliver_at: float | datetime | None = None,
     ) -> Future[Receipt]:
         """Send without waiting: the future resolves when `send` would have returned, on a thread of ours. If the store
-        is not open, it is opened on such a thread too. What one thread sends keeps its order, with `send` as well. A
-        body that is a file is read before this returns; what cannot be encoded is refused at once."""
+        is not open, it is opened on such a thread too. The sends of one thread keep their order, with `send` as well. A
+        body that is a file is read before this returns; a value that cannot be encoded is refused at once."""
         if persistent is not True:
             require_persistent(persistent)
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
@@ -242,20 +242,22 @@ class Endpoint(Generic[T]):
         return registry.send_deferred(destination, partial(_send_nowait, destination, message, sync), store)
 
     def declare(self) -> None:
-        """Have it there, empty, over restarts (of a memory store: while it lives), until it is deleted. On return that
-        survives a power failure, whatever its store's policy. Changes nothing where it is there already."""
+        """Declare the destination: it is there, empty, over restarts (of a memory store: while it lives), until it is
+        deleted. On return that survives a power failure, whatever its store's policy. Changes nothing where it is there
+        already."""
         self._registry.for_store(self.destination, lambda store: store.declare(self.destination))
 
     def delete(self) -> int:
-        """Remove it with all its messages, leased ones too, and its durable subscriptions; returns how many messages
-        there were. Nothing of it is left behind; a store that was its own goes with it, if nobody waits there."""
+        """Remove the destination with all its messages, leased ones too, and its durable subscriptions; returns how
+        many messages there were. Nothing of it is left behind; a store that was its own goes with it, if nobody waits
+        there."""
         return self._registry.delete(self.destination)
 
 
 def kept(
     registry: StoreRegistry, destination: Destination, body: object, size: int | None, persistent: bool
 ) -> bytes | LargeBody:
-    """A body that is not bytes, or whose size was said, read into the store of a destination, once: a send may be tried
+    """Read a body that is not bytes, or whose size was said, into the store of a destination, once. A send may be tried
     again, and a file is at its end by then. Raises as Endpoint.send."""
     if isinstance(body, Message):  # which can be read, too
         raise TypeError(f"a message body is bytes, or a file to read them from, not a message: send {body!r}.content")
@@ -278,8 +280,8 @@ def _send_nowait(destination: Destination, message: Outgoing, sync: bool | None,
 
 
 def due(deliver_in: float | None, deliver_at: float | datetime | None) -> int:
-    """Before which time (ms) a message that is sent now is not delivered; 0: at once, also where that is over already.
-    Raises ValueError, TypeError, ClockError."""
+    """Return the time (ms) before which a message that is sent now is not delivered. 0: at once, also where that time
+    is over already. Raises ValueError, TypeError, ClockError."""
     if deliver_in is not None and deliver_at is not None:
         raise ValueError(f"give deliver_in or deliver_at, not both: {deliver_in!r} and {deliver_at!r}")
     now = now_ms()
@@ -302,8 +304,8 @@ def due(deliver_in: float | None, deliver_at: float | datetime | None) -> int:
 
 
 def expiry(expires_in: float, name: str = "expires_in") -> int:
-    """When a message that is sent now expires, or a value. `name` is the parameter's. Raises ValueError, TypeError,
-    ClockError."""
+    """Return when a message or a value that is sent now expires. `name` is the parameter's. Raises ValueError,
+    TypeError, ClockError."""
     if not isinstance(expires_in, int | float) or isinstance(expires_in, bool):
         raise TypeError(f"{name} is a number of seconds, not {type(expires_in).__name__}: {expires_in!r}")
     now = now_ms()

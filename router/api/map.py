@@ -42,10 +42,10 @@ class Map(Generic[V]):
     """Keys, texts of 1 to 480 bytes in UTF-8, and a value of each: bytes, or what the map's codec takes. Cheap to make,
     cheap to keep; any thread may use it, and what one call does nobody sees half done.
 
-    A `ttl` is in seconds: after that the value is gone. Without one it stays until it is replaced or removed. What is
-    written is as durable, on return, as the policy of the map's store says (invariant 1); who is interrupted while
-    writing does not know whether it was (rule G3). Raises TypeError and ValueError for what is no key, no value or no
-    time. Two are equal that are of one router, have the same name and the same codec.
+    A `ttl` is in seconds: after that the value is gone. Without one it stays until it is replaced or removed. A change
+    is as durable, on return, as the policy of the map's store says (invariant 1). An interrupted caller does not know
+    whether it was written (rule G3). Raises TypeError and ValueError for what is no key, no value or no time. Two are
+    equal if their router, their name and their codec are the same.
     """
 
     __slots__ = ("_codec", "_registry", "destination")
@@ -70,14 +70,15 @@ class Map(Generic[V]):
     # Reading
 
     def get(self, key: str, default: T | None = None) -> V | T | None:
-        """The value of a key; `default` if it has none. Raises DecodeError for one that the codec does not take."""
+        """Return the value of a key; `default` if it has none. Raises DecodeError for one that the codec does not
+        take."""
         body = self._held(lambda store: store.maps.get(self.destination, key), None)
         return self._missing(key, default) if body is None else self._decoded(key, body)
 
     def items(self, prefix: str = "", after: str | None = None) -> Iterator[tuple[str, V]]:
-        """The keys that begin with `prefix` and come behind `after`, in the order of their bytes in UTF-8, with their
-        values. Some are looked up at a time, and others may write meanwhile: what is there all the time comes once,
-        with a value that it had on the way."""
+        """Yield the keys that begin with `prefix` and come behind `after`, in the order of their bytes in UTF-8, with
+        their values. Some are looked up at a time, and others may write meanwhile. A key that is there all the time
+        comes once, with a value that it had on the way."""
         text_bytes(prefix, "prefix")
         if after is not None:
             text_bytes(after, "after")
@@ -94,11 +95,12 @@ class Map(Generic[V]):
                 self._registry.forget_closed(self.destination, store, error)
 
     def count(self) -> int:
-        """How many keys have a value. One whose time is over may be counted for a second longer."""
+        """Return how many keys have a value. One whose time is over may be counted for a second longer."""
         return self._held(lambda store: store.maps.count(self.destination), 0)
 
     def wait(self, key: str, timeout: float | None = None, default: T | None = None) -> V | T | None:
-        """The value of a key as soon as it has one; `default` if it has none in `timeout` seconds (None: for ever)."""
+        """Return the value of a key as soon as it has one; `default` if it has none in `timeout` seconds (None: for
+        ever)."""
         require_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
 
@@ -124,8 +126,8 @@ class Map(Generic[V]):
 
     def compare_and_set(self, key: str, expected: V | None, value: V | None, *, ttl: float | None = None) -> bool:
         """Give a key a value if the one that it has is `expected`; returns whether that was so. None in place of either
-        is none: the key has no value, or is to have none. With a codec two are the same if they are equal, or are
-        encoded to the same bytes; what does not decode is nothing that one can expect."""
+        is no value: the key has none, or is to have none. With a codec two values are the same if they are equal, or
+        are encoded to the same bytes. A value that does not decode is never the expected one."""
         before = None if expected is None else self._encoded(expected)
         after, expires_at_ms = None if value is None else self._encoded(value), _expiry(ttl)
         if self._codec is None or expected is None:
@@ -138,7 +140,7 @@ class Map(Generic[V]):
                 return True
 
     def _is(self, key: str, there: bytes, expected: V, encoded: bytes | None) -> bool:
-        """Whether the bytes that a key has are this value, which is encoded so now."""
+        """Return whether the bytes of a key are the expected value, which is encoded so now."""
         try:
             return there == encoded or bool(self._decoded(key, there) == expected)
         except DecodeError:
@@ -153,7 +155,7 @@ class Map(Generic[V]):
         return self._missing(key, default) if body is None else cast("V", body)
 
     def _popped(self, key: str, default: T | None) -> V | T | None:
-        """A value is decoded before it is removed, and removed if nobody has changed it meanwhile."""
+        """Decode a value, then remove it if nobody has changed it meanwhile."""
         while True:
             body = self._held(lambda store: store.maps.get(self.destination, key), None)
             if body is None:
@@ -177,7 +179,7 @@ class Map(Generic[V]):
         return self._changed(lambda store: store.maps.increment(self.destination, key, by, expires_at_ms))
 
     def declare(self) -> None:
-        """Have it there, empty, until it is deleted; as Queue.declare."""
+        """Declare the map: it is there, empty, until it is deleted; as Queue.declare."""
         self._changed(lambda store: store.declare(self.destination))
 
     def delete(self) -> int:

@@ -1,9 +1,9 @@
-"""Receiving from all queues that a pattern names: `router.receive("orders.>")`.
+"""Pattern consumers receive from all queues that a pattern names: `router.receive("orders.>")`.
 
-Each queue has its turn: the ones in which there may be something stand in a ring, and who receives looks at the first
-of them, takes one message, and puts the queue at the ring's end; one that has none leaves it, and a watch (adapters/
-core/watching.py) brings it back. So a receive costs the same however many queues match. A queue that is recorded later,
-by whoever sends there first, comes into the ring then.
+Each queue has its turn: queues in which there may be something stand in a ring. A receiver looks at the first of them,
+takes one message, and puts the queue at the ring's end. A queue that has none leaves the ring, and a watch
+(adapters/core/watching.py) brings it back. So a receive costs the same however many queues match. A queue that is
+recorded later, by whoever sends there first, comes into the ring then.
 
 A queue whose store is not open is looked at like the others, when it is its turn, which opens that store. From then on
 the store may be closed for being idle: it had nothing for us, and what is sent there opens it, which brings its queues
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATTERNS_MAX: Final = 64
-"""So many patterns are kept ready; of those that nobody receives from now, the one that was used least recently goes
-when there is one more."""
+"""The number of patterns that are kept ready. One more takes the place of the one used least recently, among those that
+nobody receives from now."""
 MOVING_SECONDS: Final = 0.02
-"""Until a queue that moves to another store is looked at again."""
+"""Time until a queue that moves to another store is looked at again."""
 RETRY_SECONDS: Final = 5.0
-"""Until one whose store could not be opened, or has no database, is."""
+"""Time until a queue is looked at again whose store could not be opened, or has no database."""
 
 
 class _Place:
@@ -61,14 +61,14 @@ class _Place:
     def __init__(self, destination: Destination) -> None:
         self.destination = destination
         self.watch: Watch | None = None
-        """The last one that stood in line for it."""
+        """The last watch that stood in line for it."""
 
 
 class PatternConsumer:
-    """Of one pattern and one router. Threads: all.
+    """Receives from the queues of one pattern, in one router. Threads: all.
 
-    A place is in the ring, in the hands of who looks there, in `_later`, in `_dormant`, or has a watch in line. Who is
-    struck by Ctrl-C may have lost one: `_lost` says so, and the next one puts all into the ring.
+    A place is in the ring, in the hands of who looks there, in `_later`, in `_dormant`, or has a watch in line. A
+    thread struck by Ctrl-C may have lost one: `_lost` says so, and the next thread puts all into the ring.
     """
 
     def __init__(self, registry: StoreRegistry, pattern: Pattern) -> None:
@@ -87,14 +87,14 @@ class PatternConsumer:
         self._numbers = itertools.count()
         self._lost = True
         self._told = False
-        """Somebody has heard that it matches nothing, or it has matched something."""
+        """True once somebody has heard that the pattern matches nothing, or it has matched something."""
         self.users = 0
-        """How many receive now; after Ctrl-C perhaps more."""
+        """The number of threads that receive now; after Ctrl-C perhaps more."""
 
-    # What brings queues into the ring; none of it waits
+    # Queues come into the ring; none of this waits
 
     def recorded(self, destinations: Iterable[Destination]) -> None:
-        """These have just been recorded, or are about to be."""
+        """Add those of these destinations that match. The destinations have just been recorded, or are about to be."""
         for destination in destinations:
             if destination.kind is Kind.QUEUE and self.pattern.matches(destination):
                 self._add(destination)
@@ -104,7 +104,7 @@ class PatternConsumer:
         self._ring.put(self._places.setdefault(destination, _Place(destination)) if place is None else place)
 
     def opened(self, store_id: bytes) -> None:
-        """A store was opened again: by who sent there, or to read it anew."""
+        """Bring back the queues of a store that was opened again: by a sender, or to read it anew."""
         for place in list(self._dormant.get(store_id, ())):
             self._ring.put(place)  # first: who is struck leaves it in both
         self._dormant.pop(store_id, None)
@@ -117,7 +117,7 @@ class PatternConsumer:
             self._ring.put(place)
 
     def close(self) -> None:
-        """Who waits hears that the router was closed, and no store knows of this any more."""
+        """Tell all who wait that the router was closed; no store knows of this consumer any more."""
         self._ring.put(None)
         for place in list(self._places.values()):
             if place.watch is not None:
@@ -126,8 +126,8 @@ class PatternConsumer:
     # Receiving
 
     def receive(self, timeout: float | None, lease: float | None) -> Message | None:
-        """The next message; None if none comes in so many seconds. `lease` as of Store.receive. Once for each
-        `PatternConsumers._of`."""
+        """Return the next message; None if none comes in so many seconds. `lease` as in Store.receive. Call once for
+        each `PatternConsumers._of`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while True:
@@ -152,7 +152,7 @@ class PatternConsumer:
                 self.users -= 1
 
     def _tell(self, timeout: float | None) -> None:
-        """Once, who waits for ever where nothing matches yet, since it may be a slip."""
+        """Tell once of a consumer that waits for ever where nothing matches yet, since the pattern may be a slip."""
         if self._places:
             self._told = True
         elif timeout is None:
@@ -162,7 +162,7 @@ class PatternConsumer:
             log.warning("no queue matches %s yet, of which somebody waits for messages%s", self.pattern, hint)
 
     def _put_all(self) -> None:
-        """Each queue into the ring once; those whose stores are open come first."""
+        """Put each queue into the ring once; those whose stores are open come first."""
         self._lost = False  # first: what is lost meanwhile is looked for again
         with suppress(Empty):
             while True:
@@ -179,7 +179,7 @@ class PatternConsumer:
             self._add(destination)
 
     def _next(self, deadline: float | None) -> _Place | None:
-        """Whose turn it is; None if the time is over. Raises ClosedError."""
+        """Return the place whose turn it is; None if the time is over. Raises ClosedError."""
         while True:
             due = self._put_due()
             now = time.monotonic()
@@ -197,7 +197,7 @@ class PatternConsumer:
             raise ClosedError("the router was closed; open it with anabranch.open(...)")
 
     def _put_due(self) -> float | None:
-        """What is due to be looked at again goes into the ring; returns when more is (monotonic)."""
+        """Put the places that are due to be looked at again into the ring; returns when more are (monotonic)."""
         while self._later:
             with self._lock:
                 if self._later and self._later[0][0] > time.monotonic():
@@ -212,8 +212,8 @@ class PatternConsumer:
             heapq.heappush(self._later, (time.monotonic() + seconds, next(self._numbers), place))
 
     def _look(self, place: _Place, lease: float | None) -> Message | None:
-        """Its first message; without one the place is where it comes back from. Raises CorruptionError for a message
-        that is damaged, which stays leased."""
+        """Return the first message of a place. Without one the place is where it comes back from. Raises
+        CorruptionError for a damaged message, which stays leased."""
         destination, registry = place.destination, self._registry
         row = registry.table.destinations.get(destination)
         if row is None:  # it was deleted; or is about to be recorded, and then added
@@ -254,7 +254,8 @@ class PatternConsumer:
         return None
 
     def _pass_over(self, place: _Place, store: Store | None, error: AnabranchError) -> None:
-        """What is wrong with one store holds up no other (invariant 7). Raises what is wrong with one message."""
+        """Pass over a store that has trouble, which holds up no other (invariant 7). Raises the error of one
+        message."""
         if store is not None and is_damage(error):
             self._ring.put(place)
             raise error
@@ -276,7 +277,7 @@ def _least(one: float | None, other: float | None) -> float | None:
 
 
 class PatternConsumers:
-    """Of one router. `_lock` guards the table."""
+    """The pattern consumers of one router. `_lock` guards the table."""
 
     def __init__(self, registry: StoreRegistry) -> None:
         self._registry = registry
@@ -287,7 +288,7 @@ class PatternConsumers:
     def receiver(
         self, pattern: Address, timeout: float | None, lease: float | None, codec: str | Codec[Any] | None
     ) -> Callable[[], Message[Any] | None]:
-        """What receives the next message of a pattern, or of one queue. Raises as Router.receive."""
+        """Return a function that receives the next message of a pattern, or of one queue. Raises as Router.receive."""
         self._registry.require_open()
         require_timeout(timeout)
         if lease is not None:
@@ -302,7 +303,8 @@ class PatternConsumers:
         return partial(Queue(self._registry, destination, coder).receive, timeout, lease=lease)
 
     def _of(self, pattern: Pattern) -> PatternConsumer:
-        """For one `receive`. Those that are asked for again and again are kept."""
+        """Return the consumer of a pattern, for one `receive`. Consumers that are asked for again and again are
+        kept."""
         with self._lock:
             consumer = self._consumers.get(pattern)
             if consumer is None:
@@ -326,12 +328,12 @@ class PatternConsumers:
             consumer.recorded(destinations)
 
     def opened(self, store: Store) -> None:
-        """A store was opened, and nobody has it yet."""
+        """Tell the consumers that a store was opened. Nobody has it yet."""
         for consumer in list(self._consumers.values()):
             consumer.opened(store.store_id)
 
     def close(self) -> None:
-        """Who waits is told. Idempotent."""
+        """Tell all who wait. Idempotent."""
         with self._lock:
             while self._consumers:
                 next(iter(self._consumers.values())).close()
@@ -343,7 +345,8 @@ def _decoded(message: Message | None, codec: Codec[Any] | None) -> Message[Any] 
 
 
 def _parsed(text: str) -> Pattern | None:
-    """The pattern of queues that a text is; None if it is the name of one. Raises DestinationError."""
+    """Return the pattern of queues that a text is; None if the text is the name of one queue. Raises
+    DestinationError."""
     pattern = Pattern.parse(text)
     if pattern.kinds == {Kind.MAP}:
         raise DestinationError(

@@ -10,8 +10,8 @@ from .endpoint import Endpoint
 
 
 class Queue(Endpoint[T], Consumer[T]):
-    """Each message goes to one receiver. `Queue` alone is one of bytes, `Queue[Mail]` one whose codec takes and gives
-    Mail."""
+    """A queue, each of whose messages goes to one receiver. `Queue` alone is one of bytes, `Queue[Mail]` one whose
+    codec takes and gives Mail."""
 
     __slots__ = ("__weakref__",)
 

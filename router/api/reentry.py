@@ -1,8 +1,9 @@
-"""What a signal handler may ask of a router (rule G3).
+"""Calls that a signal handler may not make of a router (rule G3).
 
-Closing it, and whatever else goes over all stores, waits for other threads. These may wait for what a call that the
-handler interrupted in its own thread holds, and which ends only after the handler: the lock of a store, of a log, of a
-pool of connections, of the background. The stack tells of all of them, at no cost to what may be interrupted.
+Closing it, and whatever else goes over all stores, waits for other threads. These may wait for a lock that an
+interrupted call of the handler's own thread holds: that of a store, of a log, of a pool of connections, of the
+background. That call ends only after the handler. The stack tells of all of them, at no cost to what may be
+interrupted.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from ...adapters.core.state.leases import Taker
 _ROOT: Final = __name__.partition(".")[0]
 _OURS: Final = (f"{_ROOT}.router.", f"{_ROOT}.adapters.")
 _COMMANDS: Final = f"{_ROOT}.router.cli."
-"""They call a router as applications do, and hold none of its locks."""
+"""The commands, which call a router as applications do, and hold none of its locks."""
 _HOLDS_NOTHING: Final = Taker.wait.__code__
-"""Where `receive` waits for a message."""
+"""The code in which `receive` waits for a message."""
 
 
 def refuse_in_handler(name: str) -> None:
     """Raise RuntimeError if a signal handler calls the method of this name and has interrupted its own thread in
     another call of ours, but for a `receive` that waits. Threads that no signal strikes, all but the main one, are
-    never refused; nor is who is called by ours in another way, as a generator is that one sends from."""
+    never refused; nor is other code that ours calls, as a generator is that one sends from."""
     if threading.get_ident() != threading.main_thread().ident:
         return
     frame: FrameType | None = sys._getframe()
@@ -45,6 +46,6 @@ def refuse_in_handler(name: str) -> None:
 
 
 def _is_handler(frame: FrameType) -> bool:
-    """Whether it was given the frame that called it, as only signal handlers are."""
+    """Return whether the code of a frame was given the frame that called it, as only signal handlers are."""
     given = frame.f_locals.values()
     return any(frame.f_back is one or (type(one) is tuple and frame.f_back in one) for one in given)

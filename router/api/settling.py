@@ -1,4 +1,4 @@
-"""Messages are settled from any thread: those in hand, and those of which who settles them kept the token alone.
+"""Settling of messages from any thread: messages in hand, and those of which only the token was kept.
 
     token = message.token                           # a str: into a table, into a frame to a client
     router.settle(token, Settlement.ACK)            # from any thread, later
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Results = list[AnabranchError | None]
-"""What was wrong with each token; None where nothing was."""
+"""The error of each token; None where there was none."""
 
 _STORE_ID_DIGITS = 32
 
@@ -38,15 +38,15 @@ class Way(NamedTuple):
 
     how: Settlement
     reason: Reason | None
-    """Of what is rejected, or released; None: none is said."""
+    """The reason of a rejection or a release; None: none is said."""
     delivered: bool
-    """Of what is released: whether it counts as a delivery."""
+    """True if a release counts as a delivery."""
     delay: float | None
-    """Likewise: for how many seconds it waits; None: as its store's `redelivery` says."""
+    """For how many seconds a released message waits; None: as its store's `redelivery` says."""
 
     @property
     def is_each_on_its_own(self) -> bool:
-        """Whether what is asked for needs the message."""
+        """True if settling needs the message itself."""
         return self.how is Settlement.REJECT or (self.how is Settlement.RELEASE and self.reason is not None)
 
 
@@ -66,14 +66,14 @@ def settle_nowait(
 
 
 class TokenSettler:
-    """Of one router. Threads: all."""
+    """Settles messages of one router by their tokens. Threads: all."""
 
     def __init__(self, registry: StoreRegistry, reject: Callable[[Message, Reason], None]) -> None:
         self._registry, self._reject = registry, reject
 
     def settle(self, tokens: Sequence[str], way: Way) -> Results:
-        """Settle each; those of one store together, but each rejected one on its own; and those whose messages move to
-        another store just then, or have moved, there."""
+        """Settle each token. Tokens of one store are settled together, but each rejected one on its own. Messages that
+        are moving to another store just then, or have moved, are settled there."""
         results = self._settle(tokens, way)
         if self._registry.moves:
             self._settle_moved(tokens, results, way)
@@ -87,7 +87,7 @@ class TokenSettler:
                 results[place] = wrong
 
     def _moved(self, tokens: Sequence[str], results: Results, before: dict[int, str]) -> dict[int, str]:
-        """The tokens of what may be settled elsewhere, by their places, once that is known."""
+        """Return the tokens of messages that may be settled elsewhere, by their places, once that is known."""
         found: dict[int, str] = {}
         for place, wrong in enumerate(results):
             if not isinstance(wrong, LeaseMovedError | UnknownMessageError | ClosedError):
@@ -118,14 +118,14 @@ class TokenSettler:
         return results
 
     def settle_nowait(self, tokens: Sequence[str], way: Way) -> Future[Results]:
-        """The same without waiting. What is rejected, or released with a reason, is so on a thread of ours."""
+        """Settle without waiting. A rejection, or a release with a reason, runs on a thread of ours."""
         if way.is_each_on_its_own:
             return shared().call(lambda: self.settle(tokens, way))
         future = self._settle_nowait(tokens, way)
         if not self._registry.moves:
             return future  # nothing has moved by now
 
-        # As `settle`, on a thread of ours.
+        # Settle moved ones as `settle` does, on a thread of ours.
         def moved(results: Results) -> Results:
             self._settle_moved(tokens, results, way)
             return results
@@ -147,8 +147,8 @@ class TokenSettler:
         return _all(futures, lambda: results)
 
     def _by_store(self, tokens: Sequence[str], results: Results) -> list[tuple[Store, list[int]]]:
-        """The stores that are open, each with the places of its tokens. What is wrong with the others goes into
-        `results`. Raises TypeError."""
+        """Return the stores that are open, each with the places of its tokens. Errors of the others go into `results`.
+        Raises TypeError."""
         found: dict[bytes, tuple[Store, list[int]]] = {}
         for place, token in enumerate(tokens):
             if not isinstance(token, str):
@@ -162,7 +162,7 @@ class TokenSettler:
         return list(found.values())
 
     def _store(self, token: str) -> Store:
-        """The open store of a token. Raises UnknownMessageError, which names the token."""
+        """Return the open store of a token. Raises UnknownMessageError, which names the token."""
         try:
             store_id = bytes.fromhex(token.partition(".")[0])
         except ValueError:
@@ -195,7 +195,7 @@ class TokenSettler:
 
 
 def _noted(future: Future[Results], places: Sequence[int], results: Results) -> Future[None]:
-    """Resolves once what became of these tokens is in `results`."""
+    """Return a future that resolves once the outcome of these tokens is in `results`."""
     noted: Future[None] = Promise()
 
     def note(done: Future[Results]) -> None:
@@ -212,7 +212,7 @@ def _noted(future: Future[Results], places: Sequence[int], results: Results) -> 
 
 
 def _then(future: Future[T], go_on: Callable[[T], Future[T]]) -> Future[T]:
-    """Resolves with what becomes of what `go_on` begins with the result."""
+    """Return a future with the result of the future that `go_on` makes of this one's result."""
     last: Future[T] = Promise()
     last.set_running_or_notify_cancel()
 
@@ -234,7 +234,7 @@ def _then(future: Future[T], go_on: Callable[[T], Future[T]]) -> Future[T]:
 
 
 def _all(futures: Sequence[Future[None]], result: Callable[[], T]) -> Future[T]:
-    """Resolves once all these have: with their first error, else with the result."""
+    """Return a future that resolves once all these have: with their first error, else with the result."""
     future: Future[T] = Promise()
     future.set_running_or_notify_cancel()
     numbers = itertools.count(1)

@@ -45,14 +45,14 @@ class Subscriber(Consumer[T]):
         return f"<Subscriber {self.subscription.name!r}{client}, {self.subscription.topic}>"
 
     def unsubscribe(self) -> int:
-        """End it; returns how many messages it had yet to ack. Raises UnknownSubscriptionError, and TransactionError
-        while a transaction has claimed one of them."""
+        """End the subscription; returns how many messages it had yet to ack. Raises UnknownSubscriptionError, and
+        TransactionError while a transaction has claimed one of them."""
         topic, key = self.destination, self.subscription.key
         return self._registry.for_store(topic, lambda store: store.unsubscribe(topic, key))
 
 
 class Topic(Endpoint[T], Backlog[T]):
-    """Each message goes to every durable subscription. Its codec, if it has one, is theirs too."""
+    """A topic, each of whose messages goes to every durable subscription. Its codec, if it has one, is theirs too."""
 
     __slots__ = ()
 
@@ -66,22 +66,22 @@ class Topic(Endpoint[T], Backlog[T]):
     ) -> Subscriber[T]:
         """Begin the durable subscription of that name and client, or take it up again if it is there.
 
-        It keeps what is sent from now on; with `retroactive` also what the topic still holds for others. Raises
-        SubscriptionError if it is there with another `selector` or `no_local`: unsubscribe first.
+        The subscription keeps what is sent from now on; with `retroactive` also what the topic still holds for others.
+        Raises SubscriptionError if it is there with another `selector` or `no_local`: unsubscribe first.
         """
         subscription = Subscription(self.destination, name, client_id, selector, no_local)
         self._registry.for_store(self.destination, lambda store: store.subscribe(subscription, retroactive))
         return Subscriber(self._registry, subscription, self._coder)
 
     def subscriptions(self) -> list[Subscriber[T]]:
-        """Its durable subscriptions, in order of client and name."""
+        """Return the topic's durable subscriptions, in order of client and name."""
         subscriptions = sorted(self._registry.subscriptions_of(self.destination), key=lambda s: s.key)
         return [Subscriber(self._registry, subscription, self._coder) for subscription in subscriptions]
 
     if not TYPE_CHECKING:  # which knows that a topic has none of these
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raises AttributeError, which names the subscriptions that messages are received from."""
+            """Raise AttributeError, which names the subscriptions that messages are received from."""
             text = f"{type(self).__name__!r} object has no attribute {name!r}"
             if name in _OF_SUBSCRIPTIONS:
                 text = (

@@ -1,13 +1,13 @@
-"""Transactions: sends, acks and changes of subscriptions that take effect together or not at all, in one store or in
+"""Transactions are sends, acks and changes of subscriptions that take effect together or not at all, in one store or in
 several.
 
     with router.transaction() as tx:
         tx.send("queue://audit", b"...")
         tx.ack(message)
 
-What the transaction does stays in memory until commit, so others see nothing of it before (rule X6: an acked message
-is CLAIMED). In one store the commit is one batch of its journal, which a crash leaves there whole or not at all; over
-several the coordinator makes it one (coordinator.py).
+All changes stay in memory until commit, so others see nothing of them before (rule X6: an acked message is CLAIMED). In
+one store the commit is one batch of its journal, which a crash leaves there whole or not at all; over several the
+coordinator makes it one (coordinator.py).
 
 An external transaction, begun with the xid of a transaction manager, can be prepared first: it then survives restarts,
 and waits until `Router.commit(xid)` or `Router.rollback(xid)`.
@@ -63,10 +63,10 @@ if TYPE_CHECKING:
 ACK: Final = -1
 CHANGE: Final = -2
 RELEASE: Final = -3
-"""In place of a send's place."""
+"""Stand in place of a send's place."""
 
 _NOBODY: Final = Participant(b"")
-"""Of what no store has to commit."""
+"""The participant of operations that no store has to commit."""
 
 _UNKNOWN: Final = "of unknown outcome"
 
@@ -74,11 +74,11 @@ _STEPS: Final[dict[str, tuple[str, str]]] = {
     "prepared": ("is prepared", "say its outcome with router.commit(xid) or router.rollback(xid)"),
     "voted": ("has voted", "commit it or roll it back"),
 }
-"""The states in which something can be done about it yet."""
+"""The states in which something can be done about a transaction yet."""
 
 
 class Released(NamedTuple):
-    """What is given back when a transaction ends, and how."""
+    """A message that is given back when a transaction ends, and how."""
 
     message: Message[Any]
     delivered: bool
@@ -86,7 +86,7 @@ class Released(NamedTuple):
     reason: Reason | None
 
     def free(self) -> None:
-        """May be done again."""
+        """Give the message back. May be done again."""
         message, store = self.message, self.message._store
         if self.reason is not None:
             store.note_failure([message], self.reason)
@@ -96,14 +96,14 @@ class Released(NamedTuple):
 
 
 class Transaction:
-    """One transaction, used by one thread at a time; ends with commit, rollback or its `with` block, or when its time
+    """A transaction, used by one thread at a time. It ends with commit, rollback or its `with` block, or when its time
     is over."""
 
     def __init__(
         self, coordinator: Coordinator, registry: StoreRegistry, xid: Xid | None = None, limited: bool = True
     ) -> None:
-        """`limited`: by max_operations and max_bytes. Raises TransactionError at the limit of open transactions, and
-        for an xid that is in use."""
+        """Begin a transaction. `limited`: by max_operations and max_bytes. Raises TransactionError at the limit of open
+        transactions, and for an xid that is in use."""
         self.xid = xid
         self._coordinator, self._registry = coordinator, registry
         self._table = coordinator.table
@@ -112,23 +112,24 @@ class Transaction:
         self._global = GlobalTransaction(xid)
         self._participants = self._global.participants
         self._order: list[tuple[Participant, int]] = []
-        """Of each send: its participant, and its place among that one's sends; of each ack: its participant, and ACK;
-        of each change of a subscription: its participant, and CHANGE; of what is released: _NOBODY, and RELEASE."""
+        """For each send: its participant, and its place among that one's sends. For each ack: its participant, and ACK.
+        For each change of a subscription: its participant, and CHANGE. For each release: _NOBODY, and RELEASE."""
         self._released: list[Released] = []
-        """Claimed until the end, when they are free."""
+        """The messages that are claimed until the end, when they are free."""
         self._savepoints: list[Savepoint] = []
-        """By the number of operations before each, which differ."""
+        """In order of the number of operations before each; no two have the same."""
         self._bytes = 0
         self._moves = registry.moves
-        """As it was when all was with the store that it is in."""
+        """The registry's `moves` when every operation was with the store that its destination is in."""
         self.receipts: list[Receipt] = []
-        """Once it is committed: what `commit` has returned, a receipt for each send, in order."""
+        """The receipts that `commit` has returned, one for each send, in order; filled once it is committed."""
         self._entered = False
         self._table.begin(self._global, self)
 
     @property
     def _lock(self) -> threading.RLock:
-        """Raises RuntimeError in a signal handler that interrupted its own thread at this transaction (rule G3)."""
+        """The transaction's lock. Raises RuntimeError in a signal handler that interrupted its own thread at this
+        transaction (rule G3)."""
         if self._own_lock._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError(
                 "a transaction was used by a signal handler that interrupted its own thread at it; do it after the "
@@ -164,7 +165,7 @@ class Transaction:
             raise
 
     def _fail(self, error: BaseException | None) -> None:
-        """Roll back: for that error its messages are given back."""
+        """Roll back. The error is noted as the reason for which its messages are given back."""
         acked = [message for participant in self._participants.values() for message in participant.acks]
         for message in acked if error is not None else ():
             message._store.note_failure([message], cast("BaseException", error))
@@ -174,13 +175,13 @@ class Transaction:
 
     @property
     def state(self) -> TransactionState:
-        """How far it has come, as far as is known here. One that was prepared stays `prepared`: what became of it, its
-        manager knows."""
+        """How far the transaction has come, as far as is known here. A prepared one stays `prepared`: its manager knows
+        its outcome."""
         return self._global.shown
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is done in it, or all of it was undone."""
+        """True if the transaction has done nothing, or all of it was undone."""
         return not self._order
 
     @overload
@@ -217,8 +218,8 @@ class Transaction:
         deliver_in: float | None = None,
         deliver_at: float | datetime | None = None,
     ) -> None:
-        """Send at commit. A composite (`queue://a,topic://b`) is a send to each of its parts. To a queue or topic that
-        has a codec a value is sent. The rest as Queue.send; `expires_in` and `deliver_in` count from now. A body that
+        """Send at commit. A composite (`queue://a,topic://b`) is a send to each of its parts. A queue or topic that has
+        a codec takes a value. The rest is as in Queue.send; `expires_in` and `deliver_in` count from now. A body that
         is a file is read now, into the store that it is for; it goes with a rollback.
 
         Raises what routing raises, TypeError and ValueError for what is no message, and TransactionError beyond the
@@ -237,7 +238,7 @@ class Transaction:
         self._send(destinations, message)
 
     def _carry(self, destination: Destination, message: Outgoing) -> None:
-        """Send at commit what was a message before, as it was. For who moves messages; else as `send`."""
+        """Send at commit a message that was one before, as it was. For callers that move messages; else as `send`."""
         body = message.body
         if type(body) is not bytes:
             message = message._replace(body=kept(self._registry, destination, body, None, message.persistent))
@@ -266,19 +267,20 @@ class Transaction:
                 raise
 
     def put(self, map: Map[V] | Address, key: str, value: V, *, ttl: float | None = None) -> None:
-        """Give a key of a map a value at commit, whatever it has by then; `ttl` counts from now. Of several changes of
-        one key the last counts. `commit` returns a receipt for it as for a send. Raises as Map.put, and
-        TransactionError beyond the limits of a transaction."""
+        """Give a key of a map a value at commit, whatever value it has by then; `ttl` counts from now. If one key is
+        changed several times, the last change counts. `commit` returns a receipt for a put as for a send. Raises as
+        Map.put, and TransactionError beyond the limits of a transaction."""
         expires_at_ms = 0 if ttl is None else expiry(ttl, "ttl")
         body = map._encoded(value) if isinstance(map, Map) else cast("bytes", value)
         self._send((_map_of(map),), put_of(key, body, expires_at_ms))
 
     def remove(self, map: Map[Any] | Address, key: str) -> None:
-        """Remove a key of a map at commit, if it has a value by then; likewise."""
+        """Remove a key of a map at commit, if it has a value by then. Otherwise as `put`."""
         self._send((_map_of(map),), removal_of(key))
 
     def _take_back_sends(self, operations: int, size: int) -> None:
-        """Leave nothing of a send that was interrupted anywhere: who catches that may commit what was there before."""
+        """Leave nothing of a send that was interrupted anywhere: a caller that catches the interrupt may commit the
+        rest."""
         for participant, place in reversed(self._order[operations:]):
             del participant.sends[place:]
         del self._order[operations:]
@@ -286,7 +288,7 @@ class Transaction:
         self._drop_empty()
 
     def _drop_empty(self) -> None:
-        """A store in which nothing is done takes no part."""
+        """Drop the participants that do nothing."""
         for participant in list(self._participants.values()):
             if not (participant.sends or participant.acks or participant.changes):
                 self._participants.pop(participant.store_id, None)
@@ -317,7 +319,7 @@ class Transaction:
         self, message: Message[Any], delivered: bool = True, delay: float | None = None, reason: Reason | None = None
     ) -> None:
         """Give a leased message back when the transaction ends, however it ends (with `prepare`: once that is done):
-        it is free then, as after Message.release, whose `delay` begins then. Until then nobody else has it.
+        the message is free then, as after Message.release, whose `delay` begins then. Until then nobody else has it.
 
         Raises as `ack`, and TypeError and ValueError for what is no time to wait, or no reason.
         """
@@ -352,7 +354,7 @@ class Transaction:
             unclaim(added._store, [added])
 
     def _free_released(self) -> None:
-        """May be done again."""
+        """Free the released messages. May be done again."""
         while self._released:
             self._released[-1].free()
             self._released.pop()
@@ -401,7 +403,7 @@ class Transaction:
                 raise
 
     def savepoint(self) -> Savepoint:
-        """This point of the transaction, to which it can be rolled back."""
+        """Return a savepoint at this point of the transaction, to which it can be rolled back."""
         with self._lock:
             self._require_active()
             if not self._savepoints or self._savepoints[-1]._operations != len(self._order):
@@ -409,7 +411,7 @@ class Transaction:
             return self._savepoints[-1]
 
     def _roll_back_to(self, savepoint: Savepoint) -> None:
-        """See Savepoint.rollback."""
+        """Roll back to a savepoint; see Savepoint.rollback."""
         with self._lock:
             self._require_active()
             if not any(other is savepoint for other in self._savepoints):
@@ -423,7 +425,7 @@ class Transaction:
                 raise
 
     def _undo(self, operations: int) -> None:
-        """All but the first so many."""
+        """Undo all operations but the first so many."""
         acked = [participant for participant, place in self._order[operations:] if place == ACK]
         for participant in self._participants.values():  # first: what was interrupted before is in there still
             count = sum(other is participant for other in acked)
@@ -479,8 +481,8 @@ class Transaction:
             raise TransactionError(f"this transaction {what}; {step}")
 
     def commit(self) -> list[Receipt]:
-        """Make it durable, then visible. Returns a receipt for each send, in order; its `seq` is 0 where the store
-        failed after the decision and carries it out later (Router.in_doubt).
+        """Make the transaction durable, then visible. Returns a receipt for each send, in order; its `seq` is 0 where
+        the store failed after the decision and carries it out later (Router.in_doubt).
 
         In one store it is as durable as that store's policy says; over several, power-failure durable whatever their
         policies, unless `transactions.sync` is `never`. Raises OutcomeUnknownError if the one store failed while it
@@ -494,9 +496,9 @@ class Transaction:
             return self.receipts
 
     def commit_nowait(self) -> Future[list[Receipt]]:
-        """`commit` without waiting: it goes on on a thread of ours, on which the future resolves; what `commit` would
-        raise, the future raises. No more can be done with the transaction meanwhile, and leaving its `with` block waits
-        for nothing. Two that are committed so may take effect in either order."""
+        """Commit without waiting, on a thread of ours, on which the future resolves. The future raises the errors of
+        `commit`. No more can be done with the transaction meanwhile, and leaving its `with` block waits for nothing.
+        Two that are committed so may take effect in either order."""
         future: Future[list[Receipt]] = Promise()
         future.set_running_or_notify_cancel()
         job = partial(self._commit_in_background, future)
@@ -524,8 +526,8 @@ class Transaction:
         shared().resolve([(future, self.receipts, error)])
 
     def _ending(self, end: Callable[[], None], interrupted: TransactionState = _UNKNOWN) -> None:
-        """The last that is done here. A signal handler's exception may strike anywhere in it: another thread brings the
-        transaction to its end then."""
+        """Run the last step of the transaction. A signal handler's exception may strike anywhere in it: another thread
+        then brings the transaction to its end."""
         try:
             try:
                 end()
@@ -540,7 +542,7 @@ class Transaction:
             raise
 
     def _ended(self) -> None:
-        """May be done again."""
+        """Free the released messages, and end the transaction in the table. May be done again."""
         if self._released:
             self._free_released()
         self._global.passing = False
@@ -561,8 +563,8 @@ class Transaction:
             self._ended()  # last: until then its xid is in use, though the log may not say so yet
 
     def _pass(self) -> None:
-        """From now on what it changes does not move to another store, until it is `_ended`. What has moved since it was
-        done is done in the other store; what is about to move is waited for."""
+        """Keep destinations that it changes from moving to another store, until it is `_ended`. Operations on a
+        destination that has moved since are done in the other store; a move that is about to begin is waited for."""
         registry, transaction = self._registry, self._global
         while transaction.state is ACTIVE:
             transaction.passing = True  # first: who closes a gate counts, and then looks who is passing
@@ -578,7 +580,7 @@ class Transaction:
             self._moves = moves
 
     def _follow(self) -> None:
-        """Each operation in the store that its destination is in now."""
+        """Bring each operation to the store that its destination is in now."""
         participants: dict[bytes, Participant] = {}
         order: list[tuple[Participant, int]] = []
         acks = {store_id: iter(old.acks) for store_id, old in self._participants.items()}
@@ -630,9 +632,9 @@ class Transaction:
                 participant.let_go()
 
     def prepare(self) -> None:
-        """The first phase of an external transaction: durable, unseen, held until its manager says
-        `Router.commit(xid)` or `Router.rollback(xid)`, over restarts too, also of a transaction without any
-        operations. Errors are as those of `commit`.
+        """Prepare an external transaction, the first phase: durable, unseen, held until its manager says
+        `Router.commit(xid)` or `Router.rollback(xid)`. It is held over restarts too, even without any operations.
+        Errors are as those of `commit`.
 
         Raises TransactionError for one that was begun without an xid.
         """
@@ -652,11 +654,11 @@ class Transaction:
         self._global.told = "prepared"
 
     def vote(self) -> None:
-        """The first phase alone, for who has to ask other resources before it commits: prepared, durable and unseen in
-        all its stores, be it only one. `commit` then fails for nothing but a broken disk, and the transaction does not
-        time out; `rollback` undoes it, and so does whatever ends the process or closes the router before `commit`. One
-        that has to outlive those has an xid, and is prepared with `prepare`. Errors are as those of `commit`.
-        """
+        """Prepare in all stores, be it only one, durable and unseen: the first phase alone, for callers that ask other
+        resources before they commit. `commit` then fails for nothing but a broken disk, and the transaction does not
+        time out. `rollback` undoes it, and so does whatever ends the process or closes the router before `commit`. A
+        transaction that has to outlive those has an xid, and is prepared with `prepare`. Errors are as those of
+        `commit`."""
         with self._lock:
             self._require_active()
             try:
@@ -682,7 +684,7 @@ class Transaction:
         self._coordinator.roll_back(self._global)
 
     def _expire(self) -> None:
-        """Its time is over: rolled back, unless it is just being committed."""
+        """Roll the transaction back, since its time is over, unless it is just being committed."""
         if not self._own_lock._is_owned():  # type: ignore[attr-defined]
             unless_busy(self._own_lock, self._time_out)
 
@@ -705,10 +707,10 @@ class Savepoint:
     def __init__(self, transaction: Transaction, operations: int) -> None:
         self._transaction = transaction
         self._operations = operations
-        """That were done before it."""
+        """The number of operations that were done before it."""
 
     def rollback(self) -> None:
-        """Undo what the transaction has done since: sends are forgotten, acked messages free again at their old places.
-        May be called again; savepoints made after this one are gone. Raises TransactionError for one that is, and when
-        the transaction has ended."""
+        """Undo what the transaction has done since. Sends are forgotten, acked messages free again at their old places.
+        May be called again; savepoints made after this one are gone. Raises TransactionError for one that is gone, and
+        when the transaction has ended."""
         self._transaction._roll_back_to(self)

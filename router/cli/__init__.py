@@ -9,8 +9,8 @@ Results go to stdout, with `--json` as one JSON document; errors, one clear line
 text also with `--json`: then stdout is empty and the exit code tells. (`check --json` alone has errors as its result.)
 
 To add a command: a module here, named as the command, with a `click` command called `command` whose help shows an
-example, and its name in `app.COMMANDS`. It raises the library's errors and prints none: `app` turns them into a line
-and an exit code. `output` has what commands share. Heavy imports belong inside the function: `anabranch --help`
+example, and its name in `app.COMMANDS`. The module raises the library's errors and prints none: `app` turns them into a
+line and an exit code. `output` has what commands share. Heavy imports belong inside the function: `anabranch --help`
 imports every module here.
 """
 
@@ -21,7 +21,7 @@ import sys
 
 
 def main() -> None:
-    """The entry point of `anabranch` and of `python -m anabranch`."""
+    """Run the command line: the entry point of `anabranch` and of `python -m anabranch`."""
     from .signals import ended_by_signals, exit_code
 
     # A command shows what the library warns of where it says so (output.warnings_shown), and nowhere else.

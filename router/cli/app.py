@@ -21,14 +21,15 @@ COMMANDS = (
 `--help`."""
 
 _MODULES = {"import": "importing"}
-"""Of the commands whose names are words of Python."""
+"""The modules of commands whose names are words of Python."""
 
 BAD_INPUT = (DestinationError, NoRouteError, PlacementError, TraceError)
-"""With ConfigError, the errors that users mend in what they gave: exit code 2. All others exit with 1."""
+"""The errors, with ConfigError, that users mend in what they gave: exit code 2. All others exit with 1."""
 
 
 class Failure(click.ClickException):
-    """An error as the user sees it. A configuration's lines begin with file and line, as editors like them."""
+    """An error as the user sees it. The lines of a configuration's error begin with file and line, as editors like
+    them."""
 
     def show(self, file: Any = None) -> None:
         click.echo(self.message, err=True)
@@ -41,7 +42,7 @@ class BadInput(Failure):
 
 
 def _said(error: AnabranchError) -> str:
-    """With what was added to it: how far it had come, say."""
+    """Return an error's text with the notes that were added to it: how far it had come, say."""
     return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 

@@ -64,7 +64,8 @@ def command(ctx: click.Context, path: Path | None, config_path: Path, as_json: b
 
 
 def _changed_kinds(config: Config, doubtful: list[Problem]) -> list[Problem]:
-    """What an open would refuse. Where the directory cannot be looked at, that joins `doubtful`."""
+    """Return the problem that an open would refuse. If the directory cannot be looked at, a problem joins
+    `doubtful`."""
     try:
         found = changed_kinds(config)
     except (AnabranchError, OSError) as error:
@@ -74,7 +75,7 @@ def _changed_kinds(config: Config, doubtful: list[Problem]) -> list[Problem]:
 
 
 def _refused(store: StoreConfig) -> list[str]:
-    """What its adapter has against its options, beside what their model says."""
+    """Return the adapter's problems with a store's options, beside those that their model finds."""
     try:
         check = getattr(load_adapter(store.kind), "check_options", None)
         if check is not None:

@@ -1,4 +1,4 @@
-"""How a command finds the data directory that it is about: `DIR`, or a configuration by `-c`.
+"""Finds the data directory of a command: `DIR`, or a configuration by `-c`.
 
     @click.command()
     @on_directory("QUEUE", "[BODY]")
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from ..router import Router
 
 FILE: Final = Path("stores.yaml")
-"""What a command without operands is about that is given neither."""
+"""The configuration of a command without operands that is given neither."""
 
 Command = Callable[..., Any]
 
 
 def on_directory(*operands: str) -> Callable[[Command], Command]:
-    """DIR and what stands behind it: `QUEUE`, or `[BODY]` for what may be left out. The command gets `config`, and each
-    operand by its name in small letters."""
+    """Give a command the operand DIR and those behind it: `QUEUE`, or `[BODY]` for one that may be left out. The
+    command gets `config`, and each operand by its name in small letters."""
     names = [operand.strip("[]").lower() for operand in operands]
     required = sum(not operand.startswith("[") for operand in operands)
 
@@ -71,7 +71,7 @@ def on_directory(*operands: str) -> Callable[[Command], Command]:
 
 
 def named(source: Path) -> Config:
-    """The configuration of a directory, or in a file. Raises ConfigError."""
+    """Return the configuration of a directory, or in a file. Raises ConfigError."""
     from ..placement.in_force import configuration_of
 
     return configuration_of(source)
@@ -79,8 +79,8 @@ def named(source: Path) -> Config:
 
 @contextmanager
 def opened(config: Config, *, create: bool = False, quiet: bool = False) -> Iterator[Router]:
-    """The router of a data directory that somebody has used, open in the block; nothing is made, unless `create`. What
-    the library warns of is shown, unless `quiet`. Raises PlacementError."""
+    """Open in the block the router of a data directory that somebody has used. Nothing is made, unless `create`. The
+    library's warnings are shown, unless `quiet`. Raises PlacementError."""
     from ...policies.errors import PlacementError
     from ..placement.record import RECORD
     from ..router import Router

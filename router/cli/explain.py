@@ -55,7 +55,7 @@ def command(ctx: click.Context, directory: Path, config_path: Path | None, as_js
 
 
 Explained = tuple[str, object, bool]
-"""As text, as plain values, and whether all could be read."""
+"""An explanation as text, as plain values, and whether all could be read."""
 
 
 def _columns() -> int:

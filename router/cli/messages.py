@@ -1,8 +1,8 @@
-"""What the commands over messages share: queues that are there, how a message is shown, asking before anything goes.
+"""Shared by the commands over messages: queues that are there, how a message is shown, asking before anything goes.
 
 A body is shown as text where it is UTF-8 text, or where its `content_type` says MessagePack; else its length and its
-first bytes are. What a codec would have to run, pickle, is never decoded here. With `--json` each message is one object
-on a line of its own; with `--raw` bodies alone come, as they are.
+first bytes are. A pickle, which a codec would have to run, is never decoded here. With `--json` each message is one
+object on a line of its own; with `--raw` bodies alone come, as they are.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from ..router import Router
 
 HEX_BYTES: Final = 16
-"""Of a body that is no text, so many are shown."""
+"""The number of bytes that are shown of a body that is no text."""
 LINES: Final = 20
-"""Lines of a text that a terminal shows."""
+"""The number of lines of a text that a terminal shows."""
 NAMES: Final = 5
-"""Of what is there so many are named."""
+"""The number of destinations that are named of those that are there."""
 CHUNK: Final = 1 << 16
 _MSGPACK: Final = "application/msgpack"
 _JSON: Final = "application/json"
@@ -43,18 +43,18 @@ Command = Callable[..., Any]
 
 
 def json_lines(command: Command) -> Command:
-    """`--json`, of a command that shows messages."""
+    """Give a command that shows messages the option `--json`."""
     text = "Print one JSON object for each message, on a line of its own. Errors stay text, on stderr."
     return click.option("--json", "as_json", is_flag=True, help=text)(command)
 
 
 def raw_option(command: Command) -> Command:
-    """`--raw`, likewise."""
+    """Give a command that shows messages the option `--raw`."""
     return click.option("--raw", is_flag=True, help="Write bodies alone, as they are, one behind the other.")(command)
 
 
 def yes_option(command: Command) -> Command:
-    """`--yes`, of a command that destroys something."""
+    """Give a command that destroys something the option `--yes`."""
     return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(command)
 
 
@@ -62,7 +62,7 @@ def yes_option(command: Command) -> Command:
 
 
 def destination_in(text: str) -> Destination:
-    """The one destination that a command is given; a bare name is a queue. Raises DestinationError."""
+    """Return the one destination that a command is given; a bare name is a queue. Raises DestinationError."""
     if "," in text:
         raise DestinationError(f"{text!r} has a comma, which stands between several names: give one")
     destination = Destination.parse(text)
@@ -75,7 +75,7 @@ def destination_in(text: str) -> Destination:
 
 
 def queue_named(router: Router, name: str) -> Queue:
-    """A queue, new or not. Raises DestinationError for a topic or a map."""
+    """Return a queue, new or not. Raises DestinationError for a topic or a map."""
     destination = destination_in(name)
     if destination.kind is not Kind.QUEUE:
         others = "; `browse` and `tail` show its messages" if destination.kind is Kind.TOPIC else ""
@@ -84,14 +84,14 @@ def queue_named(router: Router, name: str) -> Queue:
 
 
 def queue_in(router: Router, name: str, *, loses: bool = False) -> Queue:
-    """A queue that has been used; `loses` as of `require_known`. Raises DestinationError for another."""
+    """Return a queue that has been used; `loses` as in `require_known`. Raises DestinationError for another."""
     queue = queue_named(router, name)
     require_known(router, queue.destination, loses=loses)
     return queue
 
 
 def backlog_in(router: Router, name: str) -> Queue | Topic:
-    """A queue, or a topic, that has been used. Raises DestinationError for another."""
+    """Return a queue, or a topic, that has been used. Raises DestinationError for another."""
     destination = destination_in(name)
     if destination.kind is Kind.MAP:
         raise DestinationError(f"{destination} is a map, which has no messages: give a queue or a topic")
@@ -100,8 +100,8 @@ def backlog_in(router: Router, name: str) -> Queue | Topic:
 
 
 def require_known(router: Router, destination: Destination, *, loses: bool = False) -> None:
-    """Raise DestinationError for what nobody has used. Where the command `loses` what it is given, no name is suggested
-    but one that is a slip away."""
+    """Raise DestinationError for a destination that nobody has used. If the command `loses` what it is given, no name
+    is suggested but one that is a slip away."""
     from ..placement.near_names import alike_name, near_name
 
     if router.exists(destination):
@@ -117,7 +117,8 @@ def require_known(router: Router, destination: Destination, *, loses: bool = Fal
 
 
 def require_lasting(router: Router, destination: Destination) -> None:
-    """Raise DestinationError for what is, or would be, in memory alone: all of it goes when the command ends."""
+    """Raise DestinationError for a destination that is, or would be, in memory alone: all of it goes when the command
+    ends."""
     from ...policies.config.kinds import load_adapter
 
     registry = router._registry
@@ -132,7 +133,7 @@ def require_lasting(router: Router, destination: Destination) -> None:
 
 
 def as_given(destination: Destination) -> str:
-    """The name as a command is given it: a queue needs no scheme."""
+    """Return the name as a command is given it: a queue needs no scheme."""
     return printable(destination.name if destination.kind is Kind.QUEUE else str(destination))
 
 
@@ -152,8 +153,8 @@ def confirm(question: str, yes: bool) -> None:
 
 
 class Shown:
-    """How messages are shown. Each is written out on return: a reader that has gone is noticed before anything else is
-    done with it (BrokenPipeError)."""
+    """Shows messages. Each is written out on return: a reader that has gone is noticed before anything else is done
+    with the message (BrokenPipeError)."""
 
     def __init__(self, as_json: bool, raw: bool = False) -> None:
         if as_json and raw:
@@ -162,10 +163,10 @@ class Shown:
         is_terminal = sys.stdout.isatty()
         self._columns = shutil.get_terminal_size().columns if is_terminal else 0
         self.count = 0
-        """How many were shown."""
+        """The number of messages that were shown."""
 
     def __call__(self, message: Message) -> None:
-        """Show one."""
+        """Show one message."""
         self.count += 1
         if self._raw:
             with message.open() as stream:
@@ -210,13 +211,13 @@ class Shown:
         return [*shown, f"  ... and {more:,} more lines; --raw writes all"] if more > 0 else shown
 
     def _cut(self, line: str) -> str:
-        """To the terminal's width; what goes elsewhere is whole."""
+        """Cut a line to the terminal's width. Output to anything else is whole."""
         return line if not self._columns or len(line) <= self._columns else line[: self._columns - 3] + "..."
 
 
 def as_json(message: Message) -> dict[str, Any]:
-    """A message as plain values: its body as `body` where it is text, else as `body_base64`; one that is kept apart is
-    left out. What JSON or MessagePack says in it, by its content type, is the `value`."""
+    """Return a message as plain values: its body as `body` where it is text, else as `body_base64`. A body that is kept
+    apart is left out. The `value` is the content of JSON or MessagePack, by the content type."""
     shown: dict[str, Any] = {
         "destination": str(message.destination), "seq": message.seq, "message_id": message.message_id,
         "sent_at": _time(message.timestamp_ms, exact=True),
@@ -243,7 +244,7 @@ def as_json(message: Message) -> dict[str, Any]:
 
 
 def text_of(message: Message) -> str | None:
-    """The body as text for people; None where it is none."""
+    """Return the body as text for people; None where it is none."""
     body = message.raw_body
     try:
         if _is_of(message, _MSGPACK):
@@ -255,7 +256,7 @@ def text_of(message: Message) -> str | None:
 
 
 def hint(message: Message) -> str:
-    """What is shown of a body that is no text."""
+    """Return a text to show for a body that is no text."""
     with message.open() as stream:
         start = stream.read(HEX_BYTES)
     what = message.headers.get("content_type")
@@ -265,7 +266,7 @@ def hint(message: Message) -> str:
 
 
 def printable(text: str) -> str:
-    """The same, with what a terminal would take for a command escaped."""
+    """Return a text with characters escaped that a terminal would take for a command."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -275,7 +276,7 @@ def _is_of(message: Message, content_type: str) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Of what JSON has: bytes as base64, and all else that it lacks as text."""
+    """Return a value in terms of JSON: bytes as base64, and all else that JSON lacks as text."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, dict):

@@ -71,7 +71,7 @@ Notes = list[dict[str, Any]]
 
 
 def echo_notes(source: Path | str | None, notes: Notes) -> None:
-    """What has no counterpart, on stderr."""
+    """Print on stderr the notes about things that have no counterpart."""
     for note in notes:
         where = f"{source}:{note['line']}" if note["line"] else str(source)
         click.echo(f"{where}: note: {note['message']}", err=True)
@@ -91,7 +91,7 @@ def _from_activemq(
 
 
 def as_mkahadb(path: Path, directory: str | None = None) -> tuple[str, Notes]:
-    """A stores.yaml as an <mKahaDB>, and what has no counterpart there."""
+    """Return a stores.yaml as an <mKahaDB>, and notes about things that have no counterpart there."""
     from ...policies.activemq import write_mkahadb
     from ...policies.activemq.writing import DIRECTORY
     from ...policies.config import load
@@ -101,7 +101,7 @@ def as_mkahadb(path: Path, directory: str | None = None) -> tuple[str, Notes]:
 
 
 def write_xml(path: Path, text: str, force: bool) -> None:
-    """Whole or not at all. Raises ConfigError where it is there already, unless `force`."""
+    """Write a file, whole or not at all. Raises ConfigError where it is there already, unless `force`."""
     from ...policies.outputs import write_file
 
     write_file(path, lambda written: written.write_text(text, encoding="utf-8"), overwrite=force)

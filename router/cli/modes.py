@@ -1,4 +1,4 @@
-"""Which files of a configuration more users may read or write than it says."""
+"""Finds the files of a configuration that more users may read or write than it says."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Root(NamedTuple):
     path: Path
     file_mode: int
     suffix: str = ""
-    """Of what is ours in a directory that others may use too; empty: all of it is."""
+    """The end of our files' names in a directory that others may use too; empty: all files there are ours."""
 
     def remedy(self) -> str:
-        """The command that sets the modes."""
+        """Return the command that sets the modes."""
         if self.suffix:
             return f"find {self.path} -name '*{self.suffix}' -exec chmod {self.file_mode:04o} {{}} +"
         parts = []
@@ -33,8 +33,8 @@ class Root(NamedTuple):
 
 
 def too_open(config: Config) -> list[Problem]:
-    """One warning for each directory in which something is there with a mode beyond `file_mode`, which was made by
-    hand, or by an earlier version. Looks at modes alone; what cannot be looked at is skipped."""
+    """Return one warning for each directory in which something has a mode beyond `file_mode`, which was made by hand,
+    or by an earlier version. Looks at modes alone; paths that cannot be looked at are skipped."""
     roots = list(_roots(config))
     warnings = []
     for root in roots:
@@ -64,7 +64,7 @@ def _roots(config: Config) -> Iterator[Root]:
 
 
 def _ours(root: Root, others: set[Path]) -> Iterator[Path]:
-    """A directory and all that is ours in it, without what is another root's."""
+    """Yield a directory and all that is ours in it, without what is another root's."""
     for directory, names, files in os.walk(root.path):
         here = Path(directory)
         if not root.suffix:

@@ -1,4 +1,4 @@
-"""What the commands share: options, JSON, progress on long work."""
+"""Shared by the commands: options, JSON, progress on long work."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ config_option = click.option(
 
 
 def echo_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> None:
-    """Prints columns, the head of which is the first row; all but those in `left` are aligned to the right."""
+    """Print columns, the head of which is the first row; all but those in `left` are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (
@@ -77,7 +77,7 @@ def echo_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> N
 
 
 def echo_json(data: Any) -> None:
-    """Prints one JSON document."""
+    """Print one JSON document."""
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
@@ -88,7 +88,7 @@ _ALMOST = 0.999
 
 
 class Work:
-    """What moves a progress bar: called with what is done and how much there is, in any unit; `stage` names a part."""
+    """Moves a progress bar: called with what is done and how much there is, in any unit; `stage` names a part."""
 
     def __init__(self, progress: Progress, label: str) -> None:
         self._progress, self._label = progress, label
@@ -98,7 +98,7 @@ class Work:
         self._progress.update(self._task, completed=min(done, _ALMOST * total), total=total)
 
     def stage(self, name: str, share: float) -> None:
-        """A part of the work, by its own share from 0 to 1; at 0 the bar only shows that time passes."""
+        """Show a part of the work, by its own share from 0 to 1; at 0 the bar only shows that time passes."""
         done, total = (min(share, _ALMOST), 1.0) if share > 0 else (0.0, None)
         # Not `update`, which takes None for no change.
         task = self._progress.tasks[0]
@@ -111,9 +111,9 @@ def _short(text: str) -> str:
 
 @contextmanager
 def working(label: str) -> Iterator[Work]:
-    """A progress bar on stderr while the block runs, gone when it ends; nothing where stderr is no terminal.
+    """Show a progress bar on stderr while the block runs, gone when it ends; nothing where stderr is no terminal.
 
-    Never told anything, it shows that time passes.
+    A bar that is never told anything shows that time passes.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -126,7 +126,7 @@ def working(label: str) -> Iterator[Work]:
 
 @contextmanager
 def warnings_shown() -> Iterator[None]:
-    """What the library logs as a warning in the block is shown on stderr, a line each."""
+    """Show on stderr, a line each, the warnings that the library logs in the block."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter("Warning: %(message)s"))

@@ -78,7 +78,7 @@ def _row(router: Router, consumer: Consumer, destination: Destination, dead: int
 
 
 def _dead_letters(router: Router) -> Counter[tuple[Destination, Any]]:
-    """By where they come from: each dead-letter queue is walked once."""
+    """Return the dead letters by where they come from: each dead-letter queue is walked once."""
     from ..api.dead_letter import dead_letter_of, dead_letter_queue
 
     found: Counter[tuple[Destination, Any]] = Counter()
@@ -115,5 +115,5 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 
 def _shortened(name: str, room: int) -> str:
-    """To its beginning and its end."""
+    """Shorten a text to its beginning and its end."""
     return name if len(name) <= room else f"{name[: room // 2 - 1]}...{name[len(name) - room + room // 2 + 2 :]}"

@@ -69,7 +69,7 @@ def recommendation(as_json: bool) -> None:
 
 
 def _which(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say which tables are meant."""
+    """Give a command the options that say which tables are meant."""
     for option in (
         click.option("--prefix", metavar="PREFIX", help="What stands before the tables' names, instead."),
         click.option(
@@ -193,13 +193,13 @@ def drop(
         click.echo(f"Removed {', '.join(gone)}." if gone else "There were none.")
 
 
-# Which tables are meant ----------------------------------------------------------------------------------------------
+# The tables that are meant -------------------------------------------------------------------------------------------
 
 
 def _options(
     config_path: Path | None, store_name: str | None, url: str | None, prefix: str | None
 ) -> tuple[SqlOptions, Path]:
-    """The options of the store that is meant, and its directory. Raises ConfigError."""
+    """Return the options of the store that is meant, and its directory. Raises ConfigError."""
     if config_path is None:
         given: dict[str, Any] = {"url": url, **({} if prefix is None else {"schema_prefix": prefix})}
         return SqlOptions(**given), Path()
@@ -226,7 +226,7 @@ def _options(
 def _connected(
     config_path: Path | None, store_name: str | None, url: str | None, prefix: str | None
 ) -> Iterator[tuple[Connection, Schema, SqlOptions]]:
-    """A connection to the database that is meant. Its errors show no password."""
+    """Connect to the database that is meant. Its errors show no password."""
     if config_path is None and url is None:
         raise click.UsageError("give --config or --url")
     options, directory = _options(config_path, store_name, url, prefix)

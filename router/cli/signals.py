@@ -1,4 +1,4 @@
-"""What ends a command from outside: SIGTERM and SIGHUP are raised in it as Ctrl-C is, so that it cleans up first."""
+"""Ends a command from outside: SIGTERM and SIGHUP are raised in it as Ctrl-C is, so that it cleans up first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORDS: Final = {"SIGINT": "Interrupted.", "SIGTERM": "Terminated.", "SIGHUP": "
 
 
 class Ended(KeyboardInterrupt):
-    """This process was told to end. It is a KeyboardInterrupt, since all that has to be put right then is the same."""
+    """Raised when this process was told to end. It is a KeyboardInterrupt, since both need the same cleaning up."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -21,14 +21,15 @@ class Ended(KeyboardInterrupt):
 
 
 def ended_by_signals() -> None:
-    """From now on SIGTERM and SIGHUP raise `Ended`, once, in the main thread; but what is ignored (nohup) stays so."""
+    """Let SIGTERM and SIGHUP raise `Ended` from now on, once, in the main thread. A signal that is ignored (nohup)
+    stays so."""
     for number in ENDING:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    # Who tells it twice, as `timeout` does (the process, then its group), must not cut off the cleaning up.
+    # A second signal, as `timeout` sends (to the process, then its group), must not cut off the cleaning up.
     for other in ENDING:
         if signal.getsignal(other) is _end:
             signal.signal(other, signal.SIG_IGN)
@@ -40,10 +41,10 @@ def _number(interrupt: KeyboardInterrupt) -> signal.Signals:
 
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
-    """As a shell tells it: 128 and the signal's number."""
+    """Return the code as a shell tells it: 128 and the signal's number."""
     return 128 + _number(interrupt)
 
 
 def describe(interrupt: KeyboardInterrupt) -> str:
-    """What ended the command, in a word for its user."""
+    """Return a word for the user that says how the command ended."""
     return _WORDS[_number(interrupt).name]

@@ -48,7 +48,8 @@ def command(config: Config, queue: str, limit: int, raw: bool, as_json: bool) ->
 
 
 def _coming(backlog: Backlog, limit: int, is_ordered: bool) -> Iterator[Message]:
-    """The last so many, then each that comes. `is_ordered`: what comes is behind all that is there."""
+    """Yield the last so many messages, then each that comes. `is_ordered`: messages that come are behind all that are
+    there."""
     last = 0
     first: deque[Message] = deque(maxlen=limit)
     for message in backlog.browse():

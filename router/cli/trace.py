@@ -31,7 +31,7 @@ workload_option = click.option(
 
 
 def engine_options(command: Any) -> Any:
-    """Who does the work."""
+    """Give a command the options that say who does the work."""
     master = click.option("--master", default=None, metavar="URL", help="A Spark master. Default: this machine.")
     engine = click.option(
         "--engine", type=click.Choice(["auto", "spark", "local"]), default="auto", show_default=True,
@@ -41,7 +41,7 @@ def engine_options(command: Any) -> Any:
 
 
 def check_engine(engine: str, master: str | None) -> None:
-    """Raises ConfigError where they contradict each other."""
+    """Raise ConfigError where the two options contradict each other."""
     if master is not None and engine == "local":
         raise ConfigError([f"--engine local uses no Spark, so --master {master} has no effect; leave one of them out"])
 
@@ -103,7 +103,7 @@ def command(
 
 
 def _check_out(out: Path | str, force: bool) -> None:
-    """Raises ConfigError where one file cannot be written there; for before the work, which may take minutes."""
+    """Raise ConfigError where one file cannot be written there; before the work, which may take minutes."""
     if not str(out).lower().endswith(SUFFIXES):
         raise ConfigError(
             [
@@ -151,7 +151,7 @@ def _write_workload(path: Path, out: Path | str, force: bool, master: str | None
 
 
 def workload_trace(path: Path, engine: str, master: str | None) -> pa.Table | Workload:
-    """The trace of a workload; the workload itself where Spark is to generate it."""
+    """Return the trace of a workload; the workload itself where Spark is to generate it."""
     from ...policies.advisor import Workload, choose_engine
 
     workload = Workload.load(path)
@@ -186,7 +186,7 @@ def require_outside(out: Path | str, usage_directories: tuple[Path, ...]) -> Non
 
 
 def usage_table(directories: tuple[Path, ...]) -> tuple[pa.Table, UsageTrace]:
-    """The trace of usage logs, as a table too. Raises TraceError, also for one that holds nothing."""
+    """Return the trace of usage logs, as a table too. Raises TraceError, also for one that holds nothing."""
     from ...policies.advisor import from_events
     from ..usage import usage_trace
 

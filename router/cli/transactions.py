@@ -139,7 +139,7 @@ def _forget(router: Router, text: str) -> dict[str, Any]:
 
 
 def _named(text: str, known: list[InDoubt] | list[Heuristic]) -> str:
-    """The id of the transaction that is called so, by its id or by its xid."""
+    """Return the id of the transaction that is called so, by its id or by its xid."""
     from ...policies.errors import TransactionError
 
     found = [one.transaction for one in known if text in (one.transaction, str(one.xid))]

@@ -5,9 +5,10 @@
         messages.send("queue://orders", b"...")
         session.add(Order(...))                   # of SQLAlchemy with zope.sqlalchemy, say
 
-In the vote the stores are prepared, power-failure durable; after it nothing but a broken disk fails the commit. A
-process that ends between vote and finish has it rolled back, unless it was joined with an `xid`: then it is held, over
-restarts too, `Router.recover()` lists it, and somebody who can see what became of the other resources says the outcome.
+In the vote the stores are prepared, power-failure durable; after it nothing but a broken disk fails the commit. If the
+process ends between vote and finish, the transaction is rolled back, unless it was joined with an `xid`. Then it is
+held, over restarts too, and `Router.recover()` lists it. Somebody who can see what became of the other resources says
+the outcome.
 
 Needs the extra `transaction`; the rest of Anabranch does not.
 """
@@ -41,7 +42,7 @@ classImplements(Savepoint, IDataManagerSavepoint)
 
 
 def join(router: Transactions, manager: Any = None, xid: Xid | None = None) -> DataManager:
-    """See Router.join."""
+    """Join the current transaction of a manager; see Router.join."""
     manager = of_this_thread if manager is None else manager
     if isinstance(manager, (tuple, str)):  # an Xid, most likely
         raise TypeError(f"join() takes a transaction manager, not {manager!r}; an xid is given by name: join(xid=...)")
@@ -67,7 +68,7 @@ def join(router: Transactions, manager: Any = None, xid: Xid | None = None) -> D
 
 @implementer(ISavepointDataManager)
 class DataManager:
-    """What a router does in one transaction of a transaction manager. Made by `Router.join`; gone with the transaction.
+    """A router's part in one transaction of a transaction manager. Made by `Router.join`; gone with the transaction.
 
     Threads: one at a time, as the transaction itself.
     """
@@ -81,17 +82,17 @@ class DataManager:
 
     @property
     def xid(self) -> Xid | None:
-        """What the transaction is called if this process ends between vote and finish."""
+        """The name under which the transaction is found if this process ends between vote and finish."""
         return self._transaction.xid
 
     @property
     def active(self) -> bool:
-        """Whether sends and acks can still be added."""
+        """True if sends and acks can still be added."""
         return self._transaction.state == "open"
 
     @property
     def state(self) -> str:
-        """What became of it: as Transaction.state."""
+        """The state of the transaction: as Transaction.state."""
         return "committed" if self._finished else self._transaction.state
 
     def send(
@@ -120,20 +121,21 @@ class DataManager:
     # IDataManager
 
     def sortKey(self) -> str:  # noqa: N802
-        """Before what sorts itself last to commit in its vote, as zope.sqlalchemy does ("~"): we have voted by then."""
+        """Return a key that sorts before managers that vote to commit last, as zope.sqlalchemy does ("~"): we have
+        voted by then."""
         return f"anabranch:{self._router.config.directory}"
 
     def tpc_begin(self, transaction: Any) -> None:
-        """Nothing to do: what is written is written in the vote."""
+        """Do nothing: the vote writes all that is written."""
         self._require_own(transaction)
 
     def commit(self, transaction: Any) -> None:
-        """Nothing to do yet."""
+        """Do nothing yet."""
         self._require_own(transaction)
 
     def tpc_vote(self, transaction: Any) -> None:
-        """Prepare all stores. Raises what Transaction.commit raises; it is rolled back then. One that has done nothing
-        waits for no outcome, whatever becomes of the process, and writes nothing."""
+        """Prepare all stores. Raises what Transaction.commit raises; it is rolled back then. A transaction that has
+        done nothing waits for no outcome, whatever becomes of the process, and writes nothing."""
         self._require_own(transaction)
         if self.xid is not None and not self._transaction.is_empty:
             self._transaction.prepare()
@@ -142,7 +144,7 @@ class DataManager:
 
     def tpc_finish(self, transaction: Any) -> None:
         """Decide, carry out. Raises TransactionInDoubt or StoreFailedError if the decision log's disk broke since the
-        vote, and ClosedError if the router was closed; what a store cannot carry out now it does later."""
+        vote, and ClosedError if the router was closed; a store that cannot carry it out now does so later."""
         self._require_own(transaction)
         self._finishing = True
         if self.state == "voted":
@@ -180,5 +182,5 @@ class DataManager:
     # ISavepointDataManager
 
     def savepoint(self) -> Savepoint:
-        """This point of the transaction."""
+        """Return a savepoint at this point of the transaction."""
         return self._transaction.savepoint()

@@ -6,7 +6,7 @@
     connection.tpc_prepare()              # durable, unseen, over restarts
     connection.tpc_commit()               # or after a restart: tpc_commit(xid) of one that tpc_recover() lists
 
-What a transaction manager that drives databases knows, it can do with this. The rules on when which may be called are
+A transaction manager that drives databases can drive this as it drives those. The rules on when which may be called are
 PEP 249's: where they are broken, ProgrammingError says so and nothing has happened.
 """
 
@@ -35,7 +35,8 @@ class ProgrammingError(TransactionError):
 
 
 class Connection:
-    """One transaction after the other. A transaction begins with the first send or ack, or with `tpc_begin`.
+    """A connection runs one transaction after the other. A transaction begins with the first send or ack, or with
+    `tpc_begin`.
 
     Threads: one at a time (PEP 249's threadsafety 1: threads share the router, not its connections).
     """
@@ -66,7 +67,7 @@ class Connection:
         if transaction is not None and transaction.state == "open":
             transaction.rollback()
 
-    # What a transaction does
+    # The operations of a transaction
 
     def send(
         self,
@@ -123,8 +124,8 @@ class Connection:
     # Two phases
 
     def xid(self, format_id: int, global_transaction_id: str, branch_qualifier: str = "") -> Xid:
-        """A name for a transaction: a number from 0 to 2^31 - 1 and two texts of at most 64 bytes. Raises TypeError,
-        and TransactionError for what is too long or out of range."""
+        """Return a name for a transaction: a number from 0 to 2^31 - 1 and two texts of at most 64 bytes. Raises
+        TypeError, and TransactionError for what is too long or out of range."""
         return checked_xid(format_id, global_transaction_id, branch_qualifier)
 
     def tpc_begin(self, xid: Xid) -> None:
@@ -136,17 +137,17 @@ class Connection:
             raise ProgrammingError(str(error)) from error
 
     def tpc_prepare(self) -> None:
-        """The first phase. Afterwards only tpc_commit and tpc_rollback may be called. After any error it is rolled
-        back, and tpc_rollback() ends it. Raises ProgrammingError unless in a transaction that tpc_begin has begun; else
-        as Transaction.prepare."""
+        """Prepare the transaction, the first phase. Afterwards only tpc_commit and tpc_rollback may be called. After
+        any error it is rolled back, and tpc_rollback() ends it. Raises ProgrammingError unless in a transaction that
+        tpc_begin has begun; else as Transaction.prepare."""
         transaction, _ = self._require_two_phase("tpc_prepare")
         if transaction.state == "prepared":
             raise ProgrammingError("the transaction is prepared already; call tpc_commit() or tpc_rollback()")
         transaction.prepare()
 
     def tpc_commit(self, xid: Xid | None = None) -> None:
-        """Without an xid: commit the transaction of this connection, in one phase if it is not prepared. With one,
-        outside of any transaction: commit that prepared one, of whichever connection. Raises ProgrammingError where
+        """Commit, without an xid, the transaction of this connection, in one phase if it is not prepared. With an xid,
+        outside of any transaction, commit that prepared one, of whichever connection. Raises ProgrammingError where
         that is not allowed, or if no such transaction is prepared; else as Router.commit."""
         if xid is not None:
             self._require_outside("tpc_commit(xid)")
@@ -161,7 +162,7 @@ class Connection:
             transaction.commit()
 
     def tpc_rollback(self, xid: Xid | None = None) -> None:
-        """Without an xid: roll back the transaction of this connection, prepared or not. With one: as tpc_commit."""
+        """Roll back, without an xid, the transaction of this connection, prepared or not. With one: as tpc_commit."""
         if xid is not None:
             self._require_outside("tpc_rollback(xid)")
             self._say(xid, commit=False)
@@ -174,8 +175,8 @@ class Connection:
         self._end()
 
     def tpc_recover(self) -> list[Xid]:
-        """The transactions that are prepared and wait, oldest first: for tpc_commit(xid) and tpc_rollback(xid). Raises
-        StoreFailedError if the decision log cannot be read."""
+        """Return the transactions that are prepared and wait, oldest first: for tpc_commit(xid) and tpc_rollback(xid).
+        Raises StoreFailedError if the decision log cannot be read."""
         self._require_open()
         return self._router.recover()
 

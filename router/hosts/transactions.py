@@ -1,4 +1,4 @@
-"""What another interface needs of the router to run transactions under its own names."""
+"""The part of the router that another interface needs to run transactions under its own names."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class Transactions(Protocol):
 
     @property
     def config(self) -> Config:
-        """As Router.config."""
+        """The configuration; see Router.config."""
 
     def transaction(self, xid: Xid | None = None) -> Transaction:
-        """As Router.transaction."""
+        """Begin a transaction; see Router.transaction."""
 
     def commit(self, xid: Xid) -> None:
-        """As Router.commit."""
+        """Commit a prepared transaction; see Router.commit."""
 
     def rollback(self, xid: Xid) -> None:
-        """As Router.rollback."""
+        """Roll back a prepared transaction; see Router.rollback."""
 
     def recover(self) -> list[Xid]:
-        """As Router.recover."""
+        """Return the names of prepared transactions; see Router.recover."""

@@ -1,6 +1,6 @@
-"""What prepared transactions do to a destination goes with it to its new store (repartition.py, rule J11).
+"""Branches of prepared transactions go with a destination to its new store (repartition.py, rule J11).
 
-Only those move that wait for their transaction manager: all others are settled when the router is opened, or nobody
+Only branches move that wait for their transaction manager: all others are resolved when the router is opened, or nobody
 can say what becomes of them. For each of them, before the new copy counts:
 
 1. the decision log says that the new store takes part: the outcome will be told there
@@ -32,16 +32,17 @@ OUTCOME_FIRST: Final = (
 
 
 class MovedBranches:
-    """Of one run, which one thread does."""
+    """The branches that one run moves. One thread does that."""
 
     def __init__(
         self, registry: StoreRegistry, coordinator: Coordinator, note: Callable[[tuple[Wanted, ...]], None]
     ) -> None:
-        """`note` makes the progress say what is to be prepared."""
+        """Make a mover of branches. `note` makes the progress say what is to be prepared."""
         self._registry, self._coordinator, self._note = registry, coordinator, note
 
     def problems(self, row: StoreRow, destination: Destination, branches: Iterable[Branch], routed: bool) -> list[str]:
-        """Why these, which are prepared in a store, cannot go along. `routed`: to a store that keeps what it has."""
+        """Return why these branches, which are prepared in a store, cannot go along. `routed`: to a store that keeps
+        what it has."""
         wrong = []
         for branch in branches:
             transaction = self._coordinator.table.by_id.get(branch.transaction)
@@ -55,12 +56,13 @@ class MovedBranches:
         return wrong
 
     def _sends_large(self, transaction: GlobalTransaction) -> bool:
-        """In any store: also the branch in the store that a part of another comes to is written anew."""
+        """Return whether a transaction sends a large message in any store: also the branch in the store that a part of
+        another comes to is written anew."""
         sends_large = partial(moved_branches.sends_large, transaction=transaction.id)
         return any(self._registry.with_id(store_id, sends_large) for store_id in transaction.participants)
 
     def bring(self, source: Store, target: Store, destination: Destination) -> None:
-        """What they do to it is prepared in the target too: it holds all messages of it by now."""
+        """Prepare in the target what the branches do to a destination: the target holds all messages of it by now."""
         wanted = []
         for branch in moved_branches.concerning(source, destination):
             self._coordinator.change_participants(branch.transaction, {target.store_id}, set())
@@ -69,7 +71,8 @@ class MovedBranches:
         self.put(wanted)
 
     def drop(self, row: StoreRow, destination: Destination) -> None:
-        """A copy of it does not count any more, or never did, nor what they do to that."""
+        """Drop what the branches do to a destination in a store: its copy there does not count any more, or never
+        did."""
 
         def rest(store: Store) -> list[Wanted]:
             return [
@@ -80,7 +83,7 @@ class MovedBranches:
         self.put(self._registry.with_row(row, rest))
 
     def put(self, wanted: Iterable[Wanted]) -> None:
-        """Have each store prepare this, and nothing else; the progress says so before. Idempotent."""
+        """Have each store prepare its payload, and nothing else; the progress says so before. Idempotent."""
         wanted = tuple(wanted)
         if not wanted:
             return
@@ -94,8 +97,9 @@ class MovedBranches:
                 self._coordinator.change_participants(one.transaction, set(), {one.store_id})
 
     def _record_again(self, one: Wanted) -> None:
-        """A store that was opened between the two steps of `put`, after a crash, knew nothing of a destination that
-        its branch alone concerns, and the placement record has forgotten it."""
+        """Record the destinations of a branch that have no row. After a crash between the two steps of `put` a store
+        that was opened knew nothing of a destination that its branch alone concerns, and the placement record has
+        forgotten it."""
         table = self._registry.table
         rows = [
             DestinationRow(destination.kind.value, destination.name, one.store_id, destination.name)

@@ -1,4 +1,5 @@
-"""Moving destinations to where a new configuration routes them, while the router is in use (`Router.repartition`).
+"""A live repartition moves destinations to where a new configuration routes them, while the router is in use
+(`Router.repartition`).
 
     done = LiveRepartition(registry, coordinator, config, ...).run()
 
@@ -7,7 +8,7 @@ What is planned and refused, the progress, and what a crash leaves is as in repa
 1. Once the plan stands and the progress says so, what has no place yet is routed by the new configuration.
 2. Each destination is copied while it is used (core/migration/live_copy.py). For it alone, a gate is closed in the
    registry and in its old store; transactions on their way into stores get there; the last of it is copied, the record
-   says the new store, and the gate is opened. Who holds a message, listens or has an open transaction goes on.
+   says the new store, and the gate is opened. Leases, listeners and open transactions go on.
 3. One that cannot be moved now is named at the end, and the others go on.
 
 All of it is done by a thread of its own, in which no signal strikes.
@@ -47,16 +48,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PASSING_SECONDS: Final = 10.0
-"""At the gate, transactions that are on their way into stores have so long to get there."""
+"""Seconds that transactions on their way into stores have to get there, at the gate."""
 LOOK_SECONDS: Final = 0.005
 TRIES_MAX: Final = 10
-"""How often the gate of a destination is closed and opened again, since something came between."""
+"""How often the gate of a destination is closed and opened again, if something comes between."""
 ROUNDS_MAX: Final = 5
-"""How often it is looked whether destinations were given a place by the old configuration meanwhile."""
+"""How often a run looks whether destinations were given a place by the old configuration meanwhile."""
 
 
 class StoppedError(ClosedError):
-    """The router is being closed, or who had called was interrupted."""
+    """The router is being closed, or the caller was interrupted."""
 
 
 class _GoneError(Exception):
@@ -85,7 +86,7 @@ class LiveRepartition:
         self._error: BaseException | None = None
 
     def run(self) -> Repartitioned:
-        """All of it, in a thread of its own. Interrupted, it stops soon; what is raised is raised once it has."""
+        """Run in a thread of its own. Interrupted, the run stops soon; the error is raised once it has."""
         self._thread.start()
         try:
             self._ended.wait()
@@ -99,11 +100,12 @@ class LiveRepartition:
 
     @property
     def ended(self) -> bool:
-        """Whether its thread does nothing any more."""
+        """True if its thread does nothing any more."""
         return self._ended.is_set()
 
     def stop(self) -> None:
-        """It ends, with the destination that is on its way where it was; waits for that, but in its own thread."""
+        """Stop, and leave the destination that is on its way where it was. Waits for the end, but in the run's own
+        thread."""
         self._stopped.set()
         if threading.current_thread() is not self._thread and self._thread.ident is not None:
             self._ended.wait()
@@ -125,7 +127,7 @@ class LiveRepartition:
 
 
 class _Run(Repartitioning):
-    """In its thread."""
+    """The run, in its thread."""
 
     _refuses_prepared = False
     _undo_with = "restart=True"
@@ -146,12 +148,12 @@ class _Run(Repartitioning):
         self._directories.before = registry.config
         self._go_on, self._prepared_seconds = go_on, prepared_seconds
         self._left_behind: dict[Destination, str] = {}
-        """What could not be moved, and why."""
+        """The destinations that could not be moved, and why."""
         self._ahead: list[Move] = []
-        """What is planned."""
+        """The planned moves."""
 
     def summary(self) -> str:
-        """What has moved, and what has not."""
+        """Return a text that says what has moved, and what has not."""
         done = {str(move.destination) for move in self.moves}
         rest = [str(move.destination) for move in self._ahead if str(move.destination) not in done]
         return (
@@ -159,26 +161,26 @@ class _Run(Repartitioning):
             "again: it goes on where it was"
         )
 
-    # What is otherwise
+    # Differences to a closed directory
 
     def _sweep(self) -> None:
-        """Others may be making stores now; what a crash has left was removed when the router was opened."""
+        """Do nothing: others may be making stores now, and the open has removed what a crash had left."""
 
     def _kinds_refused(self) -> list[str]:
         return kinds_changed(self._directories, list(self._table.stores.values()))
 
     def _obstacles(self) -> list[Displaced]:
-        """None of those stays that `_kinds_refused` names."""
+        """Return none: `_kinds_refused` has refused them."""
         return []
 
     def _sweep_aside(self) -> None:
-        """Nothing was put aside."""
+        """Do nothing: nothing was put aside."""
 
     def _elsewhere(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
         return self._registry.elsewhere_by(self._config)
 
     def _forget(self, nothing: Sequence[Destination]) -> None:
-        """They may be sent to at any moment: they stay."""
+        """Do nothing: the destinations may be sent to at any moment, so they stay."""
 
     def _planned(self) -> list[Planned]:
         planned = super()._planned()
@@ -240,7 +242,7 @@ class _Run(Repartitioning):
             log.warning("not moved: %s", error)
 
     def _moved(self, source: StoreRow, target: StoreRow, destination: Destination, row: DestinationRow) -> bool:
-        """False if it has to be done once more."""
+        """Move a destination; returns False if that has to be done once more."""
         if not self._is_in(source, destination):
             return True  # it was deleted meanwhile
         self._await_prepared(source, destination)
@@ -277,7 +279,7 @@ class _Run(Repartitioning):
             raise _GoneError
 
     def _abandon(self, copy: LiveCopy, keep: bool = False) -> None:
-        """Does nothing after the switch."""
+        """Abandon a copy. Does nothing after the switch."""
         try:
             copy.abandon(keep)
         except AnabranchError as error:  # nobody is given anything of it, and the next run deletes it
@@ -309,8 +311,8 @@ class _Run(Repartitioning):
             log.debug("%s: its gate was closed for %.3f s", destination, time.monotonic() - closed)
 
     def _record(self, row: DestinationRow, source: StoreRow, gate: Gate) -> None:
-        """The commit point. If it fails nobody can tell what the record says, unless the former row can be written
-        again: else nobody uses the destination any more."""
+        """Record the new store, the commit point. If it fails nobody can tell what the record says, unless the former
+        row can be written again: else nobody uses the destination any more."""
         before = self._table.destinations[row.destination]
         try:
             self._table.record_destinations([row])
@@ -326,7 +328,7 @@ class _Run(Repartitioning):
             raise
 
     def _settle_record(self, destination: Destination) -> None:
-        """If that was so the last time: first of all the record says again where it is."""
+        """Record again where a destination is, first of all, if `_record` failed the last time."""
         known = self._table.destinations.get(destination)
         if self._registry.is_stuck(destination) and known is not None:
             self._table.record_destinations([known])
@@ -338,7 +340,7 @@ class _Run(Repartitioning):
         return self._registry.with_row(row, partial(looked_at, destination=destination))[1]
 
     def _await_prepared(self, row: StoreRow, destination: Destination) -> None:
-        """Raises GivenUpError, which names them."""
+        """Wait until no prepared transaction would change a destination. Raises GivenUpError, which names them."""
         deadline = time.monotonic() + self._prepared_seconds
         while prepared := self._prepared(row, destination):
             if time.monotonic() >= deadline:
@@ -361,7 +363,8 @@ class _Run(Repartitioning):
         return self._registry.with_row(row, lambda store: store.is_enlisted(destination))
 
     def _await_passing(self, destination: Destination) -> None:
-        """Those that have looked at the gate before it was closed are in their stores. Raises GivenUpError."""
+        """Wait until all transactions that looked at the gate before it was closed are in their stores. Raises
+        GivenUpError."""
         deadline = time.monotonic() + PASSING_SECONDS
         begun = self._coordinator.table.begun
         for transaction in list(begun):

@@ -1,8 +1,10 @@
-"""Messages of one queue become those of another, a page in each transaction: killed anywhere, each is in one of both.
+"""Moving makes messages of one queue those of another, a page in each transaction: killed anywhere, each is in one of
+both.
 
     done = move_messages(router.transaction, router.queue("orders.eu"), router.queue("orders.all"), limit=100)
 
-They keep their order, ids, headers, priorities and expiry; their time, and the count of their deliveries, begin anew.
+Messages keep their order, ids, headers, priorities and expiry; their time, and the count of their deliveries, begin
+anew.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 PAGE_MESSAGES: Final = 1000
 PAGE_BYTES: Final = 4 << 20
-"""What is moved in one transaction; a message that is larger goes alone."""
+"""The limits of one transaction; a message that is larger goes alone."""
 
 
 def move_messages(
@@ -30,11 +32,11 @@ def move_messages(
     limit: int | None = None,
     progress: Callable[[int, int], None] = lambda moved, total: None,
 ) -> int:
-    """Move what nobody holds and what does not wait for its time, at most `limit`, in order; returns how many. What
-    comes meanwhile may stay. `progress` is called with how many have moved, of how many.
+    """Move the messages that are ready, at most `limit`, in order; returns how many. Messages that come meanwhile may
+    stay. `progress` is called with how many have moved, of how many.
 
-    Raises DestinationError where both are one, and as Transaction.commit; what had moved before stays so, and a note of
-    the error says how many that were. That the target's duplicate window knows an id does not matter.
+    Raises DestinationError where both are one, and as Transaction.commit. Messages that moved before the error stay
+    moved, and a note of the error says how many. The target's duplicate window drops none of them.
     """
     if source.destination == target.destination:
         raise DestinationError(f"{source.destination} is where its messages are already; name another queue to move to")

@@ -1,4 +1,4 @@
-"""What a repartition would move, and what keeps it from moving (repartition.py)."""
+"""The plan of a repartition: what it would move, and what keeps that from moving (repartition.py)."""
 
 from __future__ import annotations
 
@@ -49,27 +49,28 @@ class Move:
     target: str
     messages: int
     bytes: int
-    """Of the messages, as they are stored."""
+    """The size of the messages, as they are stored."""
     subscriptions: int
 
 
-# What a dry run tells ------------------------------------------------------------------------------------------------
+# A dry run -----------------------------------------------------------------------------------------------------------
 
 
 def plan_of(config: Config, before: Config | None = None, restart: bool = False) -> tuple[Move, ...]:
-    """What `repartition` would move. The data directory stays as it is, to the byte: each store that messages would
-    leave is copied to the system's directory for temporary files, and looked at there, one after the other.
+    """Return what `repartition` would move. The data directory stays as it is, to the byte. Each store that messages
+    would leave is copied to the system's directory for temporary files, and looked at there, one after the other.
 
-    Raises as `repartition`, and StoreFullError where there is no room for a copy."""
+    Raises as `repartition`, and StoreFullError where there is no room for a copy.
+    """
     require_directory(config, before)
     with _looking_at(config) as scratch:
         return tuple(_plan(config, before, scratch, restart))
 
 
 def changed_kinds(config: Config) -> PlacementError | None:
-    """What an open refuses since stores would change their kind; None for nothing, also of a directory that is not
-    there. Only where the configuration in force has another kind, or says nothing, it looks at copies, as `plan_of`,
-    and raises StoreLockedError where the directory is in use."""
+    """Return the error of an open that would change the kind of stores; None for nothing, also for a directory that is
+    not there. If the configuration in force has the same kinds, no store is read. Otherwise stores are copied, as by
+    `plan_of`, and StoreLockedError is raised where the directory is in use."""
     if not (config.bindings / RECORD).is_file():
         return None
     former = known_configuration(config.directory)
@@ -90,7 +91,7 @@ def changed_kinds(config: Config) -> PlacementError | None:
 
 @contextmanager
 def _looking_at(config: Config) -> Iterator[Path]:
-    """A directory for copies, while nobody else has the data directory open."""
+    """Give a directory for copies, while nobody else has the data directory open."""
     lock_path = config.directory / "router.lock"
     owner = lock_path.read_bytes() if lock_path.exists() else None
     lock = DirectoryLock(lock_path, "the router", config.file_mode)
@@ -109,7 +110,7 @@ def _looking_at(config: Config) -> Iterator[Path]:
 def _rows(
     config: Config, before: Config | None, scratch: Path
 ) -> Iterator[tuple[StoreDirectories, DestinationsTable, OpenStores]]:
-    """What the placement record says, from a copy."""
+    """Give the rows of the placement record, from a copy."""
     shutil.copy2(config.bindings / RECORD, scratch / RECORD)
     directories = StoreDirectories(config)
     directories.before = before
@@ -151,7 +152,7 @@ def _plan(config: Config, before: Config | None, scratch: Path, restart: bool) -
 
 @contextmanager
 def _copied(directories: StoreDirectories, row: StoreRow, copy: Path, stores: OpenStores) -> Iterator[Store]:
-    """A store's copy, open."""
+    """Give a store's copy, open."""
     path, options = directories.path(row), directories.options_of(row)
     needed = sum(file.stat().st_blocks * 512 for file in path.rglob("*") if file.is_file())
     free = shutil.disk_usage(copy.parent).free
@@ -173,7 +174,7 @@ def _copied(directories: StoreDirectories, row: StoreRow, copy: Path, stores: Op
 
 
 def _require_same(file: ProgressFile, config: Config, restart: bool) -> None:
-    """As a run refuses it."""
+    """Refuse an interrupted repartition to another configuration, as a run does."""
     try:
         found = file.open()
     finally:
@@ -182,11 +183,11 @@ def _require_same(file: ProgressFile, config: Config, restart: bool) -> None:
         raise interrupted(config, found)
 
 
-# What both refuse ----------------------------------------------------------------------------------------------------
+# Refusals of both ----------------------------------------------------------------------------------------------------
 
 
 def require_directory(config: Config, before: Config | None) -> None:
-    """Raise for what is no data directory, or is another's."""
+    """Raise for a directory that is no data directory, or is another's."""
     bindings.require(config)
     if not (config.bindings / RECORD).is_file():
         raise PlacementError(
@@ -219,7 +220,7 @@ def problems_of(
     match: Match[StoreConfig] | None,
     amount: Amount,
 ) -> list[str]:
-    """What keeps a destination from being moved."""
+    """Return what keeps a destination from being moved."""
     held = f"{destination}: {held_of(amount)}"
     if not amount.messages and not amount.subscriptions:
         return []
@@ -242,18 +243,18 @@ def problems_of(
 
 
 def held_of(amount: Amount) -> str:
-    """What a store holds of a destination."""
+    """Return in words what a store holds of a destination."""
     messages, subscriptions = count_of(amount.messages, "message"), len(amount.subscriptions)
     return f"{messages}, {count_of(subscriptions, 'durable subscription')}" if subscriptions else messages
 
 
 def is_volatile(match: Match[StoreConfig]) -> bool:
-    """Whether the store that it leads to keeps nothing when it is closed."""
+    """Return whether the store of a match keeps nothing when it is closed."""
     return _keeps_nothing(match.target.kind)
 
 
 def _kinds_of(config: Config) -> dict[Path, tuple[str, bool]]:
-    """By directory."""
+    """Return the kind of each store, and whether it is one for each destination, by directory."""
     return {config.directory_of(store): (store.kind, store.per_destination) for store in config.stores}
 
 
@@ -262,7 +263,7 @@ def _keeps_nothing(kind: str) -> bool:
 
 
 def kinds_changed(directories: StoreDirectories, rows: list[StoreRow]) -> list[str]:
-    """Stores whose directory the configuration gives to a store of another kind."""
+    """Return a text for each store whose directory the configuration gives to a store of another kind."""
     wrong = []
     for row in rows:
         config = directories.config_at(directories.path(row))
@@ -276,7 +277,7 @@ def kinds_changed(directories: StoreDirectories, rows: list[StoreRow]) -> list[s
 
 
 def refuse(wrong: list[str]) -> None:
-    """Raise PlacementError if anything is."""
+    """Raise PlacementError if anything is wrong."""
     if len(wrong) > SHOWN_MAX:
         wrong = [*wrong[:SHOWN_MAX], f"and {len(wrong) - SHOWN_MAX} more"]
     if wrong:
@@ -284,7 +285,8 @@ def refuse(wrong: list[str]) -> None:
 
 
 def move_of(destination: Destination, row: StoreRow, target: str, kind: str, amount: Amount) -> Move:
-    """`target` and `kind` are the new store's. Where its name stays, its kind tells it from the old one."""
+    """Return the move of a destination. `target` and `kind` are the new store's. If its name stays, its kind tells it
+    from the old one."""
     source = row.name
     if source == target:
         source, target = f"{source} ({row.kind})", f"{target} ({kind})"
@@ -292,7 +294,7 @@ def move_of(destination: Destination, row: StoreRow, target: str, kind: str, amo
 
 
 def digest_of(config: Config) -> bytes:
-    """Of where a configuration routes what; the same if the data directory was moved."""
+    """Return the digest of where a configuration routes what; it stays the same if the data directory is moved."""
     recorded = StoreDirectories(config).recorded
     stores = sorted(
         [store.name, store.kind, recorded(config.directory_of(store)), sorted(store.match), store.per_destination]

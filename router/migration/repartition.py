@@ -1,4 +1,5 @@
-"""Moving destinations to where a new configuration routes them, while nobody uses the data directory (rule J11).
+"""Repartition moves destinations to where a new configuration routes them, while nobody uses the data directory (rule
+J11).
 
     done = repartition(config, before=old)        # again after a crash, or an error: it goes on where it was
     planned = plan_of(config, before=old)           # what that would move; changes nothing: plan.py
@@ -11,8 +12,8 @@ For each destination, one after the other:
 4. its row in the placement record says the new store: from here on that copy counts
 5. it is deleted in the old store, and that is synced
 
-What prepared transactions do to it goes along: into the new store before 4, and out of the old one before 5, as
-branches.py says.
+Branches of prepared transactions go along: into the new store before 4, and out of the old one before 5, as branches.py
+says.
 
 A store that holds nothing any more and has left the configuration is removed then, with its directory. Before all that,
 a store whose place another one is to take is put aside, as changed_kinds.py says.
@@ -60,7 +61,7 @@ _DAMAGED: Final = (
     "and begin again"
 )
 RECLAIM_BYTES: Final = 8 << 20
-"""After so much was deleted in a store it gives back the space at once: what moves next may need it."""
+"""Bytes deleted in a store after which it gives back the space at once: the next move may need it."""
 Planned = tuple[StoreRow, Destination, Match[StoreConfig], Amount]
 """A destination to move, and the store that it is in."""
 Told = Callable[[int, int], None]
@@ -69,7 +70,7 @@ Told = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Repartitioned:
-    """What was done."""
+    """The result of a repartition."""
 
     moves: tuple[Move, ...]
     removed: tuple[str, ...]
@@ -77,8 +78,7 @@ class Repartitioned:
 
 
 class Repartitioning:
-    """One run, over a router that is open for it alone; live.py says what is otherwise in one that is in
-    use."""
+    """One run, over a router that is open for it alone; live.py says what differs in a router that is in use."""
 
     def __init__(
         self, registry: StoreRegistry, coordinator: Coordinator, config: Config, restart: bool, path: str, told: Told
@@ -92,10 +92,10 @@ class Repartitioning:
         self._branches = MovedBranches(self._registry, coordinator, self._write_wanted)
         self._done = self._total = 0
         self.moves: list[Move] = []
-        """What has moved."""
+        """The destinations that have moved."""
 
     def run(self) -> Repartitioned:
-        """All of it."""
+        """Do all of it."""
         try:
             self._resume(self._file.open())
             planned, obstacles = self._planned(), self._obstacles()
@@ -124,7 +124,7 @@ class Repartitioning:
         return displaced(self._directories, self._table.stores.values())
 
     def _put_all_aside(self, obstacles: Sequence[Displaced]) -> list[str]:
-        """Returns the names of those that hold nothing, which are gone."""
+        """Put the obstacles aside; returns the names of those that hold nothing, which are gone."""
         removed: list[str] = []
         for item in obstacles:
             self._put_aside(item)
@@ -174,7 +174,7 @@ class Repartitioning:
     # All that is planned
 
     def _move_all(self, planned: Sequence[Planned]) -> list[str]:
-        """Returns the names of the stores that are gone."""
+        """Move all planned destinations; returns the names of the stores that are gone."""
         removed: list[str] = []
         for number, (row, destination, match, amount) in enumerate(planned):
             self._told(self._done, self._total)
@@ -193,7 +193,7 @@ class Repartitioning:
         self._progress = msgspec.structs.replace(self._progress, wanted=wanted)
         self._file.write(self._progress)
 
-    # What an interrupted run has left
+    # The remains of an interrupted run
 
     def _resume(self, found: Progress | None) -> None:
         self._sweep()
@@ -218,27 +218,28 @@ class Repartitioning:
             self._undo(void, destination)  # else its copy is gone on with
 
     def _sweep(self) -> None:
-        """Remove what a crash has left of stores that were being made."""
+        """Remove the remains of stores that were being made when a crash came."""
         sweep_unfinished(self._config.directory / "stores")
 
     def _undo(self, store_id: bytes, destination: Destination) -> None:
-        """The copy in this store does not count; its branches are gone."""
+        """Undo a copy in this store, which does not count; its branches are gone."""
         row = self._table.stores.get(store_id)
         if row is not None:
             self._delete(row, destination)
             self._left(row)
 
     def _sweep_removed(self, path: str, store_id: bytes) -> None:
-        """A store was being removed."""
+        """Finish the removal of a store."""
         place = self._config.directory / path
         sweep_unfinished(place.parent, place.name)
         if store_id in self._table.stores:
             self._left(self._table.stores[store_id])
 
-    # What there is to move
+    # The destinations to move
 
     def _planned(self) -> list[Planned]:
-        """By the store they are in. Raises PlacementError for all that cannot be moved, before anything is changed."""
+        """Return the destinations to move, by the store they are in. Raises PlacementError for all that cannot be
+        moved, before anything is changed."""
         nothing: list[Destination] = []
         planned, wrong = [], self._kinds_refused()
         for row, destination, match in self._elsewhere():
@@ -257,11 +258,11 @@ class Repartitioning:
         refuse(wrong)
         self._forget(nothing)
         moving = self._progress.moving
-        # What was on its way comes first: the progress knows of one alone.
+        # A destination that was on its way comes first: the progress knows of one alone.
         return sorted(planned, key=lambda one: moving is None or one[1] != moving.destination)
 
     def _kinds_refused(self) -> list[str]:
-        """Of stores whose kind changes, what is wrong with that."""
+        """Return what is wrong with stores whose kind changes."""
         return []
 
     _refuses_prepared = True
@@ -271,12 +272,12 @@ class Repartitioning:
         return self._registry.routed_elsewhere()
 
     def _forget(self, nothing: Sequence[Destination]) -> None:
-        """They hold nothing, and their new store would keep nothing of it."""
+        """Forget destinations that hold nothing, and whose new store would keep nothing of it."""
         for destination in nothing:
             self._table.forget_destination(destination)
 
     def _in_the_way(self, destination: Destination, match: Match[StoreConfig]) -> list[str]:
-        """What is wrong if the new store holds something by that name which no earlier run has brought there."""
+        """Return what is wrong if the new store holds something by that name which no earlier run has brought there."""
         path = self._directories.expected(match.target, destination)
         row = self._table.store_at(self._directories.recorded(path))
         moving = self._progress.moving
@@ -317,14 +318,15 @@ class Repartitioning:
         log.info("%s: %d messages moved from store %s to %s", destination, amount.messages, source.name, target.name)
 
     def _both(self, source: StoreRow, target: StoreRow) -> tuple[Store, Store]:
-        """Both stores, open. While no third one is opened they stay so."""
+        """Return both stores, open. While no third one is opened they stay so."""
         while True:
             from_store, to_store = (self._registry.with_row(row, lambda store: store) for row in (source, target))
             if self._registry.open_store(source.store_id) is from_store:  # not closed to make way for the other
                 return from_store, to_store
 
     def _copy(self, source: Store, target: Store, destination: Destination, amount: Amount) -> None:
-        """Steps 2 and 3, on from what is there of an earlier run. Raises CorruptionError if the copies differ."""
+        """Copy and compare (steps 2 and 3), on from what is there of an earlier run. Raises CorruptionError if the
+        copies differ."""
         there = copying.common(source, target, destination)
         if there is None:
             target.delete(destination)
@@ -353,7 +355,7 @@ class Repartitioning:
         self._done += expected.count
 
     def _delete(self, row: StoreRow, destination: Destination) -> None:
-        """Durable on return. Idempotent."""
+        """Delete a destination in a store. Durable on return. Idempotent."""
 
         def deleted(store: Store) -> None:
             size = copying.amount(store, destination).bytes
@@ -366,8 +368,8 @@ class Repartitioning:
     # A store that is empty now
 
     def _left(self, row: StoreRow) -> list[str]:
-        """Remove it if it has left the configuration, or was one destination's own; else have it give back what space
-        it can. Returns its name if it is gone."""
+        """Remove a store that is empty and has left the configuration, or was one destination's own. Any other gives
+        back what space it can. Returns its name if it is gone."""
         used = bool(self._table.destinations_in(row.store_id))
         needed = self._directories.config_at(self._directories.path(row)) is not None and ":" not in row.name
         holds = used or needed or self._registry.with_row(row, _holds_anything)
@@ -387,7 +389,7 @@ class Repartitioning:
         return [f"{row.name} ({row.kind})" if is_named else row.name]
 
     def _discard(self, row: StoreRow) -> bool:
-        """Whether it is gone."""
+        """Remove a store; returns whether it is gone."""
         self._registry.discard(row, partial(self._remove, row))
         return True
 
@@ -411,17 +413,17 @@ class Repartitioning:
 
 
 def _put_aside(directory: Path) -> Iterator[Path]:
-    """Where stores of this directory were put."""
+    """Return the directories that stores of this one were put aside in."""
     return (path for path in children(directory.parent) if path.name.startswith(f"{directory.name}~"))
 
 
 def looked_at(store: Store, destination: Destination) -> tuple[Amount, list[Branch]]:
-    """What it holds, and what is prepared there and would change it."""
+    """Return what a store holds of a destination, and the branches there that would change it."""
     return copying.amount(store, destination), moved_branches.concerning(store, destination)
 
 
 def in_the_way(destination: Destination, row: StoreRow, prepared: Sequence[Branch]) -> str:
-    """Transactions that are prepared in a store keep a destination there."""
+    """Return a text that names the prepared transactions which keep a destination in a store."""
     ids = ", ".join(branch.transaction.hex() for branch in prepared)
     return f"{destination}: transaction {ids} is prepared in store {row.name!r} and would change it"
 

@@ -1,4 +1,4 @@
-"""What is done to a directory that nobody has open, by a router of its own: repartition, import from ActiveMQ.
+"""Work on a directory that nobody has open, by a router of its own: repartition, import from ActiveMQ.
 
 Killed anywhere, each goes on when it is asked for again.
 """

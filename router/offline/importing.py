@@ -1,4 +1,4 @@
-"""An ActiveMQ broker's pending messages into the stores of a configuration: `anabranch import --from-kahadb`.
+"""Import of an ActiveMQ broker's pending messages into the stores of a configuration: `anabranch import --from-kahadb`.
 
     report = survey(config, pending)          # reads every pending message; writes nothing
     report.require_importable(force=False)    # raises for all that stands in the way, at once
@@ -50,19 +50,19 @@ SUBSCRIPTIONS: Final = "durable subscriptions that cannot be decoded"
 
 
 def _untold(what: str, done: int, total: int) -> None:
-    """Nobody looks."""
+    """Do nothing: nobody looks at the progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedDestination:
-    """What comes of one destination."""
+    """The plan for one destination."""
 
     destination: Destination
     store: str
     kind: str
     messages: int
     bytes: int
-    """Of the messages as they will be stored."""
+    """The size of the messages as they will be stored."""
     subscriptions: tuple[Subscription, ...]
     source: PendingDestination
     limit: int
@@ -79,20 +79,20 @@ class Unsettled:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an import brings, or has brought, and what it does not."""
+    """The plan or the result of an import: what it brings, and what it does not."""
 
     directory: Path
     destinations: tuple[PlannedDestination, ...]
     not_carried: Mapping[str, int] = field(default_factory=dict)
-    """How many of what."""
+    """The number of each thing."""
     prepared: tuple[Unsettled, ...] = ()
     open_transactions: int = 0
-    """Which a broker discards when it starts."""
+    """The number of transactions that a broker discards when it starts."""
     damages: tuple[str, ...] = ()
     torn: tuple[str, ...] = ()
-    """The unfinished end of what was being written: normal after a crash."""
+    """The unfinished ends of files that were being written: normal after a crash."""
     problems: tuple[str, ...] = ()
-    """Why the configuration cannot take it."""
+    """The reasons why the configuration cannot take the messages."""
 
     @property
     def messages(self) -> int:
@@ -181,7 +181,7 @@ def _subscription(topic: Destination, info: SubscriptionInfo) -> Subscription:
 
 
 def _items(one: PlannedDestination, left: Counter[str] | None = None) -> Iterator[copying.Stored]:
-    """The messages of a destination as they are to be stored; the others are counted in `left`."""
+    """Yield the messages of a destination as they are to be stored; the others are counted in `left`."""
     keys = {key: _subscription(one.destination, info).key for key, info in one.source.subscriptions.items()}
     for message in one.source.messages():
         try:
@@ -202,7 +202,7 @@ def _items(one: PlannedDestination, left: Counter[str] | None = None) -> Iterato
 
 
 def bring_in(config: Config, pending: Pending, report: Report, progress: Progress = _untold) -> None:
-    """Write what was surveyed; all of it is durable on return, and counted.
+    """Write the surveyed messages; all of them are durable on return, and counted.
 
     Raises PlacementError, having written nothing, for destinations that are in use here, and for an import of another
     directory that was cut short; StoreFullError and whatever else a store raises: the same call then goes on with it.
@@ -228,8 +228,8 @@ def bring_in(config: Config, pending: Pending, report: Report, progress: Progres
 
 
 def in_use(config: Config, pending: Pending, report: Report) -> str | None:
-    """Why `bring_in` would be refused by what is here already; None if it would not. Looks into a data directory that
-    is there, and makes none."""
+    """Return why `bring_in` would be refused, given what is here already; None if it would not. Looks into a data
+    directory that is there, and makes none."""
     if not config.directory.is_dir():
         return None
     with _router(config, _untold) as router:
@@ -242,13 +242,13 @@ def in_use(config: Config, pending: Pending, report: Report) -> str | None:
 
 def _router(config: Config, progress: Progress) -> Router:
     router = Router(config)
-    # What has expired is imported as it is, and counted, before it is dropped or dead-lettered.
+    # An expired message is imported as it is, and counted, before it is dropped or dead-lettered.
     router._registry.importing = True
     return router.open(progress)
 
 
 def _begun(marker: Path, source: str) -> frozenset[Destination]:
-    """The destinations of an import that was cut short; none if there was none. Raises PlacementError."""
+    """Return the destinations of an import that was cut short; none if there was none. Raises PlacementError."""
     try:
         found = json.loads(marker.read_text(encoding="utf-8"))
         begun = frozenset(Destination.restored(name) for name in found["destinations"])
@@ -269,7 +269,7 @@ def _begun(marker: Path, source: str) -> frozenset[Destination]:
 
 
 def _require_unused(router: Router, report: Report, begun: frozenset[Destination]) -> dict[Destination, copying.Prefix]:
-    """How much of each destination is here already. Raises PlacementError for those that somebody has used."""
+    """Return how much of each destination is here already. Raises PlacementError for those that somebody has used."""
     held: dict[Destination, copying.Prefix] = {}
     fresh: list[str] = []
     since: list[str] = []
@@ -279,7 +279,7 @@ def _require_unused(router: Router, report: Report, begun: frozenset[Destination
             held[one.destination] = found
         else:
             (since if one.destination in begun else fresh).append(f"{one.destination} (store {one.store!r})")
-    # What the source had when the import was begun, and has no longer:
+    # Destinations that the source had when the import was begun, and has no longer:
     gone = sorted(begun.difference(one.destination for one in report.destinations), key=str)
     since += [str(name) for name in gone if _is_used(router._registry.store_of(name), name)]
     lines = []
@@ -300,7 +300,7 @@ def _require_unused(router: Router, report: Report, begun: frozenset[Destination
 
 
 def _held(router: Router, one: PlannedDestination, begun: bool) -> copying.Prefix | None:
-    """How much of a destination is here; None if somebody has used it."""
+    """Return how much of a destination is here; None if somebody has used it."""
     store = router._registry.store_of(one.destination)
     if store is not None and begun:
         return copying.prefix(_items(one), store, one.destination)
@@ -332,7 +332,7 @@ class _Counter:
 
 
 def _bring(router: Router, one: PlannedDestination, counted: _Counter) -> None:
-    """Behind what is there of it."""
+    """Write the messages of a destination, behind those that are there."""
 
     def write(store: Store) -> int:
         there = copying.amount(store, one.destination).messages
@@ -348,7 +348,7 @@ def _bring(router: Router, one: PlannedDestination, counted: _Counter) -> None:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Plain values of a report."""
+    """Return a report as plain values."""
     return {
         "directory": str(report.directory),
         "messages": report.messages,
@@ -374,7 +374,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def warnings(report: Report) -> Sequence[str]:
-    """What a user should know of what was or will be imported, a sentence each."""
+    """Return what a user should know of what was or will be imported, a sentence each."""
     lines = [*report.damages, *report.torn]
     lines += [f"not carried over: {count} {what}" for what, count in report.not_carried.items()]
     lines += [

@@ -1,4 +1,5 @@
-"""Moving destinations to where a new configuration routes them, while nobody uses the data directory."""
+"""Offline repartition moves destinations to where a new configuration routes them, while nobody uses the data
+directory."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ def repartition(
 ) -> Repartitioned:
     """Move all destinations of a data directory to where `config` routes them. No router may have it open.
 
-    `before`: what the directory was used with until now, which says how to open stores that `config` does not have and
-    that cannot be opened with defaults. `path` is the configuration's, for messages. `restart`: an interrupted
-    repartition to another configuration is not gone on with; what it had moved stays there unless `config` routes that
-    elsewhere too.
+    `before`: the configuration that the directory was used with until now, which says how to open stores that `config`
+    does not have and that cannot be opened with defaults. `path` is the configuration's, for messages. `restart`: an
+    interrupted repartition to another configuration is not gone on with; destinations that it had moved stay there
+    unless `config` routes them elsewhere too.
 
-    Raises PlacementError before anything is changed: for what is routed nowhere or to a memory store, what a prepared
-    transaction would change, an interrupted repartition to another configuration. StoreLockedError, StoreFullError,
-    MessageTooLargeError, CorruptionError, StoreFailedError: what has not moved is where it was; call it again.
+    Raises PlacementError before anything is changed: for destinations that are routed nowhere or to a memory store, or
+    that a prepared transaction would change, and for an interrupted repartition to another configuration.
+    StoreLockedError, StoreFullError, MessageTooLargeError, CorruptionError, StoreFailedError: all that has not moved is
+    where it was; call it again.
     """
     require_directory(config, before)
     router = Router(config)

@@ -1,4 +1,5 @@
-"""Which store a destination lives in: the record of that, open stores, directories, and what agrees with the disk.
+"""Placement says which store a destination lives in: the record of that, open stores, directories, and reconciling with
+the disk.
 
 The record is synced before a store's first use (invariant 6).
 """

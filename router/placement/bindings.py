@@ -1,8 +1,8 @@
-"""Where the placement record and the decision log are: in the data directory, or in a `bindings_directory`.
+"""The place of the placement record and the decision log: the data directory, or a `bindings_directory`.
 
-The two directories know each other by an id, in the file `bindings.id` of both: else an unmounted disk, or a
-configuration without the key, would look like a new data directory, and its messages would be out of sight (invariant
-6). That of the data directory says also where the other one was, for commands that have no configuration.
+The two directories know each other by an id, in the file `bindings.id` of both. Without it an unmounted disk, or a
+configuration without the key, would look like a new data directory, its messages out of sight (invariant 6). The file
+of the data directory says also where the other one was, for commands that have no configuration.
 
     <id: 32 hexadecimal digits>
     <the bindings directory>          in the data directory alone, as what follows
@@ -26,7 +26,7 @@ NEW: Final = "new"
 
 
 def place_of(directory: Path) -> Path:
-    """Where the record and the log of this data directory are, as it says itself."""
+    """Return where the record and the log of this data directory are, as it says itself."""
     lines = _read(directory)
     return Path(lines[1]) if len(lines) > 1 else directory
 
@@ -48,7 +48,7 @@ def take(config: Config) -> None:
 
 
 def require(config: Config, may_be_new: bool = False) -> None:
-    """Raise PlacementError where the configuration would not find the record that there is. Nothing is changed."""
+    """Raise PlacementError if the configuration would not find the record that there is. Nothing is changed."""
     directory, bindings = config.directory, config.bindings_directory
     known = _read(directory)
     if bindings is None:

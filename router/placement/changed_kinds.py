@@ -1,9 +1,9 @@
 """Stores that the configuration gives another kind than the one that they have, or that lie where another is to be.
 
-A store's directory is of one kind. Where the file says another one, nothing of what the directory holds may be ignored:
-an open refuses it by name, and a repartition puts the directory aside, under `<name>~<kind>` (no store of a file may be
-called so), makes the new store in its place, and moves what the old one holds. A store that keeps nothing when it is
-closed, a memory store, changes by itself (reconcile.py).
+A store's directory is of one kind. If the file says another one, nothing of what the directory holds may be ignored: an
+open refuses it by name. A repartition puts the directory aside, under `<name>~<kind>` (no store of a file may be called
+so), makes the new store in its place, and moves what the old one holds. A store that keeps nothing when it is closed, a
+memory store, changes by itself (reconcile.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Displaced(NamedTuple):
 
 
 def displaced(directories: StoreDirectories, rows: Iterable[StoreRow]) -> list[Displaced]:
-    """Those among the recorded stores."""
+    """Return the recorded stores whose place a configured store of another kind takes."""
     at: dict[Path, StoreRow] = {directories.path(row): row for row in rows}
     below: dict[Path, list[StoreRow]] = {}
     for path, row in sorted(at.items()):
@@ -56,7 +56,7 @@ def displaced(directories: StoreDirectories, rows: Iterable[StoreRow]) -> list[D
 
 
 def aside(directories: StoreDirectories, item: Displaced) -> Path:
-    """Where the directory of a store is put that is in the way: a name that is free."""
+    """Return a free place for the directory of a store that is in the way."""
     directory, path = directories.config.directory_of(item.config), directories.path(item.row)
     for number in count(1):
         put = directory.with_name(f"{directory.name}~{item.row.kind}{number if number > 1 else ''}")
@@ -70,7 +70,8 @@ def aside(directories: StoreDirectories, item: Displaced) -> Path:
 def refusal(
     directories: StoreDirectories, found: Sequence[Displaced], held: Callable[[StoreRow], str]
 ) -> PlacementError:
-    """Of an open. `held` says what a store holds, and nothing of one that is empty."""
+    """Return the error of an open. `held` returns what a store holds, in words, and an empty text for an empty
+    store."""
     config = directories.config
     lines, movable = [], len(found) > SHOWN_MAX
     for item in found[:SHOWN_MAX]:
@@ -94,7 +95,7 @@ def refusal(
 
 
 def held_by(store: Store) -> str:
-    """What a store holds, in words; empty for nothing."""
+    """Return what a store holds, in words; empty for nothing."""
     held = {str(destination): count for destination in store.destinations() if (count := store.depth(destination))}
     messages, subscriptions, prepared = sum(held.values()), len(store.subscriptions()), len(store.recover_prepared())
     if not messages and not subscriptions and not prepared:
@@ -104,13 +105,13 @@ def held_by(store: Store) -> str:
 
 
 def in_words(messages: int, subscriptions: int, prepared: int) -> str:
-    """So much, for a refusal."""
+    """Return these numbers in words, for a refusal."""
     held = count_of(messages, "message")
     held += f", {count_of(subscriptions, 'durable subscription')}" if subscriptions else ""
     return held + (f" and {count_of(prepared, 'prepared transaction')}" if prepared else "")
 
 
 def command(config: Config) -> str:
-    """That moves what a directory holds to where this configuration routes it."""
+    """Return the command that moves what a directory holds to where this configuration routes it."""
     file = shlex.quote(str(config.file)) if config.file is not None else "FILE"
     return f"anabranch repartition --config {file} {shlex.quote(str(config.directory))}"

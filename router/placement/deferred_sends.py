@@ -1,8 +1,8 @@
 """Sends that must not wait, to destinations whose store is not open: a background thread opens it and sends them.
 
-While some are deferred for a destination, nobody finds its store by that destination without coming here first: what
-the same thread sends there later, waiting or not, comes behind them. Only background threads send what is deferred, so
-that Ctrl-C strikes between no two steps of it.
+While some are deferred for a destination, nobody finds its store by that destination without coming here first: later
+sends of the same thread, waiting or not, come behind them. Only background threads send deferred messages, so that
+Ctrl-C strikes between no two steps of it.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ Send = Callable[[Store], "Future[Receipt]"]
 
 
 class _Line:
-    """What is deferred for one destination, in order."""
+    """The sends that are deferred for one destination, in order."""
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[Send, Future[Receipt]]] = deque()
         self.work = threading.Lock()
         """Held by the background thread that sends it."""
         self.thread = 0
-        """Which one that is."""
+        """The id of that thread."""
         self.ended = Event()
-        """All of it was handed to the store, and nothing comes after."""
+        """Set once all of it was handed to the store, and nothing comes after."""
 
 
 class DeferredSends:
-    """Of one router. Threads: all. `lock` guards the lines; under it a store is found by its destination from now on,
-    or not."""
+    """The deferred sends of one router. Threads: all. `lock` guards the lines: under it a store begins or ceases to be
+    found by its destination."""
 
     def __init__(self, send: Callable[[Destination, Send], Future[Receipt]]) -> None:
-        """`send` opens the store of a destination and calls with it."""
+        """Begin without lines. `send` opens the store of a destination and calls with it."""
         self._send = send
         self.lock = threading.RLock()  # re-entrant, for signal handlers
         self._lines: dict[Destination, _Line] = {}
 
     def holds(self, destination: Destination) -> bool:
-        """Whether something is deferred for it. With the lock held."""
+        """Return whether something is deferred for a destination. With the lock held."""
         return destination in self._lines
 
     def defer(self, destination: Destination, send: Send) -> Future[Receipt]:
-        """Behind all that is deferred for it. With the lock held."""
+        """Defer a send, behind all that is deferred for its destination. With the lock held."""
         future: Future[Receipt] = Promise()
         future.set_running_or_notify_cancel()
         line = self._lines.setdefault(destination, _Line())
@@ -65,7 +65,7 @@ class DeferredSends:
         return future
 
     def wait(self, destination: Destination) -> None:
-        """Until nothing is deferred for it; not for the thread that sends it."""
+        """Wait until nothing is deferred for a destination. The thread that sends it does not wait."""
         line = self._lines.get(destination)
         if line is not None and line.thread != threading.get_ident():
             self._begin(destination, line)
@@ -106,10 +106,10 @@ class DeferredSends:
 def once_more(
     sent: Future[Receipt], again: Callable[[], Future[Receipt]], seconds: float = KNOWN_SECONDS
 ) -> Future[Receipt]:
-    """`sent`; or what `again` returns, if it was not sent: its destination was about to move to another store, or its
-    store was closed. Waits until that is known, so that what the same thread sends next comes behind it; but at most a
-    second, for it may be the thread that would tell, or the disk hang; not at all (`seconds`) for what may have to wait
-    for room."""
+    """Return `sent`; or the result of `again`, if it was not sent: its destination was about to move to another store,
+    or its store was closed. Waits until that is known, so that later sends of the same thread come behind it. The wait
+    is at most a second, for it may be the thread that would tell, or the disk hang. There is none (`seconds`) for a
+    send that may have to wait for room."""
     try:
         return again() if isinstance(sent.exception(seconds), ClosedError) else sent
     except TimeoutError:
@@ -131,6 +131,6 @@ def once_more(
 
 
 def _copy(future: Future[Receipt], done: Future[Receipt]) -> None:
-    """On the thread that resolves futures."""
+    """Copy the result, on the thread that resolves futures."""
     error = done.exception()
     shared().resolve([(future, done.result() if error is None else None, error)])

@@ -1,4 +1,4 @@
-"""Where stores lie: what the configuration, the placement record and the disk say of the same directories."""
+"""The directories of stores: what the configuration, the placement record and the disk say of them."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class StoreDirectories:
         usage = config.usage.directory if config.usage is not None else None
         named = [config.directory, config.bindings, usage, *(store.directory for store in config.stores)]
         self._named = frozenset(path.absolute() for path in named if path is not None)
-        """Those that its user has chosen."""
+        """The directories that its user has chosen."""
         self.before: Config | None = None
-        """What the stores were used with until now, where it is given: it says how to open those that the configuration
-        does not have."""
+        """The configuration that the stores were used with until now, where it is given. It says how to open stores
+        that the configuration does not have."""
         self._written: str | None = None
         self.moving = False
-        """Stores are about to get the place of others (repartition.py)."""
+        """True while stores are about to get the place of others (repartition.py)."""
 
     def remember_in_force(self) -> None:
-        """What the directory was opened under last stands for `before` where that is not given. It is read now, and
-        made sense of when it is needed."""
+        """Remember the configuration that the directory was opened under last, for `before` where that is not given.
+        The text is read now, and parsed when it is needed."""
         try:
             self._written = in_force.text_of(self.config.directory)
         except OSError as error:
@@ -66,12 +66,12 @@ class StoreDirectories:
         return self.before
 
     def expected(self, store: StoreConfig, destination: Destination) -> Path:
-        """Where the store of a destination lies that is routed to `store`."""
+        """Return where the store of a destination lies that is routed to `store`."""
         directory = self.config.directory_of(store)
         return directory / directory_name(destination) if store.per_destination else directory
 
     def name(self, store: StoreConfig, destination: Destination) -> str:
-        """What that store is called: a store of one destination is `name:destination`."""
+        """Return the name of that store: a store of one destination is `name:destination`."""
         return f"{store.name}:{destination}" if store.per_destination else store.name
 
     def path(self, row: StoreRow) -> Path:
@@ -96,29 +96,29 @@ class StoreDirectories:
             )
 
     def recorded(self, path: Path) -> str:
-        """A path as it is recorded: relative where it lies in the data directory, so that this can be moved."""
+        """Return a path as it is recorded: relative where it lies in the data directory, so that this can be moved."""
         try:
             return str(path.relative_to(self.config.directory))
         except ValueError:
             return str(path.absolute())
 
     def config_at(self, path: Path) -> StoreConfig | None:
-        """The configured store whose directory, or one of whose directories, this is."""
+        """Return the configured store whose directory, or one of whose directories, this is."""
         return _config_at(self.config, path)
 
     def options_of(self, row: StoreRow) -> StoreConfig:
-        """What to open a recorded store with: as it is configured, else defaults."""
+        """Return the configuration to open a recorded store with: as it is configured, else defaults."""
         configured = self.configured(row)
         if configured is not None:
             return configured
-        # What it remembers of ids, by a larger window than the default, is not to be forgotten by opening it.
+        # Ids that it remembers, by a larger window than the default, are not to be forgotten by opening it.
         fields = options_model(row.kind).model_fields
         options: dict[str, Any] = {row.kind: {"duplicate_window": 10_000_000} if "duplicate_window" in fields else None}
         return StoreConfig("unconfigured", [">"], **options)
 
     def configured(self, row: StoreRow) -> StoreConfig | None:
-        """The configuration of a recorded store's directory, else of its name, what it was used with until now before
-        what it is to be; None if there is neither."""
+        """Return the configuration of a recorded store's directory, else of its name; None if there is neither. The one
+        that it was used with until now goes before the one that it is to have."""
         name = row.name.partition(":")[0]
         at = _config_at(self.config, self.path(row))
         if at is not None and at.kind == row.kind:
@@ -134,20 +134,21 @@ class StoreDirectories:
         return None
 
     def kind_at(self, path: Path, kind: str) -> str:
-        """Of what kind the store in a directory was when it was opened last; `kind` where that is not known, or stores
-        are moving: then new ones come to lie where others were."""
+        """Return the kind of the store in a directory when it was opened last. Return `kind` where that is not known,
+        or stores are moving: then new stores come to lie where others were."""
         before = None if self.moving else self._before()
         former = None if before is None else _config_at(before, path)
         return kind if former is None else former.kind
 
     def options(self, store: StoreConfig) -> BaseModel:
-        """A store's options, with the mode of its files where it gives none itself."""
+        """Return a store's options, with the mode of its files where it gives none itself."""
         if getattr(store.options, "file_mode", self.config.file_mode) is not None:
             return store.options
         return store.options.model_copy(update={"file_mode": self.config.file_mode})
 
     def places(self) -> Iterator[Place]:
-        """Every directory that exists and may be a store's: the configured ones, then what else lies among them."""
+        """Yield every directory that exists and may be a store's: the configured ones, then what else lies among
+        them."""
         seen: set[Path] = set()
         for config in self.config.stores:
             directory = self.config.directory_of(config)
@@ -161,7 +162,7 @@ class StoreDirectories:
                 yield from (Place(child, None) for child in children(path) if child not in seen)
 
     def former_places(self) -> Iterator[Place]:
-        """Where stores may lie that the configuration had as one for all their destinations, or as one for each."""
+        """Yield places of stores that the configuration had as one for all their destinations, or as one for each."""
         for config in self.config.stores:
             directory = self.config.directory_of(config)
             paths = [directory] if config.per_destination else children(directory)
@@ -177,7 +178,7 @@ def _config_at(config: Config, path: Path) -> StoreConfig | None:
 
 
 def children(directory: Path) -> list[Path]:
-    """The directories in a directory, in order, without the hidden ones; none if it is not there."""
+    """Return the directories in a directory, in order, without the hidden ones; none if it is not there."""
     try:
         return sorted(path for path in directory.iterdir() if path.name[0] != "." and path.is_dir())
     except (FileNotFoundError, NotADirectoryError):
@@ -185,11 +186,12 @@ def children(directory: Path) -> list[Path]:
 
 
 def directory_name(destination: Destination) -> str:
-    """The name of the directory of a destination's own store: no two destinations ever share one, and none escapes the
-    directory it lies in.
+    """Return the name of the directory of a destination's own store: no two destinations ever share one, and none
+    escapes the directory it lies in.
 
-    It is percent-encoded, lower case only (some file systems fold case), at most 120 bytes; a longer one is cut and a
-    hash of the whole appended after `~`, which no encoded name contains."""
+    The name is percent-encoded, lower case only (some file systems fold case), at most 120 bytes. A longer one is cut
+    and a hash of the whole appended after `~`, which no encoded name contains.
+    """
     encoded = f"{destination.kind.name.lower()}." + "".join(
         character if character in _PLAIN else "".join(f"%{byte:02x}" for byte in character.encode())
         for character in destination.name
@@ -201,8 +203,8 @@ def directory_name(destination: Destination) -> str:
 
 
 def missing_directories(config: Config, stores: Iterable[StoreConfig] | None = None) -> list[str]:
-    """What is to be said of the data directory, and of those of these stores (None: of all), that are not there and
-    must not be made: a line for each."""
+    """Return a line for each missing directory that must not be made, among the data directory and those of these
+    stores (None: of all)."""
     wanted = [] if config.create_directory else [("the data directory", config.directory)]
     if config.bindings_directory is not None and not config.create_directory:
         wanted.append(("the bindings directory", config.bindings_directory))
@@ -220,7 +222,7 @@ def missing_directories(config: Config, stores: Iterable[StoreConfig] | None = N
 
 
 def require_directories(config: Config, stores: Iterable[StoreConfig] | None = None) -> None:
-    """Raise ConfigError for those that are missing."""
+    """Raise ConfigError for directories that are missing."""
     missing = missing_directories(config, stores)
     if missing:
         raise ConfigError(missing)

@@ -1,4 +1,4 @@
-"""What stands in a data directory while an import from ActiveMQ is under way, or was cut short (rule K9)."""
+"""The marker in a data directory while an import from ActiveMQ is under way, or was cut short (rule K9)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ MARKER: Final = "import-kahadb.json"
 
 
 def require_no_import(directory: Path) -> None:
-    """Raise PlacementError if an import into the directory was cut short: what it goes on behind must stay as it is."""
+    """Raise PlacementError if an import into the directory was cut short: nothing may change that the import goes on
+    with."""
     if (directory / MARKER).exists():
         raise PlacementError(
             f"an import from ActiveMQ into {directory} was cut short; run `anabranch import --from-kahadb DIR` again "

@@ -1,11 +1,10 @@
-"""The configuration in force: what a data directory was opened under last, in the directory itself.
+"""The configuration in force: the one that a data directory was opened under last, in the directory itself.
 
     config = configuration_of("data")       # what anabranch.open takes: a Config, a file, a directory
 
 `in-force.yaml` is for whoever has the directory and not the file: the command line, and `anabranch.open("data")`. Its
-paths start from the directory, which can be moved; it holds no secret (policies/config/writing.py). It is written at
-each open that finds it otherwise, and says nothing that the directory itself could not lose: without it a file has to
-be given.
+paths start from the directory, which can be moved; it holds no secret (policies/config/writing.py). The file is written
+at each open that finds it otherwise. Nothing else is lost with it: without it a file has to be given.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ log = logging.getLogger(__name__)
 
 NAME: Final = "in-force.yaml"
 FILE: Final = "stores.yaml"
-"""The user's own, which goes before it."""
+"""The user's own file, which goes before the written one."""
 _HEAD: Final = (
     "# Written by Anabranch at each open: the configuration that this directory was opened under last.\n"
     f"# Not to be edited, since it is written anew; a {FILE} beside it goes before it.\n"
 )
 _ENDS: Final = (".yaml", ".yml")
-"""Of a configuration file."""
+"""The ends of a configuration file's name."""
 _OTHER_ENDS: Final = frozenset((".json", ".toml", ".ini", ".conf", ".cfg"))
-"""Of those that others read."""
+"""The ends of other programs' configuration files."""
 _MARKS: Final = ("router.lock", "placement.records", "placement.mdb", "bindings.id", NAME)
-"""Any of these is in each data directory that was ever opened."""
+"""Files, any of which is in each data directory that was ever opened."""
 _ALL: Final = "all"
-"""The store of a directory of which nobody has said anything."""
+"""The name of the store in a directory for which nobody has given a configuration."""
 _OTHERS: Final = frozenset(("lost+found",))
 _SHOWN: Final = 3
 _WAYS: Final = (
@@ -54,8 +53,8 @@ _WAYS: Final = (
 
 
 def configuration_of(source: str | PathLike[str] | Config | None) -> Config:
-    """The configuration that a source names; nothing is created. Raises ConfigError, and TypeError for what is neither
-    a path nor a Config."""
+    """Return the configuration that a source names; nothing is created. Raises ConfigError, and TypeError for what is
+    neither a path nor a Config."""
     if isinstance(source, Config):
         return source
     if source is None:
@@ -86,19 +85,20 @@ def configuration_of(source: str | PathLike[str] | Config | None) -> Config:
 
 
 def _is_named_as_a_file(path: Path) -> bool:
-    """Whether it ends as configurations do, or nearly so: `stores.ymal`, `stores.toml`, `stores.yaml.bak`."""
+    """Return whether a path ends as configurations do, or nearly so: `stores.ymal`, `stores.toml`,
+    `stores.yaml.bak`."""
     *others, last = [suffix.lower() for suffix in path.suffixes] or [""]
     is_near = len(last) >= len(".yml") and bool(difflib.get_close_matches(last, _ENDS, n=1, cutoff=0.75))
     return is_near or last in _OTHER_ENDS or any(suffix in _ENDS for suffix in others)
 
 
 def file_of(path: Path) -> Path:
-    """The file that says how a directory is opened; of a file that file."""
+    """Return the file that says how a directory is opened. For a file return that file."""
     return next((path / name for name in (FILE, NAME) if (path / name).is_file()), path)
 
 
 def of_directory(directory: Path) -> Config:
-    """The configuration of a data directory, existing or new. Raises ConfigError, OSError."""
+    """Return the configuration of a data directory, existing or new. Raises ConfigError, OSError."""
     directory = Path(os.path.abspath(directory))  # noqa: PTH100  `..` too
     if (directory / FILE).is_file():
         return _own(directory)
@@ -110,7 +110,7 @@ def of_directory(directory: Path) -> Config:
 
 
 def _own(directory: Path) -> Config:
-    """Of the file that its user has put into it."""
+    """Return the configuration in the file that the user has put into the directory."""
     file = directory / FILE
     config = load(file)
     if config.directory.resolve() != directory.resolve():
@@ -124,14 +124,14 @@ def _own(directory: Path) -> Config:
 
 
 def read_in_force(directory: Path) -> Config | None:
-    """What a data directory was opened under last; None where that is not known. Raises ConfigError for what does not
-    read, or needs a variable of the environment that is not set; and OSError."""
+    """Return the configuration that a data directory was opened under last; None where that is not known. Raises
+    OSError, and ConfigError for a text that does not parse, or needs a variable of the environment that is not set."""
     text = text_of(directory)
     return None if text is None else parsed(text, directory)
 
 
 def parsed(text: str, directory: Path, *, names_suffice: bool = False) -> Config:
-    """What `text_of` a directory says. Raises ConfigError; `names_suffice` as of `load`."""
+    """Return the configuration in the text of a directory. Raises ConfigError; `names_suffice` as in `load`."""
     try:
         return loads(text, directory, names_suffice=names_suffice)
     except ConfigError as error:
@@ -140,8 +140,8 @@ def parsed(text: str, directory: Path, *, names_suffice: bool = False) -> Config
 
 
 def known_configuration(directory: Path) -> Config | None:
-    """What a directory says of itself, for who opens no store: secrets need not be there. None where that is not
-    known, or does not read."""
+    """Return the configuration that a directory has of itself, for callers that open no store: secrets need not be
+    there. None where there is none, or it does not parse."""
     with suppress(ConfigError, OSError):
         text = text_of(directory)
         return None if text is None else parsed(text, directory, names_suffice=True)
@@ -149,8 +149,8 @@ def known_configuration(directory: Path) -> Config | None:
 
 
 def write_in_force(config: Config) -> None:
-    """Write it down, durably, where it is another than what is there. Whatever goes wrong is logged: without it a file
-    has to be given, and nothing else is lost."""
+    """Write the configuration down, durably, if it differs from what is there. Errors are logged: without it a file has
+    to be given, and nothing else is lost."""
     path = config.directory / NAME
     try:
         require_no_link(path)
@@ -176,11 +176,11 @@ KEPT: Final[Mapping[str, str]] = MappingProxyType(
         "usage.directory": "what was recorded stays where it is",
     }
 )
-"""Options whose change is about what is made from then on, and what becomes of what is there."""
+"""Options whose change applies to new files alone, and what becomes of those that are there."""
 
 
 def _tell(before: str, config: Config) -> None:
-    """One line of the log about changes that leave something as it was."""
+    """Log one line about changes that leave something as it was."""
     try:
         former = parsed(before, config.directory, names_suffice=True)
     except ConfigError:  # damaged, and told by who reads it
@@ -205,7 +205,8 @@ def _changes(prefix: str, before: BaseModel, now: BaseModel) -> Iterator[str]:
 
 
 def text_of(directory: Path) -> str | None:
-    """What is written there; None for nothing. Raises OSError for what cannot be read, and is there all the same."""
+    """Return the text of `in-force.yaml`; None if there is none. Raises OSError for a file that is there and cannot be
+    read."""
     try:
         return read_file(directory / NAME).decode()
     except (FileNotFoundError, NotADirectoryError):
@@ -215,7 +216,7 @@ def text_of(directory: Path) -> str | None:
 
 
 def _require_ours_or_empty(directory: Path) -> None:
-    """Raises ConfigError for a directory of something else."""
+    """Raise ConfigError for a directory of something else."""
     try:
         found = sorted(path.name for path in directory.iterdir() if path.name[0] != "." and path.name not in _OTHERS)
     except FileNotFoundError:
@@ -235,7 +236,7 @@ def _require_ours_or_empty(directory: Path) -> None:
 
 
 def _require_nothing_else(directory: Path) -> None:
-    """Raises ConfigError for a data directory that somebody has used, and that does not say with which stores."""
+    """Raise ConfigError for a data directory that somebody has used, and that does not say with which stores."""
     stores = directory / "stores"
     others = [path.name for path in stores.iterdir() if path.name[0] != "."] if stores.is_dir() else []
     if (directory / "bindings.id").exists() or any(name != _ALL for name in others):

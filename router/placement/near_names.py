@@ -1,4 +1,4 @@
-"""Names that somebody may have meant who names a queue that is not there."""
+"""Near names: those that somebody may have meant who names a queue that is not there."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ...policies.names.destination import Destination, Kind
 from ...policies.names.pattern import Pattern
 
 LOOKED_AT: Final = 200
-"""Where more destinations are known a single name is not looked for: it would take longer than it helps."""
+"""If more destinations are known a single name is not looked for: that would take longer than it helps."""
 PATTERN_LOOKED_AT: Final = 2000
-"""Of so many a pattern's is, once."""
+"""The number of destinations that a pattern is compared with, once."""
 SHORTEST: Final = 4
-"""Letters of a segment in which a slip is seen."""
+"""The letters of a segment in which a slip is seen."""
 
 
 def near_pattern(pattern: Pattern, known: Iterable[Destination]) -> str | None:
-    """The same pattern with the words of a known queue's name in place of its own, the one most like it."""
+    """Return the pattern with the words of a known queue's name in place of its own: the one most like it."""
     scheme, separator, name = pattern.text.rpartition("://")
     parts = name.split(".")
     made: dict[str, None] = {}

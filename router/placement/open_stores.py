@@ -38,14 +38,14 @@ is closed for each that is opened."""
 SHED: Final = 2
 """Idle stores that are closed at once where the process can open no file any more."""
 CLOSE_SECONDS: Final = 0.25
-"""Who opens a store waits so long for another one to be closed; after that for a third, since its disk may hang."""
+"""Seconds to wait for another store to be closed. After that a third one is closed, since the other's disk may hang."""
 MEMORY_STORES: Final = 16
-"""After so many stores were closed together, the memory that they leave behind is given back to the system."""
+"""The number of stores closed together after which the memory that they leave behind is given back to the system."""
 
 T = TypeVar("T")
 
 _all: Final[WeakSet[OpenStores]] = WeakSet()
-"""Those of all routers of this process."""
+"""The open stores of all routers of this process."""
 _all_lock = threading.RLock()  # re-entrant, for signal handlers
 
 
@@ -60,59 +60,59 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def descriptors_held() -> int:
-    """How many files and sockets the open stores of this process keep open, as they say."""
+    """Return how many files and sockets the open stores of this process keep open, as they say."""
     with _all_lock:
         opened = list(_all)
     return sum(stores.descriptors for stores in opened)
 
 
 class OpenStores:
-    """Which stores are open, by the path in their row.
+    """The stores that are open, by the path in their row.
 
     `_lock` guards all fields; nothing waits for a disk under it. Each store has a lock of its own besides, held while
-    it is made, opened or closed, so that one that rebuilds its index for minutes holds up nobody else (invariant 7).
+    it is made, opened or closed. So a store that rebuilds its index for minutes holds up nobody else (invariant 7).
     """
 
     def __init__(
         self, directories: StoreDirectories, table: DestinationsTable, owner: object, require_lock: Callable[[], None]
     ) -> None:
-        """As of StoreRegistry."""
+        """Make the table of a router that has no store open. `owner` and `require_lock` are as for StoreRegistry."""
         self._directories, self._table = directories, table
         self._owner, self._require_lock = owner, require_lock
         self._lock = threading.RLock()  # re-entrant, for signal handlers: another router's call may come here too
         self._open: dict[str, Store] = {}
         self._loaded: dict[str, Store] = {}
-        """Likewise, those that nobody may hold yet: if Ctrl-C struck whoever was to, the next one closes them."""
+        """Stores, by path, that nobody may hold yet. If Ctrl-C struck whoever was to, the next one closes them."""
         # By path, while somebody has or wants them: of a store that nobody is at nothing stays.
         self._exclusive: WeakValueDictionary[str, threading.RLock] = WeakValueDictionary()
         self._removing: WeakValueDictionary[str, threading.RLock] = WeakValueDictionary()
         self.by_destination: dict[Destination, Store] = {}
-        """Found before, so that a send need not look for its store."""
+        """The stores of destinations that were found before, so that a send need not look for its store."""
         self._found_in: dict[str, set[Destination]] = {}
-        """Those by the store's path."""
+        """The destinations of `by_destination`, by the store's path."""
         self._period = 0
-        """Counts the times that all of `by_destination` was forgotten, so that `open` sees again which stores are used,
+        """The number of times that all of `by_destination` was forgotten. So `open` sees again which stores are used,
         at no cost to a send."""
         self._used_in: dict[str, int] = {}
         """The latest period in which each store was looked for."""
         self._idle: list[str] = []
-        """Candidates for closing: the half that was used least recently, in no order. In that of their use, of stores
-        that are used in turn each would be closed just before it is used again."""
+        """Candidates for closing: the half that was used least recently, in random order. In order of use, stores that
+        are used in turn would each be closed just before they are used again."""
         self._closings_left = 0
-        """Until the next period."""
+        """The number of closings until the next period."""
         self.accepting = False
-        """Set by the router: whether stores may be opened."""
+        """Set by the router: True if stores may be opened."""
         self.progress: Progress | None = None
         self.on_open: Callable[[Store], None] = lambda store: None
         """Called with each store that was opened, before anybody else has it."""
         self.descriptors = 0
-        """What the open stores keep open, as they say; counted anew now and then, since Ctrl-C may strike between a
-        change of `_open` and of this."""
+        """The number of descriptors that the open stores keep open, as they say. Counted anew now and then, since
+        Ctrl-C may strike between a change of `_open` and of this."""
         with _all_lock:
             _all.add(self)
 
     def after_fork(self) -> None:
-        """In a child: another thread of the parent may have held the lock."""
+        """Replace the lock in a child: another thread of the parent may have held it."""
         self._lock = threading.RLock()
 
     def values(self) -> list[Store]:
@@ -120,16 +120,16 @@ class OpenStores:
             return list(self._open.values())
 
     def get(self, row: StoreRow) -> Store | None:
-        """The store of a row if it is open."""
+        """Return the store of a row if it is open."""
         return self._open.get(row.path)
 
     def exclusive(self, path: str) -> threading.RLock:
-        """While it is held nobody else makes, opens or closes the store at this path."""
+        """Return a lock. While it is held nobody else makes, opens or closes the store at this path."""
         return self._lock_of(self._exclusive, path)
 
     def removing(self, path: str) -> threading.RLock:
-        """While it is held nobody else removes a destination of the store at this path, or finds that store by one.
-        Taken before `exclusive`."""
+        """Return a lock. While it is held nobody else removes a destination of the store at this path, or finds that
+        store by one. Taken before `exclusive`."""
         return self._lock_of(self._removing, path)
 
     def _lock_of(self, locks: WeakValueDictionary[str, threading.RLock], path: str) -> threading.RLock:
@@ -140,7 +140,7 @@ class OpenStores:
             return lock
 
     def open(self, row: StoreRow) -> Store:
-        """The store of a row, opened if it is not open."""
+        """Return the store of a row, opened if it is not open."""
         self._used_in[row.path] = self._period
         store = self._open.get(row.path)
         if store is not None:
@@ -149,8 +149,8 @@ class OpenStores:
         return self.with_descriptors(lambda: self._opened(row))
 
     def with_descriptors(self, call: Callable[[], T]) -> T:
-        """What `call`, which opens or makes a store, returns. If it could open no file any more, since the application
-        has more open than is left for it, some idle stores are closed, and it is called once more."""
+        """Return the result of `call`, which opens or makes a store. If it could open no file any more, since the
+        application has more open than is left for it, some idle stores are closed, and it is called once more."""
         try:
             return call()
         except (AnabranchError, OSError) as error:
@@ -183,12 +183,12 @@ class OpenStores:
             return store
 
     def remember(self, destination: Destination, row: StoreRow, store: Store) -> None:
-        """It is found in `by_destination` from now on, until the store is closed."""
+        """Let a destination's store be found in `by_destination` from now on, until the store is closed."""
         self._found_in.setdefault(row.path, set()).add(destination)
         self.by_destination[destination] = store
 
     def forget(self, destination: Destination, row: StoreRow, store: Store | None = None) -> None:
-        """Look for the store of a destination again; if one is given, only where it is that."""
+        """Look for the store of a destination again. If a store is given, only where it is that one."""
         if store is not None and self.by_destination.get(destination) is not store:
             return
         self.by_destination.pop(destination, None)
@@ -200,7 +200,7 @@ class OpenStores:
         self._found_in.clear()
 
     def load(self, row: StoreRow) -> Store:
-        """A store by its row, opened for the caller, who has it exclusively and has to `unload` it."""
+        """Return a store by its row, opened for the caller, who has it exclusively and has to `unload` it."""
         self.unload(row.path)
         config, path = self._directories.options_of(row), self._directories.path(row)
         self._directories.require_own(path)
@@ -223,14 +223,15 @@ class OpenStores:
         return store
 
     def unload(self, path: str) -> None:
-        """Close what was loaded and counts not as open. Idempotent."""
+        """Close a store that was loaded and counts not as open. Idempotent."""
         store = self._loaded.get(path)
         if store is not None:
             store.close()
             self._loaded.pop(path, None)
 
     def adapter(self, kind: str) -> type[Store]:
-        """Raises ConfigError for a kind that is not installed, MissingExtraError, OutOfDescriptorsError."""
+        """Return the adapter of a kind. Raises ConfigError for a kind that is not installed, MissingExtraError,
+        OutOfDescriptorsError."""
         try:
             adapter: type[Store] = load_adapter(kind)
         except MissingExtraError as error:
@@ -249,8 +250,9 @@ class OpenStores:
             raise ClosedError("the router was closed meanwhile; open it with anabranch.open(...)")
 
     def forget_closed(self, destination: Destination | None, row: StoreRow | None, store: Store) -> None:
-        """After a ClosedError of an open router's store: it was closed for being idle, or closing it was interrupted.
-        Waits until that is over; the next call opens it again. `destination`: by which it was found, if it was."""
+        """Wait, after a ClosedError of an open router's store, until its closing is over: it was closed for being idle,
+        or closing it was interrupted. The next call opens it again. `destination`: the one by which it was found, if it
+        was."""
         if row is not None and self._open.get(row.path) is store:
             with self.exclusive(row.path):
                 if self._open.get(row.path) is store:
@@ -286,7 +288,7 @@ class OpenStores:
             self.close_at(path)
 
         with self._lock:
-            # Those that are being opened too; and Ctrl-C may have struck who looked into one.
+            # Stores that are being opened too; and Ctrl-C may have struck a thread that looked into one.
             paths = list(dict.fromkeys((*self._open, *self._exclusive, *self._loaded)))
         count = len(self._open)
         errors = [error for _, _, error in shared().for_each(paths, close) if error is not None]
@@ -296,7 +298,7 @@ class OpenStores:
             raise next((error for error in errors if not isinstance(error, (AnabranchError, OSError))), errors[0])
 
     def _close(self, path: str) -> None:
-        """Under its lock. It counts as open until it is closed: an interrupted close is called again."""
+        """Close a store, under its lock. It counts as open until it is closed: an interrupted close is called again."""
         self.unload(path)
         store = self._open.get(path)
         if store is None:
@@ -319,15 +321,15 @@ class OpenStores:
                 self.descriptors -= getattr(store, "descriptors", STORE)
 
     def _make_way(self) -> None:
-        """For one more: keep the number of open stores, and of what they have open, bounded."""
+        """Make way for one more store: keep the number of open stores, and of what they have open, bounded."""
         while (
             len(self._open) >= OPEN_STORES_MAX or descriptors_held() + STORE > shares().stores
         ) and self._close_idle_one():
             pass
 
     def _close_idle_one(self) -> bool:
-        """Close a store that nobody needs open, of those that were not used lately; returns whether there was one. Of
-        one that hangs a thread of the background waits for the end."""
+        """Close a store that nobody needs open, of those that were not used lately; returns whether there was one. If
+        closing it hangs, a thread of the background waits for the end."""
         for path in self._candidates():
             for _, closed, _ in shared().for_each([path], self.close_if_idle, CLOSE_SECONDS):
                 if closed:
@@ -335,7 +337,7 @@ class OpenStores:
         return False
 
     def _candidates(self) -> Iterator[str]:
-        """Stores to close: some that were not used lately, then all."""
+        """Yield stores to close: some that were not used lately, then all."""
         if self._closings_left <= 0:
             self._begin_period()
         self._closings_left -= 1
@@ -347,7 +349,7 @@ class OpenStores:
         yield from self._by_age()
 
     def _by_age(self) -> list[str]:
-        """The open stores, by the period of their latest use."""
+        """Return the paths of open stores, by the period of their latest use."""
         with self._lock:
             paths = random.sample(list(self._open), len(self._open))
         return sorted(paths, key=lambda path: self._used_in.get(path, 0))
@@ -363,7 +365,8 @@ class OpenStores:
             self.forget_found()
 
     def close_if_idle(self, path: str) -> bool:
-        """Close the store at a path unless somebody needs it open, or is closing or opening it; whether it did."""
+        """Close the store at a path unless somebody needs it open, or is closing or opening it; returns whether it
+        did."""
         store = self._open.get(path)
         return store is not None and bool(
             unless_busy(self.exclusive(path), lambda: self._close_if_retired(path, store))

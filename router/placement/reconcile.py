@@ -1,4 +1,5 @@
-"""Comparing the configuration, the placement record and the disk, so that no message is lost sight of (invariant 6).
+"""Reconciling compares the configuration, the placement record and the disk, so that no message is lost sight of
+(invariant 6).
 
 At each open, in this order:
 
@@ -44,13 +45,13 @@ class Misplaced(NamedTuple):
     other: StoreRow | None = None
     """The store that the record has the destination in, where that is not the one that holds these messages."""
     prepared: int = 0
-    """Transactions that are prepared in the store and may send there once they are committed."""
+    """The number of transactions that are prepared in the store and may send there once they are committed."""
     subscriptions: int = 0
-    """Durable subscriptions, with messages or without."""
+    """The number of durable subscriptions, with messages or without."""
 
 
 class Reconciler:
-    """Used by the router, at open and when it meets a directory that it did not make."""
+    """Compares and records. Used by the router, at open and when it meets a directory that it did not make."""
 
     def __init__(
         self,
@@ -60,14 +61,14 @@ class Reconciler:
         stores: OpenStores,
         may_remove: Callable[[bytes], bool] = lambda store_id: True,
     ) -> None:
-        """`may_remove`: whether no decision names a store."""
+        """Make a reconciler. `may_remove` returns whether no decision names a store."""
         self._directories, self._may_remove = directories, may_remove
         self._routes = routes
         self._table = table
         self._stores = stores
 
     def run(self) -> None:
-        """All of it. Raises PlacementError, which lists everything that would be hidden."""
+        """Do all three steps. Raises PlacementError, which lists everything that would be hidden."""
         self.find_stores()
         if changed := self.clear_volatile():
             raise refusal(self._directories, changed, self._held)
@@ -76,15 +77,15 @@ class Reconciler:
             raise _refusal(_MISPLACED, misplaced, self._directories)
 
     def find_stores(self) -> None:
-        """The first two steps alone. Raises PlacementError."""
+        """Do the first two steps alone. Raises PlacementError."""
         self._locate()
         unknown = self._record_unknown()
         if unknown:
             raise _refusal(_UNKNOWN, unknown, self._directories)
 
     def routed_elsewhere(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
-        """Recorded destinations that the configuration routes to another store than theirs, or to none, by the store
-        they are in."""
+        """Return recorded destinations that the configuration routes to another store than theirs, or to none, by the
+        store they are in."""
         found = []
         for known in list(self._table.destinations.values()):
             row, match = self._table.stores[known.store_id], self._routes.route(known.destination)
@@ -93,7 +94,7 @@ class Reconciler:
         return sorted(found, key=lambda one: (one[0].path, one[1].kind.value, one[1].name))
 
     def reroute(self, routes: RouteTable[StoreConfig]) -> None:
-        """By a new configuration, which the directories know already: what it calls the stores is recorded."""
+        """Route by a new configuration, which the directories know already. Its names of the stores are recorded."""
         self._routes = routes
         self._locate()
 
@@ -124,14 +125,14 @@ class Reconciler:
                 self._table.record_store(now)
 
     def _by_id(self) -> dict[bytes, Path]:
-        """Where stores lie, also those that a repartition was about to put aside."""
+        """Return where stores lie, also those that a repartition was about to put aside."""
         kinds = {row.kind for row in self._table.stores.values()}
         places = [*self._directories.places(), *self._directories.former_places()]
         return {known[1]: place.path for place in places if (known := self._identify(place, kinds))}
 
     def clear_volatile(self) -> list[Displaced]:
         """Remove the stores that keep nothing and in whose place the configuration has something else; returns the
-        others of those."""
+        others in whose place it has something else."""
         left = []
         for item in displaced(self._directories, self._table.stores.values()):
             row, path = item.row, self._directories.path(item.row)
@@ -147,7 +148,7 @@ class Reconciler:
         return left
 
     def _held(self, row: StoreRow) -> str:
-        """What a store holds, in words; empty for nothing."""
+        """Return what a store holds, in words; empty for nothing."""
         try:
             return held_by(self._stores.load(row))
         except (AnabranchError, OSError) as error:
@@ -156,8 +157,8 @@ class Reconciler:
             self._stores.unload(row.path)
 
     def _forget_volatile(self, row: StoreRow, path: Path) -> None:
-        """The directory of a store that keeps nothing is gone, or is empty: nothing is lost with it, so it is made anew
-        when it is needed."""
+        """Forget a store that keeps nothing and whose directory is gone, or is empty. Nothing is lost with it, so it is
+        made anew when it is needed."""
         for destination in self._table.destinations_in(row.store_id):
             self._table.forget_destination(destination)
         self._table.forget_store(row.store_id)
@@ -166,7 +167,7 @@ class Reconciler:
         log.info("store %s, which keeps nothing, is not in %s any more and is made anew", row.name, path)
 
     def _name_now(self, row: StoreRow, path: Path) -> str:
-        """What the configuration calls the store in this directory; it may have been renamed there."""
+        """Return the configuration's name of the store in this directory; it may have been renamed there."""
         config = self._directories.config_at(path)
         if config is None:
             return row.name
@@ -174,7 +175,7 @@ class Reconciler:
         return f"{config.name}:{of}" if config.per_destination and of else config.name
 
     def _identify(self, place: Place, more: Collection[str] = ()) -> tuple[str, bytes] | None:
-        """The kind and the id of the store in a directory. `more`: kinds that it may be of beside those of the
+        """Return the kind and the id of the store in a directory. `more`: kinds that it may be of beside those of the
         configuration."""
         if place.config is not None:
             kinds = {place.config.kind, *more}
@@ -205,10 +206,11 @@ class Reconciler:
         return strays
 
     def _record_if_all_belong(self, row: StoreRow) -> list[Misplaced]:
-        """Record a store and the destinations in it, or return those with messages that do not belong there. One
+        """Record a store and the destinations in it, or return those with messages that do not belong there. A store
         without any is left as it is: a crash came after it was made, and the first send records it.
 
-        Whoever made it may have been killed before its name was on disk, so that is done first (rule D2)."""
+        Its maker may have been killed before its name was on disk, so the directory is synced first (rule D2).
+        """
         sync_directory(self._directories.path(row).parent)
         store = self._stores.load(row)
         try:
@@ -235,9 +237,9 @@ class Reconciler:
         return strays
 
     def adopt(self, config: StoreConfig, name: str, path: Path) -> StoreRow | None:
-        """The row of a store that lies where one is about to be made: made, but a crash came before it was recorded.
-        None where there was one of another kind that keeps nothing, which is gone now. Raises PlacementError if it is
-        anything else."""
+        """Return the row of a store that lies where one is about to be made: made, but a crash came before it was
+        recorded. Returns None where there was a store of another kind that keeps nothing, which is gone now. Raises
+        PlacementError if it is anything else."""
         store_id = self._stores.adapter(config.kind).identify(path)
         if store_id is None:
             raise PlacementError(
@@ -287,12 +289,12 @@ class Reconciler:
         return misplaced
 
     def lies_at(self, row: StoreRow, match: Match[StoreConfig], destination: Destination) -> bool:
-        """Whether a destination that is routed so belongs into this store."""
+        """Return whether a destination that is routed so belongs into this store."""
         is_there = self._directories.expected(match.target, destination) == self._directories.path(row)
         return is_there and match.target.kind == row.kind
 
 
-# What the refusals say -----------------------------------------------------------------------------------------------
+# The text of refusals ------------------------------------------------------------------------------------------------
 
 _MISPLACED: Final = (
     "the configuration would hide messages of {destinations}; nothing was changed. To move them to where it routes "
@@ -314,7 +316,7 @@ def _refusal(text: str, found: Sequence[Misplaced], directories: StoreDirectorie
 
 
 def _target(item: Misplaced, directories: StoreDirectories) -> str:
-    """Where a destination is routed; of a store of the same name also what tells it from the other."""
+    """Return where a destination is routed; for a store of the same name also what tells it from the other."""
     if item.match is None:
         return "no store"
     config = item.match.target
@@ -340,8 +342,8 @@ def _missing(row: StoreRow, path: Path, found: bytes | None) -> str:
 
 
 def _lines(found: Sequence[Misplaced], directories: StoreDirectories) -> list[str]:
-    """Every destination, how many messages, from where, to where, and the way out; and the way out for each store
-    that has left the configuration."""
+    """Return a line for every destination: how many messages, from where, to where, and the way out. A line follows for
+    each store that has left the configuration."""
     lines = []
     for item in found[:SHOWN_MAX]:
         config = directories.config_at(directories.path(item.row))
@@ -381,7 +383,7 @@ def _lines(found: Sequence[Misplaced], directories: StoreDirectories) -> list[st
 
 
 def _left(row: StoreRow, directories: StoreDirectories) -> tuple[str, Path]:
-    """Name and directory, as the configuration had them, of a store that it has no more."""
+    """Return name and directory, as the configuration had them, of a store that it has no more."""
     name, separator, _ = row.name.partition(":")
     path = directories.path(row)
     return name, path.parent if separator else path

@@ -1,9 +1,9 @@
 """The placement record: which store holds which destination (invariant 6, rules D1 and X9).
 
 `placement.records`, a RecordFile (system/record_file.py) of what was recorded and what has gone, in order. A row is
-durable before its destination's first record, and goes only with its data. What several threads record at once is one
-commit; a row that goes leaves the file with the next commit, within a second or when the record is closed. If the file
-is lost, reconcile.py records the stores anew that lie where the configuration has them.
+durable before its destination's first record, and goes only with its data. Rows that several threads record at once are
+one commit; a row that goes leaves the file with the next commit, within a second or when the record is closed. If the
+file is lost, reconcile.py records the stores anew that lie where the configuration has them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECORD: Final = "placement.records"
 """The file's name."""
 VERSION: Final = 3
 FLUSH_SECONDS: Final = 1.0
-"""After so long rows that are gone leave the file, if no other commit has taken them along."""
+"""Seconds after which rows that are gone leave the file, if no other commit has taken them along."""
 _WAY_OUT: Final = (
     "put the file aside and open again: the stores that lie where the configuration has them are then recorded anew, "
     "with all they hold. Where one was moved since, a backup of the file is better"
@@ -60,23 +60,23 @@ class DestinationRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Changes(msgspec.Struct, frozen=True, array_like=True):
-    """What one caller records, or lets go of. A record of the file, in msgpack, is a list of these."""
+    """The rows that one caller records, or lets go of. A record of the file, in msgpack, is a list of these."""
 
     stores: Sequence[StoreRow] = ()
     destinations: Sequence[DestinationRow] = ()
     gone_stores: Sequence[bytes] = ()
     gone: Sequence[tuple[int, str]] = ()
-    """Kind and name of destinations."""
+    """Kinds and names of destinations."""
 
     @classmethod
     def without(cls, gone: Iterable[bytes | Destination]) -> Changes:
-        """The rows of stores, by their ids, and of destinations leave."""
+        """Return changes by which the rows of stores, by their ids, and of destinations leave."""
         names = [(one.kind.value, one.name) for one in gone if isinstance(one, Destination)]
         return cls(gone_stores=[one for one in gone if isinstance(one, bytes)], gone=names)
 
     @property
     def grows(self) -> bool:
-        """Whether there is more in the file after it."""
+        """True if they add to the file."""
         return bool(self.stores or self.destinations)
 
 
@@ -84,12 +84,12 @@ _decoder: Final = msgspec.msgpack.Decoder(list[Changes])
 
 
 class _Batch:
-    """What one caller wants in the file, and what came of it."""
+    """One caller's changes to the file, and whether they are committed."""
 
     __slots__ = ("changes", "committed")
 
     def __init__(self, changes: Changes) -> None:
-        """Raises DestinationError for a name that is none."""
+        """Make a batch. Raises DestinationError for a name that is none."""
         for row in changes.destinations:
             row.destination  # noqa: B018  before any byte is written
         self.changes = changes
@@ -97,28 +97,28 @@ class _Batch:
 
 
 class DestinationsTable:
-    """The record, open. `_lock` guards the file; the two tables are read by anybody, and a row comes into them only
+    """The open record. `_lock` guards the file; the two tables are read by anybody, and a row comes into them only
     after its commit. The constructor touches nothing."""
 
     def __init__(self, path: Path, file_mode: int = FILE_MODE, require_lock: Callable[[], None] = lambda: None) -> None:
-        """`require_lock` raises StoreFailedError if the file may be another's."""
+        """Make a table that is not open. `require_lock` raises StoreFailedError if the file may be another's."""
         self._path, self._require_lock = path, require_lock
         self._file = RecordFile(path, VERSION, file_mode)
         self._is_open = False
         self._lock = threading.RLock()
         self._writing = False
-        """Whether the lock's owner is at the file: who comes to it again, in a signal handler, is refused."""
+        """True while the lock's owner is at the file: another call of it, in a signal handler, is refused."""
         self.stores: dict[bytes, StoreRow] = {}
         self.destinations: dict[Destination, DestinationRow] = {}
         self.on_record: Callable[[Iterable[Destination]], object] = lambda destinations: None
-        """Called with the destinations that get a row, before they have it and after: who is struck by Ctrl-C in
+        """Called with the destinations that get a row, before they have it and after: a thread that Ctrl-C strikes in
         between has said it all the same. With the lock held: it must not wait."""
         self._by_path: dict[str, bytes] = {}
         self._waiting: deque[_Batch] = deque()
-        """What the next commit takes together."""
+        """The batches that the next commit takes together."""
         self._leaving: dict[bytes | Destination, None] = {}
-        """Ids of stores and destinations that are in no table any more, and in the file still: those that `_gone` finds
-        among them, for one that is just leaving, or was recorded again meanwhile, is in a table."""
+        """Ids of stores and destinations that are in no table any more, and in the file still. `_gone` finds those: one
+        that is just leaving, or was recorded again meanwhile, is in a table."""
 
     def open(self) -> None:
         """Read all rows. Raises CorruptionError, and PlacementError for a record of another version."""
@@ -159,7 +159,7 @@ class DestinationsTable:
         return CorruptionError(str(self._path), offset, f"the placement record is damaged: {reason}", _WAY_OUT)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the record. Idempotent."""
         try:
             self.flush()
         except (AnabranchError, OSError) as error:  # the store's next opening finds them out
@@ -170,39 +170,40 @@ class DestinationsTable:
             self._file.close()
 
     def store_at(self, path: str) -> StoreRow | None:
-        """The store that is recorded at a path."""
+        """Return the store that is recorded at a path."""
         store_id = self._by_path.get(path)
         return self.stores.get(store_id) if store_id is not None else None
 
     def destinations_in(self, store_id: bytes) -> list[Destination]:
-        """Those that are recorded in a store."""
+        """Return the destinations that are recorded in a store."""
         return [held.destination for held in list(self.destinations.values()) if held.store_id == store_id]
 
     def record_store(self, row: StoreRow, destinations: Sequence[DestinationRow] = ()) -> None:
-        """The store, and what it holds already, as one. Durable on return."""
+        """Record a store, and what it holds already, as one. Durable on return."""
         self._commit(Changes([row], destinations))
 
     def record_destinations(self, rows: Sequence[DestinationRow]) -> None:
-        """Durable on return."""
+        """Record destinations. Durable on return."""
         self._commit(Changes(destinations=rows))
 
     def forget_store(self, store_id: bytes) -> None:
-        """Durable on return. Only for a store that no destination is recorded in."""
+        """Remove the row of a store that no destination is recorded in. Durable on return."""
         self._commit(Changes(gone_stores=[store_id]))
 
     def forget_destination(self, destination: Destination) -> None:
-        """Durable on return."""
+        """Remove the row of a destination. Durable on return."""
         self._commit(Changes.without([destination]))
 
     def let_go(self, gone: bytes | Destination) -> None:
-        """The row of a store, by its id, or of a destination goes at once from the tables, and soon from the file."""
+        """Remove the row of a store, by its id, or of a destination: at once from the tables, and soon from the
+        file."""
         if gone in self.stores or gone in self.destinations:
             self._leaving[gone] = None  # first: Ctrl-C may come between
             self._remove(gone)
             self._flush_job.schedule(FLUSH_SECONDS)
 
     def flush(self) -> None:
-        """The file is without the rows that are gone, on return."""
+        """Remove from the file the rows that are gone. Durable on return."""
         if self._is_open and self._gone():
             self._commit(Changes())
 
@@ -221,7 +222,7 @@ class DestinationsTable:
             self._by_path.pop(row.path)
 
     def _commit(self, changes: Changes) -> None:
-        """Whoever comes first commits what all others want by then: they wait for the disk together."""
+        """Commit changes. The first caller commits what all others want by then: they wait for the disk together."""
         batch = _Batch(changes)
         self._waiting.append(batch)
         try:
@@ -252,8 +253,8 @@ class DestinationsTable:
             )
 
     def _affordable(self, own: _Batch, batches: Sequence[_Batch]) -> Sequence[_Batch]:
-        """All of them, or on a full disk those that need no room. With the lock held. Raises StoreFullError if `own`,
-        the caller's, needs some."""
+        """Return all of these batches, or on a full disk those that need no room. With the lock held. Raises
+        StoreFullError if `own`, the caller's, needs some."""
         if not any(batch.changes.grows for batch in batches):
             return batches  # there is room for these (rule J10)
         try:
@@ -267,16 +268,16 @@ class DestinationsTable:
         return batches
 
     def _gone(self) -> list[bytes | Destination]:
-        """What is in no table, and in the file still."""
+        """Return the ids and destinations that are in no table, and in the file still."""
         # A copy: other threads let go meanwhile.
         return [one for one in list(self._leaving) if one not in self.stores and one not in self.destinations]
 
     def _changes(self, batches: Sequence[_Batch], gone: Iterable[bytes | Destination]) -> list[Changes]:
-        """What one commit of them writes: first of all what is gone, for a batch may record it again."""
+        """Return the changes of one commit: first of all what is gone, for a batch may record it again."""
         return [Changes.without(gone), *(batch.changes for batch in batches)]
 
     def _write(self, batches: Sequence[_Batch]) -> None:
-        """All of them in one commit. With the lock held."""
+        """Write all batches in one commit. With the lock held."""
         gone = self._gone()  # once: who lets go meanwhile is not in what is written
         changes = self._changes(batches, gone)
         record = _encoded(changes)
@@ -291,7 +292,7 @@ class DestinationsTable:
             batch.committed = True
 
     def _after(self, changes: Sequence[Changes]) -> Changes:
-        """All rows, once these are made."""
+        """Return all rows, once these changes are made."""
         after = DestinationsTable(self._path)
         after.stores, after.destinations = dict(self.stores), dict(self.destinations)
         for some in changes:
@@ -299,7 +300,7 @@ class DestinationsTable:
         return Changes(list(after.stores.values()), list(after.destinations.values()))
 
     def _take(self, changes: Changes) -> None:
-        """Into the tables."""
+        """Take changes into the tables."""
         for store_id in changes.gone_stores:
             self._remove(store_id)
         for kind, name in changes.gone:

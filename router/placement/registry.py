@@ -1,4 +1,4 @@
-"""Where destinations live: which store holds one, by what the configuration says and the placement record knows."""
+"""The registry finds the store of a destination, by what the configuration says and the placement record knows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAUSE: Final = 0.001
-"""Seconds."""
+"""Seconds between two looks."""
 
 
 class StoreRegistry:
@@ -59,14 +59,14 @@ class StoreRegistry:
     """
 
     def __init__(self, config: Config, owner: object = None, require_lock: Callable[[], None] = lambda: None) -> None:
-        """`owner` is kept alive by all that keeps this or one of its stores alive. `require_lock` raises
-        StoreFailedError if the data directory may be another's."""
+        """Make a registry whose stores are not open yet. `owner` is kept alive by all that keeps the registry or one of
+        its stores alive. `require_lock` raises StoreFailedError if the data directory may be another's."""
         self._owner = owner
         self._config = config
         self._routes = config.routes()
         self._directories = StoreDirectories(config)
         self.table = DestinationsTable(config.bindings / RECORD, config.file_mode, require_lock)
-        """Which stores and destinations there are; it is read by all, and changed here."""
+        """The stores and destinations that there are; all read the table, and changes are made here."""
         self._stores = OpenStores(self._directories, self.table, owner, require_lock)
         self.by_destination = self._stores.by_destination
         """The stores that were found before. One may have been closed since."""
@@ -75,7 +75,7 @@ class StoreRegistry:
         )
         self._generation = locking.generation
         self.opened = False
-        """Set by the router, once all is compared: whether users may come."""
+        """Set by the router, once all is compared: True if users may come."""
         self._stopped: StoreFailedError | None = None
         self._statistics = StoreStatistics(
             lambda row: self._stores.get(row) is not None,
@@ -84,29 +84,29 @@ class StoreRegistry:
         self.forget_decisions: Callable[[bytes], None] = lambda store_id: None
         """Called with the id of a store that may be about to be removed, with nothing held."""
         self.may_remove: Callable[[bytes], bool] = lambda store_id: True
-        """Whether no decision names it, nor will one after a crash. Both are set by the coordinator."""
+        """Returns whether no decision names it, nor will one after a crash. Both are set by the coordinator."""
         self.removals = 0
-        """Destinations that were removed since this was made, or began to move to another store: who had found a store
-        before looks again after the call."""
+        """The number of destinations that were removed since this was made, or began to move to another store. A caller
+        that had found a store before looks again after its call."""
         self.moves = 0
         """Counts when a destination is about to change its store, and when that is over."""
         self._gates: dict[Destination, Gate] = {}
-        """Of those that are about to: nobody finds their store."""
+        """The gates of destinations that are about to move: nobody finds their store."""
         self.moved: dict[int, tuple[Store, Lease]] = {}
-        """By its number, which stays: each lease whose message has moved since, and where it is now; some may have
-        ended."""
+        """Each lease whose message has moved, by its number, which stays, and where it is now; some may have ended."""
         self._records_late = False
-        """Some transaction has sent to a destination that had no row by then."""
+        """True once some transaction has sent to a destination that had no row by then."""
         self._deferred = DeferredSends(self._send_deferred)
         self.moving = False
         self.importing = False
-        """An import from ActiveMQ has opened them, and nobody else uses them."""
-        """The stores are open to be repartitioned, not to be used: what is routed elsewhere is no error."""
+        """True if an import from ActiveMQ has opened the stores, and nobody else uses them."""
+        """True if the stores are open to be repartitioned, not to be used: a destination routed elsewhere is no
+        error."""
         self._unchecked: dict[bytes, list[Destination]] = {}
         """The destinations that were recorded when the router was opened, by the store's id, until that is opened."""
 
     def on_open(self, call: Callable[[Store], None]) -> None:
-        """Call this with each store that is opened, before anybody else has it."""
+        """Call a function with each store that is opened, before anybody else has it."""
 
         def opened(store: Store) -> None:
             call(store)
@@ -115,8 +115,8 @@ class StoreRegistry:
         self._stores.on_open = opened
 
     def _compare(self, store: Store) -> None:
-        """Of a store that is opened for the first time: rows of destinations that it does not know go, which a crash
-        has left behind; what it knows has a row."""
+        """Compare the record with a store that is opened for the first time. Rows of destinations that the store does
+        not know go, which a crash has left behind; a destination that it knows gets a row."""
         recorded = self._unchecked.pop(store.store_id, None)
         if recorded is None or store.recover_prepared():
             return
@@ -142,8 +142,8 @@ class StoreRegistry:
     # Opening and closing, by the router
 
     def open(self, progress: Progress | None) -> None:
-        """Read the placement record; stores open on first use from now on. It is compared with configuration and disk
-        (invariant 6). Raises PlacementError, CorruptionError."""
+        """Read the placement record; stores open on first use from now on. The record is compared with configuration
+        and disk (invariant 6). Raises PlacementError, CorruptionError."""
         if not self.moving:
             require_none(self._config.directory)
         if not self.importing:
@@ -173,12 +173,12 @@ class StoreRegistry:
             self.require_open()
 
     def is_at_gate(self, destination: Destination) -> bool:
-        """Whether it is about to change its store: who asked for that store would wait."""
+        """Return whether a destination is about to change its store: a caller that asks for that store would wait."""
         return bool(self._gates) and destination in self._gates
 
     def close_gate(self, destination: Destination, row: StoreRow) -> Gate:
-        """Nobody finds the store of a destination, which this row says, until the gate that is returned was opened with
-        `open_gate`."""
+        """Close the gate of a destination that is in the store of a row, and return the gate. Nobody finds that store
+        until `open_gate` was called with the gate."""
         gate = Gate(destination)
         with self._stores.removing(row.path), self._deferred.lock:
             self._gates[destination] = gate
@@ -188,28 +188,28 @@ class StoreRegistry:
         return gate
 
     def open_gate(self, gate: Gate) -> None:
-        """Its destination is where the record says. Idempotent."""
+        """Open a gate: its destination is where the record says. Idempotent."""
         if gate.error is None:
             self._gates.pop(gate.destination, None)
         self.moves += 1
         gate.open()
 
     def is_stuck(self, destination: Destination) -> bool:
-        """Whether its gate was opened with an error, which who comes there gets."""
+        """Return whether a destination's gate was opened with an error, which every caller there gets."""
         gate = self._gates.get(destination)
         return gate is not None and gate.error is not None
 
     def free_stuck(self, destination: Destination) -> None:
-        """The record says where it is."""
+        """Drop the gate of a destination, which is where the record says."""
         self._gates.pop(destination, None)
 
     def note_moved(self, store: Store, leases: Mapping[Lease, Lease]) -> None:
-        """These leases have successors in this store."""
+        """Note that these leases have successors in this store."""
         kept = {number: one for number, one in self.moved.items() if one[1].is_held}
         self.moved = kept | {old.number: (store, new) for old, new in leases.items()}
 
     def moved_token(self, token: str) -> str | None:
-        """That of the same lease where its message is now; None if it has not moved."""
+        """Return the token of the same lease where its message is now; None if it has not moved."""
         try:
             moved = self.moved.get(int(token.rpartition(".")[2], 16))
         except ValueError:
@@ -222,9 +222,9 @@ class StoreRegistry:
         return self._config
 
     def reroute(self, config: Config) -> None:
-        """From now on what has no row goes where this configuration routes it. What stores are opened with follows it
-        too. Those that are open keep what they have, but for one that was not configured until now: it is opened anew,
-        unless somebody needs it open."""
+        """Route destinations without a row by this configuration from now on. The options that stores are opened with
+        follow it too. Open stores keep theirs, but for one that was not configured until now: it is opened anew, unless
+        somebody needs it open."""
         opened = [row for row in list(self.table.stores.values()) if self._stores.get(row) is not None]
         unconfigured = [row for row in opened if self._directories.configured(row) is None]
         before = self._config
@@ -235,32 +235,34 @@ class StoreRegistry:
             self._stores.close_if_idle(row.path)
 
     def elsewhere_by(self, config: Config) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
-        """`routed_elsewhere`, by another configuration of this directory."""
+        """Return `routed_elsewhere` by another configuration of this directory."""
         directories = StoreDirectories(config)
         directories.before = self._config
         return Reconciler(directories, config.routes(), self.table, self._stores).routed_elsewhere()
 
     def discard_idle(self, row: StoreRow, remove: Callable[[], None]) -> bool:
-        """As `discard`, unless somebody needs it open; returns whether it did."""
+        """Discard a store as `discard`, unless somebody needs it open; returns whether it did."""
         with self._stores.removing(row.path):
             return self._stores.discard(row, remove)
 
     def move(self, before: Config | None) -> None:
-        """Open the stores to be repartitioned. `before`: what they were used with until now, where that is known."""
+        """Open the stores to be repartitioned. `before`: the configuration that they were used with until now, where
+        that is known."""
         self.moving = self._directories.moving = True
         self._directories.before = before
 
     def routed_elsewhere(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
-        """Destinations that are in another store than the configuration routes them to, or that it routes nowhere."""
+        """Return destinations that are in another store than the configuration routes them to, or that it routes
+        nowhere."""
         return self._reconciler.routed_elsewhere()
 
     @property
     def directories(self) -> StoreDirectories:
-        """Where stores lie."""
+        """The places of stores."""
         return self._directories
 
     def target(self, destination: Destination, match: Match[StoreConfig]) -> StoreRow:
-        """The store that a destination is routed to, made and recorded if it is not there."""
+        """Return the store that a destination is routed to, made and recorded if it is not there."""
         config = match.target
         path, name = self._directories.expected(config, destination), self._directories.name(config, destination)
         recorded = self._directories.recorded(path)
@@ -274,7 +276,7 @@ class StoreRegistry:
             remove()
 
     def _sweep(self) -> None:
-        """Remove what a crash left of stores that were being made (rule D2)."""
+        """Remove the remains of stores that were being made when a crash came (rule D2)."""
         try:
             for config in self._config.stores:
                 directory = self._config.directory_of(config)
@@ -302,7 +304,7 @@ class StoreRegistry:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a child of the process that opened it: all of it belongs to the parent."""
+        """True if this is a child of the process that opened it: all of it belongs to the parent."""
         return self._generation != locking.generation
 
     def require_open(self) -> None:
@@ -322,7 +324,7 @@ class StoreRegistry:
     # By destination
 
     def route(self, destination: Destination) -> Match[StoreConfig]:
-        """The pattern and the store for a destination. Raises NoRouteError, which names the closest patterns."""
+        """Return the pattern and the store for a destination. Raises NoRouteError, which names the closest patterns."""
         match = self._routes.route(destination)
         if match is None:
             near = ", ".join(self._routes.nearest(destination))
@@ -341,13 +343,13 @@ class StoreRegistry:
             )
 
     def has_queues(self, pattern: Pattern) -> bool:
-        """Whether a queue is known that matches."""
+        """Return whether a queue is known that matches."""
         known = list(self.table.destinations)
         return any(destination.kind is Kind.QUEUE and pattern.matches(destination) for destination in known)
 
     def hint_at_slip(self, destination: Destination) -> None:
-        """Somebody is about to wait for ever for messages of this: say so if nobody has sent there, and there is a
-        queue whose name is the same but for a slip."""
+        """Hint at a slip in a name for whose messages somebody is about to wait for ever. Says so in the log if nobody
+        has sent there, and there is a queue whose name is the same but for a slip."""
         known = self.table.destinations
         if destination in known or destination.kind is not Kind.QUEUE or len(known) > LOOKED_AT:
             return
@@ -358,7 +360,7 @@ class StoreRegistry:
             )
 
     def store_of(self, destination: Destination) -> Store | None:
-        """The open store that holds a destination; None if it has none yet."""
+        """Return the open store that holds a destination; None if it has none yet."""
         store = self.by_destination.get(destination)
         if store is None:
             match = self.route(destination)
@@ -367,8 +369,9 @@ class StoreRegistry:
         return store
 
     def _recorded_store(self, destination: Destination) -> Store | None:
-        """The store that the record has a destination in, opened if need be; None if it has it in none. It is found
-        without looking from now on, unless the router has stopped meanwhile, or sends to it are deferred."""
+        """Return the store that the record has a destination in, opened if need be; None if it has it in none. The
+        store is found without looking from now on, unless the router has stopped meanwhile, or sends to it are
+        deferred."""
         self._deferred.wait(destination)
         while True:
             self.pass_gate(destination)
@@ -390,19 +393,19 @@ class StoreRegistry:
             return store
 
     def _unrecorded(self, destination: Destination, match: Match[StoreConfig]) -> Store | None:
-        """A destination without a row has nothing, unless the record was restored from an old backup: then its
-        messages are in the store that it is routed to, and it is recorded again."""
+        """Return the store of a destination without a row; None if nothing is there. An old backup of the record may
+        lack the row: then the messages are in the store that the destination is routed to, and it is recorded again."""
         row = self._routed_row(destination, match)
         if row is None or not self.with_row(row, lambda store: store.depth(destination)):
             return None
         return self.store_for(destination)
 
     def _routed_row(self, destination: Destination, match: Match[StoreConfig]) -> StoreRow | None:
-        """The row of the store that a destination is routed to; None if that was never made."""
+        """Return the row of the store that a destination is routed to; None if that was never made."""
         return self.table.store_at(self._directories.recorded(self._directories.expected(match.target, destination)))
 
     def store_for(self, destination: Destination) -> Store:
-        """The open store for a destination, made and recorded if it is not there yet (rule D1)."""
+        """Return the open store for a destination, made and recorded if it is not there yet (rule D1)."""
         store = self.by_destination.get(destination)
         while store is None:
             match = self.route(destination)
@@ -413,8 +416,8 @@ class StoreRegistry:
         return store
 
     def store_to_be(self, destination: Destination) -> Store:
-        """The open store that a destination is in, or will be once it is recorded, which with_store does before the
-        first record: many new destinations of a transaction are recorded at once."""
+        """Return the open store that a destination is in, or will be once it is recorded. `call_recorded` does that
+        before the first record: many new destinations of a transaction are recorded at once."""
         store = self.store_of(destination)
         if store is None:
             match = self.route(destination)
@@ -441,7 +444,7 @@ class StoreRegistry:
                 self._record([destination], row)
 
     def _made(self, config: StoreConfig, path: Path, name: str) -> StoreRow:
-        """A store that is not recorded: made, unless a crash came after that. With its `exclusive` held."""
+        """Make a store that is not recorded, unless a crash came after it was made. With its `exclusive` held."""
         self._directories.require_own(path)
         if path.exists() and (self._config._may_create(config) or not is_empty(path)):
             adopted = self._reconciler.adopt(config, name, path)
@@ -475,7 +478,8 @@ class StoreRegistry:
             return result
 
     def for_held(self, destination: Destination, call: Callable[[Store], T], otherwise: T) -> T:
-        """Call with the store that holds a destination, likewise; `otherwise` if it has none yet."""
+        """Call with the store that holds a destination; once more as `for_store`. Returns `otherwise` if no store holds
+        it yet."""
         while True:
             store = self.by_destination.get(destination)  # as store_of, without its call: each receive comes this way
             if store is None and (store := self.store_of(destination)) is None:
@@ -488,8 +492,8 @@ class StoreRegistry:
     def send_deferred(
         self, destination: Destination, send: Callable[[Store], Future[Receipt]], closed: Store | None
     ) -> Future[Receipt]:
-        """Call with the store of a destination, as soon as a background thread has opened it. It was not found before,
-        or only a `closed` one. Never waits."""
+        """Call with the store of a destination, as soon as a background thread has opened it. The store was not found
+        before, or only a `closed` one. Never waits."""
         self.require_open()
         with self._deferred.lock:
             store = self.by_destination.get(destination)
@@ -504,22 +508,22 @@ class StoreRegistry:
         return self._sent(sent, removals, lambda: self.send_deferred(destination, send, store))
 
     def _send_deferred(self, destination: Destination, send: Callable[[Store], Future[Receipt]]) -> Future[Receipt]:
-        """On a background thread: `for_store`, once more if the destination was about to move."""
+        """Send on a background thread, as `for_store`; once more if the destination was about to move."""
         removals = self.removals
         sent = self.for_store(destination, send)
         return self._sent(sent, removals, lambda: self._send_deferred(destination, send))
 
     def _sent(self, sent: Future[Receipt], removals: int, again: Callable[[], Future[Receipt]]) -> Future[Receipt]:
-        """What becomes of a send, which is done `again` if it was not sent."""
+        """Return the result of a send, which is done `again` if it was not sent."""
         moved = self.removals != removals
         if not moved and type(sent) is not WaitingFuture:
             return sent
         return once_more(sent, again, KNOWN_SECONDS if moved else 0)
 
     def record_again(self, destination: Destination) -> None:
-        """After a call with a store that was found before `removals` rose to what it is now: the destination may have
-        been removed before the call, and its row with it. The call has taken effect, so nothing is raised: the next
-        opening of the store finds what has no row."""
+        """Record a destination again, after a call with a store that was found before `removals` rose to its value now.
+        The destination may have been removed before the call, and its row with it. The call has taken effect, so
+        nothing is raised: the next opening of the store finds destinations without a row."""
         try:
             self._record_again(destination)
         except (AnabranchError, OSError) as error:
@@ -534,8 +538,8 @@ class StoreRegistry:
                         self._record([destination], row)
 
     def delete(self, destination: Destination) -> int:
-        """Remove a destination with all that it has; returns how many messages there were. Its row goes once that is
-        durable, and its store, if that was its own."""
+        """Remove a destination with all that it has; returns how many messages there were. Its row goes once the
+        removal is durable, and its store, if that was its own."""
         while (store := self.store_of(destination)) is not None:
             row = self.table.stores.get(store.store_id)
             if row is not None:
@@ -548,8 +552,8 @@ class StoreRegistry:
         return 0
 
     def _delete(self, destination: Destination, row: StoreRow) -> int:
-        """With `removing` held: nobody finds the store by this destination until its row is gone. Who has found it
-        before sees that `removals` has risen, and records it again."""
+        """Remove a destination, with `removing` held: nobody finds the store by this destination until its row is gone.
+        A caller that has found the store before sees that `removals` has risen, and records it again."""
         self._stores.forget(destination, row)
         self.removals += 1
         prepared = self.with_row(row, lambda store: store.recover_prepared())
@@ -563,8 +567,8 @@ class StoreRegistry:
 
     def delete_if_idle(self, destination: Destination, may_be: Callable[[], bool]) -> bool:
         """Remove a queue in which there is nothing and that nobody uses; returns whether it is gone. `may_be` is asked
-        once nobody finds its store any more. Who comes meanwhile waits, and finds it made anew. For background threads
-        alone, which Ctrl-C does not strike."""
+        once nobody finds its store any more. A caller that comes meanwhile waits, and finds it made anew. For
+        background threads alone, which Ctrl-C does not strike."""
         known = self.table.destinations.get(destination)
         row = self.table.stores.get(known.store_id) if known is not None else None
         if row is None:
@@ -589,8 +593,8 @@ class StoreRegistry:
             self.forget_decisions(row.store_id)
 
     def _remove_store(self, row: StoreRow, destination: Destination) -> None:
-        """The store of one destination, which is deleted (rule D2). It stays while somebody waits for messages in it,
-        while a decision names it, and where its directory is not all that it has."""
+        """Remove the store of one destination, which is deleted (rule D2). The store stays while somebody waits for
+        messages in it, while a decision names it, and where its directory is not all that it has."""
 
         def remove() -> None:
             if destination not in self.table.destinations:  # else somebody has sent there meanwhile
@@ -609,7 +613,7 @@ class StoreRegistry:
             log.warning("store %s, whose one destination is deleted, stays: %s", row.name, error)
 
     def with_row(self, row: StoreRow, call: Callable[[Store], T]) -> T:
-        """Call with the store of a row, opened if it is not open; likewise."""
+        """Call with the store of a row, opened if it is not open; once more as `for_store`."""
         while True:
             store = self._stores.open(row)
             try:
@@ -620,8 +624,8 @@ class StoreRegistry:
                 self.forget_closed(None, store)
 
     def forget_closed(self, destination: Destination | None, store: Store, error: ClosedError | None = None) -> None:
-        """After a ClosedError: if the store was closed for being idle, the next call opens it again; if the destination
-        is moving to another one, that is waited for. Raises ClosedError if the router is closed too."""
+        """Prepare another try after a ClosedError. The next call opens a store again that was closed for being idle. If
+        the destination is moving to another store, wait for that. Raises ClosedError if the router is closed too."""
         self.require_open()
         row = self.table.stores.get(store.store_id)
         if destination is not None and isinstance(error, MovedError):
@@ -637,20 +641,21 @@ class StoreRegistry:
         else:
             self._stores.forget_closed(destination, row, store)
 
-    # Of one topic, of one store
+    # One topic, one store
 
     def subscriptions_of(self, topic: Destination) -> list[Subscription]:
-        """The durable subscriptions of a topic."""
+        """Return the durable subscriptions of a topic."""
         known: Sequence[Subscription] = self.for_held(topic, lambda store: store.subscriptions(), ())
         return [subscription for subscription in known if subscription.topic == topic]
 
     def dead_letter_of(self, store: Store) -> str | None:
-        """Where a store's undelivered messages go: the pattern of a name. None: away."""
+        """Return the pattern of the name of a store's dead-letter queue. None: undelivered messages are dropped."""
         row = self.table.stores.get(store.store_id)
         return getattr(self._directories.options_of(row).options, "dead_letter", None) if row is not None else None
 
     def option_for(self, destination: Destination, name: str) -> Any:
-        """An option of the store that a destination is in, or would be; None if its kind has none of that name."""
+        """Return an option of the store that a destination is in, or would be; None if its kind has none of that
+        name."""
         held = self.table.destinations.get(destination)
         row = self.table.stores.get(held.store_id) if held is not None else None
         config = self.route(destination).target if row is None else self._directories.options_of(row)
@@ -666,27 +671,27 @@ class StoreRegistry:
         return self.with_row(row, call)
 
     def open_store_of(self, destination: Destination) -> Store | None:
-        """The store that a destination is recorded in, if it is open. Never waits."""
+        """Return the store that a destination is recorded in, if it is open. Never waits."""
         known = self.table.destinations.get(destination)
         return self.open_store(known.store_id) if known is not None else None
 
     def open_store(self, store_id: bytes) -> Store | None:
-        """The store of that id if it is open. Never waits."""
+        """Return the store of that id if it is open. Never waits."""
         row = self.table.stores.get(store_id)
         return self._stores.get(row) if row is not None else None
 
     def name_of(self, store_id: bytes) -> str:
-        """A store's name, or its id where it has none."""
+        """Return a store's name, or its id where it has none."""
         row = self.table.stores.get(store_id)
         return row.name if row is not None else store_id.hex()
 
     def open_stores(self) -> list[Store]:
-        """Those that are open."""
+        """Return the stores that are open."""
         return list(self._stores.values())
 
     def stats(self) -> tuple[dict[str, StoreStats], tuple[str, ...]]:
-        """What each store says of itself, by its name; those that are not open are opened for it. And the names of
-        the unresponsive ones."""
+        """Return the statistics of each store, by its name, and the names of the unresponsive ones. Stores that are not
+        open are opened for it."""
         while True:
             rows = self.rows_by_name()
             try:
@@ -696,7 +701,7 @@ class StoreRegistry:
                     raise  # else a store was removed meanwhile
 
     def subscriptions(self) -> set[Subscription]:
-        """Of all stores; those that are not open are opened."""
+        """Return the durable subscriptions of all stores; those that are not open are opened."""
         rows = list(self.table.stores.values())
         found = shared().for_each(rows, lambda row: self.with_row(row, lambda store: list(store.stats().subscriptions)))
         for row, _, error in found:
@@ -740,7 +745,7 @@ class StoreRegistry:
             raise UnknownMessageError(f"{message!r} was received from another router; ack it there")
 
     def all_stores(self) -> list[Store]:
-        """Every store that can be opened."""
+        """Return every store that can be opened."""
         stores = []
         for name, row in self.rows_by_name().items():
             try:
@@ -762,7 +767,8 @@ class StoreRegistry:
         self._stores.open(row)
 
     def rows_by_name(self) -> dict[str, StoreRow]:
-        """All recorded stores. One whose name another has been given since is told apart by its directory."""
+        """Return all recorded stores by their names. A store whose name another has been given since is told apart by
+        its directory."""
         rows: dict[str, StoreRow] = {}
         for row in sorted(self.table.stores.values(), key=lambda row: (row.name, row.path)):
             rows[row.name if row.name not in rows else f"{row.name} ({row.path})"] = row
@@ -774,5 +780,5 @@ def _row(destination: Destination, row: StoreRow, match: Match[StoreConfig]) -> 
 
 
 def _is_own(row: StoreRow, destination: Destination) -> bool:
-    """Whether a store is that of this one destination."""
+    """Return whether a store is that of this one destination."""
     return row.name.partition(":")[2] == str(destination)

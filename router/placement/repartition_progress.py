@@ -1,4 +1,4 @@
-"""How far a repartition has come: `repartition.records` in the data directory, from its first move to its end.
+"""The progress of a repartition: `repartition.records` in the data directory, from its first move to its end.
 
 A RecordFile (system/record_file.py) of one record, which each step replaces. While it is there no router opens the
 directory: a destination may lie in two stores.
@@ -36,21 +36,21 @@ class Moving(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
-    """What is to be prepared in a store under a transaction, and nothing else."""
+    """A branch of a transaction that is to be prepared in a store, and nothing else."""
 
     store_id: bytes
     transaction: bytes
     payload: bytes
-    """As adapters/core/operations/branches.py makes it; empty: nothing."""
+    """The payload, as adapters/core/operations/branches.py makes it; empty: nothing."""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
-    """The record, in msgpack."""
+    """The record of the file, in msgpack."""
 
     configuration: bytes
-    """Digest of where it routes what."""
+    """Digest of where the configuration routes what."""
     path: str
-    """Its file, to be named; empty if there was none."""
+    """The configuration's file, to be named; empty if there was none."""
     moving: Moving | None = None
     removing: tuple[str, bytes] | None = None
     """The path, and the id, of a store that is empty and about to be removed."""
@@ -70,7 +70,8 @@ class ProgressFile:
         self._is_open = False
 
     def open(self) -> Progress | None:
-        """What it says; None if there is none. Raises CorruptionError, PlacementError for another version."""
+        """Open the file and return its progress; None if there is no file. Raises CorruptionError, PlacementError for
+        another version."""
         if not self._path.exists():
             return None
         try:
@@ -89,7 +90,7 @@ class ProgressFile:
             ) from error  # fmt: skip
 
     def write(self, progress: Progress) -> None:
-        """Durable on return; the file is made if need be. Raises StoreFullError."""
+        """Write the progress, durably; the file is made if need be. Raises StoreFullError."""
         record = msgspec.msgpack.encode(progress)
         try:
             if not self._is_open:
@@ -104,20 +105,20 @@ class ProgressFile:
             raise refused(f"{self._path} cannot be written: {error.strerror}", error) from error
 
     def remove(self) -> None:
-        """All is done. Durable on return. Idempotent."""
+        """Remove the file: all is done. Durable on return. Idempotent."""
         self.close()
         for path in (self._path, self._path.with_name(NAME + ".tmp")):
             path.unlink(missing_ok=True)
         sync_directory(self._path.parent)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         self._is_open = False
         self._file.close()
 
 
 def read_progress(directory: Path) -> Progress | None:
-    """What it says in a directory that nobody else has open; None if there is none, or none yet. Raises as
+    """Return the progress in a directory that nobody else has open; None if there is none, or none yet. Raises as
     ProgressFile.open."""
     file = ProgressFile(directory)
     try:
@@ -134,8 +135,8 @@ def require_none(directory: Path) -> None:
 
 
 def advice(directory: Path, found: Progress | None) -> str:
-    """Where to an interrupted repartition of a directory was moving, and what to do about it: the rest of a sentence
-    that says that it is being repartitioned."""
+    """Return where an interrupted repartition was moving to, and what to do about it: the rest of a sentence that says
+    that the directory is being repartitioned."""
     known = found is not None and found.path != ""
     path = found.path if found is not None and known else "FILE"
     target, same = (f" to the configuration {path}", "") if known else ("", " with the same configuration")

@@ -1,4 +1,4 @@
-"""What the stores say of themselves, asked so that one whose disk hangs holds up nobody, and only one thread."""
+"""Statistics of all stores, asked so that a store whose disk hangs holds up nobody, and only one thread."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ...adapters.system.background import shared
 from .record import StoreRow
 
 ANSWER_SECONDS: Final = 1.0
-"""A store that is open and does not say in this time how it is, is unresponsive."""
+"""The time in seconds after which an open store that does not answer is unresponsive."""
 
 
 class StoreStatistics:
-    """Threads: all. Each step of what changes the fields is a single one."""
+    """Asks stores for their statistics. Threads: all. Each step of what changes the fields is a single one."""
 
     def __init__(self, is_open: Callable[[StoreRow], bool], ask: Callable[[StoreRow], StoreStats]) -> None:
-        """`ask` opens a store that is not open."""
+        """Make an asker. `ask` opens a store that is not open."""
         self._is_open, self._ask = is_open, ask
         self._latest: dict[str, StoreStats] = {}
-        """What each store said last, by its name."""
+        """The latest answer of each store, by its name."""
         self._unanswered: dict[str, float] = {}
-        """Since when a store has been asked (monotonic) and not answered."""
+        """The time (monotonic) since which a store has been asked and not answered."""
 
     def of(self, rows: Mapping[str, StoreRow]) -> tuple[dict[str, StoreStats], tuple[str, ...]]:
-        """The statistics of stores, by name, and the names of the unresponsive ones: of those what they said last, if
-        anything. Those that are not open are waited for. Raises a store's error."""
+        """Return the statistics of stores, by name, and the names of the unresponsive ones, for which the latest answer
+        stands, if any. Stores that are not open are waited for. Raises a store's error."""
         opened = {name: row for name, row in rows.items() if self._is_open(row)}
         answers = self._answers({name: row for name, row in rows.items() if name not in opened}, None)
         hanging = monotonic() - ANSWER_SECONDS

@@ -6,9 +6,9 @@
     carry out   in each store, written and not synced; visible; the caller returns
     forget      the decision, once it is durable in all of them
 
-Before the decision is handed to its log everything can be undone, afterwards nothing: a store that cannot carry it out
+Before the decision is handed to its log everything can be undone, afterwards nothing. A store that cannot carry it out
 stays in doubt and is told again, in the background and when it is opened. Without a decision a prepared transaction is
-rolled back, if this log would know of one. Of one store alone its own commit is the decision.
+rolled back, if this log would know of one. For one store alone its own commit is the decision.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _is_volatile = attrgetter("volatile")
 
 
 class Coordinator:
-    """Threads: all, once open."""
+    """Commits transactions, prepares them and rolls them back. Threads: all, once open."""
 
     def __init__(
         self, directory: Path, options: TransactionOptions, registry: StoreRegistry, file_mode: int = FILE_MODE
@@ -96,8 +96,8 @@ class Coordinator:
                 )
 
     def change_participants(self, transaction_id: bytes, more: set[bytes], fewer: set[bytes]) -> None:
-        """A transaction that waits for its manager is prepared in other stores than it was, by their ids. Durable on
-        return; changes nothing if it is so already, or it does not wait."""
+        """Note that a transaction which waits for its manager is prepared in other stores than it was, by their ids.
+        Durable on return. Changes nothing if it is so already, or the transaction does not wait."""
         external, transaction = self.log.externals.get(transaction_id), self.table.by_id.get(transaction_id)
         if external is None or transaction is None:
             return
@@ -135,11 +135,12 @@ class Coordinator:
     # A commit
 
     def commit(self, transaction: GlobalTransaction) -> None:
-        """In all its stores or in none; their participants have the receipts, none where a store carries it out later.
+        """Commit in all its stores or in none. The participants then have the receipts, none where a store carries it
+        out later.
 
         Raises TransactionInDoubt if the decision may or may not have reached the disk; after any other error the
-        transaction is rolled back. One store that remembers decides alone, also beside volatile ones (rule T7): then
-        OutcomeUnknownError as from that one.
+        transaction is rolled back. One store that remembers decides alone, also beside volatile ones (rule T7): the
+        error is then that store's OutcomeUnknownError.
         """
         participants = transaction.participants.values()
         if transaction.state is PREPARED:
@@ -158,7 +159,7 @@ class Coordinator:
             self._commit_beside(transaction)
 
     def _commit_alone(self, transaction: GlobalTransaction, alone: Participant) -> None:
-        """By its store's own commit."""
+        """Commit by the own commit of its one store."""
         sends, acks, changes = alone.sends, alone.acks, alone.changes
         transaction.move(IN_DOUBT)
         try:
@@ -174,7 +175,7 @@ class Coordinator:
         transaction.decide(True)
 
     def _commit_beside(self, transaction: GlobalTransaction) -> None:
-        """Prepared in the volatile stores, which then cannot refuse; the other store's own commit is the decision."""
+        """Prepare in the volatile stores, which then cannot refuse. The other store's own commit is the decision."""
         alone = transaction.alone = next((p for p in transaction.participants.values() if not p.volatile), None)
         transaction.move(PREPARING)
         transaction.id = os.urandom(TRANSACTION_BYTES)
@@ -202,11 +203,11 @@ class Coordinator:
         self.resolver.resolve(undone)
         transaction.running = False
 
-    # The same in two steps, for who has other resources to ask between them: prepare, then commit or roll back.
+    # Two steps, for callers that ask other resources between them: prepare, then commit or roll back.
 
     def prepare(self, transaction: GlobalTransaction) -> None:
-        """Prepared everywhere, and decided nowhere: a crash now rolls it back, and so does closing the router. After an
-        error it is rolled back. Raises StoreFailedError if the decision log has failed."""
+        """Prepare everywhere, and decide nowhere: a crash now rolls the transaction back, and so does closing the
+        router. After an error it is rolled back. Raises StoreFailedError if the decision log has failed."""
         transaction.move(PREPARING)
         if transaction.participants:
             self._prepare_all(transaction)
@@ -214,7 +215,7 @@ class Coordinator:
             transaction.move(PREPARED)
 
     def _prepare_all(self, transaction: GlobalTransaction) -> None:
-        """In all its stores, of which there may be none."""
+        """Prepare in all its stores, of which there may be none."""
         participants = sorted(transaction.participants.values(), key=_by_store_name)
         try:
             self._require_open()
@@ -231,7 +232,7 @@ class Coordinator:
         self._prepare(transaction, participants)
 
     def hold(self, transaction: GlobalTransaction, xid: Xid) -> None:
-        """The first phase of an external transaction: prepared until its outcome is said. One that has done nothing is
+        """Prepare an external transaction, the first phase, until its outcome is said. One that has done nothing is
         held too: its manager, which knows nothing of that, says its outcome. Errors as those of `commit`."""
         transaction.move(PREPARING)
         self._prepare_all(transaction)
@@ -242,8 +243,8 @@ class Coordinator:
         transaction.running = False
 
     def roll_back(self, transaction: GlobalTransaction) -> None:
-        """Nothing is decided, so nothing needs to be written to undo it: a store that fails here rolls back when it is
-        opened again. Never raises but for a signal."""
+        """Roll back. Nothing is decided, so nothing needs to be written to undo it: a store that fails here rolls back
+        when it is opened again. Never raises but for a signal."""
         if transaction.state is DONE:
             return
         if not transaction.id:
@@ -276,7 +277,7 @@ class Coordinator:
             raise
 
     def _prepare(self, transaction: GlobalTransaction, participants: Sequence[Participant]) -> None:
-        """The first phase, in these stores. If it fails anywhere all is rolled back."""
+        """Prepare in these stores. If that fails anywhere all is rolled back."""
         try:
             self._reserve(participants)
             steps: list[Pending[None]] = []
@@ -296,8 +297,8 @@ class Coordinator:
         transaction.move(PREPARED)
 
     def _reserve(self, participants: Sequence[Participant]) -> None:
-        """Room in all these stores, or in none (rule T1). Where it has to be waited for, nothing is reserved meanwhile
-        in the others: so no two transactions wait for each other."""
+        """Reserve room in all these stores, or in none (rule T1). While one store's room is waited for, nothing is
+        reserved in the others: so no two transactions wait for each other."""
         since = monotonic()
         full, order = None, participants
         while True:
@@ -313,8 +314,8 @@ class Coordinator:
                     other.let_go_of_room()
 
     def _commit_prepared(self, transaction: GlobalTransaction) -> None:
-        """The second phase of one that has voted. If the router was closed since, or the decision log had failed
-        before, it is rolled back."""
+        """Commit a transaction that has voted, the second phase. If the router was closed since, or the decision log
+        had failed before, it is rolled back."""
         if not transaction.participants:
             transaction.decide(True)
             transaction.move(DONE)
@@ -341,7 +342,8 @@ class Coordinator:
         transaction.running = False  # not before all have been told: then others may
 
     def _hand_over(self, transaction: GlobalTransaction, write: Callable[[], object]) -> None:
-        """From here on nobody may roll back, but where the log says that it wrote nothing (rule T2)."""
+        """Write to the decision log. From here on nobody may roll back, but where the log says that it wrote nothing
+        (rule T2)."""
         transaction.move(IN_DOUBT)
         try:
             write()
@@ -363,8 +365,8 @@ class Coordinator:
     # After Ctrl-C
 
     def take_over(self, transaction: GlobalTransaction) -> None:
-        """From a thread that was interrupted with it, perhaps before it began, perhaps after it was done: to the end
-        that it could still reach. For a background thread, which no signal strikes."""
+        """Bring a transaction to the end that it could still reach, after its thread was interrupted: perhaps before it
+        began, perhaps after it was done. For a background thread, which no signal strikes."""
         if self.table.closed or not transaction.running:
             return
         try:
@@ -396,13 +398,14 @@ class Coordinator:
             self._carry_out(transaction)
 
     def resolve_after_flush(self, transaction: GlobalTransaction) -> None:
-        """Once all that was handed to the log is there, or not. Raises what the log raises."""
+        """Resolve a transaction once all that was handed to the log is there, or not. Raises what the log raises."""
         if not self.table.closed:
             self.log.flush()
             self.resolver.resolve(transaction)
 
     def _free(self, participant: Participant) -> None:
-        """What it has acked, unless its commit, which may be in the store's queue, takes that away."""
+        """Free the messages that a participant has acked, unless its commit, which may be in the store's queue, takes
+        them away."""
         try:
             assert participant.store is not None
             participant.store.rollback_prepared(bytes(TRANSACTION_BYTES)).wait()  # of none: all before it is written
@@ -424,7 +427,8 @@ def _prepare_in(p: Participant, transaction: GlobalTransaction, sync: bool, stor
 
 
 def _shared(store: Store, transaction: GlobalTransaction) -> TransactionError:
-    """Rule T6: who takes a shared store over could not ask this process's decision log."""
+    """Return the error for a shared store: a process that takes it over could not ask this one's decision log (rule
+    T6)."""
     others = ", ".join(repr(name) for name in transaction.stores if name != store.name)
     if not others:
         return TransactionError(
@@ -439,7 +443,7 @@ def _shared(store: Store, transaction: GlobalTransaction) -> TransactionError:
 
 
 def _raise_known(error: Exception) -> None:
-    """Of a write that failed in one store, or in the decision log, before anything was decided the outcome is not
-    known; that of the transaction is."""
+    """Raise StoreFailedError for a write of unknown outcome, in one store or in the decision log, before anything was
+    decided: the outcome of the transaction is known."""
     if isinstance(error, OutcomeUnknownError):
         raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error

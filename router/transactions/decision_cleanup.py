@@ -1,4 +1,4 @@
-"""Forgetting decisions in time: once they are durable in all their stores (rule T5)."""
+"""Decisions are forgotten in time: once they are durable in all their stores (rule T5)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FORGET_SECONDS: Final = 1.0
-"""After so long decisions that were carried out are made durable in their stores and forgotten."""
+"""Seconds after which decisions that were carried out are made durable in their stores and forgotten."""
 FORGET_MAX: Final = 1000
-"""So many are forgotten at once, without waiting."""
+"""The number of decisions that are forgotten at once, without waiting."""
 SYNC_SECONDS: Final = 1.0
 """A store that takes longer to make outcomes durable, since its disk hangs, say, holds up no other store's decisions,
 and no close: its own are forgotten later."""
 
 
 class DecisionCleanup:
-    """Threads: all. `_lock` guards `_count` and what is durable; `busy` is held while decisions are being forgotten."""
+    """Forgets decisions. Threads: all. `_lock` guards `_count` and what is durable; `busy` is held while decisions are
+    being forgotten."""
 
     def __init__(self, decisions: DecisionLog, registry: StoreRegistry, table: TransactionTable) -> None:
         self._log, self._registry, self._table = decisions, registry, table
@@ -43,13 +44,13 @@ class DecisionCleanup:
         self.clear()
 
     def clear(self) -> None:
-        """The router is opened."""
+        """Begin anew: the router is opened."""
         self._job = CoalescedJob(self._run_in_background)
         self._count = 0
-        """How many are done since it last came round."""
+        """The number of transactions that are done since the last round."""
 
     def add(self) -> None:
-        """One more transaction is done: its decision is forgotten soon."""
+        """Note one more transaction that is done: its decision is forgotten soon."""
         with self._lock:
             self._count += 1
             if self._count == FORGET_MAX:
@@ -70,22 +71,22 @@ class DecisionCleanup:
         return [done for done in self._table.all() if done.state is DONE and not done.by_hand]
 
     def run(self) -> None:
-        """What is carried out everywhere is made durable there, then forgotten (rule T5). Where a store cannot, its
-        decisions stay, and those of the others go."""
+        """Make durable what is carried out everywhere, then forget it (rule T5). Where a store cannot, its decisions
+        stay, and those of the others go."""
         with self.busy:
             with self._lock:
                 self._count = 0
             self.forget(self.made_durable(self._done(), SYNC_SECONDS))
 
     def forget_of(self, store_id: bytes) -> None:
-        """The same, where a store is about to be removed that decisions name. Waits for no disk for long, and not for
-        ever for somebody else who is at it."""
+        """Forget decisions that name a store which is about to be removed. Waits for no disk for long, and not for ever
+        for another thread that is forgetting."""
         if self._names(store_id):
             unless_busy(self.busy, lambda: self.forget(self.made_durable(self._done(), SYNC_SECONDS)), SYNC_SECONDS)
 
     def has_forgotten(self, store_id: bytes) -> bool:
-        """Whether no decision names a store, nor will one after a crash: no router would open that misses it (rule T3).
-        Raises StoreFailedError."""
+        """Return whether no decision names a store, nor will one after a crash. No router would open that misses such a
+        store (rule T3). Raises StoreFailedError."""
         if self._names(store_id):
             return False
         self._log.sync()
@@ -95,7 +96,7 @@ class DecisionCleanup:
         return any(store_id in transaction.participants for transaction in self._table.all())
 
     def forget(self, transactions: Sequence[GlobalTransaction]) -> None:
-        """Drop their decisions."""
+        """Drop the decisions of these transactions."""
         if transactions:
             self._log.forget([transaction.id for transaction in transactions])
         for transaction in transactions:
@@ -104,8 +105,8 @@ class DecisionCleanup:
     def made_durable(
         self, transactions: Sequence[GlobalTransaction], timeout: float | None = None
     ) -> list[GlobalTransaction]:
-        """Those that are durable in all their stores now. What a store does after the `timeout`, in seconds, counts the
-        next time. None waits for all, in this thread."""
+        """Return the transactions that are durable in all their stores now. A store that takes longer than the
+        `timeout`, in seconds, counts the next time. None waits for all, in this thread."""
         by_store: dict[bytes, list[GlobalTransaction]] = {}
         for transaction in transactions:
             for store_id in transaction.remembering:
@@ -122,7 +123,8 @@ class DecisionCleanup:
         return durable
 
     def _sync_unless_busy(self, store_id: bytes, transactions: Sequence[GlobalTransaction]) -> None:
-        """On a background thread. Nothing if another waits for that store already."""
+        """Make outcomes durable in a store, on a background thread. Does nothing if another thread waits for that store
+        already."""
         with self._lock:
             if store_id in self._syncing:
                 return
@@ -133,7 +135,8 @@ class DecisionCleanup:
             self._syncing.discard(store_id)
 
     def _make_durable(self, store_id: bytes, transactions: Sequence[GlobalTransaction]) -> None:
-        """One decided by hand may name a store that is gone for good: it is as durable there as can be."""
+        """Make outcomes durable in a store. A decision by hand may name a store that is gone for good: it is as durable
+        there as can be."""
         try:
             self._registry.with_id(store_id, partial(_sync_outcomes, transactions=transactions))
         except (AnabranchError, OSError) as error:
@@ -151,14 +154,14 @@ class DecisionCleanup:
 
 
 def _for_each(by_store: Mapping[bytes, T], call: Callable[[bytes, T], None], timeout: float | None) -> None:
-    """Call for each store. Raises what a call has raised by then."""
+    """Call for each store. Raises what a call has raised within the `timeout`."""
     for _, _, error in shared().for_each(by_store, lambda store_id: call(store_id, by_store[store_id]), timeout):
         if error is not None:
             raise error
 
 
 def _sync_outcomes(store: Store, transactions: Sequence[GlobalTransaction]) -> None:
-    """Make them durable in a store that has carried them out."""
+    """Make outcomes durable in a store that has carried them out."""
     prepared = {branch.transaction for branch in store.recover_prepared()}
     for transaction in transactions:
         if transaction.id in prepared:  # it failed since, and without its decision would roll back

@@ -1,12 +1,12 @@
 """The decision log: which transactions over several stores are committed (rules I3, T2 to T5).
 
 A log of its own (adapters/wal), in decisions/, read whole when it is opened, since what is still in force is little and
-is kept in memory. It is made when it is first needed. Its id is the router's id, which every transaction's id begins
-with: prepared by another log is nothing that this one can speak about.
+is kept in memory. The log is made when it is first needed. Its id is the router's id, which every transaction's id
+begins with: this one knows nothing about transactions of another log.
 
 Records, all of them msgpack but the last: EPOCH, before an opened log is first used; XA_PREPARED, an external
-transaction that is held until somebody says its outcome; DECISION; FORGOTTEN, ids one after another. What is in force
-is carried on in a SNAPSHOT when segments are released.
+transaction that is held until somebody says its outcome; DECISION; FORGOTTEN, ids one after another. Records in force
+are carried on in a SNAPSHOT when segments are released.
 """
 
 from __future__ import annotations
@@ -55,13 +55,14 @@ WAY_OUT: Final = "put decisions/ back as it was, never an older copy, or move it
 
 CARRIED_BYTES: Final = 512
 EPOCH_BYTES: Final = 16
-"""What a record that is in force takes in a snapshot."""
+"""Sizes of a record that is in force, in a snapshot."""
 EPOCHS_MAX: Final = 1000
-"""So many openings are remembered. What is still prepared from an earlier one waits for an operator's resolution."""
+"""The number of openings that are remembered. A transaction still prepared from an earlier one waits for an operator's
+resolution."""
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
-    """An outcome. A commit that is not by hand is forgotten once it is durable in all participants."""
+    """A decided outcome. A commit that is not by hand is forgotten once it is durable in all participants."""
 
     transaction: bytes
     commit: bool
@@ -81,10 +82,10 @@ class External(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """What was in force when earlier segments were released."""
+    """The records that were in force when earlier segments were released."""
 
     lsn: int
-    """It reflects all up to this one."""
+    """The snapshot reflects all up to this one."""
     first_needed: int
     """The segment that was being written: it and all after it are needed whole."""
     carried: list[tuple[int, bytes]]
@@ -92,7 +93,7 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Directory(StoreDirectory):
-    """decisions/: its id, its lock, and the log in journal/."""
+    """The directory decisions/: its id, its lock, and the log in journal/."""
 
     advice = "Only its store.id is lost: restore that (the segments' headers hold the same id)"
 
@@ -110,11 +111,12 @@ _decode_snapshot = msgspec.msgpack.Decoder(_Snapshot).decode
 
 
 class DecisionLog:
-    """Threads: all, once open. `decisions` and `externals` change in the order of the log, only after their records
-    are as durable as `sync` says; reading them takes no lock."""
+    """The log of decisions. Threads: all, once open. `decisions` and `externals` change in the order of the log, only
+    after their records are as durable as `sync` says; reading them takes no lock."""
 
     def __init__(self, path: Path, sync: Sync, file_mode: int = FILE_MODE, is_mended: bool = False) -> None:
-        """`is_mended`: what is lost of it is passed over. It is read, and must decide nothing (salvaged_logs.py)."""
+        """Make the log's object. `is_mended`: lost records are passed over. The log is then read, and must decide
+        nothing (salvaged_logs.py)."""
         self._is_mended = is_mended
         self._directory = _Directory("decisions", path, file_mode, self._lose)
         self._options = LogOptions(SEGMENT_BYTES, sync=sync)
@@ -133,19 +135,19 @@ class DecisionLog:
         self.id = b""
         """16 bytes; empty while there is no log."""
         self.epochs: set[int] = set()
-        """All that this log has had, one for each opening in which it was used: of a transaction of another it may have
-        lost the decision. Microseconds since 1970, so that of two copies of a log, one put back and one that went on,
+        """All epochs of this log, one for each opening in which it was used: the decision of a transaction of another
+        epoch may be lost. Microseconds since 1970, so that of two copies of a log, one put back and one that went on,
         neither takes the other's for its own."""
         self.decisions: dict[bytes, Decision] = {}
         self.externals: dict[bytes, External] = {}
         self._ids: tuple[bytes, Iterator[int]] | None = None
-        """What the ids of this opening's transactions begin with, and their numbers; None until it is first used."""
+        """The beginning of the ids of this opening's transactions, and their numbers; None until it is first used."""
 
     # Opening and closing
 
     def open(self) -> None:
-        """Read it, if there is one. Raises CorruptionError, PlacementError for a directory without an id; `damage` says
-        so too then."""
+        """Read the log, if there is one. Raises CorruptionError, PlacementError for a directory without an id; `damage`
+        holds the error too then."""
         with self._lock:
             self.damage = StoreFailedError("it is being read")  # half read it would deny what it has decided
             self.openings += 1
@@ -200,8 +202,8 @@ class DecisionLog:
         self._applied = log.tail
 
     def close(self) -> None:
-        """Leave all of it durable. Idempotent. Nobody makes or opens it any more, whoever was about to: the directory
-        may soon be another's."""
+        """Leave all of the log durable. Idempotent. Nobody makes or opens it any more, whoever was about to: the
+        directory may soon be another's."""
         self._directory.look_after_lock()  # a log that has failed writes nothing more
         with self._lock:
             self.damage = self.damage or StoreFailedError("it is closed")  # first: it may have failed
@@ -221,7 +223,7 @@ class DecisionLog:
         self._directory.unlock()  # not after Ctrl-C: then close() may be called again
 
     def _lose(self, error: StoreFailedError) -> None:
-        """The lock's file is gone, or is another's: so may the directory be."""
+        """Fail the log: the lock's file is gone, or is another's, so the directory may be too."""
         if (log := self._log) is not None:
             log.fail(error)
 
@@ -229,21 +231,22 @@ class DecisionLog:
         if (log := self._log) is not None:
             log.count_sync()
 
-    # What the coordinator asks
+    # The calls of the coordinator
 
     @property
     def failed(self) -> BaseException | None:
-        """Why it has stopped, if it has."""
+        """The error that has stopped the log, if one has."""
         log = self._log
         return log.failed if log is not None else None
 
     @property
     def unusable(self) -> BaseException | None:
-        """Why nothing can be asked of it now: it is damaged, or has failed. None if all is well."""
+        """The error for which nothing can be asked of the log now: it is damaged, or has failed. None if all is
+        well."""
         return self.failed or self.damage  # in this order: `close` drops one that has failed once `damage` is set
 
     def require_usable(self) -> None:
-        """Raise StoreFailedError, which says what to do, if it is damaged or has failed."""
+        """Raise StoreFailedError, which says what to do, if the log is damaged or has failed."""
         if self.failed is not None:
             raise StoreFailedError(
                 f"transactions over several stores are stopped: the decision log has failed: {self.failed}; see to the "
@@ -258,11 +261,11 @@ class DecisionLog:
 
     @property
     def syncs(self) -> int:
-        """How often it waited for the disk since it was opened."""
+        """How often the log has waited for the disk since it was opened."""
         return self._log.syncs if self._log is not None else 0
 
     def new_transaction(self) -> bytes:
-        """An id never given out before (rule I3). Makes the log, or begins the epoch, if need be."""
+        """Return an id never given out before (rule I3). Makes the log, or begins the epoch, if need be."""
         ids = self._ids
         if ids is None:
             if self._lock._is_owned():  # type: ignore[attr-defined]
@@ -288,7 +291,7 @@ class DecisionLog:
         return ids
 
     def ensure_usable(self) -> None:
-        """Raises StoreFailedError."""
+        """Raise StoreFailedError if the log cannot be written."""
         if (log := self._log) is not None:
             try:
                 log.ensure_usable()
@@ -296,31 +299,33 @@ class DecisionLog:
                 raise StoreFailedError(READ_AGAIN) from error
 
     def decide(self, decision: Decision, still: Callable[[], bool] = lambda: True) -> Decision:
-        """The commit point: once it returns, the outcome stands. That is what it returns: of two that are said of one
-        transaction the first in the log. OutcomeUnknownError says that it is not known whether the decision will be
-        found again (rule T2), any other error that nothing was written.
+        """Record a decision, the commit point: once this returns, the outcome stands. Returns the decision that counts:
+        if two are said of one transaction, the first in the log. OutcomeUnknownError says that the decision may or may
+        not be found again (rule T2), any other error that nothing was written.
 
-        It is written if it is `still` wanted in the log as it is open now: what was prepared when the router was opened
-        before has been rolled back since."""
+        The decision is written if it is `still` wanted in the log as it is open now: transactions prepared when the
+        router was opened before have been rolled back since.
+        """
         self._write(DECISION, _encode(decision), decision, still=still)
         return self.decisions.get(decision.transaction, decision)
 
     def hold(self, external: External, still: Callable[[], bool], sync: bool = False) -> None:
-        """An external transaction is prepared in all its participants. `still` and errors are as those of `decide`.
-        `sync`: durable on return, whatever the policy."""
+        """Record that an external transaction is prepared in all its participants. `still` and errors are as those of
+        `decide`. `sync`: durable on return, whatever the policy."""
         self._write(XA_PREPARED, _encode(external), sync=sync, still=still)
 
     def flush(self) -> None:
-        """On return all that was handed over before is written and counts, whoever handed it over."""
+        """Wait until all that was handed over before is written and counts, whoever handed it over."""
         if self._log is not None:
             self._log.flush()
 
     def forget(self, transactions: list[bytes]) -> None:
-        """Their outcomes are durable in all participants. Not synced: what is not forgotten is settled once more."""
+        """Forget decisions whose outcomes are durable in all participants. Not synced: a decision that comes back after
+        a crash is carried out once more."""
         self._write(FORGOTTEN, b"".join(transactions), unsynced=True)
 
     def sync(self) -> None:
-        """What was forgotten stays so. Raises StoreFailedError."""
+        """Make sure that forgotten decisions stay so. Raises StoreFailedError."""
         log = self._log
         if log is not None:
             log.sync()
@@ -348,7 +353,8 @@ class DecisionLog:
         log.wait(ticket)
 
     def _is_held(self, decision: Decision | None) -> bool:
-        """Whether it is the outcome of something that is prepared and waits for it: a full disk does not refuse it."""
+        """Return whether a decision is the outcome of a prepared transaction that waits for it: a full disk does not
+        refuse it."""
         return decision is not None and (decision.by_hand or decision.transaction in self.externals)
 
     # In the order of the log
@@ -369,8 +375,8 @@ class DecisionLog:
         self.externals.pop(decision.transaction, None)
 
     def _read_note(self, kind: int, payload: bytes, path: str, offset: int) -> None:
-        """As `_note`, of what is read. Raises CorruptionError for bytes that are none, though their checksum is
-        right."""
+        """Note a record that is read, as `_note`. Raises CorruptionError for bytes that do not parse, though their
+        checksum is right."""
         try:
             self._note(kind, payload, path, offset)
         except ValueError as error:
@@ -397,7 +403,7 @@ class DecisionLog:
     # Releasing segments
 
     def _snapshot(self) -> tuple[list[Segment], bytes]:
-        """All segments but the last, and what is in force."""
+        """Return all segments but the last, and the records in force."""
         log = self._log
         if log is None:
             return [], b""
@@ -413,15 +419,15 @@ class DecisionLog:
         return old, _encode(_Snapshot(applied.lsn, applied.segment.number, carried))
 
     def _snapshot_bytes(self) -> int:
-        """At most so many a snapshot takes, about."""
+        """Return the size that a snapshot takes at most, about."""
         return CARRIED_BYTES * (len(self.decisions) + len(self.externals)) + EPOCH_BYTES * len(self.epochs)
 
 
 def _snapshot_record(payload: bytes) -> object:
-    """What a ticket holds that writes a snapshot."""
+    """Return the record of a ticket that writes a snapshot."""
     return [(w.SNAPSHOT, payload, None)]
 
 
 def needed_by(payload: bytes) -> Needed:
-    """Which segments a snapshot says must be there. Raises ValueError for what is none."""
+    """Return the segments that a snapshot says must be there. Raises ValueError for bytes that are no snapshot."""
     return Needed(_decode_snapshot(payload).first_needed, {})

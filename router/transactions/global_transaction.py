@@ -16,11 +16,11 @@ class GlobalTransaction:
     """One transaction, from its begin, or from when it was found after a restart, until its decision is forgotten.
 
     While it is `running` it belongs to the thread that commits, prepares or rolls it back, or to the one that finishes
-    what Ctrl-C has cut off; afterwards to the table, under whose lock it moves on. Each move is one assignment, so that
-    another thread can take over from one that was interrupted anywhere.
+    what Ctrl-C has cut off. Afterwards it belongs to the table, under whose lock it moves on. Each move is one
+    assignment, so that another thread can take over from one that was interrupted anywhere.
     """
 
-    # What most transactions leave as it is has its value here, not in each.
+    # Fields that most transactions leave as they are have their values here, not in each.
     id = b""
     """32 bytes, from the decision log or at random; empty before its first phase."""
     commit: bool | None = None
@@ -30,21 +30,22 @@ class GlobalTransaction:
     alone: Participant | None = None
     """The one store that remembers: its own commit is the decision, also for volatile ones (rule T7)."""
     running = True
-    """Whether a thread has it in hand, which tells the stores and gets the receipts: nobody else may."""
+    """True while a thread has it in hand, which tells the stores and gets the receipts: nobody else may."""
     external = False
-    """Prepared under its xid, or about to be: a transaction manager decides it (rule T4)."""
+    """True if it is prepared under its xid, or about to be: a transaction manager decides it (rule T4)."""
     recorded = False
-    """Its outcome is in the decision log, to be forgotten there."""
+    """True if its outcome is in the decision log, to be forgotten there."""
     by_hand = False
-    """Its outcome was given by hand: kept until somebody forgets it."""
+    """True if its outcome was given by hand: kept until somebody forgets it."""
     durable_in: frozenset[bytes] = frozenset()
     """The ids of the stores in which its outcome, carried out, is known to be on disk."""
     passing = False
-    """It is on its way into its stores, or was interrupted there: a destination that it changes waits with moving."""
+    """True if it is on its way into its stores, or was interrupted there: a destination that it changes waits with
+    moving."""
     begun = 0.0
-    """When, by the monotonic clock."""
+    """Its begin, by the monotonic clock."""
     told: TransactionState | None = None
-    """What its user is told of it, where its state alone does not say it."""
+    """The state that its user is told, where `state` alone does not say it."""
 
     def __init__(self, xid: Xid | None = None) -> None:
         self.xid = xid
@@ -54,7 +55,7 @@ class GlobalTransaction:
 
     @classmethod
     def recovered(cls, transaction: bytes, store_ids: Iterable[bytes], state: State) -> GlobalTransaction:
-        """One that was found in the decision log or in a store."""
+        """Return a transaction that was found in the decision log or in a store."""
         recovered = cls()
         recovered.id, recovered.state, recovered.running = transaction, state, False
         recovered.remembering = list(store_ids)
@@ -70,7 +71,7 @@ class GlobalTransaction:
         self.state = state
 
     def decide(self, commit: bool) -> None:
-        """Its outcome stands. Said again it changes nothing."""
+        """Let the outcome stand. Said again it changes nothing."""
         if self.state is not DECIDED and self.state is not DONE:
             assert DECIDED in self.state.successors
             self.commit = commit
@@ -82,7 +83,7 @@ class GlobalTransaction:
 
     @property
     def outcome(self) -> Outcome | None:
-        """`commit` or `rollback` once that is decided."""
+        """`commit` or `rollback` once it is decided."""
         if self.commit is None:
             return None
         return COMMIT if self.commit else ROLLBACK
@@ -94,19 +95,19 @@ class GlobalTransaction:
 
     @property
     def held(self) -> bool:
-        """Whether it waits for its transaction manager."""
+        """True if it waits for its transaction manager."""
         return self.external and self.state is PREPARED and not self.running
 
     @property
     def waiting(self) -> list[bytes]:
-        """The ids of the stores that have yet to carry out what is decided."""
+        """The ids of the stores that have yet to carry out the outcome."""
         if self.state is not DECIDED:
             return []
         return [participant.store_id for participant in self.participants.values() if not participant.carried_out]
 
     @property
     def shown(self) -> TransactionState:
-        """What its user is told of it: `Transaction.state`."""
+        """The state that its user is told: `Transaction.state`."""
         if self.told is not None:
             return self.told
         if self.state is DECIDED or self.state is DONE:

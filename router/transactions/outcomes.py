@@ -31,17 +31,17 @@ class InDoubt:
     transaction: str
     """Its id, 64 hexadecimal digits."""
     xid: Xid | None
-    """What its manager calls it, if it is external."""
+    """The name that its manager gives it, if it is external."""
     outcome: Outcome | None
     """`commit` or `rollback` if that is decided and a store has yet to carry it out."""
     stores: tuple[str, ...]
-    """Where it waits."""
+    """The stores in which it waits."""
     reason: str
-    """Why, and what to do."""
+    """The reason why it waits, and what to do."""
     sends: int
-    """How many it holds where it is prepared, in the stores that can be opened."""
+    """How many sends it holds where it is prepared, in the stores that can be opened."""
     acks: int
-    """Likewise."""
+    """How many acks it holds there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Heuristic:
 
 
 class Outcomes:
-    """Threads: all. Keeps nothing itself."""
+    """Gives outcomes to transactions that wait. Threads: all. Keeps nothing itself."""
 
     def __init__(self, coordinator: Coordinator, registry: StoreRegistry) -> None:
         self._coordinator, self._registry = coordinator, registry
@@ -63,15 +63,15 @@ class Outcomes:
     # By a transaction manager
 
     def held(self) -> list[Xid]:
-        """The external transactions that wait for their outcome, oldest first. Raises StoreFailedError where the log
-        cannot tell: a manager takes what is not listed for ended."""
+        """Return the external transactions that wait for their outcome, oldest first. Raises StoreFailedError where the
+        log cannot tell: a manager takes what is not listed for ended."""
         self._log.require_usable()
         held = sorted((transaction for transaction in self._table.all() if transaction.held), key=_by_id)
         return [transaction.xid for transaction in held if transaction.xid is not None]
 
     def end(self, xid: Xid, commit: bool) -> None:
-        """What its manager says of a prepared transaction: durable on return, and carried out wherever a store can.
-        Said again it changes nothing. Raises TransactionError for one that is not prepared here or had the other
+        """End a prepared transaction as its manager says: durable on return, and carried out wherever a store can. Said
+        again it changes nothing. Raises TransactionError for a transaction that is not prepared here or had the other
         outcome, by hand say, and TransactionInDoubt as a commit does."""
         transaction = self._table.by_xid(xid)
         if transaction is not None and transaction.outcome is not None:
@@ -83,8 +83,8 @@ class Outcomes:
             raise TransactionError(f"no transaction {xid} is prepared here; recover() lists those that are: {prepared}")
 
     def _record(self, transaction: GlobalTransaction, commit: bool, by_hand: bool) -> None:
-        """Make the outcome durable, and carry it out. A rollback is recorded as a commit is: carried out in one store,
-        it must not become a commit in another."""
+        """Make the outcome durable, and carry it out. A rollback is recorded as a commit is: a rollback carried out in
+        one store must not become a commit in another."""
         self._log.require_usable()
         xid = transaction.xid if transaction.external else None
         try:
@@ -110,8 +110,8 @@ class Outcomes:
     # By an operator
 
     def in_doubt(self) -> list[InDoubt]:
-        """What is prepared in any store that can be opened, what waits for its manager, and what is decided and not
-        carried out everywhere."""
+        """Return the transactions that are prepared in any store that can be opened, wait for their manager, or are
+        decided and not carried out everywhere."""
         waiting: dict[bytes, tuple[GlobalTransaction, set[str], list[Prepared]]] = {}
         for store, branch in prepared_in(self._registry.all_stores()):
             transaction = self._table.of(branch)
@@ -136,7 +136,7 @@ class Outcomes:
         )
 
     def resolve(self, transaction_id: bytes, commit: bool) -> None:
-        """The outcome by hand, recorded. Raises TransactionError for a transaction that does not wait for one."""
+        """Record an outcome by hand. Raises TransactionError for a transaction that does not wait for one."""
         self._log.require_usable()
         transaction = self._table.by_id.get(transaction_id)
         if transaction is not None and transaction.recorded:
@@ -150,7 +150,7 @@ class Outcomes:
         self._record(transaction, commit, by_hand=True)
 
     def _prepared(self, transaction_id: bytes, commit: bool) -> GlobalTransaction:
-        """One that is prepared in a store and may have that outcome. Raises TransactionError."""
+        """Return a transaction that is prepared in a store and may have that outcome. Raises TransactionError."""
         for store, branch in prepared_in(self._registry.all_stores()):
             transaction = self._table.of(branch)
             if branch.transaction == transaction_id and not transaction.running:
@@ -169,12 +169,12 @@ class Outcomes:
         raise TransactionError(f"no transaction {transaction_id.hex()} is in doubt; in_doubt() lists those that are")
 
     def heuristics(self) -> list[Heuristic]:
-        """The outcomes given by hand that nobody has forgotten yet."""
+        """Return the outcomes given by hand that nobody has forgotten yet."""
         given = sorted((transaction for transaction in self._table.all() if transaction.by_hand), key=_by_id)
         return [Heuristic(g.id.hex(), g.xid, g.outcome) for g in given if g.outcome is not None]
 
     def forget(self, transaction_id: bytes) -> None:
-        """Raises TransactionError unless its outcome was given by hand and is carried out."""
+        """Forget an outcome given by hand. Raises TransactionError unless it was given by hand and is carried out."""
         self._log.require_usable()
         transaction = self._table.by_id.get(transaction_id)
         if transaction is None or not transaction.by_hand:
@@ -196,7 +196,7 @@ def _require_same(transaction: GlobalTransaction, commit: bool) -> None:
 
 
 def prepared_in(stores: Iterable[Store]) -> Iterator[tuple[Store, Prepared]]:
-    """What is prepared in those that can say it."""
+    """Yield what is prepared in those of these stores that can say it."""
     for store in stores:
         try:
             branches = store.recover_prepared()

@@ -1,4 +1,4 @@
-"""What a transaction does in one store."""
+"""Participants: the part of a transaction in one store."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ T = TypeVar("T")
 
 
 class Participant:
-    """One store of a transaction. Of one that was found after a restart only the id is known: its branch is in the
-    store."""
+    """One store of a transaction. Only the id is known of a participant that was found after a restart: its branch is
+    in the store."""
 
     room: Any = None
-    """What it has reserved for its sends, until it has prepared them."""
+    """The room that it has reserved for its sends, until it has prepared them."""
     room_in: Store | None = None
-    """Where: one that was closed since, for being idle, has no room for it any more."""
+    """The store that has that room. A store that was closed since, for being idle, has none for it any more."""
     carried_out = False
-    """Whether it has carried the outcome out."""
+    """True once it has carried the outcome out."""
     receipts: Sequence[Receipt] = ()
-    """One for each send, once it has committed them."""
+    """A receipt for each send, once it has committed them."""
 
     def __init__(self, store_id: bytes, store: Store | None = None, first: Destination | None = None) -> None:
         self.store_id = store_id
         self.store = store
-        """As it was when the transaction came to it; it may have been closed since, or have failed."""
+        """The store when the transaction came to it; it may have been closed since, or have failed."""
         self.first = first
-        """A destination in it: one that was closed for being idle is opened again by it."""
+        """A destination in the store, which opens the store again if it was closed for being idle."""
         self.sends: list[tuple[Destination, Outgoing]] = []
         self.acks: list[Message] = []
         self.changes: list[Change] = []
 
     @property
     def volatile(self) -> bool:
-        """It takes part in visibility only, and no decision names it (rule T7): a memory store, or one that is
-        concerned with messages alone that are not persistent."""
+        """True if it takes part in visibility only, and no decision names it (rule T7): a memory store, or one that is
+        concerned with transient messages alone."""
         if self.store is None or self.store.volatile:
             return self.store is not None
         if self.changes or not (self.sends or self.acks):
@@ -56,8 +56,8 @@ class Participant:
         return not any(message.persistent for message in self.acks)
 
     def call(self, registry: StoreRegistry, call: Callable[[Store], T]) -> T:
-        """Call with its store before anything is prepared there. One that is held by sends alone may have been closed
-        for being idle; it is opened again."""
+        """Call with its store before anything is prepared there. A store that is held by sends alone may have been
+        closed for being idle; it is opened again."""
         while True:
             assert self.store is not None
             try:
@@ -69,13 +69,13 @@ class Participant:
                 self.store = registry.store_for(self.first)
 
     def destinations(self) -> list[Destination]:
-        """Those that it sends to, or subscribes to."""
+        """Return the destinations that it sends to, or subscribes to."""
         names = {destination: None for destination, _ in self.sends}
         names |= {change.subscription.topic: None for change in self.changes if change.subscribe}
         return list(names)
 
     def concerns(self, destination: Destination) -> bool:
-        """Whether anything is done there."""
+        """Return whether the transaction does anything to a destination."""
         return (
             any(one == destination for one, _ in list(self.sends))
             or any(message.destination == destination for message in list(self.acks))
@@ -83,17 +83,17 @@ class Participant:
         )
 
     def unclaim(self) -> None:
-        """Nothing is prepared there, or nothing any more: the messages are free again."""
+        """Free the claimed messages: nothing is prepared there, or nothing any more."""
         if self.acks and self.store is not None:
             unclaim(self.store, self.acks)
 
     def let_go_of_room(self) -> None:
-        """What it has reserved and not prepared."""
+        """Release the room that it has reserved and not prepared."""
         room, self.room = self.room, None
         cancel(room)
 
     def let_go(self) -> None:
-        """Of all that it did, once it is done and its receipts are given."""
+        """Drop all that it did, once it is done and its receipts are given."""
         self.receipts = ()
         self.sends.clear()
         self.acks.clear()
@@ -103,7 +103,7 @@ class Participant:
 def unclaim(
     store: MessageStore, messages: Sequence[Message], delivered: bool = True, delay: float | None = None
 ) -> None:
-    """Free those of these messages that are claimed still; each where it is now."""
+    """Free those of these messages that are claimed still, each in the store that holds it now."""
     if all(message._store is store for message in messages):
         _unclaim(store, messages, delivered, delay)
         return
@@ -125,7 +125,8 @@ def _unclaim(store: MessageStore, messages: Sequence[Message], delivered: bool, 
 
 
 def by_store(messages: Message[Any] | Iterable[Message[Any]]) -> list[tuple[Store, list[Message]]]:
-    """Messages that are settled together, in the order in which their stores first occur. Raises TypeError."""
+    """Return messages that are settled together by their stores, in the order in which these first occur. Raises
+    TypeError."""
     found: dict[int, tuple[Store, list[Message]]] = {}
     if not isinstance(messages, Message | Iterable):
         raise TypeError(

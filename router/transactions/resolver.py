@@ -1,8 +1,8 @@
-"""The resolver: brings a transaction to the end that it can reach now, wherever it was left (rules T2, T3).
+"""The resolver brings a transaction to the end that it can reach now, wherever it was left (rules T2, T3).
 
-`resolve` is idempotent, and everything that ends a transaction over several stores calls it: a commit once it has
-decided, a rollback, a store that is opened, the router when it has read its decision log, the retry in the background,
-a transaction manager that says the outcome, an operator who does.
+`resolve` is idempotent, and everything that ends a transaction over several stores calls it. Callers are a commit once
+it has decided, a rollback, a store that is opened, and the router when it has read its decision log. So are the retry
+in the background, and a transaction manager or an operator who says the outcome.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ RETRY_SECONDS_MAX: Final = 30.0
 _RUNNING: Final = "it is being committed"
 _UNREADABLE: Final = "the decision log cannot be read; see to it and call reopen_decisions()"
 _TROUBLE: Final = (AnabranchError, OSError, RuntimeError)
-"""What keeps a store from being told. RuntimeError: a signal handler has interrupted that very store (rule G3)."""
+"""Errors that keep a store from being told. RuntimeError: a signal handler has interrupted that very store (rule
+G3)."""
 
 
 class Resolver:
-    """Threads: all. `_lock` guards the retry's two fields; a signal handler may come back to it in the same thread."""
+    """Resolves transactions. Threads: all. `_lock` guards the retry's two fields; a signal handler may come back to it
+    in the same thread."""
 
     def __init__(
         self, decisions: DecisionLog, registry: StoreRegistry, table: TransactionTable, cleanup: DecisionCleanup
@@ -46,17 +48,17 @@ class Resolver:
         self.clear()
 
     def clear(self) -> None:
-        """The router is opened."""
+        """Begin anew: the router is opened."""
         self._retry_due = False
         self._retry_seconds = RETRY_SECONDS
 
-    # What becomes of a transaction
+    # One transaction
 
     def resolve(self, transaction: GlobalTransaction, store: Store | None = None) -> str:
-        """Find out its outcome, and tell its stores: all that have yet to carry it out, or this one, which is being
-        opened. Returns why it has none yet, else an empty text. A store that cannot carry it out undoes nothing: it is
-        told again later. For a transaction in the hand of the calling thread, or of none. Never raises but for a
-        signal."""
+        """Find out the outcome of a transaction, and tell the stores that have yet to carry it out, or `store` alone,
+        which is being opened. Returns why there is no outcome yet, else an empty text. A store that cannot carry it out
+        undoes nothing: it is told again later. For a transaction in the hand of the calling thread, or of none. Never
+        raises but for a signal."""
         if transaction.state is not DECIDED and (why := self.outcome_of(transaction)):
             return why
         self.carry_out(transaction, store)
@@ -64,7 +66,7 @@ class Resolver:
         return ""
 
     def _end(self, transaction: GlobalTransaction) -> None:
-        """If it is decided, and carried out everywhere, only its decision is left to be forgotten."""
+        """End a transaction that is decided, and carried out everywhere: only its decision is left to be forgotten."""
         if self._table.finish(transaction):
             if not transaction.recorded:
                 self._table.remove(transaction)
@@ -94,7 +96,7 @@ class Resolver:
         return why
 
     def _why_unknown(self, transaction: bytes, held: bool, unusable: BaseException | None) -> str:
-        """Why nobody can say what becomes of one without a decision; empty if it is rolled back."""
+        """Return why nobody can say the outcome of a transaction without a decision; empty if it is rolled back."""
         coordinator, epoch = transaction[:16], int.from_bytes(transaction[16:24], "big")
         if held:
             return "its transaction manager has not said the outcome: commit(xid) or rollback(xid)"
@@ -113,8 +115,8 @@ class Resolver:
         return ""
 
     def carry_out(self, transaction: GlobalTransaction, only: Store | None = None) -> None:
-        """Tell its outcome to all its stores at once, or to this one, which is being opened. Volatile ones come last:
-        what goes there beside a durable store stands behind what that has committed."""
+        """Tell the outcome to all its stores at once, or to `only`, which is being opened. Volatile ones come last:
+        their changes stand behind those that a durable store has committed."""
         steps: list[tuple[Participant, Store, Pending[Any]]] = []
         failed: list[tuple[Participant, Exception]] = []
         volatile: list[Participant] = []
@@ -179,16 +181,16 @@ class Resolver:
         self.retry_later()
 
     def resolve_later(self, transaction: GlobalTransaction) -> None:
-        """For a background thread: what its own thread could not do."""
+        """Resolve, on a background thread, a transaction that its own thread could not."""
         if not self._table.closed:
             self.resolve(transaction)
 
     # A store, all stores
 
     def recover(self, store: Store, ask_others: bool = False) -> None:
-        """A store was opened: carry out in it what is decided, roll back what is not. `ask_others`, which opens them:
-        where the decision log cannot say the outcome, any participant's commit record does (rule T3). Raises what the
-        store raises."""
+        """Carry out what is decided in a store that was opened, and roll back what is not. `ask_others`, which opens
+        the other participants: where the decision log cannot say the outcome, any participant's commit record does
+        (rule T3). Raises what the store raises."""
         expected = [t for t in self._table.all() if store.store_id in t.waiting]
         # In the order of their decisions, as they were seen before: an external one is older than its decision.
         place = {transaction: number for number, transaction in enumerate(list(self._log.decisions))}
@@ -202,7 +204,7 @@ class Resolver:
                 self.resolve(transaction, store)
 
     def _recover_branch(self, transaction: GlobalTransaction, store: Store, ask_others: bool) -> None:
-        """It is prepared in this store, whatever was known of that."""
+        """Resolve a transaction that is prepared in this store, whatever was known of that."""
         with self._table.lock:
             participant = transaction.participants.setdefault(store.store_id, Participant(store.store_id, store))
             participant.carried_out = False
@@ -228,7 +230,7 @@ class Resolver:
             self.retry_later()
 
     def committed_elsewhere(self, transaction: GlobalTransaction, store: Store) -> str | None:
-        """The name of another participant that has committed it, among those that can be asked."""
+        """Return the name of another participant that has committed the transaction, among those that can be asked."""
         for store_id in transaction.participants:
             if store_id != store.store_id:
                 try:
@@ -239,7 +241,7 @@ class Resolver:
         return None
 
     def recover_open(self, stores: Iterable[Store] | None = None) -> None:
-        """All open stores, or these. One that fails holds up no other (invariant 7)."""
+        """Recover in all open stores, or in these. One that fails holds up no other (invariant 7)."""
         for store in self._registry.open_stores() if stores is None else stores:
             try:
                 self.recover(store, ask_others=True)
@@ -248,7 +250,7 @@ class Resolver:
                 self.retry_later()
 
     def resolve_all(self) -> None:
-        """Everything that waits, store by store, so that one which cannot be opened is tried once."""
+        """Resolve everything that waits, store by store, so that a store which cannot be opened is tried once."""
         store_ids: set[bytes] = set()
         for transaction in self._table.all():
             if not transaction.running:
@@ -266,7 +268,8 @@ class Resolver:
                     self.retry_later()
 
     def _is_gone(self, store_id: bytes, error: Exception) -> bool:
-        """Whether a store is no more: only one that was decided by hand, or a volatile one, can have it yet to tell."""
+        """Return whether a store is no more. Only a transaction decided by hand, or a volatile store, can have it yet
+        to tell."""
         return isinstance(error, PlacementError) and store_id not in self._registry.table.stores
 
     def _pass_over(self, store_id: bytes) -> None:
@@ -276,7 +279,7 @@ class Resolver:
                 self._end(transaction)
 
     def retry_later(self) -> None:
-        """Everything that waits is tried again soon."""
+        """Try everything that waits again soon."""
         with self._lock:
             if self._retry_due or self._table.closed:
                 return

@@ -16,14 +16,14 @@ Outcome = Literal["commit", "rollback"]
 TransactionState = Literal[
     "open", "preparing", "voted", "prepared", "committed", "rolled back", "timed out", "in doubt", "of unknown outcome"
 ]  # fmt: skip
-"""What users are told of a transaction: `Transaction.state`."""
+"""The state of a transaction that users are told: `Transaction.state`."""
 
 COMMIT: Final = "commit"
 ROLLBACK: Final = "rollback"
 
 
 class State(Enum):
-    """How far a transaction has come. Each says when it is in that state, and what a process finds of it that opens
+    """How far a transaction has come. Each state says when a transaction is in it, and what a process finds that opens
     the stores after a crash."""
 
     ACTIVE = "active", "it gathers sends and acks, in memory", "nothing: rolled back"

@@ -20,29 +20,29 @@ log = logging.getLogger(__name__)
 
 
 class Begun(Protocol):
-    """What its user holds of a transaction that is not over."""
+    """A transaction that is not over, as its user holds it."""
 
     @property
     def state(self) -> str:
-        """As Transaction.state."""
+        """The state; see Transaction.state."""
 
     @property
     def xid(self) -> Xid | None:
-        """As Transaction.xid."""
+        """The xid; see Transaction.xid."""
 
     def commit(self) -> object:
-        """As Transaction.commit."""
+        """Commit; see Transaction.commit."""
 
     def rollback(self) -> None:
-        """As Transaction.rollback."""
+        """Roll back; see Transaction.rollback."""
 
     def _expire(self) -> None:
-        """Roll it back, since its time is over."""
+        """Roll back, since its time is over."""
 
 
 class TransactionTable:
-    """Threads: all; who looks something up takes no lock. What is decided is in the decision log, and what is prepared
-    in the stores: of what is here a crash loses nothing."""
+    """All transactions that are known. Threads: all; to look something up takes no lock. A crash loses nothing of the
+    table: decisions are in the decision log, and prepared branches in the stores."""
 
     def __init__(self, options: TransactionOptions, decisions: DecisionLog) -> None:
         self.options = options
@@ -50,20 +50,21 @@ class TransactionTable:
         # Guards adding, and the moves of those that no thread has in hand. A signal handler may come back to it.
         self.lock = threading.RLock()
         self.begun: dict[GlobalTransaction, Begun] = {}
-        """Those whose users have not ended them yet, oldest first: they are limited in number and in time."""
+        """The transactions that their users have not ended yet, oldest first. Open transactions are limited in number
+        and in time."""
         self.by_id: dict[bytes, GlobalTransaction] = {}
-        """All that have come to their first phase."""
+        """All transactions that have come to their first phase."""
         self._timer = False
         self.closed = True
-        """Whether nothing is to happen in the background."""
+        """True if nothing is to happen in the background."""
 
     def clear(self) -> None:
-        """The router is opened: what its threads had in hand before is theirs no more."""
+        """Forget all transactions, for a router that is opened: its threads had these in hand before."""
         self.by_id.clear()
 
     def load(self) -> None:
-        """Take over what the log says, now that it was read, in the order of its decisions. What a thread has in hand
-        stays: it hears from the log itself."""
+        """Take over what the log says, now that it was read, in the order of its decisions. A transaction that a thread
+        has in hand stays: the thread hears from the log itself."""
         with self.lock:
             before = dict(self.by_id)
             for transaction in before.values():
@@ -85,10 +86,10 @@ class TransactionTable:
         self.by_id[record.transaction] = loaded
         return loaded
 
-    # Those that their users have open
+    # Transactions that their users have open
 
     def begin(self, transaction: GlobalTransaction, user: Begun) -> None:
-        """Raises TransactionError at the limit, and for the xid of another."""
+        """Add a transaction that begins. Raises TransactionError at the limit, and for the xid of another."""
         with self.lock:
             opened, prepared = len(self.begun), len(self._log.externals)
             if opened + prepared >= self.options.max_open:
@@ -117,18 +118,18 @@ class TransactionTable:
         raise TransactionError(f"xid {xid} is in use: {step}; each transaction needs one of its own")
 
     def ended(self, transaction: GlobalTransaction) -> None:
-        """Its user has ended it."""
+        """Remove a transaction that its user has ended."""
         self.begun.pop(transaction, None)
 
     def user_of(self, xid: Xid) -> Begun | None:
-        """What the user of an external transaction of that name holds, while it is open or has voted."""
+        """Return the user's object of an external transaction of that name, while it is open or has voted."""
         for other, user in list(self.begun.items()):
             if other.xid == xid and user.state in ("open", "voted"):
                 return user
         return None
 
     def expire(self) -> None:
-        """Roll back those whose time is over; come again for the next."""
+        """Roll back the transactions whose time is over; come again for the next."""
         now = time.monotonic()
         for other, user in list(self.begun.items()):
             if other.state is ACTIVE and now - other.begun >= self.options.timeout:
@@ -145,49 +146,49 @@ class TransactionTable:
     def _schedule(self, seconds: float) -> None:
         shared().schedule_while_alive(seconds, self.expire)  # a timer must not keep a closed router alive
 
-    # Those that have come to their first phase
+    # Transactions that have come to their first phase
 
     def add(self, transaction: GlobalTransaction) -> None:
-        """It has an id now."""
+        """Add a transaction that has an id now."""
         self.by_id[transaction.id] = transaction
 
     def remove(self, transaction: GlobalTransaction) -> None:
-        """Nothing is left to be done about it."""
+        """Remove a transaction about which nothing is left to be done."""
         if self.by_id.get(transaction.id) is transaction:
             del self.by_id[transaction.id]
 
     def has(self, transaction: GlobalTransaction) -> bool:
-        """Whether it is in here: one from before the router was closed and opened again is not."""
+        """Return whether a transaction is in here. One from before the router was closed and opened again is not."""
         return self.by_id.get(transaction.id) is transaction
 
     def all(self) -> list[GlobalTransaction]:
-        """All that have come to their first phase, oldest first."""
+        """Return all that have come to their first phase, oldest first."""
         return list(self.by_id.values())
 
     def of(self, prepared: Prepared) -> GlobalTransaction:
-        """The transaction of a branch that was found in a store; one that is not known is in doubt."""
+        """Return the transaction of a branch that was found in a store; one that is not known is in doubt."""
         other = self.by_id.get(prepared.transaction)
         return other or GlobalTransaction.recovered(prepared.transaction, prepared.participants, IN_DOUBT)
 
     def by_xid(self, xid: Xid) -> GlobalTransaction | None:
-        """The external transaction of that name that is prepared or decided."""
+        """Return the external transaction of that name that is prepared or decided."""
         return next((other for other in self.all() if other.external and other.xid == xid), None)
 
     def running(self) -> list[GlobalTransaction]:
-        """Those that a thread has in hand."""
+        """Return the transactions that a thread has in hand."""
         return [other for other in self.all() if other.running]
 
-    # What no thread has in hand goes on under the lock
+    # A transaction that no thread has in hand goes on under the lock
 
     def note_held(self, transaction: GlobalTransaction, external: External) -> None:
-        """The log says that it is prepared and waits for its manager."""
+        """Note that the log has a transaction as prepared: it waits for its manager."""
         with self.lock:
             transaction.xid, transaction.external = external.xid, True
             if transaction.state is IN_DOUBT:
                 transaction.move(PREPARED)
 
     def note_decision(self, transaction: GlobalTransaction, decision: Decision) -> None:
-        """What the log says of it is its outcome."""
+        """Note a decision of the log as the outcome of a transaction."""
         with self.lock:
             transaction.recorded, transaction.by_hand = True, decision.by_hand
             transaction.external = transaction.external or decision.xid is not None
@@ -195,7 +196,7 @@ class TransactionTable:
             transaction.decide(decision.commit)
 
     def finish(self, transaction: GlobalTransaction) -> bool:
-        """Whether it is done just now: decided, and no store has yet to carry it out."""
+        """Return whether a transaction is done just now: decided, and no store has yet to carry it out."""
         with self.lock:
             if transaction.state is not DECIDED:
                 return False

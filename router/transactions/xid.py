@@ -11,10 +11,10 @@ PART_BYTES_MAX: Final = 64
 
 
 class Xid(NamedTuple):
-    """What a transaction manager calls one of its transactions."""
+    """The name that a transaction manager gives to one of its transactions."""
 
     format_id: int
-    """0 to 2^31 - 1: which manager's naming it is."""
+    """From 0 to 2^31 - 1: the naming scheme, which tells managers apart."""
     global_id: str
     """1 to 64 bytes in UTF-8."""
     branch: str = ""
@@ -25,7 +25,7 @@ class Xid(NamedTuple):
 
 
 def checked_xid(format_id: object, global_id: object, branch: object = "") -> Xid:
-    """An Xid of checked parts. Raises TypeError, and TransactionError for what is too long or out of range."""
+    """Return an Xid of checked parts. Raises TypeError, and TransactionError for what is too long or out of range."""
     if type(format_id) is not int or not isinstance(global_id, str) or not isinstance(branch, str):
         raise TypeError(
             f"an xid is an int and two str (format id, global transaction id, branch qualifier); found "
@@ -46,7 +46,7 @@ def checked_xid(format_id: object, global_id: object, branch: object = "") -> Xi
 
 
 def as_xid(value: object) -> Xid:
-    """An Xid from one, or from a tuple of its parts."""
+    """Return an Xid from one, or from a tuple of its parts."""
     if isinstance(value, tuple) and len(value) in (2, 3):
         return checked_xid(*value)
     raise TypeError(f"an xid is (format id, global transaction id, branch qualifier); found {value!r}")

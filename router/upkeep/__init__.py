@@ -1,1 +1,1 @@
-"""What keeps a directory in order: dead letters and requeue, idle queues, salvage, explanations, statistics."""
+"""Upkeep keeps a directory in order: dead letters and requeue, idle queues, salvage, explanations, statistics."""

@@ -15,29 +15,30 @@ from ...adapters.core.store_types import SubscriptionKey
 from ...policies.names.destination import Destination
 
 REMEMBERED_MAX: Final = 100_000
-"""So many messages are remembered while a queue is emptied, some 35 MB (invariant 10); a copy of one before them is
+"""The number of messages remembered while a queue is emptied, some 35 MB (invariant 10). A copy of an earlier one is
 sent again."""
 
 
 class Copies:
-    """Which subscriptions have given up what was sent back. Of one call.
+    """The subscriptions that have given up each message sent back, in one call.
 
-    A dead letter that comes while the call goes on may be of the message that the call has just sent: it was given up
-    again, by another subscription perhaps, and would be lost if it were taken for a copy. So what earlier transactions
-    have sent counts only for what was in the queue before the first of them, which its seq tells.
+    A dead letter that comes while the call goes on may be of the message that the call has just sent. That one was
+    given up again, by another subscription perhaps, and would be lost if it were taken for a copy. So the sends of
+    earlier transactions count only for letters that were in the queue before the first of them, which their seqs tell.
     """
 
     def __init__(self, store: Store | None = None) -> None:
-        """`store`: where the queue lives that is emptied; None: all that is added is in one transaction."""
+        """Begin a call. `store`: the one of the queue that is emptied; None: all that is added is in one
+        transaction."""
         self._store = store
         self._highest_seq = 0 if store is None else store.highest_seq
         self._given_up: dict[bytes, Counter[SubscriptionKey | None]] = {}
-        """By digest, how often each has; it was sent as often as the most often of these."""
+        """How often each subscription has, by digest; the message was sent as often as the most often of these."""
         self._keys: dict[SubscriptionKey | None, SubscriptionKey | None] = {}
-        """One object for each, however many letters name it."""
+        """One object for each key, however many letters name it."""
 
     def were_there(self, letter: Message) -> bool:
-        """Whether a dead letter was in the queue before the call."""
+        """Return whether a dead letter was in the queue before the call."""
         return letter._store is self._store and letter.seq <= self._highest_seq
 
     def is_first(
@@ -48,8 +49,9 @@ class Copies:
         key: SubscriptionKey | None,
         subscriptions: Collection[SubscriptionKey],
     ) -> bool:
-        """Whether a dead letter that subscription `key` has given up is to be sent: the others' copies of the message
-        were not. `headers`, `sent_as`: what the message had before; `subscriptions`: those that the topic has now."""
+        """Return whether a dead letter that subscription `key` has given up is to be sent: the others' copies of the
+        message were not. `headers`, `sent_as`: what the message had before; `subscriptions`: those that the topic has
+        now."""
         if len(subscriptions) < 2:
             return True  # there are no others
         digest = _digest(letter, headers, sent_as)
@@ -65,8 +67,8 @@ class Copies:
 
 
 def _digest(letter: Message, headers: Headers, sent_as: tuple[Destination, str]) -> bytes:
-    """The same for the copies of one message. Its id alone says too little: once the duplicate window had forgotten
-    it, another message took it."""
+    """Return a digest that the copies of one message share. Its id alone says too little: once the duplicate window had
+    forgotten it, another message took it."""
     destination, message_id = sent_as
     digest = hashlib.blake2b(digest_size=16)
     digest.update(pack_headers({"": [str(destination), message_id, letter.priority, letter.persistent]}))

@@ -1,4 +1,4 @@
-"""What is not delivered any more is dead-lettered: expired messages, and those that were given back too often.
+"""Messages that are not delivered any more are dead-lettered: expired ones, and those that were given back too often.
 
 Stores pass them over and lease them to this module, which looks once a second. One transaction acks the message and
 sends it to its dead-letter queue, in whatever store that lives: it is in one of the two, after any crash (invariant 4).
@@ -42,39 +42,40 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS: Final = 1.0
 SWEEP_MAX: Final = 100
-"""Messages that are dead-lettered in one transaction."""
+"""The number of messages that are dead-lettered in one transaction."""
 SWEEP_BYTES: Final = 4 << 20
-"""Likewise, of their bodies; one that is longer is dead-lettered alone."""
+"""Bytes of bodies that are dead-lettered in one transaction; a longer one is dead-lettered alone."""
 FINISH_SECONDS: Final = 1.0
 """How long closing the router waits for what is under way, before it closes the other stores."""
 LOCKS_KEPT: Final = 64
 REFUSED_SECONDS: Final = 60.0
-"""Until one that was refused, by a limit of its dead-letter queue's store say, is tried again."""
+"""Seconds until a message that was refused, by a limit of its dead-letter queue's store say, is tried again."""
 _REFUSED: Final = (MessageTooLargeError, DestinationError, UnknownMessageError)
-"""What is wrong with one message, and not with a store."""
+"""Errors of one message, and not of a store."""
 
 
 class DeadLetterSweeper:
-    """Threads: all; of each store one at a time puts messages aside, so that one whose disk hangs holds up no other.
-    `_lock` guards the fields."""
+    """Dead-letters messages. Threads: all. One thread at a time puts a store's messages aside, so that a store whose
+    disk hangs holds up no other. `_lock` guards the fields."""
 
     def __init__(self, registry: StoreRegistry, begin: Callable[[], Transaction], events: Events) -> None:
         self._registry, self._begin, self._events = registry, begin, events
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
         self._locks: dict[bytes, threading.RLock] = {}
-        """Of each store, held while its messages are dead-lettered; twice by who looks first whether it is free."""
+        """The lock of each store, held while its messages are dead-lettered; twice by a thread that looks first whether
+        it is free."""
         self._under_way: set[bytes] = set()
-        """The stores of which messages are being dead-lettered; after Ctrl-C perhaps more."""
+        """The stores whose messages are being dead-lettered; after Ctrl-C perhaps more."""
         self._spent: dict[bytes, Store] = {}
         """Stores, by their ids, in which messages wait to be dead-lettered whose last failures only memory knows."""
         self.closed = True
         self._turn = 0
-        """Counts the times it was opened: what is scheduled for an earlier one is skipped."""
+        """Counts the times it was opened: work scheduled for an earlier time is skipped."""
         self._refused: OrderedDict[tuple[bytes, int], float] = OrderedDict()
-        """Store id and seq of what was refused for what it is, and when it is tried again (monotonic): the soonest
-        first."""
+        """Store id and seq of each message that was refused for what it is, and when it is tried again (monotonic): the
+        soonest first."""
         self._deleted = RareWarnings(_warn_of_deleted)
-        """By store and queue; what has only expired was meant to go."""
+        """Warnings by store and queue. An expired message is not counted: it was meant to go."""
         self.dead_lettered = self.dropped = 0
         """Messages since open."""
 
@@ -96,8 +97,8 @@ class DeadLetterSweeper:
         shared().schedule(SWEEP_SECONDS, look)
 
     def spent(self, store: Store) -> None:
-        """Messages of a store were given back for the last time, with a reason: put them aside soon, in the background,
-        since nobody who releases a message waits for the store of its dead letters."""
+        """Put messages aside that were given back for the last time, with a reason. This happens soon, in the
+        background: a release does not wait for the store of the dead letters."""
         if not self.closed:
             self._spent[store.store_id] = store  # first: closing looks after it, if the background does not come to it
             shared().lead(partial(self._put_spent_aside, store))
@@ -129,8 +130,8 @@ class DeadLetterSweeper:
             self._deleted.count([(store.name, message.destination)])
 
     def close(self) -> None:
-        """No more is begun, and what is under way ends, but for a store that takes longer than FINISH_SECONDS: that one
-        `finish` waits for. What was spent just before is put aside first: its store forgets why. Idempotent."""
+        """Begin no more, and wait for the end of what is under way. For a store that takes longer than FINISH_SECONDS
+        `finish` waits. Messages spent just before are put aside first: their store forgets why. Idempotent."""
         if self._spent and not self.closed:
             shared().for_each(list(self._spent.values()), self._put_spent_aside, FINISH_SECONDS)
         self.closed = True
@@ -139,7 +140,7 @@ class DeadLetterSweeper:
         self._deleted.close()
 
     def finish(self, store_id: bytes) -> None:
-        """Wait until nothing is dead-lettered any more of a store, after `close`."""
+        """Wait until no message of a store is being dead-lettered any more, after `close`."""
         with self._lock_of(store_id):
             pass
 
@@ -156,7 +157,7 @@ class DeadLetterSweeper:
                 self._deleted.count()
 
     def _forget_locks(self) -> None:
-        """Of stores that are closed, or gone, if there are many."""
+        """Forget the locks of stores that are closed, or gone, if there are many."""
         with self._lock:
             opened = {store.store_id for store in self._registry.open_stores()}
             if len(self._locks) > 2 * len(opened) + LOCKS_KEPT:
@@ -179,7 +180,7 @@ class DeadLetterSweeper:
         return count
 
     def _sweep_unless_busy(self, store: Store) -> int:
-        """Nothing if another thread is at it: the store may be slow, or its disk hang."""
+        """Sweep a store, unless another thread is at it: the store may be slow, or its disk hang."""
         return unless_busy(self._lock_of(store.store_id), lambda: self._sweep(store)) or 0
 
     def _sweep(self, store: Store) -> int:
@@ -209,8 +210,9 @@ class DeadLetterSweeper:
             alone = refused
 
     def _dead_letter_all(self, store: Store, waiting: list[Undelivered], alone: bool) -> bool:
-        """In transactions of a bounded size, or each `alone`; those that are dead-lettered leave `waiting`. Returns
-        whether one was refused for what it is, or found no room: it must not hold up the others."""
+        """Dead-letter in transactions of a bounded size, or each message `alone`; those that are dead-lettered leave
+        `waiting`. Returns whether a message was refused for what it is, or found no room: it must not hold up the
+        others."""
         refused = False
         pattern = self._registry.dead_letter_of(store)
         now = time.monotonic()
@@ -264,9 +266,9 @@ class DeadLetterSweeper:
         self, store: Store, pattern: str | None, found: Sequence[Undelivered], rejected: bool = False,
         failure: Failure | None = None,
     ) -> int:  # fmt: skip
-        """In one transaction; returns how many went to a dead-letter queue. Raises AnabranchError, and then nothing was
-        done. `rejected`: by who was handed them, which counts as a delivery. `failure`: why, if not as the store knows
-        it."""
+        """Dead-letter in one transaction; returns how many went to a dead-letter queue. Raises AnabranchError, and then
+        nothing was done. `rejected`: by their receiver, which counts as a delivery. `failure`: the reason, if it is not
+        the one that the store knows."""
         kept = 0
         events: list[Event] = []
         transaction = self._begin()
@@ -305,7 +307,8 @@ class DeadLetterSweeper:
     def _labelled(
         self, message: Message, reason: str, known: bool, rejected: bool, target: Destination, failure: Failure | None
     ) -> dict[str, Any]:
-        """Its headers; without the failure where its store would find it too large with that."""
+        """Return the headers of a dead letter; without the failure where its store would find the letter too large with
+        it."""
         labels = labelled(message, reason, known, rejected, failure)
         if failure is not None:
             most = self._registry.option_for(target, "message_bytes_max")
@@ -314,9 +317,9 @@ class DeadLetterSweeper:
         return labels
 
     def _origin(self, message: Message) -> Destination | None:
-        """Where a message that is in the dead-letter queue of its source comes from; None for any other. It has failed
-        there once more, and goes where that one's dead letters go: else a queue `dlq.{name}` would lead to
-        `dlq.dlq.{name}`, and nothing would say where it came from."""
+        """Return the source of a message that is in the dead-letter queue of its source; None for any other. The
+        message has failed there once more, and goes where that source's dead letters go. Else a queue `dlq.{name}`
+        would lead to `dlq.dlq.{name}`, and nothing would say where it came from."""
         name = message.headers.get(SOURCE)
         if not isinstance(name, str):
             return None
@@ -330,7 +333,7 @@ class DeadLetterSweeper:
         return origin
 
     def _let_go(self, store: Store, left: Sequence[Undelivered]) -> None:
-        """Those that are leased still are free; nobody receives them, and the next sweep finds them."""
+        """Free the messages that are leased still; nobody receives them, and the next sweep finds them."""
         for message, _ in left:
             try:
                 store.release([message], delivered=False)
@@ -349,7 +352,7 @@ def _warn_of_deleted(where: tuple[str, Destination], count: int) -> None:
 def _events_of(
     store: Store, message: Message, reason: str, rejected: bool, target: Destination | None
 ) -> Iterator[Event]:
-    """What happens to a message that goes to a dead-letter queue, or away."""
+    """Yield the events of a message that goes to a dead-letter queue, or away."""
     about = (store.name, message.destination, message.seq, message.message_id)
     if reason == EXPIRED and not rejected:
         yield MessageExpired(*about)
@@ -361,7 +364,7 @@ def _events_of(
 
 
 def _groups(waiting: Sequence[Undelivered], size: int) -> list[list[Undelivered]]:
-    """Each of up to so many bytes of bodies, or of one message."""
+    """Return groups of messages, each of up to so many bytes of bodies, or of one message."""
     groups: list[list[Undelivered]] = []
     left = 0
     for one in waiting:

@@ -1,4 +1,4 @@
-"""Why a data directory takes the disk that it takes: each journal store's segments, and what the others hold.
+"""Explains why a data directory takes the disk that it takes: each journal store's segments, and what the others hold.
 
     explain("data")                              # a router's data directory, or one journal store's
 
@@ -42,9 +42,9 @@ class OtherStore:
     kind: str
     directory: str
     destinations: tuple[str, ...]
-    """As the placement record has them."""
+    """The destinations, as the placement record has them."""
     files: Files
-    """In its directory."""
+    """The files in its directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class UnreadableStore:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedCopy:
-    """What an interrupted repartition has left of a destination in a store beside the messages that count."""
+    """The remains of an interrupted repartition: messages of a destination that do not count."""
 
     destination: str
     store: str
-    """Its name."""
+    """The name of the store that they lie in."""
     original: str
-    """The store that holds what counts."""
+    """The store that holds the messages that count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +78,16 @@ class DirectoryExplanation:
     decisions: Files | None
     """The segments of the decision log; None where there is none."""
     usage: Files | None
-    """Those of the usage log."""
+    """The segments of the usage log."""
     copy: UnfinishedCopy | None
-    """What does not count though it lies in a store."""
+    """The copy that does not count though it lies in a store."""
     notes: tuple[str, ...]
-    """What is to be said of the directory itself."""
+    """Notes on the directory itself."""
     at_ms: int
     """When it was read: ages count from here."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries, lists, strings and numbers."""
+        """Return plain dictionaries, lists, strings and numbers."""
         found: dict[str, Any] = asdict(self)
         for store, plain in zip(self.stores, found["stores"], strict=True):
             plain["bytes"] = store.bytes
@@ -97,13 +97,13 @@ class DirectoryExplanation:
 
 
 def is_ours(directory: Path) -> bool:
-    """Whether it is a data directory of a router, or a store's, or a part of one."""
+    """Return whether a directory is a data directory of a router, or a store's, or a part of one."""
     marks = (RECORD, "placement.mdb", LOCK, "store.id", "stores")
     return any((directory / mark).exists() for mark in marks) or _is_part(directory)
 
 
 def _is_part(directory: Path) -> bool:
-    """A journal's directory, or the one of all stores."""
+    """Return whether a directory is a journal's, or the one of all stores."""
     return _is_journal(directory) or (directory.name == "stores" and (directory.parent / RECORD).exists())
 
 
@@ -114,11 +114,11 @@ def _is_journal(directory: Path) -> bool:
 def explain(
     directory: Path, config: Config | None = None, progress: Progress | None = None, now_ms: int | None = None
 ) -> DirectoryExplanation:
-    """Why each segment in a data directory, or in one journal store's directory, is kept.
+    """Explain why each segment in a data directory, or in one journal store's directory, is kept.
 
-    `config` says where indexes and archives lie that are elsewhere. A store that cannot be read is told of among the
-    others. Raises PlacementError where nothing of ours is there, ConfigError for the configuration of another
-    directory, StoreLockedError while somebody has it open, OSError.
+    `config` says where indexes and archives lie that are elsewhere. The explanation names a store that cannot be read.
+    Raises PlacementError where nothing of ours is there, ConfigError for the configuration of another directory,
+    StoreLockedError while somebody has it open, OSError.
     """
     at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     with tempfile.TemporaryDirectory(prefix="anabranch-explain-") as scratch, ExitStack() as locks:
@@ -157,12 +157,13 @@ def explain(
 
 
 def _usage_log(directory: Path) -> Path | None:
-    """The usage log that this is, or a part of."""
+    """Return the usage log that a directory is, or is a part of."""
     return next((one for one in (directory, directory.parent) if (one / USAGE).exists()), None)
 
 
 def _config_at(config: Config, path: Path) -> StoreConfig | None:
-    """The store that has this directory, or whose stores of one destination each have it among theirs."""
+    """Return the configured store that has this directory, or whose stores of one destination each have it among
+    theirs."""
     place = path.resolve()
     for store in config.stores:
         if config.directory_of(store).resolve() == (place.parent if store.per_destination else place):
@@ -217,7 +218,7 @@ class _Reading:
             self._usage = _files(usage / "journal", "*.seg")
 
     def repartition_above(self, directory: Path) -> None:
-        """Of one store in a data directory."""
+        """Note an interrupted repartition of the data directory that a store lies in."""
         for above in list(directory.absolute().parents)[:3]:
             if (above / PROGRESS).exists():
                 self._notes.append(
@@ -226,7 +227,7 @@ class _Reading:
                 )
 
     def _unfinished_copy(self, table: DestinationsTable) -> None:
-        """Tell of a repartition that was interrupted."""
+        """Note a repartition that was interrupted."""
         if not (self._directory / PROGRESS).exists():
             return
         shutil.copyfile(self._directory / PROGRESS, self._scratch / PROGRESS)
@@ -245,7 +246,7 @@ class _Reading:
             )
 
     def _rows(self) -> list[tuple[StoreRow, tuple[str, ...]]]:
-        """The stores as the placement record has them, each with its destinations; else those that lie here."""
+        """Return the stores as the placement record has them, each with its destinations; else those that lie here."""
         record = bindings.place_of(self._directory) / RECORD
         if record.exists():
             copy = self._scratch / RECORD
@@ -275,7 +276,7 @@ class _Reading:
                 yield StoreRow(store_id, str(relative), kind, ":".join(relative.parts[1:]))
 
     def store(self, name: str, kind: str, path: Path, destinations: tuple[str, ...]) -> None:
-        """One whose directory is there."""
+        """Explain a store whose directory is there."""
         self._locks.enter_context(kept_closed(path / "store.lock", f"store {name!r}"))
         if kind != "journal":
             self._others.append(OtherStore(name, kind, str(path), destinations, _files(path)))

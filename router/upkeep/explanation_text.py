@@ -1,4 +1,4 @@
-"""An explanation of a data directory as plain text: what each store takes and why, then the tables behind it."""
+"""Writes an explanation of a data directory as plain text: what each store takes and why, then the tables behind it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ...policies.text import count_of, human_bytes
 from .explanation import DirectoryExplanation, OtherStore
 
 SHARES_MAX = 3
-"""Subscriptions that are named for one segment."""
+"""The number of subscriptions that are named for one segment."""
 HOLDERS_MAX = 5
-"""Destinations that are named for one segment, those with the most bytes in it."""
+"""The number of destinations that are named for one segment, those with the most bytes in it."""
 ROWS_MAX = 50
-"""Destinations and subscriptions that are listed, those that pin most."""
+"""The number of destinations and subscriptions that are listed, those that pin most."""
 _ID_SHOWN = 16
 """Digits at the end of a transaction's id, which tell it from others of the same router."""
 _ID_FITS = 100
@@ -33,7 +33,8 @@ _ID_FITS = 100
 
 
 def render_text(explanation: DirectoryExplanation, width: int = 120) -> str:
-    """The whole explanation for a terminal of `width` columns, kept to unless names are longer; ends in a newline."""
+    """Return the whole explanation for a terminal of `width` columns, kept to unless names are longer; ends in a
+    newline."""
     lines: list[str] = []
     for note in explanation.notes:
         lines += [*wrapped(note, width), ""]
@@ -80,7 +81,7 @@ def _other(store: OtherStore) -> str:
 
 
 def summary(store: StoreExplanation) -> str:
-    """Who keeps what, in one sentence."""
+    """Return one sentence that says which destination keeps what."""
     copies = sum(bool(segment.generation) for segment in store.segments)
     files = count_of(len(store.segments) - copies, "segment")
     if copies:
@@ -108,7 +109,7 @@ def summary(store: StoreExplanation) -> str:
 
 
 def _store(store: StoreExplanation, at_ms: int, width: int, unfinished: str | None) -> list[str]:
-    """`unfinished`: the destination of which what is here does not count."""
+    """Return the lines of a store. `unfinished`: the destination whose copy here does not count."""
     lines = [*wrapped(summary(store), width), ""]
     if store.pinning:
         rows = [["destination", "messages", "bytes", "oldest", "segments", "pins", "frees"]]
@@ -146,7 +147,8 @@ def _store(store: StoreExplanation, at_ms: int, width: int, unfinished: str | No
 
 
 def _shortened(transaction: str, width: int) -> str:
-    """Its id, or the end of it where the table would be too wide; `anabranch transactions` lists all of it."""
+    """Return a transaction's id, or the end of it where the table would be too wide; `anabranch transactions` lists all
+    of it."""
     return transaction if width >= _ID_FITS else f"...{transaction[-_ID_SHOWN:]}"
 
 
@@ -170,7 +172,7 @@ def _subscription(client: str, name: str) -> str:
 
 
 def _beside(store: StoreExplanation) -> str:
-    """The files beside the segments."""
+    """Return a sentence on the files beside the segments."""
 
     def said(files: Files | None, what: str) -> list[str]:
         return (
@@ -192,7 +194,7 @@ def _beside(store: StoreExplanation) -> str:
 
 
 def _segments(store: StoreExplanation, at_ms: int, width: int) -> list[str]:
-    """A row for each run of neighbours that are kept for the same."""
+    """Return a row for each run of neighbours that are kept for the same reasons."""
     rows = [["segments", "bytes", "live", "why they are kept"]]
     runs = [list(run) for _, run in itertools.groupby(store.segments, _holders)]
     cells = []
@@ -210,7 +212,7 @@ def _segments(store: StoreExplanation, at_ms: int, width: int) -> list[str]:
 
 
 def _holders(segment: SegmentExplanation) -> tuple[bool, frozenset[tuple[str, str | None, str | None]]]:
-    """And whether it is a file of copies."""
+    """Return the reasons that keep a segment, and whether it is a file of copies."""
     reasons = frozenset((reason.kind, reason.destination, reason.transaction) for reason in segment.reasons)
     return bool(segment.generation), reasons
 
@@ -234,7 +236,7 @@ def _why(run: Sequence[SegmentExplanation], at_ms: int) -> str:
 
 
 def _reasons(reasons: Sequence[Reason], at_ms: int) -> str:
-    """The same reason in neighbouring segments."""
+    """Return the text of one reason that neighbouring segments share."""
     first = reasons[0]
     if first.kind == TRANSACTION:
         return f"prepared transaction {(first.transaction or '')[-_ID_SHOWN:]}"

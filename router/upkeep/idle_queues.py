@@ -1,9 +1,9 @@
-"""Queues that go by themselves when nobody uses them: `router.queue("replies.17", expires_when_idle=60)`.
+"""Idle queues go by themselves when nobody uses them: `router.queue("replies.17", expires_when_idle=60)`.
 
-Only an empty queue goes, so that no message is lost with it. It is idle while it is empty, nobody waits or listens
-there and nothing passes through it, as far as is seen by looking four times in its time, but at most once a second.
-That it is to go is not recorded: it holds in the router that was told, until that is closed, as long as there is the
-queue, or an object of it with this option.
+Only an empty queue goes, so that no message is lost with it. A queue is idle while it is empty, nobody waits or listens
+there and nothing passes through it. The router looks four times in the queue's time, but at most once a second. The
+option is not recorded: it holds in the router that was told, until that is closed, as long as there is the queue, or an
+object of it with this option.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
 LOOKS: Final = 4
-"""In the time that a queue may be idle."""
+"""How often to look in the time that a queue may be idle."""
 
 
 class _Idle:
@@ -38,21 +38,22 @@ class _Idle:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.handles: weakref.WeakValueDictionary[int, Queue[Any]] = weakref.WeakValueDictionary()
-        """Who may send there again, once it is gone: by their ids, since equal ones are several."""
+        """The queue's objects, through which somebody may send there again once it is gone: by their ids, since equal
+        ones are several."""
         self.mark: object = None
-        """What Store.idle_mark said last."""
+        """The latest answer of Store.idle_mark."""
         self.since = monotonic()
-        """When it said so first."""
+        """When that answer came first."""
         self.look_at = 0.0
         """When to look next (monotonic)."""
 
     def begin(self, mark: object) -> None:
-        """It was used until now; from now on, perhaps, it is not."""
+        """Begin to count: the queue was used until now; from now on, perhaps, it is not."""
         self.mark, self.since = mark, monotonic()
 
 
 class IdleQueues:
-    """Of one router. Threads: all; `_lock` guards the table."""
+    """The queues of one router that go when they are idle. Threads: all; `_lock` guards the table."""
 
     def __init__(self, registry: StoreRegistry, transactions: TransactionTable) -> None:
         self._registry, self._transactions = registry, transactions
@@ -61,7 +62,7 @@ class IdleQueues:
         self._job = CoalescedJob(self._look)
 
     def add(self, queue: Queue[Any], seconds: float) -> None:
-        """It goes once it has been idle for so long; the latest word counts."""
+        """Add a queue, which goes once it has been idle for so long; the latest word counts."""
         with self._lock:
             idle = self._queues.get(queue.destination)
             if idle is None:
@@ -77,7 +78,7 @@ class IdleQueues:
             self._queues.clear()
 
     def _look(self) -> None:
-        """At each of them whose turn it is. In the background."""
+        """Look at each queue whose turn it is, in the background."""
         if not self._registry.opened:
             return
         try:
@@ -117,7 +118,8 @@ class IdleQueues:
             log.debug("%s is not removed yet: %s", destination, error)
 
     def _may_go(self, destination: Destination, idle: _Idle) -> bool:
-        """Nobody finds its store any more: is it as it was, and is no transaction on its way there that had?"""
+        """Return whether a queue is as it was, and no transaction that had its store is on its way there. Nobody finds
+        its store any more."""
         if self._queues.get(destination) is not idle or idle.mark is None:
             return False  # somebody has just asked for it
         return not any(

@@ -1,4 +1,5 @@
-"""Dead letters go back to where they come from: some that are in hand, or all of a queue (api/dead_letter.py)."""
+"""Requeue sends dead letters back to where they come from: some that are in hand, or all of a queue
+(api/dead_letter.py)."""
 
 from __future__ import annotations
 
@@ -35,35 +36,36 @@ if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
 
 BATCH_MESSAGES: Final = 100
-"""Dead letters of a queue that are put back in one transaction."""
+"""The number of a queue's dead letters that are put back in one transaction."""
 BATCH_BYTES: Final = 4 << 20
-"""Likewise, of their bodies; one that is longer goes back alone."""
+"""Bytes of bodies that are put back in one transaction; a longer one goes back alone."""
 
 
 class _Letter(NamedTuple):
-    """A dead letter, and what it is sent back as."""
+    """A dead letter, and the message that it is sent back as."""
 
     message: Message[Any]
     source: Destination
     message_id: str | None
     headers: dict[str, Any]
-    """Those that it had before."""
+    """The headers that it had before."""
     requeued: dict[str, Any]
-    """And those that say what it was meanwhile."""
+    """The headers that say what it was meanwhile."""
     persistent: bool
     subscriptions: Collection[SubscriptionKey]
-    """Those that its source has, if that is a topic."""
+    """The subscriptions of its source, if that is a topic."""
 
 
 class _Checker:
-    """Reads where dead letters come from. Of one call: what it has looked up it remembers."""
+    """Reads where dead letters come from. For one call: it remembers what it has looked up."""
 
     def __init__(self, registry: StoreRegistry) -> None:
         self._registry = registry
         self._subscriptions: dict[Destination, set[SubscriptionKey]] = {}
 
     def letter(self, message: Message[Any]) -> _Letter:
-        """Raises DeadLetterError if it cannot go back, UnknownMessageError if it is not leased here, TypeError."""
+        """Check a dead letter. Raises DeadLetterError if it cannot go back, UnknownMessageError if it is not leased
+        here, TypeError."""
         if not isinstance(message, Message):
             raise TypeError(
                 f"dead letters that were received can be put back, or all of a queue; not {type(message).__name__}: "
@@ -86,8 +88,8 @@ class _Checker:
     def _requeued(
         self, message: Message, source: Destination, headers: Mapping[str, Any], message_id: str | None
     ) -> dict[str, Any]:
-        """What it says of the dead letter that it was; nothing where its source's store would find it too large for
-        that."""
+        """Return the headers that tell of the dead letter; none where its source's store would find it too large with
+        them."""
         requeued: dict[str, Any] = {
             REQUEUED_REASON: str(message.headers.get(REASON, "")),
             REQUEUED_COUNT: number(headers, REQUEUED_COUNT) + 1,
@@ -100,7 +102,7 @@ class _Checker:
         return requeued if most is None or size <= most else {}
 
     def _source(self, message: Message) -> Destination:
-        """Where it comes from, which has a route."""
+        """Return the destination that a dead letter comes from, which has a route."""
         name = message.headers.get(SOURCE)
         if not isinstance(name, str):
             raise DeadLetterError(
@@ -119,7 +121,7 @@ class _Checker:
         return source
 
     def _require_subscription(self, message: Message, topic: Destination) -> set[SubscriptionKey]:
-        """Somebody there has it then: without any subscription it would be gone. Returns all of the topic."""
+        """Require a subscription that gets the message: without any it would be gone. Returns all of the topic."""
         known = self._subscriptions.get(topic)
         if known is None:
             known = self._subscriptions[topic] = {found.key for found in self._registry.subscriptions_of(topic)}
@@ -153,7 +155,7 @@ def requeue(registry: StoreRegistry, begin: Callable[[], Transaction], messages:
 
 
 def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter], copies: Copies) -> None:
-    """In one transaction. `copies`: of the call, which ends if the transaction fails."""
+    """Put letters back in one transaction. `copies`: those of the call, which ends if the transaction fails."""
     if not letters:
         return
     later = Copies()
@@ -178,9 +180,9 @@ def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter], copi
 
 def requeue_all(registry: StoreRegistry, begin: Callable[[], Transaction], queue: Queue, limit: int | None) -> int:
     """Put back the dead letters of a queue, at most `limit`, in order, batch by batch, each in one transaction; returns
-    how many. Those that come meanwhile may be left.
+    how many. Letters that come meanwhile may be left.
 
-    Errors as those of `requeue`; what was put back before stays so, and a note of the error says how many that were.
+    Errors are those of `requeue`. Letters put back before stay so, and a note of the error says how many.
     """
     store = registry.store_of(queue.destination)
     if store is None:
@@ -206,7 +208,7 @@ def requeue_all(registry: StoreRegistry, begin: Callable[[], Transaction], queue
 def _requeue_batch(
     registry: StoreRegistry, begin: Callable[[], Transaction], queue: Queue, most: int, copies: Copies
 ) -> tuple[int, DeadLetterError | None]:
-    """Put back the first of them, up to one that cannot go back; returns how many, and what is wrong with that one."""
+    """Put back the first letters, up to one that cannot go back; returns how many, and the error of that one."""
     checker = _Checker(registry)
     taken: list[Message] = []
     letters: list[_Letter] = []
@@ -233,7 +235,7 @@ def _requeue_batch(
 
 
 def _receive(queue: Queue, enough: bool) -> Message | None:
-    """The next one; None if there is none, or if there are `enough` and no more can be leased."""
+    """Receive the next message; None if there is none, or if there are `enough` and no more can be leased."""
     try:
         return queue.receive()
     except StoreFullError:

@@ -1,10 +1,10 @@
-"""What can be read of a damaged data directory, or of one journal store, as a new directory.
+"""Salvage makes a new directory of what can be read of a damaged data directory, or of one journal store.
 
     found = salvage("data", "data.new")          # nothing is written to data
 
-All of `directory` is copied, also from a disk that cannot read some of it; then each journal store of the copy is
-mended (adapters/journal/salvage.py), and opened, so that what it holds is sure. The copy has its name once it is whole.
-What is lost is in `salvage.json` there, and in the `loss-*.json` of each store.
+All of `directory` is copied, also from a disk that cannot read some of it. Then each journal store of the copy is
+mended (adapters/journal/salvage.py), and opened, so that its content is sure. The copy has its name once it is whole.
+The losses are in `salvage.json` there, and in the `loss-*.json` of each store.
 """
 
 from __future__ import annotations
@@ -47,41 +47,41 @@ _SKIPPED: Final = (".lock", ".tmp")
 
 @dataclass(frozen=True, slots=True)
 class SalvagedStore:
-    """One journal store."""
+    """One salvaged journal store."""
 
     directory: str
-    """In the new directory."""
+    """The store's place in the new directory."""
     messages: int
-    """That it holds now."""
+    """The number of messages that it holds now."""
     loss: dict[str, Any] | None
-    """What was lost, as in its own report; None: nothing."""
+    """The loss, as in its own report; None: nothing is lost."""
     text: str
-    """The same in a line."""
+    """The loss in a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:
-    """What there is now, and what is lost."""
+    """The content of the new directory, and what is lost."""
 
     directory: str
     stores: tuple[SalvagedStore, ...]
     unreadable: dict[str, int]
     """Files that the disk could not read whole: how many bytes are zeros now."""
     notes: tuple[str, ...]
-    """What else is to be known, or to be done."""
+    """Further facts, and what is to be done."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of the journal stores is lost, and all files were read."""
+        """True if nothing of the journal stores is lost, and all files were read."""
         return not self.unreadable and not any(store.loss for store in self.stores)
 
 
 def salvage(directory: Path | str, target: Path | str, config: Config | None = None) -> Salvaged:
     """Copy what can be read of `directory`, a data directory or one journal store's, to `target`, which must not exist.
 
-    `config` says where indexes lie that are elsewhere. Nobody may have the directory open. Raises PlacementError for
-    what is neither, and where something is at `target`; StoreLockedError; StoreFullError and OSError, and then there is
-    nothing at `target`; CorruptionError for stores of another version.
+    `config` says where indexes lie that are elsewhere. Nobody may have the directory open. Raises PlacementError for a
+    directory that is neither, and where something is at `target`; StoreLockedError; StoreFullError and OSError, and
+    then there is nothing at `target`; CorruptionError for stores of another version.
     """
     source, target = from_home(directory), from_home(target)
     if not source.exists():
@@ -120,7 +120,7 @@ def salvage(directory: Path | str, target: Path | str, config: Config | None = N
 
 
 class _Copying:
-    """Files, as far as the disk reads them."""
+    """Copies files, as far as the disk reads them."""
 
     def __init__(self, source: Path, target: Path) -> None:
         self._source, self._target = source, target
@@ -137,7 +137,7 @@ class _Copying:
             )
 
     def tree(self, directory: Path) -> None:
-        """A directory with all that is in it. Raises OSError."""
+        """Copy a directory with all that is in it. Raises OSError."""
         made = self._target / directory.relative_to(self._source)
         made.mkdir(mode=0o700)
         for path in sorted(directory.iterdir()):
@@ -164,7 +164,7 @@ class _Copying:
 
 
 def _read(fd: int, offset: int, size: int) -> tuple[bytes, int]:
-    """So many bytes, zeros where the disk does not give them; and how many these are."""
+    """Return so many bytes, zeros where the disk does not give them, and how many these zeros are."""
     try:
         data = os.pread(fd, size, offset)
         return data + bytes(size - len(data)), 0
@@ -178,12 +178,12 @@ def _read(fd: int, offset: int, size: int) -> tuple[bytes, int]:
 
 
 class _Salvaging:
-    """A copy, made whole."""
+    """Makes a copy whole."""
 
     def __init__(
         self, source: Path, copy: Path, target: Path, config: Config | None, unreadable: dict[str, int]
     ) -> None:
-        """`target`: where the copy will be."""
+        """Begin with a copy. `target`: where the copy will be."""
         self._source, self._copy, self._target = source, copy, target
         self._config, self._unreadable = config, unreadable
         self._notes: list[str] = []
@@ -201,7 +201,7 @@ class _Salvaging:
         return Salvaged(str(self._target), tuple(stores), self._unreadable, tuple(self._notes))
 
     def _store(self, path: Path) -> SalvagedStore:
-        """Mend one, and see that it opens."""
+        """Mend a store, and see that it opens."""
         relative = path.relative_to(self._copy)
         name = path.name if str(relative) == "." else str(relative)
         directory = StoreDirectory(name, path, None)
@@ -239,7 +239,7 @@ class _Salvaging:
         return SalvagedStore(str(relative), messages, loss, summary(report) if report is not None else nothing)
 
     def _fetch_index(self, path: Path, store_id: bytes) -> None:
-        """An index that lies elsewhere, into the store's directory: there the copy needs no configuration."""
+        """Copy an index that lies elsewhere into the store's directory: there the copy needs no configuration."""
         for store in self._config.stores if self._config is not None else ():
             if store.index_directory is not None and not (path / "index.mdb").exists():
                 for suffix in (".mdb", ".sums"):
@@ -248,7 +248,7 @@ class _Salvaging:
                         shutil.copyfile(there, path / f"index{suffix}")
 
     def _record(self) -> None:
-        """The placement record is of use, or out of the way."""
+        """Check the placement record: it is of use, or put out of the way."""
         if (there := bindings.place_of(self._source)) != self._source:
             self._notes.append(
                 f"{RECORD} and {bindings.DECISIONS}/ lie in {there}, and were not copied: put the new directory where "

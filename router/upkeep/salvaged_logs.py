@@ -1,9 +1,9 @@
-"""What `anabranch salvage` makes of a data directory's own logs in the copy, and of SQLite's databases.
+"""Mends a data directory's own logs in the copy that `anabranch salvage` makes, and looks at SQLite's databases.
 
 The decision log says which transactions over several stores are committed, and by what it does not say which are rolled
-back. So where a record of it is lost nothing may be rolled back for want of a decision: it is written anew with the
-decisions that read, and without the times of which it knew, and whatever else is prepared waits for an operator's
-outcome (resolver.py). Where only the header of a file or a batch is damaged nothing is lost.
+back. So if a record of it is lost nothing may be rolled back for want of a decision. The log is written anew with the
+decisions that read, and without the times of which it knew. Whatever else is prepared waits for an operator's outcome
+(resolver.py). Where only the header of a file or a batch is damaged nothing is lost.
 
 The usage log is of the advisor alone: a damaged one is put aside, and still read by `anabranch recommend --usage`.
 """
@@ -33,8 +33,8 @@ USAGE: Final = "usage"
 
 
 def mend_decisions(path: Path) -> list[str]:
-    """Let the decision log in a directory that nobody has open be of use; returns what is to be known of that, nothing
-    if it is whole. Raises OSError."""
+    """Mend the decision log in a directory that nobody has open; returns what is to be known of that, nothing if it is
+    whole. Raises OSError."""
     where = path.name
     log_id = store_id_of(path / "journal") or StoreDirectory(where, path).identify()
     if log_id is None:
@@ -78,7 +78,7 @@ def _put_aside(path: Path, reason: str, then: str) -> str:
 
 
 def _read(path: Path) -> tuple[list[Decision], list[External]]:
-    """What is in force in a log that was mended."""
+    """Return the records in force in a log that was mended."""
     log = DecisionLog(path, Sync.ALWAYS, is_mended=True)
     try:
         log.open()
@@ -88,7 +88,7 @@ def _read(path: Path) -> tuple[list[Decision], list[External]]:
 
 
 def _write(path: Path, log_id: bytes, decisions: list[Decision]) -> None:
-    """A log of this id with these decisions, which knows of no time before."""
+    """Write a log of this id with these decisions, which knows of no time before."""
 
     def fill(made: Path, _: bytes) -> bytes:
         create_log(made / "journal", log_id, SEGMENT_BYTES)
@@ -105,7 +105,7 @@ def _write(path: Path, log_id: bytes, decisions: list[Decision]) -> None:
 
 
 def mend_usage(path: Path) -> list[str]:
-    """The same of the usage log in a directory."""
+    """Mend the usage log in a directory; returns what is to be known of that."""
     log_id = store_id_of(path / "journal") or StoreDirectory(path.name, path).identify()
     try:
         is_whole = log_id is not None and not Mender(path / "journal", log_id).look()
@@ -123,7 +123,8 @@ def mend_usage(path: Path) -> list[str]:
 
 
 def mend_database(path: Path, name: str) -> list[str]:
-    """What SQLite says of the database of a store, whose directory has the name; and its store.id is what is in it."""
+    """Return what SQLite says of the database of a store, whose directory has the name. The store.id is made that of
+    the database."""
     cut = frames_cut(path.with_name(f"{path.name}-wal"))
     notes = []
     if cut:
@@ -158,8 +159,8 @@ def mend_database(path: Path, name: str) -> list[str]:
 
 
 def frames_cut(path: Path) -> int:
-    """How many frames of the latest writes to a log of SQLite's lie behind one whose checksum does not match; 0 without
-    the file. The format: https://www.sqlite.org/fileformat2.html#walformat"""
+    """Return how many frames of the latest writes to a log of SQLite's lie behind one whose checksum does not match; 0
+    without the file. The format: https://www.sqlite.org/fileformat2.html#walformat"""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -191,7 +192,7 @@ _WORD: Final = (1 << 32) - 1
 
 
 def restored_id(path: Path, written: bytes, by: str, name: str | None = None) -> list[str]:
-    """Let store.id be what the data there says."""
+    """Set store.id to the id that the data there has; returns what is to be known of that."""
     file = path / ID_FILE
     if file.exists() and file.read_bytes().strip() == written.hex().encode():
         return []

@@ -1,4 +1,4 @@
-"""The usage log: who was sent what, and when it was acked for the last time, recorded while a router runs.
+"""The usage log records, while a router runs, who was sent what, and when that was acked for the last time.
 
 `usage: {}` in stores.yaml switches it on, or a running router does:
 
@@ -11,7 +11,7 @@ and the advisor reads it, also while it is written:
     anabranch recommend --usage data/usage --out advice
     anabranch trace --usage data/usage --out trace.parquet
 
-It holds no bodies, headers or message ids: a message is known by its store and its number there.
+The log holds no bodies, headers or message ids: a message is known by its store and its number there.
 
 On disk, in usage/ in the data directory (docs/format.md):
 
@@ -21,12 +21,12 @@ On disk, in usage/ in the data directory (docs/format.md):
 
 All files together never take more than `max_bytes`: the oldest go.
 
-What survives a crash. After the process is killed, all but the last `flush_interval`. After a power failure, a prefix
-of it: it is synced every few seconds. A torn tail is cut.
+After the process is killed, all but the last `flush_interval` survives. After a power failure, a prefix of that
+survives: the log is synced every few seconds. A torn tail is cut.
 
-It is an observation, and harms nobody. Whoever sends or acks appends a row in memory (core/engine/usage.py) and never
-waits. Where the disk does not keep up, what does not fit into the memory set aside is lost, and counted. Where the disk
-is full or fails the log stops with a warning, and messages go on.
+The log is an observation, and harms nobody. Whoever sends or acks appends a row in memory (core/engine/usage.py) and
+never waits. If the disk does not keep up, operations that do not fit into the memory set aside are lost, and counted.
+If the disk is full or fails the log stops with a warning, and messages go on.
 
 `blocks` are the bytes, `log` writes them, `reading` finds logs and makes of them the events of a usage trace.
 """

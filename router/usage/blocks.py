@@ -1,5 +1,5 @@
-"""The bytes of the usage log: a block is one record of its log and holds rows (core/engine/usage.py), and all that is
-needed to read them: it stands alone, whatever became of those before it. Drawn in docs/format.md."""
+"""The bytes of the usage log: a block is one record of its log and holds rows (core/engine/usage.py). A block stands
+alone: it has all that is needed to read its rows, whatever became of those before it. Drawn in docs/format.md."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import msgspec
 from ...adapters.core.engine.usage import ROW, DestinationName
 
 BLOCK: Final = 48
-"""The kind of its record, beside wal's SNAPSHOT; no store's journal nor the decision log has it."""
+"""The kind of a block's record, beside wal's SNAPSHOT; no store's journal nor the decision log has it."""
 VERSION_FILE: Final = "usage.version"
-"""Beside the log's journal: which version its blocks have."""
+"""The file beside the log's journal that says which version its blocks have."""
 LEVEL: Final = 1
-"""Of zlib: rows are so alike that more takes time and saves little."""
+"""The level of zlib: rows are so alike that more takes time and saves little."""
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """In msgpack."""
+    """A block, in msgpack."""
 
     session: int
-    """When this recording was begun, in microseconds since 1970: which one it is."""
+    """When this recording was begun, in microseconds since 1970: its identity."""
     wall_us: int
-    """What the wall clock was ahead of the rows' clock when this was written."""
+    """How far the wall clock was ahead of the rows' clock when this was written."""
     threshold: int
-    """Messages are recorded whose hash is below it, of 2**32."""
+    """The limit, of 2**32, below which a message's hash is if it is recorded."""
     lost: int
-    """Operations of this session by then that were not recorded, about."""
+    """The number of operations of this session by then that were not recorded, about."""
     destinations: list[tuple[int, DestinationName]]
-    """By number."""
+    """Destinations by number."""
     sets: list[tuple[int, list[tuple[int, str]]]]
     """Subscriptions that messages of a topic are for: their numbers and names, by number."""
     rows: bytes
@@ -45,7 +45,7 @@ _decode = msgspec.msgpack.Decoder(Block).decode
 def encode_block(
     session: int, wall_us: int, threshold: int, lost: int, declared: list[tuple[int, Any]], rows: bytes
 ) -> bytes:
-    """A block's payload; `declared` is what the buffer gave with the rows."""
+    """Return a block's payload; `declared` is what the buffer gave with the rows."""
     destinations = [(number, name) for number, name in declared if isinstance(name, tuple)]
     sets = [(number, name) for number, name in declared if not isinstance(name, tuple)]
     columns = b"".join([rows[at :: ROW.size] for at in range(ROW.size)])
@@ -53,7 +53,7 @@ def encode_block(
 
 
 def decode_block(payload: bytes) -> tuple[Block, Iterator[tuple[int, ...]]]:
-    """The block and its rows. Raises ValueError."""
+    """Return the block and its rows. Raises ValueError."""
     try:
         block = _decode(payload)
         columns = zlib.decompress(block.rows)

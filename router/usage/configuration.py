@@ -1,7 +1,7 @@
 """The configuration that a usage log was recorded under: what the advisor takes as the one in force.
 
-It lies in usage/configuration.yaml, without secrets, and loads as any stores.yaml. Its first line says since when it
-has been in force; what the log holds from before that was recorded under another one.
+The file usage/configuration.yaml holds it, without secrets, and loads as any stores.yaml. Its first line says since
+when it has been in force; earlier operations of the log were recorded under another one.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class Remembered:
     path: Path
     config: Config
     text: str
-    """As it is written, with paths from where its log lies: the same for routers that are configured alike."""
+    """The text as it is written, with paths from where its log lies: the same for routers that are configured alike."""
     since: float
 
     @property
     def day(self) -> str:
-        """Since when, for people."""
+        """The time since when, for people."""
         return f"{datetime.fromtimestamp(self.since, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def remember(log: Path, config: Config, now_us: int, file_mode: int) -> int:
-    """Write the configuration of the usage log in a directory, unless it is there already, and return its bytes. What
-    was there stays, or is replaced whole. Raises OSError."""
+    """Write the configuration of the usage log in a directory, unless it is there already, and return its bytes. A file
+    that was there stays, or is replaced whole. Raises OSError."""
     path = log / FILE
     text = dump_yaml(config, log.parent)
     before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
@@ -50,7 +50,8 @@ def remember(log: Path, config: Config, now_us: int, file_mode: int) -> int:
 
 
 def remembered(log: Path) -> Remembered | None:
-    """The configuration that the usage log in a directory was last recorded under; None where it does not say.
+    """Return the configuration that the usage log in a directory was last recorded under; None where the log does not
+    say.
 
     Raises ConfigError where the file cannot be used.
     """

@@ -1,9 +1,10 @@
-"""The writing end of the usage log: once a second what the stores have told goes into a log of its own.
+"""The writing end of the usage log: once a second the operations that stores have told go into a log of its own.
 
 U7  No store's thread ever waits for it, nor hears of its errors: whatever fails here ends the recording, not a call.
 U8  One thread at a time empties the buffer and writes, under `_lock`; which guards opening and closing too.
-U9  `close` waits for the disk for CLOSE_SECONDS. What a disk that hangs has not taken by then is written by the thread
-    that waits for it, if it comes back; that thread alone frees the directory, which nobody else can open before.
+U9  `close` waits for the disk for CLOSE_SECONDS. Operations that a hanging disk has not taken by then are written by
+    the thread that waits for it, if it comes back. That thread alone frees the directory: nobody else can open it
+    before.
 """
 
 from __future__ import annotations
@@ -52,36 +53,37 @@ from .configuration import remember
 log = logging.getLogger(__name__)
 
 SHARES: Final = 16
-"""Parts of `max_bytes`: so large is a segment, at most SEGMENT_BYTES_MAX."""
+"""Parts of `max_bytes`, one of which is a segment's size, at most SEGMENT_BYTES_MAX."""
 SPARE_SHARES: Final = 7
 """Parts that the segments with rows leave to those made ahead, the reserve, and the one that is about to go."""
 SEGMENT_BYTES_MAX: Final = 16 << 20
 SYNC_SECONDS: Final = 5.0
 BLOCK_BYTES_MAX: Final = 1 << 20
-"""Of rows, before they are deflated; less in a log of small segments."""
+"""Bytes of rows, before they are deflated; less in a log of small segments."""
 VERSION: Final = b"1\n"
 BUFFER_BYTES: Final = 32 << 20
-"""Of rows that wait to be written, for all stores together: some 900,000 operations. What does not fit is lost."""
+"""Bytes of rows that wait to be written, for all stores together: some 900,000 operations. Operations that do not fit
+are lost."""
 CLOSE_SECONDS: Final = 10.0
-"""So long at most a router that closes waits for the disk."""
+"""Seconds that a router that closes waits for the disk at most."""
 NAMES_REPEATED: Final = 10_000
-"""So many names at most stand in each block that one flush writes; more only in the first."""
+"""The number of names that stand in each block that one flush writes, at most; more stand only in the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageStats:
-    """What a usage log says about itself."""
+    """Statistics of a usage log."""
 
     recorded: int
-    """Operations that were written since it was started."""
+    """The number of operations that were written since it was started."""
     lost: int
-    """Operations that were not, about: the disk did not keep up, or the log had failed."""
+    """The number of operations that were not, about: the disk did not keep up, or the log had failed."""
     failed: str | None
-    """Why it has stopped by itself, or could not be started; None where neither is so."""
+    """The reason why it has stopped by itself, or could not be started; None where neither is so."""
 
 
 class _Directory(StoreDirectory):
-    """usage/: its id, its lock, and the log in journal/."""
+    """The directory usage/: its id, its lock, and the log in journal/."""
 
     advice = "Move that directory aside: the usage log is made anew"
 
@@ -103,11 +105,12 @@ class UsageLog:
         configuration: Callable[[], Config],
         file_mode: int = FILE_MODE,
     ) -> None:
-        """`path`: its directory. `stores`: those that are open. `configuration`: the one in force."""
+        """Make a recording that is not open. `path`: its directory. `stores` returns the open ones. `configuration`
+        returns the one in force."""
         self.path, self.options = path, options
         self._stores, self._configuration = stores, configuration
         self._remembered: Config | None = None
-        """What stands in its directory."""
+        """The configuration that is written in its directory."""
         self._directory = _Directory("usage", path, file_mode, self._lost_directory)
         self._segment_bytes = min(options.max_bytes // SHARES, SEGMENT_BYTES_MAX)
         self._block_bytes = min(BLOCK_BYTES_MAX, self._segment_bytes // 4) // ROW.size * ROW.size
@@ -122,9 +125,9 @@ class UsageLog:
         self._session = self._recorded = self._unwritten = self._rows_bytes_max = 0
         self._incarnations = itertools.count(1)
         self.active = False
-        """Stores are told to record."""
+        """True while stores are told to record."""
         self.failed: str | None = None
-        """Why nothing is recorded any more, or never was; None where that has not failed."""
+        """The reason why nothing is recorded any more, or never was; None where that has not failed."""
 
     # Opening and closing
 
@@ -183,7 +186,7 @@ class UsageLog:
         self._reclaimer = Reclaimer(opened, self._oldest, _snapshot_record, opened.forget_segments)
 
     def _remember(self) -> None:
-        """Write the configuration in force, where it is another than when this was called last."""
+        """Write the configuration in force, if it has changed since the last call."""
         config = self._configuration()
         if config is not self._remembered:
             taken = remember(self.path, config, now_us(), self._directory.file_mode)
@@ -207,7 +210,7 @@ class UsageLog:
 
     def close(self) -> None:
         """Write what waits, and let go of the directory; within CLOSE_SECONDS, or else later and elsewhere (rule U9).
-        Idempotent. What goes wrong with the disk is logged, and not raised."""
+        Idempotent. Errors of the disk are logged, and not raised."""
         if self._generation != locking.generation:
             self.active = False  # all of it belongs to the parent
             return
@@ -239,7 +242,7 @@ class UsageLog:
             self._let_go()
 
     def _last_file(self) -> Path:
-        """Where it writes, or its directory."""
+        """Return the file that it writes, or its directory."""
         opened = self._log
         segments = () if opened is None else opened.table.segments
         return segments[-1].path if segments else self.path
@@ -282,7 +285,7 @@ class UsageLog:
                 self._job.schedule(self.options.flush_interval)
 
     def flush(self) -> None:
-        """On return all that took effect before is written, or the log has failed. Raises nothing."""
+        """Write all that took effect before, or fail the log. Raises nothing."""
         with self._lock:
             opened = self._log
             if opened is None or self._generation != locking.generation:
@@ -320,7 +323,7 @@ class UsageLog:
                 self._reclaimer.run()
 
     def _oldest(self) -> tuple[list[Segment], bytes]:
-        """The segments that are too many, and the number of the first that stays."""
+        """Return the segments that are too many, and the number of the first that stays."""
         opened = self._log
         surplus = self._surplus(opened) if opened is not None else 0
         if opened is None or not surplus:
@@ -329,7 +332,7 @@ class UsageLog:
         return list(segments[:surplus]), segments[surplus].number.to_bytes(8, "little")
 
     def _surplus(self, opened: Log) -> int:
-        """How many segments, the oldest, are too many. They may be of other sizes than now."""
+        """Return how many segments, the oldest, are too many. Segments may be of other sizes than now."""
         segments = opened.table.segments
         size, kept = 0, 0
         for segment in reversed(segments):
@@ -342,11 +345,11 @@ class UsageLog:
     # Asking
 
     def lost(self) -> int:
-        """Operations that were not recorded since it was started, about."""
+        """Return how many operations were not recorded since it was started, about."""
         return self._buffer.rows.lost
 
     def stats(self) -> UsageStats:
-        """As it stands: what waits to be written is in neither count."""
+        """Return the statistics. Operations that wait to be written are in neither count."""
         unwritten = 0 if self.failed is None else self._unwritten
         return UsageStats(self._recorded, self.lost() + unwritten, self.failed)
 

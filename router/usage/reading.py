@@ -1,5 +1,5 @@
-"""Usage logs as a usage trace: of one router or of several, also while they are written, and what a damaged one has
-left.
+"""Reads usage logs as a usage trace: those of one router or of several, also while they are written, and what a damaged
+one has left.
 
 - `message_id` is the message's store and its number there. `size` is what a journal store of ours writes for the
   operation, `body_size` that of a send without what every message has: with the headers and the message id, that is.
@@ -39,19 +39,19 @@ from .configuration import Remembered, remembered
 Progress = Callable[[int, int], None]
 
 SEND_BYTES: Final = RECORD_HEADER.size + 12
-"""What a journal adds to a message's record: that of the log, the destination's number and the seq."""
+"""Bytes that a journal adds to a message's record: those of the log, the destination's number and the seq."""
 ACK_BYTES: Final = RECORD_HEADER.size + 16
 SHARED_BYTES: Final = HEAD.size + SEND_BYTES + ACK_BYTES
-"""Of each message beside `body_size`."""
+"""Bytes of each message beside `body_size`."""
 SETS_KEPT: Final = 100_000
 _UNKNOWN: Final = "so nothing is taken to be in force: give that by --current"
 JUMP_US: Final = 1_000_000
-"""A clock that moves more than so against the steady one was set."""
+"""Microseconds. A clock that moves more than that against the steady one was set."""
 
 
 def find_logs(directory: Path) -> list[Path]:
-    """The journals of the usage logs in a directory: of a log itself, of a data directory, or of some of either below
-    it. Raises TraceError where there is none."""
+    """Return the journals of the usage logs in a directory: of a log itself, of a data directory, or of some of either
+    below it. Raises TraceError where there is none."""
     for candidates in ([directory], _below(directory)):
         found = [found for one in candidates for found in (one / "usage" / "journal", one / "journal", one)
                  if _has_segments(found)]  # fmt: skip
@@ -65,7 +65,7 @@ def find_logs(directory: Path) -> list[Path]:
 
 
 def directory_of(journal: Path) -> Path:
-    """The usage log that a journal belongs to; itself, where it is a copy without the rest."""
+    """Return the usage log that a journal belongs to; the journal itself, where it is a copy without the rest."""
     return journal.parent if (journal.parent / VERSION_FILE).exists() else journal
 
 
@@ -78,8 +78,8 @@ def _has_segments(path: Path) -> bool:
 
 
 def usage_trace(directories: Iterable[str | Path], progress: Progress | None = None) -> UsageTrace:
-    """The trace of usage logs. `progress` is called with (bytes read, bytes in all). Raises TraceError where there is
-    none to read; what is damaged or missing in one is among the warnings. Nothing is written."""
+    """Return the trace of usage logs. `progress` is called with (bytes read, bytes in all). Raises TraceError where
+    there is none to read; damaged or missing parts are among the warnings. Nothing is written."""
     segments: dict[bytes, dict[int, _File]] = {}
     marks: dict[bytes, list[tuple[Watermark, Path]]] = {}
     warnings: list[str] = []
@@ -112,8 +112,8 @@ def usage_trace(directories: Iterable[str | Path], progress: Progress | None = N
 
 
 def _marks(journal: Path) -> list[tuple[bytes, Watermark]]:
-    """Which file of the log in a directory is the newest, and up to where all is on disk. To be asked before the files
-    are looked for: a router may be at it, which goes on to a new file and removes the oldest."""
+    """Return the newest file of the log in a directory, and up to where all is on disk. Call this before the files are
+    looked for: a router may be at it, which goes on to a new file and removes the oldest."""
     for path in sorted(journal.glob(f"*{SEGMENT_SUFFIX}"), reverse=True):
         with suppress(OSError, CorruptionError):
             log_id = read_header(path).log_id
@@ -124,21 +124,22 @@ def _marks(journal: Path) -> list[tuple[bytes, Watermark]]:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """One segment."""
+    """One segment of a log."""
 
     path: Path
     header: SegmentHeader
     size: int
     end: int | None = None
-    """Where its records end, if the one after it says so."""
+    """The end of its records, if the file after it says so."""
     gap: bool = False
-    """The one before it is missing, and is not the first."""
+    """True if the file before it is missing, and is not the first."""
     durable_lsn: int = 0
     """All up to it is on disk, as is known from elsewhere, and if it is the newest file in this one or before it."""
 
 
 def _in_order(files: dict[int, _File]) -> list[_File]:
-    """Those that count, oldest first: what lies between a header's number and the one before that it names is void."""
+    """Return the files that count, oldest first. Numbers between a header's and the one before that it names are
+    void."""
     newest = files[max(files)]
     ordered = [newest]
     while True:
@@ -162,10 +163,10 @@ class UsageTrace:
         self._total = sum(file.size for files in logs for file in files)
         self._read = 0
         self.warnings: tuple[str, ...] = ()
-        """What one should know before trusting the trace, a sentence each. Known once it was read to its end."""
+        """Facts to know before trusting the trace, a sentence each. Known once it was read to its end."""
         self.remembered: Remembered | None = None
-        """The configuration in force when it was recorded last; None where it does not say, or its logs contradict each
-        other. Known once it was read to its end, as is what one should know of it, a sentence each: `notes`."""
+        """The configuration in force when it was recorded last. None where the logs do not say, or contradict each
+        other. Known once the trace was read to its end, as are facts to know of it, a sentence each: `notes`."""
         self.notes: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[UsageEvent]:
@@ -192,7 +193,8 @@ class UsageTrace:
 
 
 def _remembered(readers: list[_LogReader]) -> tuple[Remembered | None, tuple[str, ...]]:
-    """The configuration that logs were recorded under, where it is one and the same, and what one should know of it."""
+    """Return the configuration that logs were recorded under, where it is one and the same, and what one should know of
+    it."""
     found: dict[str, Remembered] = {}
     notes = []
     for reader in readers:
@@ -223,7 +225,7 @@ class _Destination:
     subscriptions: dict[int, str]
     """Names by number."""
     pending: dict[int, set[int]] = field(default_factory=dict)
-    """Messages that were sent since the log begins: whom each waits for. {0}: a queue's."""
+    """The messages that were sent since the log begins, each with those it waits for. {0}: a queue's."""
 
 
 class _LogReader:
@@ -232,7 +234,7 @@ class _LogReader:
     def __init__(self, files: list[_File], advance: Callable[[int], None]) -> None:
         self._files, self._advance = files, advance
         self._destinations: dict[tuple[str, str], _Destination] = {}
-        """By token and text."""
+        """Destinations by token and text."""
         self._numbers: dict[int, _Destination] = {}
         self._sets: dict[int, list[tuple[int, str]]] = {}
         self._older: dict[int, _Destination] = {}
@@ -240,7 +242,7 @@ class _LogReader:
         self._session = self._wall_us = self._shift_us = self._now_us = 0
         self._latest_wall_us = 0
         self.begun_us = 0
-        """When its first operation was."""
+        """The time of its first operation."""
         self._lost_before = self._lost = self._unknown = self._jumps = self._backwards = 0
         self._jump_us = 0
         self._sampled = WHOLE
@@ -248,11 +250,11 @@ class _LogReader:
 
     @property
     def directory(self) -> Path:
-        """Where the newest part of it lies."""
+        """The directory of its newest part."""
         return directory_of(self._files[-1].path.parent)
 
     def warnings(self) -> list[str]:
-        """Of what was read."""
+        """Return warnings about what was read."""
         lines = list(self._damage)
         where = self._files[0].path.parent.parent
         if lost := self._lost_before + self._lost:
@@ -344,7 +346,7 @@ class _LogReader:
                 yield from self._end(destination, list(pending), who)
 
     def _begin_session(self, block: Block, rows: list[tuple[int, ...]]) -> Iterator[UsageEvent]:
-        """Another recording: what memory stores held is gone, and the clock is another."""
+        """Begin another recording: the content of memory stores is gone, and the clock is another."""
         first = (rows[0][0] if rows else 0) + block.wall_us
         self._shift_us = max(0, self._now_us - first)
         if self._shift_us and self._session:
@@ -408,11 +410,12 @@ class _LogReader:
 
 
 def _is_damaged(segment: Segment, reader: BatchReader, durable_lsn: int) -> bool:
-    """Whether the newest file, of which no other says where it ends, held more than was read: no crash does that."""
+    """Return whether the newest file, of which no other says where it ends, held more than was read: no crash does
+    that."""
     if reader.lsn < durable_lsn:
         return True
     if any(reader.lsn < header.watermark for header in reader.headers_beyond()):
-        # It was on disk before that was written: it reads now, if a router has written both meanwhile.
+        # The batch was on disk before that header was written: it reads now, if a router has written both meanwhile.
         return next(iter(BatchReader(segment, reader.offset, reader.lsn)), None) is None
     start = read_at(segment.reading(), reader.offset, BATCH_HEADER.size)
     # Where a used file's first batch began another begins; elsewhere anything may be left of what it held before.
@@ -428,7 +431,7 @@ def _discard(pending: dict[int, set[int]], seq: int, who: int) -> None:
 
 
 def _between(pending: dict[int, set[int]], first: int, last: int) -> list[int]:
-    """Those between two, which stand in about that order; a page is looked at, not all."""
+    """Return the numbers between two, which stand in about that order; a page is looked at, not all."""
     found = []
     for seq in pending:
         if seq > last:

@@ -188,7 +188,7 @@ __all__ = [
     "Xid",
     "accelerated",
 ]
-"""What `from anabranch import *` brings: all that is public but `open`, which would hide Python's own."""
+"""The names that `from anabranch import *` brings: all that is public but `open`, which would hide Python's own."""
 
 
 def __dir__() -> list[str]:
@@ -198,7 +198,7 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # which would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
-        """DataManager, which needs the extra `transaction`, is imported when it is asked for; so is the version."""
+        """Import DataManager, which needs the extra `transaction`, and the version, when they are asked for."""
         if name == "DataManager":
             from .router.hosts.data_manager import DataManager
 
