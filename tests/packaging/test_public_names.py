@@ -63,7 +63,7 @@ NAMES = {
     "Repartitioned": "moves removed",
     "RouteTable": "matches nearest route",
     "Router": (
-        "ack ack_nowait close commit compact connection consume delete destinations exists forget heuristics "
+        "ack ack_nowait close commit compact config connection consume delete destinations exists forget heuristics "
         "in_doubt join map on_event open queue receive reclaim recover reject release release_nowait reopen "
         "reopen_decisions repartition requeue resolve rollback send settle settle_nowait start_usage_log "
         "stats stop_usage_log subscriptions sweep topic transaction usage_stats"
@@ -112,7 +112,7 @@ OPTIONS = {
 }  # fmt: skip
 """Models, which have a hook that third parties' may replace."""
 
-ATTRIBUTES = {"Router": "config", "Transaction": "receipts xid", "Queue": "destination", "Topic": "destination",
+ATTRIBUTES = {"Transaction": "receipts xid", "Queue": "destination", "Topic": "destination",
               "Map": "destination", "Subscriber": "destination subscription"}  # fmt: skip
 """What an object of some has, beside the names of its class."""
 
