@@ -38,6 +38,7 @@ from ..wal.ticket import LogOptions
 from . import salvage
 from .applying import Applier
 from .bodies import Bodies
+from .changes import WriteSnapshot
 from .check import violations
 from .compaction import Compactor
 from .directory import StoreDirectory, first_segment
@@ -47,7 +48,6 @@ from .lost_messages import LostMessages
 from .opening import bring_up, log_recovered
 from .row_format import expiry_key
 from .rows import FIRST_KEY
-from .snapshot import WriteSnapshot
 from .writing import JournalEncoder, JournalWriter
 
 log = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ from ..wal.reader import Record
 from ..wal.segment import Segment
 from ..wal.skimming import Skimmer
 from ..wal.ticket import Tail
-from .copied import Compacted, Copied
+from .changes import Compacted, Copied
 from .encoding import SEND, SEND_START
 from .index import Index
 

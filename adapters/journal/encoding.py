@@ -27,8 +27,7 @@ from ..wal import format as w
 from ..wal.reader import BatchReader, Record, records_of
 from ..wal.recovery import require_end
 from ..wal.segment import Segment
-from .copied import Compacted, Copied
-from .snapshot import WriteSnapshot
+from .changes import Compacted, Copied, WriteSnapshot
 
 Own = tuple[int, int, int]
 """Where a record is: its LSN, its offset in the segment, its length. What a Send and a Branch have as `own`, and a

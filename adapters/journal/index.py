@@ -38,8 +38,8 @@ from ..wal.format import COPIES
 from ..wal.segment import Segment, SegmentTable
 from ..wal.survey import Checkpoint as LogCheckpoint
 from ..wal.survey import Kept
+from .changes import Copied
 from .checksums import Files, IndexBrokenError
-from .copied import Copied
 from .index_file import IndexFile
 from .indexed import IndexedSubscription, indexed
 from .row_format import ID

@@ -26,7 +26,7 @@ from ..wal.segment import Segment, SegmentTable
 from ..wal.survey import Survey
 from ..wal.ticket import Tail
 from . import snapshot as snapshots
-from .copied import Compacted
+from .changes import Compacted
 from .encoding import (
     COMPACTED,
     COMPACTED_PAYLOAD,

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from ..core.operations.changes import Change
-from ..core.operations.plan import Plan, Sequencer
-from ..core.operations.table import Table
+from ..core.operations.plan import Sequencer
 from ..core.state.leases import Feed
 from ..core.state.states import Catalog, DestinationState, SubscriptionState
 from ..wal.format import RECORD_HEADER
@@ -151,23 +149,6 @@ def needed_by(payload: bytes) -> Needed:
     """Which segments a snapshot's payload says must be there."""
     latest = decode(payload)
     return Needed(latest.first_needed, {kept.number: Kept(kept.end, kept.last_lsn) for kept in latest.kept}, latest.lsn)
-
-
-class WriteSnapshot(Change):
-    """The change that puts a snapshot into the journal: nothing else comes of it."""
-
-    __slots__ = ("payload", "size")
-
-    def __init__(self, payload: bytes) -> None:
-        self.payload = payload
-        self.size = len(payload)
-
-    def plan(self, plan: Plan) -> None:
-        plan.changes.append(self)
-        plan.own, plan.is_more = self, True
-
-    def apply(self, table: Table) -> None:
-        """It says what is in the index already."""
 
 
 class Start(NamedTuple):

@@ -21,8 +21,8 @@ from ..wal.log import Log
 from ..wal.segment import Segment
 from ..wal.ticket import GROWS, OWED, SHRINKS, Tail, Ticket, WriteBatch
 from .applying import Applier
+from .changes import WriteSnapshot
 from .encoding import ACK, ACK_PAYLOAD, ACK_RECORD, CODECS, SEND, SEND_HEAD, SEND_START
-from .snapshot import WriteSnapshot
 
 _BATCH_BYTES = w.BATCH_HEADER.size
 _SEND_BYTES = SEND_START.size

@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.adapters.core.messages import DEFAULT_PRIORITY
-from anabranch.adapters.core.record.encoding import (
-    HEAD,
-    REQUEUED,
-    encode,
-    is_requeued,
-    name_of,
-    order_and_expiry,
-)
+from anabranch.adapters.core.record.encoding import HEAD, REQUEUED, encode, is_requeued, name_of, order_and_expiry
 from anabranch.adapters.core.state.decoding import decode
 from anabranch.policies.errors import MessageTooLargeError
 from anabranch.policies.names.destination import Destination

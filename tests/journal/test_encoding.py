@@ -37,9 +37,9 @@ from anabranch.adapters.core.state.states import Catalog, DestinationState, Subs
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import snapshot
 from anabranch.adapters.journal.bodies import body_of
+from anabranch.adapters.journal.changes import WriteSnapshot
 from anabranch.adapters.journal.encoding import CODECS, DECODERS, SEND, SEND_HEAD
 from anabranch.adapters.journal.index import Index
-from anabranch.adapters.journal.snapshot import WriteSnapshot
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal.reader import BatchReader, Record, records_of
 from anabranch.adapters.wal.segment import Segment

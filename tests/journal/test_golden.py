@@ -23,10 +23,9 @@ from anabranch.adapters.core.record.encoding import HEAD, REMOVAL
 from anabranch.adapters.core.state.states import Catalog
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import checksums, snapshot
-from anabranch.adapters.journal.copied import Compacted, Copied
+from anabranch.adapters.journal.changes import Compacted, Copied, WriteSnapshot
 from anabranch.adapters.journal.encoding import CODECS, DECODERS, SEND, copied_in
 from anabranch.adapters.journal.index import Checkpoint
-from anabranch.adapters.journal.snapshot import WriteSnapshot
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal.copies import RECORDS_MAX, CopiesWriter
 from anabranch.adapters.wal.files import SegmentFiles

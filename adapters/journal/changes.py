@@ -1,0 +1,58 @@
+"""What may happen to a journal alone: what was copied counts (rule J8), a snapshot is written (rule J6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, cast
+
+from ..core.operations.changes import Change
+from ..core.operations.plan import Plan
+from ..core.operations.table import Table
+from ..wal.segment import Segment
+
+
+class TakesCopies(Protocol):
+    """The index, which knows where each message is."""
+
+    def take_copies(self, copies: Segment, messages: Sequence[Copied]) -> None:
+        """Let the messages in a file of copies that live be there, and nowhere else."""
+
+
+class Copied(NamedTuple):
+    """A message in a file of copies."""
+
+    number: int
+    """Its destination's."""
+    seq: int
+    own: tuple[int, int, int]
+    """Where its copy is (encoding.Own)."""
+
+
+class Compacted(Change):
+    """A file of copies is whole, and on disk. Of its messages those count that live at this place in the order: no ack
+    can fall between the question and the answer, since both are given by the order of the journal alone."""
+
+    __slots__ = ("copies", "messages")
+
+    def __init__(self, copies: Segment, messages: Sequence[Copied]) -> None:
+        self.copies, self.messages = copies, messages
+
+    def apply(self, table: Table) -> None:
+        cast(TakesCopies, table).take_copies(self.copies, self.messages)
+
+
+class WriteSnapshot(Change):
+    """The change that puts a snapshot into the journal: nothing else comes of it."""
+
+    __slots__ = ("payload", "size")
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = payload
+        self.size = len(payload)
+
+    def plan(self, plan: Plan) -> None:
+        plan.changes.append(self)
+        plan.own, plan.is_more = self, True
+
+    def apply(self, table: Table) -> None:
+        """It says what is in the index already."""
