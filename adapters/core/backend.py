@@ -1,4 +1,4 @@
-"""What a kind of store has to bring: a place for its bytes. All else is the core's.
+"""The contract of a backend: a backend is a store's place for its bytes, all else is the core's.
 
 A write ends in one of three ways. It is done: then its changes are applied under the store's lock, and seen. It is
 refused: `write` raised an AnabranchError, and nothing of it happened. Or it is unknown, a COMMIT or a sync that was cut
@@ -42,7 +42,7 @@ class NotTakenError(StoreFailedError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the core has to know of a store's options."""
+    """The options of a store that the core has to know."""
 
     priorities: bool = False
     duplicate_window: int = 100_000
@@ -108,7 +108,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Found:
-    """What a backend finds when it is opened, beside destinations and subscriptions, which it puts into the catalog
+    """The state that a backend finds when it is opened. Destinations and subscriptions it puts into the catalog
     itself."""
 
     last_seq: int = 0
@@ -139,7 +139,7 @@ class BackendStats:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a backend is given of its store when it is opened."""
+    """The parts of its store that a backend is given when it is opened."""
 
     catalog: Catalog
     lock: threading.RLock
@@ -182,7 +182,8 @@ class Backend(Rows, Protocol):
 
     @classmethod
     def is_contained(cls, options: Any) -> bool:
-        """Whether all of a store lies in its directory: then a store of one destination goes with that destination."""
+        """Return whether all of a store lies in its directory: then a store of one destination goes with that
+        destination."""
         return False
 
     # `create` and `identify`, class methods, are those of a Store (store.py).
@@ -208,8 +209,8 @@ class Backend(Rows, Protocol):
         or under its lock."""
 
     def took_effect(self, plan: Plan) -> bool:
-        """Whether a write that ended in OutcomeUnknownError has taken effect. Raises AnabranchError if that cannot be
-        told yet. Not asked of a store that has failed with it."""
+        """Return whether a write that ended in OutcomeUnknownError has taken effect. Raises AnabranchError if that
+        cannot be told yet. Not asked of a store that has failed with it."""
         raise AssertionError("after an unknown outcome the store has failed")
 
     def apply(self, changes: Sequence[Change], last: Plan) -> None:
@@ -227,7 +228,7 @@ class Backend(Rows, Protocol):
         return
 
     def unstage(self, transaction: bytes) -> None:
-        """It was not prepared after all, if it was ever staged."""
+        """Forget a staged branch: the branch was not prepared after all, if it was ever staged."""
         return
 
     def before_outcome(self, branch: Branch, committed: bool) -> None:
@@ -241,12 +242,13 @@ class Backend(Rows, Protocol):
     def lose(
         self, state: DestinationState, place: Place, error: CorruptionError, message_id: str | None = None
     ) -> None:
-        """Of one that `salvages`: write down, durably, that this message is lost; it is acked behind that. Any thread,
-        without the lock. Its id, if the caller knows it, else as far as it is to be found. Raises AnabranchError."""
+        """Write down, durably, that this message is lost; an ack follows. Only called for a backend that `salvages`,
+        from any thread, without the lock. `message_id` is given if the caller knows it, else the backend finds what it
+        can. Raises AnabranchError."""
         raise AssertionError(f"{self.kind} does not salvage")
 
     def keyed(self, state: DestinationState, name: bytes) -> Place | None:
-        """Where the value of a map's key is, expired or not; None if there is none."""
+        """Return where the value of a map's key is, expired or not; None if there is none."""
         raise AssertionError(f"{self.kind} keeps no maps")
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:

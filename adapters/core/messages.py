@@ -1,4 +1,4 @@
-"""What is sent and what is received: messages, on their way in and on their way out."""
+"""Messages, on their way in and on their way out."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ _NEVER: Final = 0
 
 @runtime_checkable
 class Readable(Protocol):
-    """What a body is read from: a file opened for reading bytes, a pipe, a socket's file."""
+    """A source that a body is read from: a file opened for reading bytes, a pipe, a socket's file."""
 
     def read(self, size: int, /) -> bytes:
-        """So many bytes, or fewer; none at the end."""
+        """Return so many bytes, or fewer; none at the end."""
 
 
 class LargeBody:
@@ -118,7 +118,7 @@ def plain_body(body: object) -> bytes:
 
 
 def _is_kept_apart(body: object) -> TypeGuard[Readable | LargeBody]:
-    """Whether a body is one that a store keeps apart, or is to be read from a file, and checked there."""
+    """Return whether a store keeps a body apart, or reads it from a file and checks it there."""
     return isinstance(body, LargeBody | Readable)
 
 
@@ -239,7 +239,7 @@ DROPPED: Final = -1
 
 
 class Receipt(NamedTuple):
-    """What a send returns."""
+    """The result of a send."""
 
     destination: Destination
     seq: int
@@ -249,7 +249,8 @@ class Receipt(NamedTuple):
 
     @property
     def dropped(self) -> bool:
-        """Whether it was not stored, for want of room, as `when_full: drop_new` says. Its `seq` is -1."""
+        """Return whether the message was not stored, for want of room, as `when_full: drop_new` says. Its `seq` is
+        -1."""
         return self.seq == DROPPED
 
     def __repr__(self) -> str:
@@ -274,7 +275,7 @@ class Rejecting(Protocol):
     """A store's owner, which knows where its dead letters go."""
 
     def reject(self, message: Message[Any], reason: Reason) -> None:
-        """As Message.reject."""
+        """Reject a message, as Message.reject."""
 
     def _spent(self, store: Store) -> None:
         """Messages of a store have just been given back for the last time, with a reason that the store knows as long
@@ -351,7 +352,7 @@ class Message(Generic[T_co]):
 
     @property
     def is_large(self) -> bool:
-        """Whether its body is kept apart: then `body` raises LargeMessageError."""
+        """True if the body is kept apart: then `body` raises LargeMessageError."""
         return self._large is not None
 
     @property
@@ -470,13 +471,13 @@ class Message(Generic[T_co]):
 
     @property
     def token(self) -> str:
-        """What it can be settled by, with `Router.settle`, by who does not hold this object. It holds while the message
-        is leased, and tells no secret. Raises UnknownMessageError for a message that is not leased."""
+        """Return the token by which `Router.settle` settles the message without this object. A token holds while the
+        message is leased, and tells no secret. Raises UnknownMessageError for a message that is not leased."""
         return self._store.token(self)
 
     @property
     def redelivered(self) -> bool:
-        """Whether it was handed out before."""
+        """True if the message was handed out before."""
         return self.deliveries > 1
 
     @property
@@ -495,7 +496,8 @@ class ReceivedMessage(Message[T_co]):
     __slots__ = ()
 
     def __del__(self) -> None:
-        """It may run between any two steps of any thread: abandoned.py."""
+        """Note that the message's holder has let go of it. May run between any two steps of any thread:
+        abandoned.py."""
         try:
             self._store._abandoned.note(self)
         except AttributeError:
@@ -526,7 +528,7 @@ class LargeMessage(Message[bytes]):
 
 
 class ReceivedLargeMessage(LargeMessage):
-    """As ReceivedMessage."""
+    """A large message that was handed to its consumer and is not settled, as ReceivedMessage."""
 
     __slots__ = ()
 
@@ -544,7 +546,7 @@ def _not_in_memory(message: Message[Any]) -> LargeMessageError:
 
 
 def note_received(message: Message[Any]) -> None:
-    """It is handed to its receiver: see ReceivedMessage."""
+    """Note that a message is handed to its consumer: see ReceivedMessage."""
     message.__class__ = message._received
 
 
@@ -562,8 +564,9 @@ class DecodedMessage(Message[Any]):
 
     @property
     def body(self) -> Any:  # nobody sets it
-        """What the codec has decoded, when it is asked for first; later the same object again. Raises DecodeError for
-        bytes that the codec does not take, and for those that another codec has made, by the header `content_type`."""
+        """Return what the codec has decoded: decoded when asked for first, later the same object again. Raises
+        DecodeError for bytes that the codec does not take. Also raises it for bytes of another codec, by the header
+        `content_type`."""
         try:
             return self._decoded
         except AttributeError:
@@ -586,7 +589,7 @@ class DecodedMessage(Message[Any]):
 
 
 class ReceivedDecodedMessage(DecodedMessage):
-    """As ReceivedMessage."""
+    """A decoded message that was handed to its consumer and is not settled, as ReceivedMessage."""
 
     __slots__ = ()
 
@@ -597,7 +600,7 @@ DecodedMessage._plain, DecodedMessage._received = DecodedMessage, ReceivedDecode
 
 
 def decoded(message: Message[Any], decode: Callable[[Message[Any], bytes], Any]) -> Message[Any]:
-    """The same object, whose `body` is from now on what `decode` makes of it and its bytes."""
+    """Return the same object, whose `body` is from now on what `decode` makes of the message and its bytes."""
     message._codec = decode
     # Not a copy: whoever watches over its lease watches this object.
     message.__class__ = ReceivedDecodedMessage if type(message) is message._received else DecodedMessage

@@ -183,7 +183,8 @@ class Store:
 
     @classmethod
     def is_contained(cls, options: Any) -> bool:
-        """Whether all of a store lies in its directory. Then a store of one destination goes with that destination."""
+        """Return whether all of a store lies in its directory. Then a store of one destination goes with that
+        destination."""
         return cls.backend_type.is_contained(options)
 
     @property
@@ -199,7 +200,8 @@ class Store:
 
     @property
     def usage(self) -> Recorder | None:
-        """What is told of all that takes effect here, until the store is closed (usage.py). Set by the usage log."""
+        """Return the recorder of all that takes effect here, until the store is closed (usage.py). Set by the usage
+        log."""
         return self._engine.usage
 
     @usage.setter
@@ -523,7 +525,7 @@ class Store:
         return self._receiving.take_undelivered(limit)
 
     def count_expired(self, messages: Iterable[Message]) -> None:
-        """Of what `take_undelivered` gave, these are gone, for their time was over: `counts` tells how many."""
+        """Count messages of `take_undelivered` that are gone, for their time was over: `counts` tells how many."""
         self._statistics.count_expired(message._note for message in messages)
 
     def keep(self, body: object, persistent: bool = True) -> bytes | LargeBody:
@@ -532,7 +534,7 @@ class Store:
         return self.bodies.kept(body, persistent)
 
     def open_body(self, message: Message[Any]) -> BinaryIO:
-        """As Message.open."""
+        """Open a message's body, as Message.open."""
         content: Any = message.content
         if not isinstance(content, StoredBody):
             return io.BytesIO(content)
@@ -577,7 +579,7 @@ class Store:
             after_move(error, messages, lambda store, some: store.ack_within(connection, some))
 
     def is_enlisted(self, destination: Destination) -> bool:
-        """Whether callers' transactions are open that send to it or ack there."""
+        """Return whether callers' transactions are open that send to a destination or ack there."""
         outbox = self._engine.outbox
         return outbox is not None and outbox.concerns(destination)
 
@@ -639,7 +641,8 @@ class Store:
         return self._failures.of(message)
 
     def tell_spent(self, messages: Sequence[Message[Any]]) -> None:
-        """These were given back, their failures noted before: the owner hears of it if one was for the last time."""
+        """Tell the owner of messages that were given back for the last time, if some were. Their failures were noted
+        before."""
         most, owner = self.backend.settings.max_deliveries, self._engine.owner
         if most is not None and isinstance(owner, Rejecting) and any(one.deliveries >= most for one in messages):
             owner._spent(self)
@@ -685,7 +688,7 @@ class Store:
     def _after_move(
         error: ClosedError, messages: Sequence[Message], call: Callable[[Store, list[Message]], object]
     ) -> Future[None]:
-        """As `after_move`, on a thread of ours. What is not moving is refused at once."""
+        """Repeat a call as `after_move`, on a thread of ours. A message that is not moving is refused at once."""
         if not is_moving(messages) and not isinstance(error, LeaseMovedError):
             raise error
         return shared().call(lambda: after_move(error, messages, call))
@@ -708,8 +711,8 @@ class Store:
             after_move(error, messages, lambda store, some: store.unclaim(some, delivered, delay))
 
     def token(self, message: Message[Any]) -> str:
-        """What a leased message can be settled by, from any thread, without the Message. It begins with the store's id
-        and holds no secret. Raises UnknownMessageError."""
+        """Return the token by which a leased message can be settled from any thread, without the Message. A token
+        begins with the store's id and holds no secret. Raises UnknownMessageError."""
         if not isinstance(message._note, Lease):
             require_leased(message)
             raise UnknownMessageError(f"{message!r} is not leased here any more")
@@ -717,7 +720,7 @@ class Store:
         return self._settling.token(message._note)
 
     def token_of(self, lease: Lease) -> str:
-        """The same of a lease."""
+        """Return the token of a lease."""
         return self._settling.token(lease)
 
     def leased(self, token: str) -> Message:
@@ -729,7 +732,7 @@ class Store:
         return message
 
     def note_rejected(self, message: Message[Any]) -> None:
-        """It was acked since it was rejected: who comes with it once more hears that."""
+        """Note that a message was acked since it was rejected: a caller that comes with it once more hears that."""
         lease = message._note
         lease.end = REJECTED
         self._settling.note_ends([lease] if lease.is_kept else ())
@@ -942,7 +945,7 @@ class Store:
             return True
 
     def _holds_anything(self) -> bool:
-        """Whether closing it would lose something."""
+        """Return whether closing the store would lose something."""
         engine = self._engine
         return bool(
             engine.catalog.messages or len(engine.sequencer.window) or engine.committed or engine.catalog.subscriptions
@@ -971,7 +974,7 @@ class Store:
     # Asking
 
     def destinations(self) -> Sequence[Destination]:
-        """Those known to the store, also empty ones."""
+        """Return the destinations known to the store, also empty ones."""
         catalog = self._engine.catalog
         return self._engine.counted(lambda pending: [state.destination for state in catalog.declared()])
 

@@ -1,5 +1,5 @@
-"""What a store and its callers say to each other beside messages: subscriptions, outcomes, counts, and the steps of
-transactions over several stores. Who says it is `Store` (core/store.py)."""
+"""The types that a store and its callers exchange beside messages: subscriptions, outcomes, counts, and the steps of
+transactions over several stores. `Store` (core/store.py) uses them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SubscriptionKey = tuple[str, str]
 
 
 class Change(NamedTuple):
-    """What a transaction does to a subscription."""
+    """The change of a subscription in a transaction."""
 
     subscription: Subscription
     subscribe: bool
@@ -42,7 +42,7 @@ class Change(NamedTuple):
 
 
 class Settlement(enum.Enum):
-    """What becomes of a leased message."""
+    """The end of a lease."""
 
     ACK = "ack"
     RELEASE = "release"
@@ -77,7 +77,7 @@ class Counts(_Counts):
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What a store says about itself. Counts are since open where not said otherwise."""
+    """The statistics of a store. Counts are since open where not said otherwise."""
 
     name: str
     """As the configuration calls it; of a store of one destination `name:destination`."""
@@ -138,10 +138,10 @@ Progress = Callable[[str, int, int], None]
 
 
 class Listener(Protocol):
-    """What `listen` returns. Threads: all; both may be called from the callback. Neither waits for the disk."""
+    """The result of `listen`. Threads: all; both may be called from the callback. Neither waits for the disk."""
 
     def add_credit(self, more: int) -> None:
-        """So many more messages than were asked for so far are wanted. Raises TypeError, ValueError."""
+        """Ask for so many more messages than were asked for so far. Raises TypeError, ValueError."""
 
     def close(self) -> bool:
         """End it: no callback begins once this has returned. Returns whether one runs, in whatever thread, with a
@@ -179,14 +179,14 @@ class Pending(Protocol[T_co]):
 
 
 class Done(Generic[T_co]):
-    """What an adapter returns that had done it all before it returned."""
+    """The result of an adapter that had done it all before it returned."""
 
     def __init__(self, result: T_co) -> None:
         self._result = result
 
     def proceed(self) -> None:
-        """It is done."""
+        """Do nothing: the step is done."""
 
     def wait(self) -> T_co:
-        """What came of it."""
+        """Return the outcome."""
         return self._result

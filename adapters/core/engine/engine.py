@@ -158,15 +158,15 @@ class Engine:
             self._guard()
 
     def require_here(self, destination: Destination) -> None:
-        """Where a destination is not found: raise what `ensure_usable` raises, and MovedError if it has moved to
-        another store, or is about to."""
+        """Raise for a destination that is not found: what `ensure_usable` raises, or MovedError. MovedError means that
+        the destination has moved to another store, or is about to."""
         self.ensure_usable()
         gate = self.sequencer.gates.get(destination)
         if gate is not None:
             raise MovedError(gate)
 
     def failure(self) -> StoreFailedError:
-        """What callers of a failed store get."""
+        """Return the error that callers of a failed store get."""
         error = StoreFailedError(
             f"store {self.name!r} has stopped after an error: {self.failed}; close it and open it again"
         )
@@ -187,7 +187,7 @@ class Engine:
             self.stop(cause)
 
     def stop(self, cause: BaseException) -> None:
-        """The same where it has been told already."""
+        """Stop for good where the failure has been told already."""
         first, self.failed = self.failed is None, cause
         self.wake_all()
         if first:
@@ -222,7 +222,7 @@ class Engine:
     # Opening
 
     def host(self) -> Host:
-        """What the backend is given."""
+        """Return what the backend is given."""
         return Host(self.catalog, self.lock, self.fail)
 
     def start(self, submit: Callable[[Ticket], object]) -> None:
@@ -314,8 +314,8 @@ class Engine:
                     feed.wake()
 
     def finish(self) -> None:
-        """With the lock held: take in what is written. Every step may be done twice, so that an interruption leaves it
-        to whoever comes next."""
+        """Take in what is written, with the lock held. Every step may be done twice, so an interruption leaves the rest
+        to the next caller."""
         plan = self.written
         if plan is not None:
             if self.sequencer.number < plan.number:
@@ -328,12 +328,12 @@ class Engine:
 
     @property
     def unsubscribing(self) -> bool:
-        """Whether a change of subscriptions is pending: what was fetched for one may not be its own any more."""
+        """Return whether a change of subscriptions is pending: what was fetched for one may not be its own any more."""
         return self._changed > self._applied
 
     @property
     def behind(self) -> bool:
-        """Whether anything is pending."""
+        """Return whether anything is pending."""
         return self.written is not None or bool(self._new or self._pending)
 
     def lease_ready(self, feed: Feed, taker: Taker) -> bool:
@@ -360,7 +360,7 @@ class Engine:
             self.receiving = False
 
     def look(self) -> None:
-        """With the lock held: pass on what has come to receivers that keep up. May be done again."""
+        """Pass on, with the lock held, what has come to consumers that keep up. May be done again."""
         new, passes_on = self._new, self._passes_on
         while new:
             plan = new[0]
@@ -370,17 +370,17 @@ class Engine:
             new.popleft()
 
     def current(self, drained: bool = True) -> None:
-        """With the lock held, after `check`: the store is usable and, if `drained`, all that has returned is
-        applied."""
+        """See, with the lock held and after `check`, that the store is usable. If `drained`, also apply all that has
+        returned."""
         if self.closed or self.failed is not None or self._guard is not None:
             self.ensure_usable()
         if drained or self.interrupted or self.written is not None:
             self.drain()
 
     def hand_over(self, feed: Feed) -> None:
-        """With the lock held: give those who wait what there is for them. What is taken in once they stand in line
-        wakes them; what was taken in just before that woke nobody, and so is looked for again. Likewise that the store
-        has failed: nobody who stands in line then would be told."""
+        """Give waiting consumers, with the lock held, what there is for them. What is taken in once they stand in line
+        wakes them. What was taken in just before woke nobody, and is looked for again. A failure of the store is looked
+        for too: nobody in line would be told of it."""
         if self.failed is not None:
             self.ensure_usable()
         self.delivery.hand_over(feed, self.rows)
@@ -401,7 +401,7 @@ class Engine:
                 log.debug("store %s: nothing applied: %s", self.name, error)
 
     def drain(self) -> None:
-        """With the lock held: apply what is pending."""
+        """Apply, with the lock held, what is pending."""
         if self.written is not None:
             self.finish()
         if self.nonpersistent is not None:
@@ -486,7 +486,7 @@ class Engine:
         return self._priorities or self.sequencer.expiring or self.nonpersistent is not None or self.large
 
     def _finish(self, changes: Sequence[Change]) -> None:
-        """What follows once changes are in the rows. May be done again."""
+        """Do what follows once changes are in the rows. May be done again."""
         if self.large:
             self.bodies.look(changes)
         for change in changes:
@@ -501,7 +501,7 @@ class Engine:
                     self.nonpersistent.set_back(change)
 
     def _finish_volatile(self, plan: Plan) -> None:
-        """Likewise, of what goes with a plan."""
+        """Apply the transient changes of a plan, once its other changes are in the rows."""
         if plan.volatile:
             assert self.nonpersistent is not None
             self.nonpersistent.apply(plan)
@@ -531,14 +531,14 @@ class Engine:
 
     @property
     def leaving(self) -> bool:
-        """Whether messages of what is gone are still to go."""
+        """Return whether messages of what is gone are still to go."""
         volatile = self.nonpersistent
         return bool(self.catalog.leaving) or (volatile is not None and volatile.is_leaving)
 
     # Asking
 
     def settle(self) -> None:
-        """What this thread has committed in a database transaction of its own is seen. Without the lock."""
+        """See that what this thread has committed in a database transaction of its own is seen. Without the lock."""
         if self.outbox is not None:
             self.outbox.settle()
 
@@ -550,9 +550,9 @@ class Engine:
             return question()
 
     def reading(self, work: Callable[[], T]) -> T:
-        """What `work` returns, which reads bodies with the lock held, all that has returned applied, and places looked
-        up since: none of them dies before the lock is let go, so a backend that looks one up once more need not ask for
-        what is pending. For that it uses `looked_up`."""
+        """Return the result of `work`, which reads bodies with the lock held and all that has returned applied. `work`
+        looks places up since then. No place dies before the lock is let go. A backend that looks one up once more need
+        not ask for what is pending, and uses `looked_up`."""
         before = self._reader
         try:
             self._reader = threading.get_ident()
@@ -567,9 +567,9 @@ class Engine:
         return self.asked(question)
 
     def counted(self, question: Callable[[PendingCounts], T], of: Counted | None = None) -> T:
-        """The same for who asks for counts alone, and adds what is pending: at once also while the backend holds the
-        lock since its disk hangs. Where what is pending does not say how many messages of `of` there will be, that
-        takes COUNT_SECONDS, and is as of the last that was applied."""
+        """Answer a question about counts alone, and add what is pending. The answer comes at once, even while the
+        backend holds the lock since its disk hangs. Where what is pending does not tell the count of `of`, that takes
+        COUNT_SECONDS. The answer is then as of the last that was applied."""
         self.settle()
         until = time.monotonic() + COUNT_SECONDS
         while self.counts_stand and not self.unsubscribing:
@@ -583,7 +583,7 @@ class Engine:
         return self.asked(lambda: question(self.pending_counts()))
 
     def pending_counts(self) -> PendingCounts:
-        """Of what has returned and is not applied."""
+        """Count what has returned and is not applied."""
         counts = PendingCounts(self.catalog)
         for plan in dict.fromkeys((*self._new, *self._pending)):
             if plan.number > self._applied:
@@ -604,6 +604,6 @@ class Engine:
         return self._taken
 
     def is_gone(self, feed: Feed) -> bool:
-        """Whether its subscription has ended."""
+        """Return whether the subscription of a feed has ended."""
         subscriber = feed.subscription
         return subscriber is not None and feed.state.subscriptions.get(subscriber.subscription.key) is not subscriber

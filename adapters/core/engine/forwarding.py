@@ -35,7 +35,7 @@ def follow(message: Message) -> bool:
 
 
 def is_moving(messages: Sequence[Message]) -> bool:
-    """Whether one of them is of a destination that is moving, or has moved."""
+    """Return whether the destination of one of the messages is moving, or has moved."""
     return any(type(message._note) is Lease and message._note.hold >= MOVING for message in messages)
 
 

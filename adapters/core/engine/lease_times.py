@@ -57,7 +57,7 @@ def require_seconds(seconds: object, what: str) -> None:
 
 
 class LeaseTimes:
-    """Of one store that is open. Threads: all."""
+    """The times at which leases of one open store end. Threads: all."""
 
     def __init__(self, engine: Engine, give_back: Callable[[Sequence[Lease]], None]) -> None:
         """`give_back` makes free what is LEAVING, and counts it as delivered."""
@@ -82,8 +82,8 @@ class LeaseTimes:
         self._enter(lease, until)
 
     def extend(self, store: Store, message: Message, seconds: float | None) -> None:
-        """It ends so many seconds from now; with None as many as it was leased for, and one that has no end is left as
-        it is. Raises TypeError, ValueError, UnknownMessageError, LeaseMovedError."""
+        """End the lease so many seconds from now; with None, as many as it was leased for. With None a lease without an
+        end is left as it is. Raises TypeError, ValueError, UnknownMessageError, LeaseMovedError."""
         if seconds is not None:
             require_seconds(seconds, "seconds")
         delivery = self._engine.delivery
@@ -166,7 +166,7 @@ class LeaseTimes:
         return True
 
     def _keep(self, lease: Lease, time: LeaseTime, now: float) -> None:
-        """It has not run out; its entry is about to go. The new one lies behind it."""
+        """Enter a lease that has not run out again, behind its entry that is about to go."""
         if lease.hold in (CLAIMED, MOVED):
             return  # for good
         at = time.until if time.until > now else now + AGAIN_SECONDS

@@ -12,7 +12,7 @@ Counted = DestinationState | SubscriptionState
 
 
 class PendingCounts:
-    """Of one look at a store."""
+    """The counts that one look at a store finds pending."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -27,7 +27,8 @@ class PendingCounts:
         return counted.total + self.more.get(counted, 0)
 
     def add(self, change: Change, subscribed: Iterable[SubscriptionState] = ()) -> None:
-        """It is pending. `subscribed`: whom a message is for, if it does not say so."""
+        """Count a pending change. `subscribed`: the subscriptions that a message is for, if the message does not say
+        so."""
         more = self.more
         if type(change) is Send:
             if change.state.is_map:

@@ -1,4 +1,4 @@
-"""What a store tells the usage log (router/usage/) of each batch that took effect: what was sent, what was acked.
+"""The report of a store to the usage log (router/usage/), for each batch that took effect: sends and acks.
 
     engine.usage = Recorder(buffer, "orders", store_id)       # None, as usual: nothing is paid
 
@@ -92,7 +92,7 @@ def hash_of(seq: int) -> int:
 
 @inner_loop
 class Rows:
-    """What all stores of a router have told and nobody has taken yet. Any thread appends; one takes."""
+    """The rows that all stores of a router have told and nobody has taken yet. Any thread appends; one takes."""
 
     __slots__ = ("_chunks", "_room", "_transactions", "broken", "lost", "numbers", "size")
 
@@ -132,7 +132,7 @@ class Rows:
 
 @inner_loop
 class Source:
-    """What a Recorder begins with."""
+    """The rows that a Recorder begins with."""
 
     __slots__ = ("rows",)
 
@@ -187,8 +187,8 @@ class Recorder(Source):
         self.store, self.token, self.volatile = store, token, volatile
 
     def number(self, state: DestinationState) -> int | None:
-        """Of a destination, which is declared if need be; 0 if it is not recorded, None if there is no room for its
-        name."""
+        """Return the number of a destination, which is declared if need be. 0 if the destination is not recorded, None
+        if there is no room for its name."""
         buffer = self.buffer
         numbers = buffer.rows.numbers
         number = numbers.get(state)
@@ -206,7 +206,8 @@ class Recorder(Source):
         return number & AMOUNT_MAX
 
     def set_number(self, entitled: Sequence[SubscriptionState]) -> int | None:
-        """Of the subscriptions that a message is for; None if there is no room for their names."""
+        """Return the number of the set of subscriptions that a message is for; None if there is no room for their
+        names."""
         buffer = self.buffer
         sets, key = buffer.sets, tuple([one.number for one in entitled])
         number = sets.get(key)

@@ -44,7 +44,7 @@ PAUSE_MAX: Final = 0.5
 
 
 class Writer(Protocol):
-    """What the store needs of each."""
+    """The methods that a store needs of each writer."""
 
     def submit(self, ticket: Ticket, /) -> object:
         """Queue it. Raises what Engine.ensure_usable raises, and RuntimeError in a signal handler (rule G3); then it is
@@ -64,7 +64,7 @@ class Writer(Protocol):
         """Until all that is queued now is written or refused."""
 
     def undisturbed(self, work: Callable[[], T]) -> T:
-        """What `work` returns, done while nothing is written and all that was is applied."""
+        """Return the result of `work`, done while nothing is written and all that was is applied."""
 
     def refuse_more(self) -> None:
         """The store takes nothing more (`Engine.closed` is set); what is queued is still written."""
@@ -74,7 +74,7 @@ class Writer(Protocol):
 
 
 def raise_error(ticket: Ticket) -> list[Any]:
-    """What came of a ticket that is done, or what it failed with."""
+    """Return the outcomes of a ticket that is done, or raise its error."""
     if ticket.error is not None:
         error = copy.copy(ticket.error)  # others raise the same: each thread has its own traceback
         raise error from ticket.error.__cause__
@@ -122,7 +122,7 @@ class Direct:
         return work()  # it holds the lock whenever it looks
 
     def refuse_more(self) -> None:
-        """It asks the engine."""
+        """Do nothing: the writer asks the engine."""
 
     def close(self) -> None:
         with self._engine.lock:
@@ -174,7 +174,7 @@ class Threaded:
         return raise_error(ticket)
 
     def proceed(self) -> None:
-        """It goes on by itself."""
+        """Do nothing: the thread goes on by itself."""
 
     def flush(self) -> None:
         ticket = Ticket([], 0)
@@ -182,7 +182,7 @@ class Threaded:
         self.wait(ticket)
 
     def refuse_more(self) -> None:
-        """It asks the engine."""
+        """Do nothing: the writer asks the engine."""
 
     def undisturbed(self, work: Callable[[], T]) -> T:
         self.flush()
@@ -206,8 +206,8 @@ class Threaded:
             self._require_written(tickets)
 
     def _require_written(self, tickets: Sequence[Ticket]) -> None:
-        """It has been closed since it was asked whether it takes tickets (rule G7). What was queued before its end is
-        written: raise ClosedError if these came after that. Their caller may not wait for them."""
+        """Raise ClosedError for tickets that came after the end of a writer closed meanwhile (rule G7). What was queued
+        before its end is written. The tickets' caller may not wait for them."""
         with self._lead:
             self._refuse_queued()
         if any(type(ticket.error) is ClosedError for ticket in tickets):
@@ -328,13 +328,13 @@ class Threaded:
                 ticket.finish(ticket.error)
 
     def _may_be_one(self, plan: Plan, error: AnabranchError) -> bool:
-        """Whether others of its tickets may do."""
+        """Return whether some of a plan's tickets may do without the others."""
         of_all = isinstance(error, StoreFailedError) and not isinstance(error, NotTakenError)
         return len(plan.tickets) > 1 and not of_all and self._engine.failed is None
 
     def _write_plan(self, plan: Plan) -> AnabranchError | None:
-        """What its tickets are refused with, None if it is done. What was cut off and took no effect is tried again
-        once."""
+        """Write a plan; return the error that its tickets are refused with, None if it is done. A write that was cut
+        off and took no effect is tried again once."""
         for last in (False, True):
             try:
                 self._engine.backend.write(plan)
@@ -357,7 +357,7 @@ class Threaded:
         return error if self._engine.failed is None else self._engine.failure()
 
     def _outcome(self, plan: Plan) -> bool | None:
-        """Whether a write took effect; None if that cannot be told in time."""
+        """Return whether a write took effect; None if that cannot be told in time."""
         engine = self._engine
         deadline = time.monotonic() + self._settings.outcome_timeout
         pause = PAUSE_FIRST
@@ -384,7 +384,7 @@ class Threaded:
         self._unknown = None
 
     def _done(self, plan: Plan) -> None:
-        """What is written counts, and is seen, in one step: nobody else shall have to apply it."""
+        """Count and show a written plan in one step, so that nobody else has to apply it."""
         engine = self._engine
         engine.batches += 1
         engine.sequencer.accept(plan)

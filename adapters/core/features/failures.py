@@ -63,14 +63,14 @@ def _key(lease: Lease) -> Key:
 
 
 class Failures:
-    """Of one store that is open. Threads: all."""
+    """The last failures of messages in one open store. Threads: all."""
 
     def __init__(self) -> None:
         self._failures: dict[Key, Failure] = {}
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
 
     def note(self, messages: Iterable[Message[Any]], failure: Failure) -> None:
-        """These are about to be given back by who holds them."""
+        """Note the failure of messages that their holders are about to give back."""
         with self._lock:
             for message in messages:
                 lease = message._note

@@ -86,7 +86,7 @@ class Entry(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What is known of a committed entry without reading it."""
+    """The part of a committed entry that is known without reading it."""
 
     number: int
     caller: str
@@ -103,8 +103,8 @@ class Caller(Protocol):
 
 
 class OutboxRows(Protocol):
-    """What a backend brings that shares its database with callers. What they hand in is theirs: errors of its driver
-    pass through where it is used."""
+    """The rows of a backend that shares its database with callers. Connections that callers hand in are theirs: errors
+    of their driver pass through where a connection is used."""
 
     def enlist(self, connection: Any, told: Told) -> Caller:
         """The transaction that is open on a connection, begun if need be; the same object each time. `told` hears
@@ -119,25 +119,25 @@ class OutboxRows(Protocol):
         Raises StoreFailedError."""
 
     def entries(self, caller: str, first: int, last: int) -> Sequence[Entry]:
-        """Those of one transaction between two numbers, in order. Raises StoreFailedError."""
+        """Return the entries of one transaction between two numbers, in order. Raises StoreFailedError."""
 
     def is_over(self, caller: Caller) -> bool:
-        """Whether a transaction has ended for certain: what `written` does not show from now on is not there. Raises
-        StoreFailedError."""
+        """Return whether a transaction has ended for certain: what `written` does not show from now on is not there.
+        Raises StoreFailedError."""
 
 
 class Told(Protocol):
-    """Who is told of the end of transactions."""
+    """A listener for the end of transactions."""
 
     def ending(self, caller: Caller) -> None:
-        """It is about to end, one way or the other, by this thread. Raises nothing."""
+        """Note that a transaction is about to end, one way or the other, by this thread. Raises nothing."""
 
 
 class DrainTable(Table, Protocol):
     """A Table of a backend that has OutboxRows."""
 
     def drained(self, numbers: Sequence[int], rows: int) -> None:
-        """These entries go, which have so many rows. Raises NotTakenError if some are gone already."""
+        """Remove these entries, which have so many rows. Raises NotTakenError if some are gone already."""
 
 
 @runtime_checkable
@@ -145,7 +145,7 @@ class Placing(Protocol):
     """A store's owner, which knows where destinations are."""
 
     def _is_elsewhere(self, destination: Destination, store_id: bytes) -> bool:
-        """Whether it is recorded in another store than this."""
+        """Return whether a destination is recorded in another store than this."""
 
 
 class Drained(Change):
@@ -184,7 +184,7 @@ class _Open:
 
 
 class Outbox:
-    """Of one store that is open. Threads: all."""
+    """The outbox of one open store. Threads: all."""
 
     def __init__(self, store: Store, engine: Engine, sending: Sending, settling: Settling, rows: OutboxRows) -> None:
         self._store, self._engine = store, engine
@@ -300,7 +300,7 @@ class Outbox:
         return Entry(number, str(message.destination), ack.seq, ack.number, b"")
 
     def _of(self, caller: Caller) -> _Open:
-        """With the lock held."""
+        """Return the open transaction of a caller, entered if need be. With the lock held."""
         if self._closed:
             self._engine.ensure_usable()
         one = self._open.get(caller.key)
@@ -311,7 +311,7 @@ class Outbox:
         return one
 
     def ending(self, caller: Caller) -> None:
-        """As Told: by whoever commits or rolls back, just before that."""
+        """Note the end of a transaction, as Told: called by whoever commits or rolls back, just before that."""
         one = self._open.get(caller.key)
         if one is not None and not self._closed:
             one.thread = threading.get_ident()
@@ -325,17 +325,17 @@ class Outbox:
 
     @property
     def is_used(self) -> bool:
-        """Whether a transaction of a caller's is open, or not drained."""
+        """Return whether a transaction of a caller's is open, or not drained."""
         return bool(self._open)
 
     def concerns(self, destination: Destination) -> bool:
-        """Whether such a transaction sends to it, or has claimed a message of it."""
+        """Return whether a caller's transaction sends to the destination, or has claimed a message of it."""
         with self._lock:
             return any(destination in one.destinations for one in self._open.values())
 
     def settle(self) -> None:
-        """What this thread has committed, or rolled back, is seen on return, unless that takes longer than
-        SETTLE_SECONDS. Not while it has another such transaction open, which the database may have waiting for that."""
+        """Wait until what this thread has committed, or rolled back, is seen, at most SETTLE_SECONDS. Returns at once
+        while the thread has another such transaction open, which the database may have waiting for that."""
         if not self._open:
             return
         me = threading.get_ident()
@@ -350,7 +350,7 @@ class Outbox:
     # Draining
 
     def opened(self) -> None:
-        """What was committed before is done. Raises AnabranchError; then it is tried again later."""
+        """Do what was committed before. Raises AnabranchError; then the outbox tries again later."""
         try:
             with self._draining:
                 self._drain()
@@ -392,7 +392,7 @@ class Outbox:
                 self._watch_job.schedule(WATCH_SECONDS)
 
     def _works(self) -> bool:
-        """Whether this process has the store open, and it has not failed."""
+        """Return whether this process has the store open, and the store has not failed."""
         engine = self._engine
         return not (self._closed or engine.closed or engine.failed is not None or engine.forked)
 
@@ -403,7 +403,7 @@ class Outbox:
             self._job.schedule(self._pause)
 
     def _drain_now(self, everything: bool) -> bool:
-        """Whether it has to be looked again soon."""
+        """Drain the outbox; return whether it has to be looked at again soon."""
         try:
             with self._draining:
                 return self._drain(everything)
@@ -412,7 +412,8 @@ class Outbox:
             return any(one.ending for one in list(self._open.values()))
 
     def _drain(self, everything: bool = False) -> bool:
-        """With `_draining` held. Raises AnabranchError. Returns whether some transaction that was to end has not."""
+        """Drain the outbox, with `_draining` held; return whether some transaction that was to end has not. Raises
+        AnabranchError."""
         if self._closed:
             return False
         with self._lock:
@@ -475,8 +476,8 @@ class Outbox:
         return kept
 
     def _tell(self, caller: str, entries: Sequence[Entry], error: AnabranchError) -> None:
-        """What cannot be done for a reason that does not pass by itself is looked at now and then, like what comes from
-        elsewhere; it stays claimed."""
+        """Log that entries cannot be done. If the reason does not pass by itself, they are looked at now and then, like
+        what comes from elsewhere. Their messages stay claimed."""
         stays = isinstance(error, MovedError | TransactionError)
         if stays:
             one = self._open.get(caller)
@@ -492,7 +493,7 @@ class Outbox:
         )  # fmt: skip
 
     def _changes(self, caller: str, entries: Sequence[Entry]) -> list[Change]:
-        """What entries ask for, and that they go."""
+        """Return the changes that entries ask for, and the change that removes the entries."""
         catalog, priorities = self._engine.catalog, self._engine.backend.settings.priorities
         leases = dict(self._open[caller].acks) if caller in self._open else {}
         changes: list[Change] = []

@@ -52,8 +52,8 @@ def delay_ms(seconds: float, what: str = "delay") -> int:
 def postponements(
     leases: Iterable[Lease], settings: Settings, delivered: bool, delay: int | None = None
 ) -> list[Change]:
-    """That these wait, which are given back: for `delay` ms, or as the store's `redelivery` says. Not so of what was
-    leased for a topic as a whole, nor of what has reached the delivery limit."""
+    """Return the changes by which leases that are given back wait: for `delay` ms, or as the store's `redelivery` says.
+    Leases of a topic as a whole do not wait, nor messages that have reached the delivery limit."""
     changes: list[Change] = []
     for lease in leases:
         place = lease.place
@@ -78,7 +78,7 @@ def backoff_ms(settings: Settings, times: int) -> int:
 
 
 class Waiting:
-    """Of one store that is open. Threads: all; `applied` is called under the store's lock."""
+    """The scheduled messages of one open store. Threads: all; `applied` is called under the store's lock."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -107,7 +107,7 @@ class Waiting:
             )
 
     def applied(self, change: Postponed) -> None:
-        """It is in the rows. May be done again."""
+        """Follow a change that is in the rows. May be done again."""
         engine = self._engine
         delivery = engine.delivery
         if not change.due:

@@ -129,7 +129,7 @@ def read(
 
 
 def seqs(store: Store, destination: Destination) -> Iterator[int]:
-    """Of the messages that `read` tells of, in the same order."""
+    """Yield the seqs of the messages that `read` tells of, in the same order."""
     state = store._engine.catalog.destinations.get(destination)
     if state is not None:
         for page, waiting, _ in _pages(store, state):
@@ -146,7 +146,7 @@ def _ids(engine: Engine, number: int) -> list[tuple[int, bytes]]:
 
 
 def messages(items: Iterable[Item]) -> Iterator[Stored]:
-    """Those that are messages."""
+    """Return those items that are messages."""
     return (item for item in items if isinstance(item, Stored))
 
 
@@ -158,7 +158,7 @@ Untils = Mapping[int, tuple[int, Mapping[SubscriptionKey, int]]]
 
 
 def _pages(store: Store, state: DestinationState, after: int = 0) -> Iterator[tuple[Sequence[Place], Waiting, Untils]]:
-    """Where the messages behind a seq are, by seq, for whom, and until when they wait."""
+    """Yield where the messages behind a seq are, by seq, for whom, and until when they wait."""
     engine = store._engine
     while True:
         start = after
@@ -204,7 +204,7 @@ def _yet_to_ack(
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What a store holds of a destination."""
+    """The amount that a store holds of a destination."""
 
     messages: int = 0
     bytes: int = 0
@@ -238,8 +238,8 @@ def remove(store: Store, destination: Destination) -> None:
 
 
 class Digest:
-    """What a series of messages comes to: their records, in order, and what has happened to them. Not until when they
-    wait: of two stores one may bring back first what is due."""
+    """The digest of a series of messages: their records, in order, and what has happened to them. Until when they wait
+    does not count: of two stores one may bring back first what is due."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -253,12 +253,12 @@ class Digest:
         self._hash.update(message.record)
 
     def hex(self) -> str:
-        """Of all so far."""
+        """Return the digest of all messages so far."""
         return self._hash.hexdigest()
 
 
 def digest(stored: Iterable[Stored]) -> Digest:
-    """Of all these."""
+    """Return the digest of these messages."""
     of_all = Digest()
     for message in stored:
         of_all.add(message)
@@ -277,7 +277,8 @@ def common(source: Store, target: Store, destination: Destination) -> int | None
 
 
 def _alike(ours: Stored, there: Stored) -> bool:
-    """Whether the same has happened to both (rule K6). What is due by now may have been brought back in one of them."""
+    """Return whether the same has happened to both (rule K6). What is due by now may have been brought back in one of
+    them."""
     now = wall_ms()
     happened, waits = [], []
     for one in (ours, there):
@@ -288,7 +289,7 @@ def _alike(ours: Stored, there: Stored) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What the target of a `bring` holds that was cut short."""
+    """The messages that the target of an interrupted `bring` holds."""
 
     messages: int
     whole: bool
@@ -321,7 +322,7 @@ class Brought(Change):
         self.send, self.name, self.size = send, send.name, send.size
 
     def plan(self, plan: Plan) -> tuple[int, bool]:
-        """As Send.plan."""
+        """Plan the send, as Send.plan."""
         send = self.send
         if send.state.is_map:
             return send.plan(plan)
@@ -429,7 +430,7 @@ class Bringing:
 
 
 def _happened(state: DestinationState, seq: int, item: Item) -> Iterator[Change]:
-    """What there is to say of a message that was just written."""
+    """Yield the changes that repeat the history of a message that was just written."""
     if isinstance(item, Seen):
         yield Ack(state, seq, 0)
     elif not state.is_topic:

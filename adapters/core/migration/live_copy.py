@@ -65,7 +65,7 @@ Settled = Ack | AckRange | Returned | Postponed
 
 
 class Replaced(NamedTuple):
-    """Of a map, the value of this key before this seq is dead."""
+    """A change of a map: the value of this key before this seq is dead."""
 
     name: bytes
     seq: int
@@ -116,7 +116,7 @@ class LiveCopy:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """With nothing copied, and all that the source holds ahead."""
+        """Begin again with nothing copied, and all that the source holds ahead."""
         if self._seqs is not None:
             self._seqs.close()
         self._remove_copy()
@@ -179,7 +179,7 @@ class LiveCopy:
         return not self._anew
 
     def _round(self) -> Iterator[None]:
-        """What has come since the last one until it begins, a page at a time."""
+        """Copy what has come since the last round until this one begins, a page at a time."""
         assert self._seqs is not None
         seqs = self._seqs
         until = self._from.asked(lambda: self._from.sequencer.last_seq)
@@ -285,7 +285,7 @@ class LiveCopy:
         self._told.extendleft(reversed(ahead))
 
     def _all_repeated(self, told: Sequence[Settled | Replaced], state: DestinationState) -> list[Change]:
-        """With the target's lock held."""
+        """Return the changes that repeat what was told. With the target's lock held."""
         changes: list[Change] = []
         replaced: set[int] = set()
         for change in told:
@@ -395,8 +395,9 @@ class LiveCopy:
             self._let_go()
 
     def source_deleted(self) -> None:
-        """What the source held of it has been deleted since the switch. Where nothing had ever been written there, that
-        has removed nothing, and the destination may come back: then it is there as any other."""
+        """Forget the source's part of the destination: what it held has been deleted since the switch. Where nothing
+        had ever been written there, that has removed nothing. The destination may come back to it then, as any
+        other."""
         for feed in self._feeds(self._state):
             feed.purging.discard(self._mark)
 
@@ -425,7 +426,7 @@ class LiveCopy:
         return moved
 
     def _successor(self, lease: Lease, hold: int, copied: DestinationState) -> Lease | None:
-        """With the target's lock held."""
+        """Return the lease in the target that follows one in the source. With the target's lock held."""
         assert self._seqs is not None
         seq = self._seqs.get(lease.seq)
         feeds = [feed for mine in lease.feeds if (feed := self._same(mine, copied)) is not None]
@@ -493,13 +494,13 @@ class LiveCopy:
 
 
 def _latest(page: Sequence[Item]) -> list[Stored]:
-    """Of the values of a map the last of each key: another may have been put while the page was read."""
+    """Return the last value of each key of a map: another may have been put while the page was read."""
     latest = {name_of(item.record): item for item in messages(page)}
     return sorted(latest.values(), key=lambda item: item.seq)
 
 
 def nonpersistent(destination: Destination, store: Store, count: int) -> GivenUpError:
-    """What is wrong where some of its messages are not persistent."""
+    """Return the error for a destination some of whose messages are transient."""
     return GivenUpError(
         f"{destination}: {count} message(s) of it in store {store.name!r} are not persistent, and would not come "
         "along; receive them first, or close the router and run `anabranch repartition`, which lets them go"

@@ -1,5 +1,5 @@
-"""What a prepared transaction does to one destination, taken out of its branch in one store and put into that in
-another, where the messages lie from now on (copying.py).
+"""The part of a prepared transaction that concerns one destination, moved from its branch in one store to that in
+another. The messages lie in the other store from now on (copying.py).
 
     for branch in concerning(source, destination):
         put(target, branch.transaction, with_part(source, target, branch, destination))
@@ -43,13 +43,14 @@ def concerning(store: Store, destination: Destination) -> list[Branch]:
 
 
 def is_whole(branch: Branch) -> bool:
-    """Whether its bytes hold the messages that it sends: those of a store with `native_two_phase` do not."""
+    """Return whether a branch's bytes hold the messages that it sends: those of a store with `native_two_phase` do
+    not."""
     return all(len(send.record) == send.record_bytes for send in branch.sends)
 
 
 def sends_large(store: Store, transaction: bytes) -> bool:
-    """Whether a transaction sends a body here that is kept apart, beside the bytes that are moved. `put` cannot have
-    such a branch: after a crash between its steps nothing names the body, and the store removes it."""
+    """Return whether a transaction sends a body here that is kept apart, beside the bytes that are moved. `put` cannot
+    have such a branch: after a crash between its steps nothing names the body, and the store removes it."""
     branch = store._engine.sequencer.prepared.get(transaction)
     return branch is not None and any(send.large is not None for send in branch.sends)
 
@@ -74,7 +75,7 @@ def with_part(source: Store, target: Store, branch: Branch, destination: Destina
 
 
 def put(store: Store, transaction: bytes, payload: bytes) -> None:
-    """What a store has prepared under a transaction is this from now on, durably. Idempotent."""
+    """Replace what a store has prepared under a transaction, durably. Idempotent."""
     store._transactions.put(transaction, payload)
 
 

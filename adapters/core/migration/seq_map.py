@@ -1,5 +1,5 @@
-"""Where the copies of messages lie: from seqs in one store to seqs in another, both rising. The pairs are in a file of
-the system's directory for temporary files, which goes when it is closed; in memory is one seq of each block."""
+"""A map from the seqs of messages in one store to the seqs of their copies in another, both rising. The pairs are in a
+file of the system's directory for temporary files, which goes when it is closed; in memory is one seq of each block."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SeqMap:
         self._last.append(Pair(source, target))
 
     def get(self, source: int) -> int | None:
-        """Of the copy of this message; None if it has none. Raises OSError."""
+        """Return the seq of this message's copy; None if it has none. Raises OSError."""
         number = bisect_right(self._firsts, source) - 1
         if number < 0:
             return None
@@ -63,7 +63,8 @@ class SeqMap:
         return block[at].target if at < len(block) and block[at].source == source else None
 
     def between(self, first: int, last: int) -> tuple[int, int] | None:
-        """Of the first and of the last copy of the messages between these two; None if there are none."""
+        """Return the seqs of the first and of the last copy of the messages between these two; None if there are
+        none."""
         ahead, behind = self._at_or_behind(first), self._at_or_ahead(last)
         if ahead is None or behind is None or ahead.source > behind.source:
             return None

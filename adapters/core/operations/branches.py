@@ -62,7 +62,7 @@ class Branch:
 
     @property
     def summary(self) -> Prepared:
-        """What the coordinator is told."""
+        """Return what the coordinator is told."""
         changes = [change.change if type(change) is VolatileChange else change for change in self.changes]
         sends, acks = (sum(type(change) is kind for change in changes) for kind in (Send, Ack))
         return Prepared(self.transaction, self.participants, sends, acks)
@@ -100,7 +100,7 @@ class Commit(Change):
         self.size = branch.promise or branch.outcome_size
 
     def plan(self, plan: Plan) -> list[Any] | None:
-        """What comes of its changes; None if it was committed or rolled back before."""
+        """Commit the branch; return the outcomes of its changes, None if it was committed or rolled back before."""
         if not plan.is_prepared(self.branch):
             return None
         outcomes = [change.plan(plan) for change in self.branch.changes]
@@ -122,7 +122,7 @@ class Rollback(Change):
         self.size = SMALL_BYTES * (2 + max(len(branch.leases), len(branch.returned)))
 
     def plan(self, plan: Plan) -> bool:
-        """Whether it was prepared."""
+        """Roll the branch back; return whether it was prepared."""
         if not plan.is_prepared(self.branch):
             return False
         for change in self.branch.returned:
@@ -167,14 +167,14 @@ class _Payload(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _DelayedPayload(_Payload, frozen=True, array_like=True):
-    """That of a branch with messages which wait for their time."""
+    """The payload of a branch with messages that wait for their time."""
 
     delays: list[tuple[int, int]] = []
     """Which of `sends`, and until when (ms)."""
 
 
 class _DroppingPayload(_DelayedPayload, frozen=True, array_like=True):
-    """That of a branch that drops messages to make room."""
+    """The payload of a branch that drops messages to make room."""
 
     drops: list[int] = []
     """Which of `acks`."""
@@ -257,7 +257,7 @@ def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: 
 
 
 def destinations_of(payload: bytes) -> list[Destination]:
-    """Those that a branch concerns."""
+    """Return the destinations that a branch concerns."""
     return [Destination(Kind(kind), name) for kind, name in _decode(payload).destinations]
 
 

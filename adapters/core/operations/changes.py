@@ -1,6 +1,6 @@
-"""What can happen to a store, as values: each knows how it takes its place in the order (`plan`), what a backend is
-told of it (`apply`), and what it means to those who hold messages (`settle`). Here are those of messages; those of
-destinations and subscriptions are in destination_changes.py, those of transactions in branches.py.
+"""Changes of a store, as values. Each knows its place in the order (`plan`), what a backend is told (`apply`), and what
+it means to holders of messages (`settle`). Here are the changes of messages. Those of destinations and subscriptions
+are in destination_changes.py, those of transactions in branches.py.
 
 A caller puts changes into a ticket. The one thread that writes plans them: duplicates fall away, seqs are given out,
 what depends on what was before is decided. What comes out goes to the backend in one write, and once that has counted
@@ -49,10 +49,10 @@ class Change:
         raise AssertionError(f"no backend is told of {self}")
 
     def settle(self, delivery: Delivery) -> None:
-        """It takes effect now: what becomes of who holds what. May be done again."""
+        """Settle what becomes of holders of messages: the change takes effect now. May be done again."""
 
     def states(self) -> Iterable[DestinationState]:
-        """Where a message may have become free by it."""
+        """Return the destinations where a message may have become free by the change."""
         return ()
 
 
@@ -107,7 +107,7 @@ class Send(Change):
         self._set_aside(self.deliver_at_ms, body)
 
     def wait_until(self, due: int) -> None:
-        """It is not to be delivered before this time (ms; 0: at once). Before it is in a ticket."""
+        """Do not deliver the message before this time (ms; 0: at once). Called before the send is in a ticket."""
         self._set_aside(due, self.large)
         if due:
             self.size += SMALL_BYTES
@@ -320,7 +320,7 @@ class VolatileChange(Change):
         """Memory that is reserved for it."""
 
     def plan(self, plan: Plan) -> tuple[int, bool] | None:
-        """Of a message as Send.plan."""
+        """Plan the change; of a message, as Send.plan."""
         change, outcome = self.change, None
         if type(change) is Send:
             if plan.removed or not change.state.declared:  # as Send.plan
@@ -344,8 +344,8 @@ def sent(change: Change) -> Send | None:
 
 
 def acks_of(leases: Iterable[Lease], drops: bool = False) -> list[Change]:
-    """What is held, as acks. What was leased for a topic as a whole is dead for all. Nonpersistent.takes finds those of
-    messages that are not persistent. `drops`: as Ack.drops."""
+    """Return acks of leases. A message that was leased for a topic as a whole is dead for all. Nonpersistent.takes
+    finds the acks of transient messages. `drops`: as Ack.drops."""
     acks: list[Change] = []
     for lease in leases:
         feed, place = lease.feeds[0], lease.place
@@ -367,7 +367,8 @@ def returned_of(leases: Iterable[Lease]) -> list[Change]:
 
 
 def uncounted_of(leases: Iterable[Lease]) -> list[Change]:
-    """That they were not delivered after all, of those which were counted when they were handed out."""
+    """Return the changes that take back the deliveries of leases, of those that were counted when they were handed
+    out."""
     changes: list[Change] = []
     for lease in leases:
         if lease.is_counted:
@@ -378,5 +379,5 @@ def uncounted_of(leases: Iterable[Lease]) -> list[Change]:
 
 
 def declaration_bytes(state: DestinationState) -> int:
-    """Of a destination's name."""
+    """Return the bytes of a destination's declaration."""
     return len(state.destination.name.encode()) + SMALL_BYTES

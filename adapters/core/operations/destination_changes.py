@@ -1,4 +1,4 @@
-"""What can happen to destinations and to subscriptions (changes.py)."""
+"""Changes of destinations and of subscriptions (changes.py)."""
 
 from __future__ import annotations
 
@@ -145,6 +145,6 @@ class Unsubscribe(Change):
 
 
 def subscription_bytes(subscription: Subscription) -> int:
-    """Of a subscription's texts."""
+    """Return the bytes of a subscription's texts."""
     texts = (subscription.client_id, subscription.name, subscription.selector or "")
     return sum(len(text.encode()) for text in texts)

@@ -1,4 +1,5 @@
-"""What many callers asked for, put in order: the one place where seqs are given out and duplicates fall away (rule X7).
+"""Plans, which put what many callers asked for in order: the one place where seqs are given out and duplicates fall
+away (rule X7).
 
 P1  A plan changes nothing but the tickets' outcomes, the seqs of its sends, and what is refused since one before it
     was (`Ticket.then`), so that it may be made again after an interruption. It counts from `Sequencer.accept` on: what
@@ -103,7 +104,7 @@ class Plan:
 
     @property
     def sync(self) -> bool:
-        """Whether a caller waits for the disk, whatever the policy."""
+        """Return whether a caller waits for the disk, whatever the policy."""
         return any(ticket.sync for ticket in self.tickets)
 
     def hold_room(self) -> None:
@@ -111,7 +112,7 @@ class Plan:
         self.room = [*self.room, *[ticket.held for ticket in self.tickets]]
 
     def release_room(self) -> None:
-        """It is applied. May be done again."""
+        """Release the room of a plan that is applied. May be done again."""
         for reservation in self.room:
             release(reservation)
         self.room = ()
@@ -119,15 +120,15 @@ class Plan:
     # What changes ask while they are planned
 
     def seq_of(self, key: Key) -> int | None:
-        """Of the message that has been sent with this id."""
+        """Return the seq of the message that has been sent with this id."""
         first = self.ids.get(key)
         if first is None and not any(state.number == key[0] for state in self.removed):
             first = self._sequencer.window.get(key)
         return first
 
     def volatile_seq_of(self, key: Key) -> int | None:
-        """The same for one that is not persistent, which is a duplicate of either kind; one that is persistent, of its
-        kind alone."""
+        """Return the seq of the message with this id, for a transient message. A transient message is a duplicate of
+        either kind; a persistent one, of its kind alone."""
         return self.seq_of(key) or self.volatile_ids.get(key) or self._sequencer.volatile_window.get(key)
 
     def remember(self, key: Key, seq: int) -> None:
@@ -155,13 +156,13 @@ class Plan:
         self.writes_any_key = self.is_more = True
 
     def remember_volatile(self, key: Key, seq: int) -> None:
-        """The same of one that is not persistent."""
+        """Remember that a transient message has been sent with this id."""
         if not self.volatile_ids:
             self.volatile_ids = {}
         self.volatile_ids[key] = seq
 
     def current(self, state: DestinationState) -> DestinationState:
-        """Of the same destination, the one that is there by then, or may be."""
+        """Return the state of the same destination that is there by then, or may be."""
         return self._latest(self._sequencer.catalog.current(state))
 
     def find(self, state: DestinationState) -> DestinationState:
@@ -177,7 +178,7 @@ class Plan:
         return state
 
     def is_declared(self, state: DestinationState) -> bool:
-        """Whether a destination is there by then."""
+        """Return whether a destination is there by then."""
         return state in self.declared or (state.declared and state not in self.removed)
 
     def declare(self, state: DestinationState) -> None:
@@ -188,7 +189,8 @@ class Plan:
             self.changes.append(Declare(state))
 
     def remove(self, state: DestinationState) -> None:
-        """It goes with its ids and subscriptions, for good: what is sent there from then on is another's."""
+        """Remove a destination with its ids and subscriptions, for good: what is sent there from then on is
+        another's."""
         self.removed = [*self.removed, state]
         self.is_more = True
         self.declared = [other for other in self.declared if other is not state]
@@ -201,7 +203,7 @@ class Plan:
         self.is_more = True
 
     def subscriptions(self, state: DestinationState) -> Subscribed:
-        """Those of a topic by then."""
+        """Return the subscriptions of a topic by then."""
         changed = self.subscribed.get(state.number)
         return self._sequencer.subscribed.get(state.number, {}) if changed is None else changed
 
@@ -250,14 +252,14 @@ class Plan:
         self.is_more = True
 
     def is_prepared(self, branch: Branch) -> bool:
-        """Whether it still waits for its outcome by then."""
+        """Return whether a branch still waits for its outcome by then."""
         if self.settled and any(branch is other for other in self.settled):
             return False
         return self._sequencer.prepared.get(branch.transaction) is branch or branch in self.prepared
 
 
 class Sequencer:
-    """What the thread that writes knows. Others may look at `prepared` and `last_seq`."""
+    """The knowledge of the thread that writes. Others may look at `prepared` and `last_seq`."""
 
     def __init__(self, catalog: Catalog, duplicate_window: int) -> None:
         self.catalog = catalog
@@ -336,7 +338,7 @@ class Sequencer:
         return max(self._given, self.last_seq)
 
     def accept(self, plan: Plan) -> None:
-        """It is about to be written, or was. Idempotent."""
+        """Take over a plan that is about to be written, or was. Idempotent."""
         if plan.is_more:
             self._accept(plan)
         self.last_seq, self.number = plan.last_seq, plan.number

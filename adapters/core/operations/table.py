@@ -1,4 +1,4 @@
-"""What a backend does for each change: the methods of a table, and the order in which they are called."""
+"""The steps of a backend for each change: the methods of a table, and the order in which they are called."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ AT_ONCE: Final = 4096
 
 
 class Table(Protocol):
-    """What a backend does for each change, in their order. Whatever of it is done already must change nothing: who was
-    interrupted does it again."""
+    """The steps of a backend for each change, in their order. A step that is done already must change nothing: after an
+    interruption it is done again."""
 
     def put(self, sends: Sequence[Send]) -> None:
         """New messages, all of one destination. Of a topic each is for those whom `entitled` names; without any it is
@@ -33,8 +33,8 @@ class Table(Protocol):
         all. `place`: where it was when it was leased, if that is known."""
 
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
-        """The same of all messages between two seqs; also for a subscription that has ended, and in a destination
-        that was removed."""
+        """Ack all messages between two seqs; also for a subscription that has ended, and in a destination that was
+        removed."""
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
         """A message was given back so often by now. `place`: where it was when it was leased, if that is known."""
@@ -66,7 +66,7 @@ class Table(Protocol):
         """A branch has its outcome; that it is committed is remembered until `forget`."""
 
     def forget(self, transactions: Sequence[bytes]) -> None:
-        """These need no longer be remembered."""
+        """Forget these transactions, which need no longer be remembered."""
 
 
 def apply_all(changes: Iterable[Change], table: Table) -> None:

@@ -1,4 +1,4 @@
-"""What a caller asks for, and what becomes of it."""
+"""Tickets: the changes that a caller asks for, and their outcomes."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def encode(
 
 
 def encode_outgoing(destination: Destination, message: Outgoing, limit: int) -> tuple[bytes, bytes | None]:
-    """The same of a message that a transaction, or a send of many, gathers."""
+    """Return the record and the id, as `encode`, of a message that a transaction, or a send of many, gathers."""
     body, headers, message_id, priority, expires_at_ms, persistent, requeued, _ = message
     flags = (REQUEUED if requeued else 0) | (0 if persistent else NONPERSISTENT)
     if isinstance(body, StoredBody):
@@ -135,12 +135,12 @@ def body_of(record: bytes) -> bytes:
 
 
 def is_requeued(record: bytes) -> bool:
-    """Whether it is stored whatever the duplicate window says."""
+    """Return whether a record is stored whatever the duplicate window says."""
     return bool(_unpack(record)[1] & REQUEUED)
 
 
 def as_carried(record: bytes) -> bytes:
-    """As another store is given it, of whatever kind: without what only the store that it was sent to had to know."""
+    """Return the record as another store of any kind is given it: without what only its first store had to know."""
     flags = _unpack(record)[1]
     if not flags & (REQUEUED | NONPERSISTENT):
         return record
@@ -148,18 +148,18 @@ def as_carried(record: bytes) -> bytes:
 
 
 def is_large(record: bytes) -> bool:
-    """Whether its body is kept apart."""
+    """Return whether the body of a record is kept apart."""
     return bool(_unpack(record)[1] & LARGE)
 
 
 def reference_in(record: bytes) -> bytes:
-    """Of such a one: what says which body it is."""
+    """Return the reference in the record of a large message: it says which body is the message's."""
     return record[-REFERENCE.size :]
 
 
 def kept_head(record: bytes) -> bytes:
-    """What is needed of a record whose headers and body are elsewhere: all that this module tells but `decode`. One
-    whose body is kept apart is needed whole."""
+    """Return the head that is needed of a record whose headers and body are elsewhere. The head serves all functions of
+    this module but `decode`. A record whose body is kept apart is needed whole."""
     return record if is_large(record) else record[: HEAD.size + _unpack(record)[2]]
 
 

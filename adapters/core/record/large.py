@@ -68,8 +68,8 @@ class Kept(NamedTuple):
 
 
 class LargeStorage(Protocol):
-    """Where a store keeps its large bodies, by name. What is begun and not published is nobody's. Threads: all, each
-    body one at a time. Raises StoreFullError and StoreFailedError."""
+    """The storage of a store's large bodies, by name. A body that is begun and not published is nobody's. Threads: all,
+    each body one at a time. Raises StoreFullError and StoreFailedError."""
 
     def begin(self, name: bytes, start: bytes) -> None:
         """A new body."""
@@ -78,7 +78,7 @@ class LargeStorage(Protocol):
         """Its next chunk, with its CRC before it. All but the last have so many bytes behind that."""
 
     def publish(self, name: bytes, sync: bool) -> None:
-        """It is whole. With `sync` it survives a power failure once this has returned."""
+        """Publish a body, which is whole. With `sync` the body survives a power failure once this has returned."""
 
     def read(self, name: bytes, number: int, chunk_bytes: int) -> bytes:
         """A chunk with its CRC; shorter, or nothing, if it is not there. Raises OSError for what the disk does not
@@ -94,7 +94,7 @@ class LargeStorage(Protocol):
         """All bodies, each with its start; None for one that was never published."""
 
     def place(self, name: bytes, number: int, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, int]:
-        """Where a chunk is, for errors: a path, or a table, and an offset."""
+        """Return where a chunk is, for errors: a path, or a table, and an offset."""
 
     def close(self) -> None:
         """Idempotent."""
@@ -107,13 +107,13 @@ def start_of(name: bytes, low: int) -> bytes:
 
 
 def named_by(number: int, seq: int) -> bytes:
-    """What is written into them once a message names it."""
+    """Return the bytes that are written into a body once a message names it."""
     named = NAMED.pack(number, seq)
     return named + CRC.pack(crc32c(0, named))
 
 
 def read_start(name: bytes, start: bytes) -> Kept | None:
-    """What a body's first bytes say; None if they are damaged, or another's."""
+    """Return what a body's first bytes say; None if they are damaged, or another's."""
     if len(start) < START_BYTES or CRC.unpack_from(start, START.size)[0] != crc32c(0, start[: START.size]):
         return None
     magic, version, _, found, low = START.unpack_from(start)
@@ -154,7 +154,7 @@ class StoredBody(LargeBody):
 
     @property
     def reference(self) -> bytes:
-        """What stands in its message's record."""
+        """Return the reference that stands in the record of the body's message."""
         return REFERENCE.pack(self.name, self.size, self.chunk_bytes, self.crc)
 
     def describe(self, reference: bytes) -> None:
@@ -192,7 +192,7 @@ class StoredBody(LargeBody):
         )  # fmt: skip
 
     def verify(self) -> str | None:
-        """What is wrong with it, if anything. Reads all of it."""
+        """Return what is wrong with the body, if anything. Reads all of it."""
         crc = 0
         try:
             for number in range(self.chunks):

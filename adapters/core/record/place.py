@@ -1,4 +1,4 @@
-"""Where a message is, as a backend tells the core, and in which order messages are delivered."""
+"""The place of a message, as a backend tells the core, and the order in which messages are delivered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class VolatileSpot(tuple[Any, int]):
 
 
 def is_volatile(place: Place) -> bool:
-    """Whether the message there is not persistent."""
+    """Return whether the message at a place is transient."""
     return type(place[OWN]) is VolatileSpot
 
 
@@ -35,7 +35,8 @@ ORDER_MAX: Final = PRIORITY_MAX
 
 
 def order_of(priority: int, priorities: bool) -> int:
-    """What comes before the seq in the order of delivery; 0 in a store that does not order by priority."""
+    """Return the number that comes before the seq in the order of delivery; 0 in a store that does not order by
+    priority."""
     return PRIORITY_MAX - priority if priorities else 0
 
 

@@ -16,7 +16,8 @@ _PUT_ANEW: Final = "put another one, or restore the file from a backup to have i
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether a message's bytes were read and are damaged. What the disk did not give may be tried again."""
+    """Return whether a message's bytes were read and are damaged. Bytes that the disk did not give may be tried
+    again."""
     return isinstance(error, CorruptionError) and not isinstance(error, ReadError)
 
 

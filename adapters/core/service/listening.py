@@ -77,7 +77,7 @@ class Listener(Taker):
                 raise
 
     def add_credit(self, more: int) -> None:
-        """As the contract says."""
+        """Add credit, as the contract says."""
         require_credit(more)
         receiving: Receiving | None = None
         while receiving is not self._receiving:  # it may just be on its way to another store
@@ -96,7 +96,7 @@ class Listener(Taker):
             self._leave()
 
     def close(self) -> bool:
-        """As the contract says."""
+        """End the listener, as the contract says."""
         if self._receiving.engine.forked:
             return False  # it is the parent's
         with self._gate:
@@ -106,7 +106,7 @@ class Listener(Taker):
         return calling
 
     def _leave(self) -> None:
-        """It is in no line any more, and what it was given is free again. Idempotent."""
+        """Leave every line, and free the message that was given. Idempotent."""
         left: Feed | None = None
         while left is not self._feed:  # it may just be on its way to another
             left = self._feed
@@ -166,8 +166,8 @@ class Listener(Taker):
                 log.exception("who listens to %s raised an error when told of the end", self._feed.state.destination)
 
     def _next(self) -> Lease | None:
-        """What it is given now, which `lease` says until the callback begins: till then `close` gives it back. None if
-        there is nothing, or it wants no more."""
+        """Return the lease that the listener is given now; None if there is nothing, or no more is wanted. Until the
+        callback begins `lease` holds it, and `close` gives it back."""
         if self._home is not None and self.lease is None:
             self._move_on()
         engine = self._receiving.engine

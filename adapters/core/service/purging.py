@@ -46,7 +46,7 @@ RowsOf = Callable[[DestinationState, SubscriptionState | None, None, int, int], 
 
 
 class Removal:
-    """Of one store that is open. Threads: all."""
+    """The removal of messages, subscriptions and destinations in one open store. Threads: all."""
 
     def __init__(self, engine: Engine, sending: Sending, receiving: Receiving) -> None:
         self._engine, self._sending, self._receiving = engine, sending, receiving
@@ -56,7 +56,7 @@ class Removal:
         """Held for each write by who removes what something has left behind: two would do it twice."""
 
     def purge(self, destination: Destination, subscription: SubscriptionKey | None) -> int:
-        """As Store.purge."""
+        """Purge a queue or a subscription, as Store.purge."""
         self._engine.settle()
         engine, write = self._engine, self._sending.write
         if subscription is not None:
@@ -70,7 +70,7 @@ class Removal:
         return gone if state.is_topic else free
 
     def delete(self, destination: Destination, moves: bool = False) -> int:
-        """As Store.delete. `moves`: it is a move that does so, which no gate keeps out."""
+        """Delete a destination, as Store.delete. `moves`: a move does so, which no gate keeps out."""
         engine = self._engine
         engine.settle()
         state = engine.catalog.destinations.get(destination)
@@ -92,7 +92,7 @@ class Removal:
         self._drop(remove.state.feed)
 
     def idle_mark(self, queue: Destination) -> object:
-        """As Store.idle_mark."""
+        """Return the mark of an idle queue, as Store.idle_mark."""
         state = self._engine.catalog.destinations.get(queue)
         return 0 if state is None else self._engine.asked(lambda: self._mark(state))
 
@@ -103,7 +103,7 @@ class Removal:
         return state.number, feed.first.cursor, feed.lanes.position if feed.lanes is not None else 0
 
     def delete_if_idle(self, queue: Destination, gate: Gate) -> bool:
-        """As Store.delete_if_idle."""
+        """Delete a queue if it is idle, as Store.delete_if_idle."""
         engine, gates = self._engine, self._engine.sequencer.gates
         state = engine.catalog.destinations.get(queue)
         if state is None:
@@ -122,7 +122,7 @@ class Removal:
                 gates.pop(queue, None)
 
     def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
-        """As Store.unsubscribe."""
+        """End a subscription, as Store.unsubscribe."""
         engine = self._engine
         engine.settle()
         subscriber = self._receiving.subscription(topic, subscription)
@@ -148,7 +148,7 @@ class Removal:
         self._drop_left(lambda feed: True)
 
     def _drop_left(self, is_asked_for: Callable[[Feed], bool]) -> None:
-        """What is left of these, persistent or not."""
+        """Remove what is left of these feeds, persistent or transient."""
         engine, volatile = self._engine, self._engine.nonpersistent
         kinds: list[tuple[Catalog, RowsOf, Write]] = [(engine.catalog, engine.backend.rows, self._sending.write)]
         if volatile is not None:

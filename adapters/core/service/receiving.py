@@ -1,4 +1,4 @@
-"""What comes out of a store: messages received, looked at, or taken because they are not delivered any more."""
+"""Messages that come out of a store: received, looked at, or taken because they are not delivered any more."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Position = tuple[int, int]
 
 
 class Receiving:
-    """Of one store that is open. Threads: all."""
+    """The receiving from one open store. Threads: all."""
 
     def __init__(self, store: Store, engine: Engine, hand_out: HandingOut) -> None:
         self._store, self.engine, self.hand_out = store, engine, hand_out
@@ -93,7 +93,7 @@ class Receiving:
         subscription: SubscriptionKey | None = None,
         seconds: float | None = None,
     ) -> list[Message]:
-        """As Store.receive_many."""
+        """Receive many messages, as Store.receive_many."""
         messages: list[Message] = []
         try:
             first = self.receive(destination, timeout, subscription, seconds)
@@ -121,7 +121,8 @@ class Receiving:
         messages: list[Message],
         seconds: float | None,
     ) -> bool:
-        """What is there without waiting, up to so many in all and a page at a time; whether there may be more."""
+        """Receive what is there without waiting, up to so many in all and a page at a time. Returns whether there may
+        be more."""
         feed = self.feed(destination, key, make=False)
         if feed is None:
             return False
@@ -242,7 +243,7 @@ class Receiving:
                 engine.catalog.drop(feed.state)
 
     def cancel(self, feed: Feed, taker: Taker) -> None:
-        """It waits no longer, and what it was given is free again. In a store that has stopped nobody holds anything.
+        """End a consumer's wait and free what it was given. In a store that has stopped nobody holds anything.
         Idempotent."""
         feed.takers.pop(taker, None)
         if taker.lease is not None and give_back(taker.lease):
@@ -275,7 +276,8 @@ class Receiving:
         return None
 
     def let_go(self, lease: Lease) -> None:
-        """What it holds is dead. Raises MovedError if it has moved to another store before it was read here."""
+        """Let go of a lease whose message is dead. Raises MovedError if the message has moved to another store before
+        it was read here."""
         if give_back(lease):
             raise MovedError(lease.gate)
         engine = self.engine
@@ -287,8 +289,8 @@ class Receiving:
                     engine.wake_crowd(feed.state, feed.number)
 
     def feed(self, destination: Destination, key: SubscriptionKey | None, make: bool) -> Feed | None:
-        """What one receives from there draws from; None for a queue that is new here, unless `make`. Raises
-        DestinationError, UnknownSubscriptionError."""
+        """Return the feed that consumers of a destination draw from; None for a queue that is new here, unless `make`.
+        Raises DestinationError, UnknownSubscriptionError."""
         engine = self.engine
         if key is not None:
             return self.subscription(destination, key).feed
@@ -303,7 +305,8 @@ class Receiving:
         return state.feed
 
     def subscription(self, topic: Destination, key: SubscriptionKey) -> SubscriptionState:
-        """With all that has returned. Raises DestinationError, UnknownSubscriptionError."""
+        """Return a subscription, with all that has returned applied. Raises DestinationError,
+        UnknownSubscriptionError."""
         require_topic(topic)
         engine = self.engine
         state = engine.catalog.destinations.get(topic)
@@ -353,7 +356,7 @@ class Receiving:
             raise
 
     def _remove_values(self, taken: list[tuple[Lease, str]]) -> None:
-        """What has expired of maps goes at once, and is nobody's dead letter. Leaves the others in `taken`."""
+        """Remove the expired values of maps at once; they are nobody's dead letters. Leaves the others in `taken`."""
         values = [lease for lease, _ in taken if lease.feeds[0].state.is_map]
         self._store._sending.write(acks_of(values))
         taken[:] = [one for one in taken if not one[0].feeds[0].state.is_map]
@@ -390,7 +393,7 @@ class Receiving:
             self._store.release([message], reason=reason)
 
     def give_back(self, lease: Lease) -> None:
-        """It is free again, at its old place; in a store that has stopped nobody holds anything."""
+        """Free a lease's message, at its old place; in a store that has stopped nobody holds anything."""
         if give_back(lease):
             return
         with suppress(AnabranchError, RuntimeError):
@@ -474,7 +477,7 @@ class Receiving:
         return places, after
 
     def _lives(self, state: DestinationState, subscriber: SubscriptionState, place: Place) -> bool:
-        """Whether the subscription has yet to ack it, with all that has returned."""
+        """Return whether the subscription has yet to ack a message, with all that has returned applied."""
         engine = self.engine
         engine.check()
         with engine.lock:

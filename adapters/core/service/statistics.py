@@ -1,4 +1,4 @@
-"""What a store says of itself: how many messages are where, and what it has done."""
+"""Statistics of a store: how many messages are where, and what the store has done."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .receiving import Receiving
 
 
 class Statistics:
-    """Of one store that is open. Threads: all."""
+    """The statistics of one open store. Threads: all."""
 
     def __init__(self, engine: Engine, receiving: Receiving) -> None:
         self._engine, self._receiving = engine, receiving
 
     def depth(self, destination: Destination, key: SubscriptionKey | None) -> int:
-        """As Store.depth."""
+        """Return the depth of a destination, as Store.depth."""
         state = self._state(destination, key)
         return self._engine.counted(lambda pending: pending.of(state) if state is not None else 0, state)
 
     def counts(self, destination: Destination, key: SubscriptionKey | None) -> Counts:
-        """As Store.counts."""
+        """Return the counts of a queue or a subscription, as Store.counts."""
         state = self._state(destination, key)
         counts = self._engine.counted(
             lambda pending: self._counts(state, pending) if state is not None else Counts(0, 0), state
@@ -72,7 +72,7 @@ class Statistics:
         return Counts(max(held - leased - delayed, 0), leased, delayed, state.expired)
 
     def count_expired(self, leases: Iterable[Lease]) -> None:
-        """What they held is gone, for its time was over."""
+        """Count messages that are gone, for their time was over."""
         with self._engine.lock:
             for lease in leases:
                 lease.feeds[0].state.expired += 1
@@ -81,7 +81,7 @@ class Statistics:
                         feed.subscription.expired += 1
 
     def of_store(self) -> StoreStats:
-        """As Store.stats."""
+        """Return the statistics of the store, as Store.stats."""
         engine = self._engine
         if engine.failed is None:
             try:

@@ -31,7 +31,7 @@ def checked(subscription: Subscription) -> Subscription:
 
 
 def shown(topic: Destination, key: SubscriptionKey) -> str:
-    """What messages call one."""
+    """Return the words for a subscription in error texts."""
     client = f" of client {key[0]!r}" if key[0] else ""
     return f"durable subscription {key[1]!r}{client} to {topic}"
 

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Transactions:
-    """Of one store that is open. Threads: all."""
+    """One open store's part in transactions. Threads: all."""
 
     def __init__(self, store: Store, engine: Engine, writer: Writer, sending: Sending, settling: Settling) -> None:
         self._store, self._engine, self._writer, self._sending, self._settling = (
@@ -95,7 +95,7 @@ class Transactions:
     def _receipts(
         self, sends: Sequence[tuple[Destination, Outgoing]], outcomes: Sequence[Any], grant: Grant | None
     ) -> list[Receipt]:
-        """Of sends; acks come behind them."""
+        """Return the receipts of sends, which come before acks among the outcomes."""
         made = [
             tuple.__new__(Receipt, (destination, *done))  # as its own, less a call
             for (destination, _), done in zip(sends, outcomes, strict=False)
@@ -116,7 +116,7 @@ class Transactions:
         changes: Sequence[store_types.Change],
         wait: bool = True,
     ) -> tuple[list[Change], Grant | None]:
-        """What comes before the acks, and the room that it needs."""
+        """Return the changes that come before the acks, and the room that they need."""
         self._engine.ensure_usable()
         first: list[Change] = [self._sending.change(change) for change in changes]
         sending: list[Change] = list(self._sending.sends(sends))
@@ -134,7 +134,7 @@ class Transactions:
         since: float | None,
         wait: bool,
     ) -> Grant | None:
-        """As Store.reserve."""
+        """Reserve room for a transaction, as Store.reserve."""
         self._engine.ensure_usable()
         if not self._sending.limited:
             return None
@@ -156,7 +156,8 @@ class Transactions:
         return self._sending.limits.reserve(sending, freed, bodies, since, wait)
 
     def _freed(self, acks: Sequence[Message]) -> list[Message]:
-        """Those of which nothing is left once they are acked; of a topic's, those that nobody else has yet to ack."""
+        """Return the messages of which nothing is left once they are acked; of a topic's, those that nobody else has
+        yet to ack."""
         freed, topics = [], []
         for message in dict.fromkeys(acks):
             lease = message._note
@@ -186,8 +187,8 @@ class Transactions:
             self._engine.sequencer.prepared[transaction] = branch
 
     def put(self, transaction: bytes, payload: bytes) -> None:
-        """What is prepared under this transaction is this from now on; without a payload, nothing. Durable on return.
-        Between the two there is neither: as copying.py has it, nobody else uses the store. Idempotent."""
+        """Replace what is prepared under this transaction; without a payload, by nothing. Durable on return. Between
+        the two steps there is neither: as copying.py has it, nobody else uses the store. Idempotent."""
         branch = self._engine.sequencer.prepared.get(transaction)
         if branch is not None:
             if payload_of(branch.participants, branch.changes) == payload:  # a backend may have let go of its bytes
@@ -213,7 +214,7 @@ class Transactions:
         return branch
 
     def _claim_again(self, branch: Branch) -> None:
-        """What it acks is claimed before anybody can receive (rule T10)."""
+        """Claim the messages that a branch acks, before anybody can receive (rule T10)."""
         leases: list[Lease] = []
         victims: list[Lease] = []
         for ack in branch.acks:

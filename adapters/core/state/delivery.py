@@ -1,4 +1,4 @@
-"""Who holds which message, who waits for one, and which is delivered next (rule X6, invariant 2).
+"""Delivery: which messages are held, which consumers wait, and which message comes next (rule X6, invariant 2).
 
 H1  A message that nobody holds is in exactly one place: beyond the cursor of its lane, in the lane's `ready`, or in
     `returned`, or, if it is not to be delivered any more, nowhere but in the backend (it has expired) and in
@@ -48,7 +48,7 @@ CLOCK_SECONDS: Final = 1.0
 
 
 class Rows(Protocol):
-    """What a backend knows of the messages it holds. Asked under the store's lock."""
+    """The messages that a backend holds, as the core asks for them. Asked under the store's lock."""
 
     def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
         """The least order from `order` on of which there may be a message, as in `rows`; None: there is none. Asked
@@ -68,18 +68,20 @@ class Rows(Protocol):
     def row(
         self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
     ) -> Place | None:
-        """Where one message is; None if it is dead, or acked by the subscription. `order`: its order, where the caller
-        knows it."""
+        """Return where one message is; None if it is dead, or acked by the subscription. `order`: its order, where the
+        caller knows it."""
 
     def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
         """The feeds of the subscriptions that have yet to ack a topic's message."""
 
     def expired(self, since: int, now: int) -> Iterable[tuple[DestinationState, Place]]:
-        """Those that expire behind `since` and by `now` (ms), in any order. Cheap if there are none. What is returned
-        is gone on with later, when the store may have changed: what has come since, or died, may be in it or not."""
+        """Return the messages that expire behind `since` and by `now` (ms), in any order. Cheap if there are none. The
+        caller goes on with the result later, when the store may have changed. What has come since, or died, may be in
+        it or not."""
 
     def limited(self, least: int) -> Iterable[tuple[Feed, Place]]:
-        """Those that were given back so often or more often. Asked for at open and when there are many. Likewise."""
+        """Return the messages that were given back so often or more often. Asked for at open and when there are many.
+        The caller goes on with the result later, as with that of `expired`."""
 
     def next_due(self) -> int:
         """When the first of those that wait is due (ms); 0: none waits. Cheap. This and the next two are for a backend
@@ -101,7 +103,7 @@ class Added(Protocol):
 
     @property
     def state(self) -> DestinationState:
-        """Of its destination."""
+        """Return the state of the message's destination."""
 
     @property
     def order(self) -> int:
@@ -121,7 +123,8 @@ class Added(Protocol):
 
 
 class Delivery:
-    """Of one store. A lease's `hold`, and its time, change under `lock`; all else under the store's lock."""
+    """The delivery of one store's messages. A lease's `hold`, and its time, change under `lock`; all else under the
+    store's lock."""
 
     def __init__(self, name: str, max_leases: int, max_deliveries: int | None = None, priorities: bool = False) -> None:
         self._name = name
@@ -196,8 +199,9 @@ class Delivery:
                 return None
 
     def lease_ready(self, feed: Feed, taker: Taker) -> bool:
-        """The same where it is ready: what has returned need not be in the rows. False where that does not tell which
-        is the first. In a store with priorities nothing does: something more urgent may come."""
+        """Give `taker` the first message of a feed if it is ready: what has returned need not be in the rows. False
+        where that does not tell which message is the first. In a store with priorities nothing does: something more
+        urgent may come."""
         ready, held = feed.first.ready, feed.held
         if (
             not ready or feed.returned or feed.takers or feed.passed_at or feed.purging
@@ -213,7 +217,8 @@ class Delivery:
         return True
 
     def _give_first(self, feed: Feed, ready: deque[Place], taker: Taker) -> None:
-        """Who is struck in here may be another than who is given it, and acks it: it must not be ready then."""
+        """Give `taker` the first ready message. An interruption may strike another thread than the consumer's, which
+        acks it. The message must not be ready then."""
         try:
             place = ready[0]
             taker.lease = lease = Lease((feed,), place)
@@ -228,7 +233,7 @@ class Delivery:
         feed.held[place[SEQ]] = lease
 
     def _fetch(self, feed: Feed, rows: Rows) -> deque[Place] | None:
-        """What comes first of what was never delivered, looked up ahead; None if there is nothing."""
+        """Return the first of what was never delivered, looked up ahead; None if there is nothing."""
         if not self._priorities:
             return feed.first.fetch(feed, rows, 0, self.era)
         lanes = feed.lanes
@@ -271,7 +276,7 @@ class Delivery:
         return True
 
     def has_room(self, feed: Feed) -> bool:
-        """Whether more of its messages may be leased, as far as is applied."""
+        """Return whether more messages of a feed may be leased, as far as is applied."""
         return len(feed.held) < self._max_leases
 
     def require_room(self, feed: Feed) -> None:
@@ -367,7 +372,8 @@ class Delivery:
             return True
 
     def freeze(self, feeds: Iterable[Feed], gate: Gate, frozen: dict[Lease, int]) -> bool:
-        """What is held of these feeds is MOVING, and its former hold in `frozen`; False while some is LEAVING."""
+        """Freeze the leases of these feeds: each is MOVING, and its former hold in `frozen`. False while some lease is
+        LEAVING."""
         done = True
         with self.lock:
             for lease in [lease for feed in feeds for lease in list(feed.held.values())]:
@@ -380,15 +386,15 @@ class Delivery:
         return done
 
     def put_back(self, leases: Iterable[Lease], hold: int) -> None:
-        """What was LEAVING and is still there is held again: its ack has failed, or was interrupted."""
+        """Hold leases again that were LEAVING and are still there: their ack has failed, or was interrupted."""
         with self.lock:
             for lease in leases:
                 if lease.hold == LEAVING:
                     lease.hold = hold
 
     def give_back(self, leases: Iterable[Lease], rows: Rows, delivered: bool) -> None:
-        """What was LEAVING is free, each at its old place; `delivered`: it counts as a delivery. All that is pending is
-        in the rows.
+        """Free leases that were LEAVING, each at its old place; `delivered`: that counts as a delivery. All that is
+        pending is in the rows.
 
         Who gave a message back cannot do anything with it any more, be it held again by somebody else: that is another
         lease.
@@ -457,7 +463,7 @@ class Delivery:
         feed.wake_all()
 
     def purged(self, feed: Feed, first: int, last: int) -> None:
-        """Those of its messages between these seqs that nobody held are dead. Idempotent."""
+        """Forget the messages of a feed between these seqs that nobody held: they are dead. Idempotent."""
         if self.mixed:
             feed.rewind()
             return

@@ -1,4 +1,4 @@
-"""Where a destination is on its way to another store: who comes to it is sent away, to look for it again.
+"""Gates of destinations on their way to another store: callers are sent away, to look for the destination again.
 
     engine.gates[destination] = gate        # from the next plan on nothing is sent there; then the last of it is copied
     gate.open()                             # who waits looks the store up again
@@ -25,7 +25,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 class Gate:
-    """Of one move of one destination. Threads: all. It is opened once."""
+    """The gate of one move of one destination. Threads: all. A gate is opened once."""
 
     def __init__(self, destination: Destination) -> None:
         self.destination = destination
@@ -75,7 +75,7 @@ class MovedError(ClosedError):
 
 
 class LeaseMovedError(MovedError):
-    """It is that of a message in hand (forwarding.py)."""
+    """The destination of a message in hand is moving, or has moved (forwarding.py)."""
 
 
 def require_passage(gates: Mapping[Destination, Gate], changes: Iterable[Any], ours: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What somebody holds, and who waits: feeds, leases, takers. Delivery (delivery.py) has the rules."""
+"""Leases, and the lines of those who wait: feeds, leases, takers. Delivery (delivery.py) has the rules."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ROLLED_BACK: Final = "a transaction that had it was rolled back, or has released
 
 
 class Feed:
-    """What one who receives draws from: a queue, or one subscription of a topic. All fields belong to the store's lock
-    (the one under which Delivery's methods are called)."""
+    """The source that a consumer draws from: a queue, or one subscription of a topic. All fields belong to the store's
+    lock (the one under which Delivery's methods are called)."""
 
     __slots__ = (
         "first", "held", "lanes", "listeners", "passed_at", "purging", "returned", "returned_places", "state",
@@ -62,22 +62,23 @@ class Feed:
 
     @property
     def number(self) -> int:
-        """Of the subscription in its store; 0 for a queue."""
+        """Return the number of the subscription in its store; 0 for a queue."""
         return self.subscription.number if self.subscription is not None else 0
 
     @property
     def key(self) -> SubscriptionKey | None:
-        """Of the subscription; None for a queue."""
+        """Return the key of the subscription; None for a queue."""
         return self.subscription.subscription.key if self.subscription is not None else None
 
     @property
     def is_used(self) -> bool:
-        """Whether somebody waits, watches, listens, or holds a message."""
+        """Return whether somebody waits, watches, listens, or holds a message."""
         return bool(self.takers or self.listeners or self.held)
 
     @property
     def is_needed(self) -> bool:
-        """The same but for those who watch: they hear of it when the store is opened again."""
+        """Return whether somebody waits, listens, or holds a message. Watches do not count: they hear of it when the
+        store is opened again."""
         return bool(self.listeners or self.held or self.waiting)
 
     @property
@@ -93,12 +94,12 @@ class Feed:
         self.passed_at = 0
 
     def forget_fetched(self) -> None:
-        """What was fetched is fetched anew, if it is still there."""
+        """Forget what was fetched; what is still there is fetched anew."""
         self.first.forget()
         self.lanes = None
 
     def remove_fetched(self, first: int, last: int) -> None:
-        """What lies between these seqs is dead, or held: it is not taken from what was fetched. Idempotent."""
+        """Remove from what was fetched the messages between these seqs, which are dead, or held. Idempotent."""
         self.first.remove(first, last)
         if self.lanes is not None:
             self.lanes.remove(first, last)
@@ -145,7 +146,7 @@ class LeaseTime:
 
 
 class Lease:
-    """That somebody holds a message."""
+    """The hold that somebody has on a message."""
 
     __slots__ = ("counted", "end", "feeds", "gate", "hold", "kept", "number", "place", "successor", "time", "whole")
 
@@ -178,7 +179,8 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Whether it still counts: not so once the message is acked, given back, or its feeds are gone."""
+        """Return whether the lease still counts: not so once the message is acked, given back, or its feeds are
+        gone."""
         feeds, seq = self.feeds, self.place[SEQ]
         if len(feeds) == 1:
             return feeds[0].held.get(seq) is self
@@ -186,17 +188,17 @@ class Lease:
 
     @property
     def is_kept(self) -> bool:
-        """Whether it may be settled by somebody who does not hold its message."""
+        """Return whether the lease may be settled by somebody who does not hold its message."""
         return getattr(self, "kept", False)
 
     @property
     def is_counted(self) -> bool:
-        """Whether the backend has this delivery counted already; `place` says it without."""
+        """Return whether the backend has this delivery counted already; `place` says it without."""
         return getattr(self, "counted", False)
 
     @property
     def how_it_ended(self) -> str:
-        """Of one that is not held as its holder thinks, in words."""
+        """Return in words why a lease is not held as its holder thinks."""
         limit = self.time_limit
         if limit is not None and limit.lapsed:
             return limit.says_it_is_over
@@ -216,20 +218,20 @@ class Lease:
 
     @property
     def is_settled(self) -> bool:
-        """Whether its holder has done with it, or a transaction has it: not so if its time ran out."""
+        """Return whether the lease's holder has done with it, or a transaction has it: not so if its time ran out."""
         if self.hold == MOVED:
             return self.successor[1].is_settled
         time = self.time_limit
         return self.hold in (CLAIMED, LEAVING) and not (time is not None and time.lapsed)
 
     def is_late(self, now: float) -> bool:
-        """Whether its time is over (`now` is monotonic), though its message was not given back yet."""
+        """Return whether the lease's time is over (`now` is monotonic), though its message was not given back yet."""
         time = self.time_limit
         return time is not None and time.until <= now and self.hold == LEASED and self.is_held
 
 
 class Taker:
-    """Who waits for one message of a feed."""
+    """A place in the line for one message of a feed."""
 
     __slots__ = ("_waiter", "lease")
 

@@ -1,4 +1,4 @@
-"""What was fetched ahead of a feed, and of which orders something is there to be fetched.
+"""Messages fetched ahead of a feed by order, and the orders in which more is there to be fetched.
 
 O1  An order below `walked` of which the rows hold a message that was not fetched has a lane whose cursor lies before
     that message. Of the orders from `walked` on nothing is known: the rows are asked for the next one.
@@ -60,7 +60,7 @@ class Orders:
 
 
 class Lane:
-    """What has been fetched of one order of a feed."""
+    """The messages that have been fetched of one order of a feed."""
 
     __slots__ = ("cursor", "end", "ready")
 
@@ -89,7 +89,7 @@ class Lane:
         return None
 
     def forget(self) -> None:
-        """What was fetched is fetched anew, if it is still there."""
+        """Forget what was fetched; what is still there is fetched anew."""
         self.end = self.cursor = 0
         self.ready = None
 
@@ -107,13 +107,13 @@ class Lane:
             self.ready = None
 
     def remove(self, first: int, last: int) -> None:
-        """What lies between these seqs is dead. Idempotent."""
+        """Remove the messages between these seqs, which are dead. Idempotent."""
         if self.ready and self.ready[0][SEQ] <= last:
             self.ready = deque(place for place in self.ready if not first <= place[SEQ] <= last)
 
 
 class Lanes:
-    """Of one feed of a store with priorities. All fields belong to the store's lock."""
+    """The lanes of one feed of a store with priorities. All fields belong to the store's lock."""
 
     __slots__ = ("_fetched", "_heap", "_lanes", "_walked")
 
@@ -130,7 +130,7 @@ class Lanes:
 
     @property
     def position(self) -> int:
-        """It changes when messages pass, and may when none does."""
+        """Return a number that changes when messages pass, and may when none does."""
         return sum(lane.cursor for lane in self._lanes.values())
 
     def add(self, order: int, seq: int) -> None:
@@ -140,7 +140,7 @@ class Lanes:
             self._lanes[order] = Lane(seq - 1)
 
     def set_back(self, order: int, seq: int) -> None:
-        """As of Lane, of this order."""
+        """Set back the lane of this order, as Lane.set_back."""
         lane = self._lanes.get(order)
         if lane is None:
             self.add(order, seq)
@@ -148,7 +148,7 @@ class Lanes:
             lane.set_back(seq)
 
     def first(self, feed: Feed, rows: Rows) -> deque[Place] | None:
-        """What was fetched of the first order that has something; None if none has."""
+        """Return what was fetched of the first order that has something; None if none has."""
         heap, lanes = self._heap, self._lanes
         while True:
             while heap and heap[0] < self._walked:
@@ -188,6 +188,6 @@ class Lanes:
         fetched[order] = lane
 
     def remove(self, first: int, last: int) -> None:
-        """What lies between these seqs is dead. Idempotent."""
+        """Remove the messages between these seqs, which are dead. Idempotent."""
         for lane in self._fetched.values():
             lane.remove(first, last)

@@ -1,4 +1,4 @@
-"""What a store knows of its destinations and subscriptions without asking its backend."""
+"""The destinations and subscriptions of a store, known without asking its backend."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SubscriptionState:
 
     @property
     def total_delayed(self) -> int:
-        """Those of them that wait for their time."""
+        """Return how many of the messages wait for their time."""
         return self.delayed + (self.volatile.delayed if self.volatile is not None else 0)
 
 
@@ -97,7 +97,7 @@ class DestinationState:
 
     @property
     def total_delayed(self) -> int:
-        """Those of them that wait for their time."""
+        """Return how many of the messages wait for their time."""
         return self.delayed + (self.volatile.delayed if self.volatile is not None else 0)
 
     def entitled(self, seq: int) -> list[SubscriptionState]:
@@ -171,13 +171,14 @@ class Catalog:
         return state
 
     def add(self, state: DestinationState) -> None:
-        """It is there. Idempotent."""
+        """Add a destination that is there. Idempotent."""
         with self.lock:  # it may be about to be dropped
             self.by_number[state.number] = state
             self.destinations[state.destination] = state
 
     def current(self, state: DestinationState) -> DestinationState:
-        """Of the same destination, the one that is in the catalog: this one, if it was dropped and is the only one."""
+        """Return the state of the same destination that is in the catalog: this one, if it was dropped and is the only
+        one."""
         with self.lock:
             latest = self.destinations.get(state.destination)
             if latest is None and state.removed:
@@ -209,7 +210,7 @@ class Catalog:
                 del self.destinations[state.destination]
 
     def drop(self, state: DestinationState) -> None:
-        """It is no more, unless somebody waits for its messages. Idempotent."""
+        """Drop a destination that is no more, unless somebody waits for its messages. Idempotent."""
         with self.lock:
             if state.declared:
                 return
@@ -222,14 +223,14 @@ class Catalog:
                 self.forget(state)
 
     def forget(self, state: DestinationState) -> None:
-        """It is no more. Idempotent."""
+        """Forget a destination that is no more. Idempotent."""
         with self.lock:
             if self.destinations.get(state.destination) is state:
                 del self.destinations[state.destination]
             self.by_number.pop(state.number, None)
 
     def declared(self) -> Iterator[DestinationState]:
-        """Those that the store says it has, also empty ones."""
+        """Return the destinations that the store says it has, also empty ones."""
         states = list(self.destinations.values())
         return (state for state in states if state.declared or state.count or state.volatile is not None)
 

@@ -1,4 +1,4 @@
-"""Which messages are not to be delivered any more: expired ones, and those that have reached the delivery limit.
+"""The sweep for messages not to be delivered any more: expired ones, and those that have reached the delivery limit.
 
 Z1  Every message that expired by `_until` was looked at, is ahead in the walk that is under way, is held, or is
     remembered. So who ends a hold on one, or sends one, has it remembered.
@@ -124,7 +124,7 @@ class _Walk:
 
 
 class Sweep:
-    """Of one store."""
+    """The sweep of one store."""
 
     def __init__(self, max_deliveries: int | None) -> None:
         self._max_deliveries = max_deliveries

@@ -1,4 +1,4 @@
-"""Which key of a map leads to which message, in memory: for backends that hold no such thing on disk."""
+"""An index in memory from a map's keys to messages, for backends that hold no such index on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK_MAX: Final = 2000
 
 
 class KeyIndex:
-    """Of one map. Everything may be done again, by who was interrupted in it."""
+    """The index of one map. Everything may be done again after an interruption."""
 
     __slots__ = ("_blocks", "_names", "_seqs", "cost")
 

@@ -1,4 +1,4 @@
-"""What a change of a map's keys has to know while it is planned: whether a key is still as its caller saw it.
+"""Knowledge that a change of a map's keys needs while it is planned: whether a key is still as its caller saw it.
 
 E3  A value is a message of its map, with the key as its message id. What is put later takes the place of what is there
     when it is applied (Table.put), so a put asks nothing. What depends on the value before is decided by its caller,
@@ -31,8 +31,8 @@ class KeyChangedError(AnabranchError):
 
 
 class Unchanged(Change):
-    """What follows in the ticket writes these keys of a map, and is for who has read them as they were after plan
-    `number`. No backend is told of it."""
+    """The condition that these keys of a map, which the ticket writes next, are as they were after plan `number`. No
+    backend is told of it."""
 
     __slots__ = ("names", "number", "state")
 
@@ -55,7 +55,7 @@ class Unchanged(Change):
 
 
 class KeyVersions:
-    """Which plan wrote a key last. Used by the thread that plans."""
+    """The plan that wrote each key last. Used by the thread that plans."""
 
     def __init__(self) -> None:
         self._numbers: dict[Key, int] = {}
@@ -67,7 +67,7 @@ class KeyVersions:
         return self._numbers.get(key, self._floor)
 
     def add(self, keys: Iterable[Key], number: int) -> None:
-        """This plan writes these. Idempotent."""
+        """Note that this plan writes these keys. Idempotent."""
         numbers = self._numbers
         for key in keys:
             numbers[key] = number
@@ -78,13 +78,13 @@ class KeyVersions:
                 del numbers[key]
 
     def add_all(self, number: int) -> None:
-        """This plan may write any."""
+        """Note that this plan may write any key."""
         self._floor = number
         self._numbers.clear()
 
 
 class Written(NamedTuple):
-    """What a plan has done to a key."""
+    """The effect of a plan on a key."""
 
     number: int
     """The plan's."""
@@ -93,8 +93,8 @@ class Written(NamedTuple):
 
 
 class FreshKeys:
-    """What plans that have taken effect, and may not be applied yet, have done to keys: who reads one of them need not
-    wait until it is in the rows. Changed by whoever takes plans in, one thread at a time; others read under the store's
+    """The effect on keys of plans that have taken effect and may not be applied yet. A reader of such a key need not
+    wait until it is in the rows. Changed by whoever takes plans in, one thread at a time. Others read under the store's
     lock, and pass over what is applied, which may still be in it."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class FreshKeys:
         """The number of the latest plan that may have written any key: before it is applied nothing here counts."""
 
     def get(self, key: Key) -> Written | None:
-        """What was done to it last; None: what the rows say counts."""
+        """Return what was done to a key last; None: what the rows say counts."""
         written = self._written.get(key)
         return written if written is not None and written.number > self.whole_at else None
 

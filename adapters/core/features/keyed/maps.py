@@ -44,7 +44,7 @@ _NUMBER: Final = re.compile(rb"-?[0-9]+")
 
 
 class Value(NamedTuple):
-    """What a key has."""
+    """The value of a key."""
 
     body: bytes
     place: Place
@@ -66,7 +66,7 @@ class _Look(NamedTuple):
 
 
 class Maps:
-    """Of one store that is open. Threads: all. A map is given as its destination; each method raises DestinationError
+    """The maps of one open store. Threads: all. A map is given as its destination. Each method raises DestinationError
     for what is no map, and what Store says."""
 
     def __init__(self, engine: Engine, writer: Writer, sending: Sending) -> None:
@@ -116,7 +116,7 @@ class Maps:
     def _page(
         self, destination: Destination, start: bytes
     ) -> tuple[DestinationState, Sequence[tuple[bytes, Place]]] | None:
-        """With the store's lock held."""
+        """Return the state of a map and a page of its keys. With the store's lock held."""
         state = self._state(destination)
         return (state, self._engine.backend.keys(state, start, PAGE)) if state is not None else None
 
@@ -147,7 +147,7 @@ class Maps:
                 self._leave(state, name, taker)
 
     def _leave(self, state: DestinationState, name: bytes, taker: Taker) -> None:
-        """It waits no longer. Idempotent."""
+        """End a consumer's wait. Idempotent."""
         state.feed.takers.pop(taker, None)
         others = state.waiting.get(name)
         if others is not None:
@@ -304,19 +304,20 @@ class Maps:
             self._writer.flush()  # what has changed it is seen from now on
 
     def _written(self, send: Send | None) -> Value | None:
-        """What a message that may not be in the rows yet puts there."""
+        """Return the value in a message that may not be in the rows yet."""
         if send is None or 0 < send.expires_at_ms <= wall_ms():
             return None
         own = send.own if self._engine.backend.tells_places else None
         return Value(body_of(send.record), (send.order, send.seq, send.expires_at_ms, 0, own))
 
     def _place(self, destination: Destination, name: bytes) -> Place | None:
-        """With the store's lock held, and all that has returned applied."""
+        """Return the place of a key's value, with the store's lock held and all that has returned applied."""
         state = self._state(destination)
         return self._engine.backend.keyed(state, name) if state is not None else None
 
     def _state(self, destination: Destination) -> DestinationState | None:
-        """Likewise. Raises MovedError where it is on its way to another store: who reads here reads what was."""
+        """Return a map's state, with the store's lock held and all that has returned applied. Raises MovedError if the
+        map is on its way to another store, where a reader would see what was."""
         engine = self._engine
         if engine.sequencer.gates:
             engine.require_here(destination)
@@ -334,7 +335,7 @@ class Maps:
 
 
 def put_of(key: str, value: bytes, expires_at_ms: int = 0) -> Outgoing:
-    """What a transaction sends to a map to put a value."""
+    """Return the message by which a transaction puts a value."""
     key_bytes(key)
     require_value(value)
     return checked(value, None, key, DEFAULT_PRIORITY, expires_at_ms)
@@ -349,7 +350,7 @@ def require_value(value: object) -> None:
 
 
 def removal_of(key: str) -> Outgoing:
-    """What it sends to remove a key."""
+    """Return the message by which a transaction removes a key."""
     key_bytes(key)
     return Outgoing(b"", None, key, DEFAULT_PRIORITY, REMOVAL)
 
@@ -363,7 +364,8 @@ def key_bytes(key: str) -> bytes:
 
 
 def text_bytes(text: str, what: str) -> bytes:
-    """What a key begins with, or is, in UTF-8. Raises TypeError and ValueError, by the name of the parameter."""
+    """Return a key, or the beginning of one, in UTF-8. Raises TypeError and ValueError, by the name of the
+    parameter."""
     if not isinstance(text, str):
         raise TypeError(f"{'a key' if what == 'key' else what} of a map is a str, not {type(text).__name__}: {text!r}")
     return encoded_text(text, what)

@@ -70,7 +70,7 @@ LOOK_CHUNKS: Final = 16
 
 
 class LargeBodies:
-    """Of one store that is open. Threads: all."""
+    """The large bodies of one open store. Threads: all."""
 
     storage: LargeStorage
 
@@ -136,7 +136,8 @@ class LargeBodies:
 
     @property
     def highest_low(self) -> int:
-        """Of what was found by `open`: what names one comes behind it (rules B6, A5)."""
+        """Return the highest `low` found by `open`: a message that names a body comes behind its `low` (rules B6,
+        A5)."""
         return max((kept.low for _, kept in self._found.values() if kept.low != NEVER), default=0)
 
     def _know(self, body: StoredBody, owned: bool) -> None:
@@ -156,13 +157,14 @@ class LargeBodies:
             self.attach_send(send)
 
     def attach_send(self, send: Send) -> None:
-        """The same of a message that is read back, whose body is here."""
+        """Attach the large body of a message that is read back, whose body is here."""
         if is_large(send.record):
             send.large = self.body_of(reference_in(send.record))
             send.large.promised = send.large.shared = True
 
     def settle(self) -> None:
-        """What is prepared is known: find which messages name what is there, and let go of what none does."""
+        """Find which messages name the bodies there, and let go of bodies that no message names. What is prepared is
+        known by then."""
         found, self._found = self._found, {}
         with self._engine.lock:
             self._engine.reading(lambda: self._settle(found))
@@ -196,7 +198,7 @@ class LargeBodies:
         return any(self._named_in(state, kept.seq, one) == kept.name for one in engine.rows.bodies(state, [place]))
 
     def _named_in(self, state: DestinationState, seq: int, record: bytes | None) -> bytes | None:
-        """Which of the bodies that were found this record names, if it does; that one is live then."""
+        """Return the name of the found body that this record names, if any; that body is live then."""
         if record is None or not is_large(record):
             return None
         reference = reference_in(record)
@@ -209,7 +211,7 @@ class LargeBodies:
         return body.name
 
     def _look_for(self, left: dict[bytes, Kept]) -> None:
-        """Those whose note is missing or wrong, among all that came behind them."""
+        """Look for bodies whose note is missing or wrong, among all messages that came behind them."""
         low = min((kept.low for kept in left.values()), default=NEVER)
         if low >= self._engine.sequencer.last_seq:
             return
@@ -223,7 +225,7 @@ class LargeBodies:
                         self._to_note.append((self._live[state.number][place[SEQ]], state.number, place[SEQ]))
 
     def close(self) -> None:
-        """With what is to be removed removed, as far as that can be done now: the next open does the rest."""
+        """Remove what is to be removed, as far as that can be done now: the next open does the rest."""
         if self._engine.failed is None:
             self.tidy()
 
@@ -244,7 +246,7 @@ class LargeBodies:
             self.storage.close()
 
     def _disown(self) -> None:
-        """What there is stays, whoever lets go of it."""
+        """Keep all bodies that are there, whoever lets go of them."""
         for ref in [*self._by_name.values(), *self.garbage]:
             ref.owned = False
 
@@ -257,8 +259,8 @@ class LargeBodies:
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody reads one, or has one that no message names yet: the store must not be closed for being
-        idle."""
+        """Return whether somebody reads a body, or has one that no message names yet. The store must not be closed for
+        being idle then."""
         if not self.used:
             return False
         live = {body.name for those in list(self._live.values()) for body in list(those.values())}
@@ -291,14 +293,15 @@ class LargeBodies:
         return self._written(body, size, persistent)
 
     def outgoing(self, message: Outgoing) -> Outgoing:
-        """The same of a message that is about to be queued: from now on its body is promised to it."""
+        """Return a message that is about to be queued, with its body as `kept`: from now on the body is promised to the
+        message."""
         body = self.kept(message.body, message.persistent)
         if isinstance(body, StoredBody):
             self._promise(body)
         return message._replace(body=body)
 
     def looked_at(self, message: Outgoing) -> Outgoing:
-        """The same of one that is queued later."""
+        """Return a message that is queued later, with its body as `kept`."""
         return message._replace(body=self.kept(message.body, message.persistent))
 
     def _written(self, file: Readable, size: int | None, persistent: bool) -> bytes | StoredBody:
@@ -330,7 +333,7 @@ class LargeBodies:
         return body
 
     def _discard(self, body: StoredBody) -> None:
-        """It is not to be sent after all."""
+        """Remove a body that is not to be sent after all."""
         with suppress(OSError, AnabranchError):
             self.storage.remove(body.name)
 
@@ -418,7 +421,7 @@ class LargeBodies:
     # What becomes of them
 
     def body_of(self, reference: bytes) -> StoredBody:
-        """That of a message's record."""
+        """Return the body that a message's record refers to."""
         name = REFERENCE.unpack(reference)[0]
         with self._lock:
             body = self._known(name)
@@ -458,7 +461,8 @@ class LargeBodies:
         self.used = self._engine.large = True
 
     def look(self, changes: Sequence[Change]) -> None:
-        """These are in the rows: what may be dead by them. Under the store's lock; may be done again."""
+        """Note the messages with large bodies that may be dead by these changes, which are in the rows. Under the
+        store's lock; may be done again."""
         for change in changes:
             if type(change) is VolatileChange:
                 change = change.change
@@ -493,7 +497,7 @@ class LargeBodies:
         return self._sizes.get(state.number, 0)
 
     def size_at(self, state: DestinationState, seq: int) -> int:
-        """Of that of one message; 0 if it has none."""
+        """Return the size of one message's large body; 0 if it has none."""
         body = self._live.get(state.number, {}).get(seq)
         return body.size if body is not None else 0
 
@@ -528,8 +532,8 @@ class LargeBodies:
                     self.storage.note(body.name, named_by(number, seq), sync=False)
 
     def forget_dead(self) -> None:
-        """What is acked does not count any more, though its body may be there for a little while. With the store's lock
-        held and all that has returned applied."""
+        """Stop counting the bodies of acked messages, though a body may be there for a little while. With the store's
+        lock held and all that has returned applied."""
         while self._suspects:
             self._find_dead()
 
@@ -618,7 +622,7 @@ class LargeBodies:
 
 
 def _read(file: Readable, size: int) -> bytearray:
-    """So many bytes, fewer at the end alone. Raises TypeError for what reads no bytes."""
+    """Return so many bytes, fewer at the end alone. Raises TypeError for what reads no bytes."""
     found = bytearray()
     while len(found) < size:
         data = file.read(size - len(found))
@@ -634,7 +638,7 @@ def _read(file: Readable, size: int) -> bytearray:
 
 
 def _chunks(first: bytearray, file: Readable) -> Iterator[bytes | memoryview]:
-    """Of what was read of a file already, and of the rest of it."""
+    """Yield the chunks of what was read of a file already, and of the rest of it."""
     while True:
         if len(first) < CHUNK_BYTES:
             first += _read(file, CHUNK_BYTES - len(first))

@@ -37,7 +37,7 @@ BODY: Final = ".body"
 
 
 class LargeFiles:
-    """Those of one store. The constructor touches nothing."""
+    """The large bodies of one store, in files. The constructor touches nothing."""
 
     def __init__(self, name: str, directory: Path, file_mode: int | None = None) -> None:
         self._what = f"store {name!r}: a large body cannot be written"
@@ -152,7 +152,7 @@ class LargeFiles:
 
 
 def _offset(number: int, chunk_bytes: int) -> int:
-    """Of a chunk."""
+    """Return the offset of a chunk."""
     return START_BYTES + number * (CRC.size + chunk_bytes)
 
 

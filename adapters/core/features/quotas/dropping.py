@@ -1,4 +1,4 @@
-"""What goes from a store that is full, and what is said of it: `when_full: drop_new`, `drop_old`.
+"""The messages that a full store drops, and what is said of them: `when_full: drop_new`, `drop_old`.
 
 D7  What somebody holds never goes: leased, claimed, acked by a prepared branch, being purged. What is to go is held
     itself, LEAVING, from when it is chosen until its ack is applied, in one write with what takes its place.
@@ -47,7 +47,7 @@ class Dropped(Change):
     size: int = 0
 
     def plan(self, plan: Any) -> tuple[int, bool]:
-        """What its receipt says."""
+        """Return the outcome that the message's receipt tells."""
         return DROPPED, False
 
 
@@ -161,7 +161,7 @@ class Oldest:
 
 
 class DropLog:
-    """What a store has dropped: counted, and logged at once and then each minute. Threads: all."""
+    """The log of messages that a store has dropped: counted, and logged at once and then each minute. Threads: all."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -179,7 +179,7 @@ class DropLog:
         self._add(self._new, destinations)
 
     def old(self, leases: Iterable[Lease]) -> None:
-        """These are no more."""
+        """Note that the messages of these leases are dropped."""
         self._add(self._old, (lease.feeds[0].state.destination for lease in leases))
 
     def _add(self, counts: Counter[Destination], destinations: Iterable[Destination]) -> None:

@@ -70,7 +70,7 @@ class Waiter:
 
 
 class Limits:
-    """Of one store that is open. Threads: all."""
+    """The quotas of one open store. Threads: all."""
 
     def __init__(self, engine: Engine, directory: Path, index_directory: Path | None = None) -> None:
         self.engine = engine
@@ -85,7 +85,7 @@ class Limits:
         self.dropped = DropLog(engine.name)
 
     def require_disk(self, size: int) -> None:
-        """So much of a large body is about to be written. Raises StoreFullError."""
+        """Raise StoreFullError unless the disks have room for so much of a large body, which is about to be written."""
         if self.limited:
             with self._lock:
                 self._rooms.require_disk(size)
@@ -114,8 +114,8 @@ class Limits:
         return grant
 
     def reserve_all(self, parts: Sequence[Sequence[Change]]) -> list[Grant]:
-        """The same for parts that are written one after the other and let go of their room one by one: room for all of
-        them, or none. Only where nothing else happens at a limit than an error (not `yields`)."""
+        """Reserve room for parts that are written one after the other: for all of them, or none. Each part lets go of
+        its room by itself. Only where nothing else happens at a quota than an error (not `yields`)."""
         whole = Grant()
         merged = [change for part in parts for change in part]
         amounts = self.engine.sequencer.each_amount(merged)
@@ -133,8 +133,8 @@ class Limits:
         return grants
 
     def reserve_nowait(self, send: Change, submit: Callable[[Grant, AnabranchError | None], None]) -> None:
-        """The same of one, without waiting: `submit` is called with its room or with an error, here or later on a
-        thread of ours, in the order in which those come that need the same room."""
+        """Reserve room for one send, without waiting. `submit` is called with its room or with an error, here or later
+        on a thread of ours. Sends that need the same room keep their order."""
         grant = Grant(self.free)
         waiter = self._try(
             grant, lambda: Request(self._rooms, [send]), lambda waiter: submit(waiter.grant, waiter.error)
@@ -171,7 +171,7 @@ class Limits:
             return self._reserve_at_once(dict.fromkeys(self._rooms.of_state(state, False), amount))
 
     def reserve_at_once(self, sends: Sequence[Change]) -> Grant | None:
-        """The same for these, which wait in the database for what becomes of their transaction. None: no limits."""
+        """Reserve room for sends that wait in the database for the outcome of their transaction. None: no quotas."""
         if not self.limited:
             return None
         with self._lock:
@@ -259,7 +259,7 @@ class Limits:
         return True
 
     def _new_ones(self, request: Request) -> frozenset[int]:
-        """Which of the sends are dropped, since there is no room for them; none that `is_kept`."""
+        """Return which of the sends are dropped, since there is no room for them; none that `is_kept`."""
         dropped: set[int] = set()
         totals: dict[Room, list[int]] = {}
         for at, rooms in enumerate(request.rooms):
@@ -309,7 +309,7 @@ class Limits:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody waits for room: the store must not be closed for being idle."""
+        """Return whether somebody waits for room: the store must not be closed for being idle."""
         return bool(self._line)
 
     def _first(self) -> Waiter | None:
@@ -377,7 +377,7 @@ class Limits:
         return True
 
     def _submit_next(self) -> bool:
-        """Whether there may be another."""
+        """Submit the next of those that wait in no thread; return whether there may be another."""
         try:
             with self._lock:
                 self._serve()
@@ -403,7 +403,7 @@ class Limits:
         return False
 
     def written(self, plan: Plan) -> None:
-        """It counts: what it was to make room has gone. Takes no lock but the count's."""
+        """Log the messages that a plan dropped to make room: the plan counts now. Takes no lock but the count's."""
         for ticket in plan.tickets:
             if ticket.held is not None and ticket.held.victims:
                 self.dropped.old(ticket.held.victims)
