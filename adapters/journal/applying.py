@@ -49,7 +49,7 @@ class Applied(NamedTuple):
 
 
 class Applier:
-    """Of one store that is open. All is called under the store's lock, if not said otherwise."""
+    """The applier of one open store's log. All is called under the store's lock, if not said otherwise."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class Applier:
             raise refused(f"{self._log.name}: the index cannot be written out: {error}", error) from error
 
     def _checkpoint_at(self, tail: Tail, clean: bool) -> Checkpoint:
-        """Of an index in which all up to `tail` is applied."""
+        """Return the checkpoint of an index in which all up to `tail` is applied."""
         index = self._index
         return Checkpoint(
             version=VERSION, store_id=self._log.log_id, priorities=index.priorities, lsn=tail.lsn,
@@ -370,7 +370,7 @@ class Applier:
 
     @property
     def may_count(self) -> bool:
-        """Whether the index has room for more rows of messages that were given back, on a full disk too."""
+        """Return whether the index has room for more rows of messages that were given back, on a full disk too."""
         return self._index.rows.counted + self._index.rows.waits - self._counted < COUNTED_MAX
 
     def forget(self, numbers: set[int]) -> None:

@@ -202,7 +202,7 @@ class JournalBackend(Backend):
         self._reclaimer.finish()
 
     def _fill(self, catalog: Catalog) -> None:
-        """What the index holds is what there is."""
+        """Fill the catalog from the index."""
         for state in self._index.states.values():
             if state.own.named:
                 state.declared = True

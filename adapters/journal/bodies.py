@@ -82,7 +82,7 @@ class Bodies:
         )
 
     def _now(self, state: DestinationState, place: Place) -> Place | None:
-        """Where a message is by now, if it lives."""
+        """Return where a message is by now, if it lives."""
         return self._engine.looked_up(lambda: self._engine.backend.row(state, None, place[SEQ]))
 
     def _page(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
@@ -134,7 +134,7 @@ class Bodies:
 
 @inner_loop
 def bodies_of(data: bytes, start: int, seed: int, number: int, places: Sequence[Place]) -> list[bytes | None]:
-    """The same of many, in `data` that was read from offset `start` on."""
+    """Return the records of many messages, as `body_of`, in `data` that was read from offset `start` on."""
     return [
         body_of(data[place[OWN][1] - start : place[OWN][1] - start + place[OWN][2]], seed, number, place)
         for place in places

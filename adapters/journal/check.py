@@ -34,7 +34,7 @@ from .row_format import WAITING
 
 
 class _Counted:
-    """What the index holds."""
+    """The counts of what the index holds."""
 
     def __init__(self) -> None:
         self.messages: Counter[int] = Counter()

@@ -55,7 +55,7 @@ def checksum(page: bytes) -> int:
 
 
 class Files(NamedTuple):
-    """What is written once LMDB has committed. All of them close when nobody holds this any more."""
+    """The files that are written once LMDB has committed. All of them close when nobody holds this any more."""
 
     pages: File
     """The index's file, for reading."""
@@ -65,7 +65,7 @@ class Files(NamedTuple):
 
 
 class PageChecksums:
-    """Of one index file. Every method is called under the store's index lock."""
+    """The checksums of one index file. Every method is called under the store's index lock."""
 
     def __init__(self, index: Path, file_mode: int = FILE_MODE) -> None:
         self.path = path_of(index)
@@ -106,7 +106,7 @@ class PageChecksums:
             raise IndexBrokenError("its checksums are missing") from None
 
     def void(self) -> None:
-        """What the file says, if it is there, holds no more. Durable on return. Raises OSError."""
+        """Make the file say nothing any more, if it is there. Durable on return. Raises OSError."""
         if self.path.exists():
             file = File(self.path, os.O_RDWR)
             write_all(file.fd, bytes(HEADER.size + CRC.size), 0)
@@ -118,8 +118,8 @@ class PageChecksums:
         extend(file.fd, HEADER.size + CRC.size + SUM_BYTES * pages)
 
     def open_files(self) -> Files | None:
-        """What `write` needs, opened before the commit, when there is a way back: raises OSError if the process can
-        open no more files. None after another error of the disk, which is logged as `write` does."""
+        """Open the files that `write` needs, before the commit, when there is a way back. Raises OSError if the process
+        can open no more files. Returns None after another error of the disk, which is logged as `write` does."""
         try:
             is_new = not self.path.exists()
             pages = File(self._index, os.O_RDONLY)
@@ -205,7 +205,7 @@ class _Pages:
         return data
 
     def _read_all(self, pages: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-        """Of pages in order of their numbers, in few calls."""
+        """Yield pages in order of their numbers, read in few calls."""
         size, position = self.page_bytes, 0
         while position < len(pages):
             end = position + 1
@@ -328,5 +328,5 @@ def decode(data: bytes) -> tuple[int, int, array[int]]:
 
 
 def path_of(index: Path) -> Path:
-    """Where the checksums of an index file lie."""
+    """Return where the checksums of an index file lie."""
     return index.with_suffix(".sums")

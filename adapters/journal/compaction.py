@@ -55,7 +55,7 @@ AGAIN_SECONDS: Final = 5.0
 
 
 class Compactor:
-    """Of one store that is open. One at a time; any thread may ask for it."""
+    """The compaction of one open store. One at a time; any thread may ask for it."""
 
     def __init__(
         self,
@@ -85,12 +85,12 @@ class Compactor:
     # When
 
     def notice(self) -> None:
-        """It is time to look. Under the store's lock; costs next to nothing where there is nothing to do."""
+        """Look whether to compact. Under the store's lock; costs next to nothing where there is nothing to do."""
         if self._job.last.begun and not self._stopping and self._choose(self._options.compact_min_segments):
             self._job.schedule(0)
 
     def _choose(self, min_segments: int) -> list[Segment]:
-        """And say when to look again, under the store's lock."""
+        """Choose segments to compact, and set when to look again, under the store's lock."""
         table, options = self._log.table, self._options
         sealed = table.sealed(self._applied().segment.number)
         bytes_max = options.segment_size - w.HEADER_BYTES
@@ -169,13 +169,14 @@ class Compactor:
         self._unreadable.update(segment.number for segment in left)
 
     def _is_behind(self) -> bool:
-        """Whether many more segments wait than are compacted together."""
+        """Return whether many more segments wait than are compacted together."""
         percent = self._options.compact_live_percent
         waiting = sum(is_dying(s, percent, w.HEADER_BYTES) for s in self._log.table.segments if s.live)
         return waiting > 2 * self._options.compact_min_segments
 
     def _next_number(self) -> int:
-        """Of a file of copies, behind COPIES: never used before, since each that counts has a record of the log."""
+        """Return the number of the next file of copies, behind COPIES: never used before, since each that counts has a
+        record of the log."""
         last = max((copies.number for copies in self._log.table.copies), default=w.COPIES - 1)
         return max(self._log.tail.lsn, last - w.COPIES + 1)
 

@@ -90,7 +90,7 @@ assert ACK_RECORD.size == w.RECORD_REST.size + ACK_PAYLOAD.size
 
 
 class Numbers(Protocol):
-    """What a record's numbers mean to who reads it: the index, as far as it was filled."""
+    """The meaning of a record's numbers to its reader: the index, as far as it was filled."""
 
     priorities: bool
     states: dict[int, DestinationState]
@@ -101,7 +101,7 @@ class Numbers(Protocol):
 
 
 class Codec(NamedTuple):
-    """Of one type of change."""
+    """The codec of one type of change."""
 
     kind: int
     encode: Callable[[Any], bytes]
@@ -142,7 +142,7 @@ def require_number(number: int) -> None:
 
 
 def own_of(record: Record) -> Own:
-    """Where it is."""
+    """Return where a record is."""
     return record.lsn, record.offset, record.length
 
 
@@ -310,7 +310,7 @@ def _encode_snapshot(change: WriteSnapshot) -> bytes:
 
 
 def _decode_snapshot(record: Record, numbers: Numbers) -> None:
-    """It says again what was said before it."""
+    """Return nothing: a snapshot says again what was said before it."""
 
 
 def _encode_compacted(change: Compacted) -> bytes:

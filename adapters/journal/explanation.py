@@ -51,7 +51,7 @@ WRITTEN: Final = "written"
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionShare:
-    """What a durable subscription has yet to ack."""
+    """The messages that a durable subscription has yet to ack."""
 
     client: str
     name: str
@@ -109,7 +109,7 @@ class SegmentExplanation:
 
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """What the messages of a destination, or of one subscription, keep on disk."""
+    """The disk that messages of a destination, or of one subscription, keep."""
 
     destination: str
     subscription: tuple[str, str] | None
@@ -177,7 +177,7 @@ class StoreExplanation:
 
     @property
     def bytes(self) -> int:
-        """Of the segments."""
+        """Return the bytes of the segments."""
         return sum(segment.bytes for segment in self.segments)
 
     @property
@@ -299,7 +299,7 @@ class _Tally:
 
 
 class _Found:
-    """What the index holds, by segment and destination."""
+    """The content of the index, by segment and destination."""
 
     def __init__(self, index: Index, opened: Opened, now_ms: int) -> None:
         self._index, self._table = index, opened.survey.table()
@@ -388,7 +388,7 @@ class _Found:
         )
 
     def pinned_by(self, state: DestinationState, segments: Mapping[int, SegmentExplanation]) -> Pinning:
-        """What all messages of a destination keep; `segments` by key."""
+        """Return what all messages of a destination keep; `segments` by key."""
         mine = [segments[number] for number in self._lying_in.get(state.number, ())]
         alone = [segment for segment in mine if len(segment.reasons) == 1]
         tallies = [self._tallies[segment.key][state.number] for segment in mine]
@@ -404,7 +404,7 @@ class _Found:
         )
 
     def held_for(self, subscriber: SubscriptionState, segments: Mapping[int, SegmentExplanation]) -> Pinning:
-        """What is kept until a subscription has acked it; `segments` by key."""
+        """Return what is kept until a subscription has acked it; `segments` by key."""
         topic, bit = subscriber.topic, subscriber.own.bit
         mine, alone = [], []
         messages = size = 0
@@ -446,7 +446,7 @@ def _branches(index: Index, opened: Opened) -> list[Branch]:
 
 
 def _snapshot_bytes(index: Index, opened: Opened) -> int:
-    """As Applier asks whether one is worth it."""
+    """Return the size of a snapshot, as Applier asks whether one is worth it."""
     table: SegmentTable = opened.survey.table()
     rows = len(opened.ids) + index.transactions.count + len(index.subscriptions) + index.rows.counted
     return snapshot.size_expected([s for s in (*table.segments[:-1], *table.copies) if s.live], len(index.states), rows)

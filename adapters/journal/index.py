@@ -56,7 +56,7 @@ NUMBER = struct.Struct(">Q")
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
-    """What an index file reflects. Positions are batch boundaries."""
+    """The state of the journal that an index file reflects. Positions are batch boundaries."""
 
     version: int
     store_id: bytes
@@ -252,7 +252,7 @@ class Index:
         self, number: int, topic: int, client: str, name: str, selector: str | None, no_local: bool, start: int,
         slot: int, count: int, ended: bool, waiting: int,
     ) -> None:  # fmt: skip
-        """The same object as before: what is held for it is not the index's."""
+        """Load a subscription into the same object as before: what is held for it is not the index's."""
         state = self.states[topic]
         subscriber = self.subscriptions.get(number)
         if subscriber is None:
@@ -281,7 +281,7 @@ class Index:
         }
 
     def log_checkpoint(self, checkpoint: Checkpoint) -> LogCheckpoint:
-        """What the checkpoint says to the log that it is of."""
+        """Return the checkpoint as its log is told it."""
         # One without live messages may just have been released; if it is there it may be needed to rebuild.
         kept = {
             number: Kept(end, last_lsn, required=bool(live))
@@ -560,7 +560,7 @@ def _subscription_row(subscriber: SubscriptionState) -> bytes:
 
 
 def is_of_index(error: Exception) -> bool:
-    """Whether opening a store failed for what its index file says: its pages are as they were written, but what was
-    written may be wrong. That shows as an error of LMDB, or as whatever nonsense makes Python raise."""
+    """Return whether opening a store failed for what its index file says. Its pages are as they were written, but what
+    was written may be wrong. That shows as an error of LMDB, or as whatever nonsense makes Python raise."""
     cause = error.__cause__ if isinstance(error, AnabranchError) else error
     return cause is not None and not isinstance(cause, (OSError, AnabranchError, lmdb.DiskError))

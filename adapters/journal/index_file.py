@@ -151,7 +151,7 @@ class IndexFile:
         return size
 
     def open_checksums(self) -> Files | None:
-        """What `write_checksums` needs. Raises OSError if the process can open no more files."""
+        """Open the files that `write_checksums` needs. Raises OSError if the process can open no more files."""
         return self._checksums.open_files()
 
     def commit(self) -> None:
@@ -164,7 +164,8 @@ class IndexFile:
             self.env.set_mapsize(2 * info["map_size"])
 
     def write_checksums(self, files: Files | None) -> None:
-        """Of the last commit, before the next transaction can write any page. `files` are `open_checksums`'."""
+        """Write the checksums of the last commit, before the next transaction can write any page. `files` are
+        `open_checksums`'."""
         self._checksums.write(files)
 
     def reserve(self, sends: int, segments: int, dead_bytes: int) -> None:
@@ -222,9 +223,9 @@ def create_lmdb(path: Path, map_bytes: int, file_mode: int = FILE_MODE) -> None:
 
 
 def is_for_room(error: lmdb.Error, path: Path) -> bool:
-    """Whether LMDB failed at a commit to this file for want of space. Where a write came out short it says EIO, and
-    that is how a disk that is just getting full says it first. Trying again later is right even if it was another EIO:
-    a commit that failed has touched no page of the one before."""
+    """Return whether LMDB failed at a commit to this file for want of space. Where a write came out short LMDB says
+    EIO: a disk that is just getting full says it so first. Trying again later is right even if it was another EIO. A
+    commit that failed has touched no page of the one before."""
     if isinstance(error, lmdb.DiskError):
         return True
     if os.strerror(errno.EIO) not in str(error):

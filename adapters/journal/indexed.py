@@ -1,5 +1,5 @@
-"""What the index keeps of a destination and of a subscription, beside what the core knows of them: their `own`. All
-belongs to the store's lock, and is as of what is applied."""
+"""The index's knowledge of a destination and of a subscription, beside the core's: their `own`. All belongs to the
+store's lock, and is as of what is applied."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..core.state.states import DestinationState, SubscriptionState
 
 
 class IndexedDestination:
-    """Of a destination that the index has met."""
+    """The index's knowledge of a destination that it has met."""
 
     __slots__ = ("leaving", "mask", "named", "newest", "subscriptions", "taken")
 
@@ -61,7 +61,7 @@ class IndexedDestination:
 
 
 class IndexedSubscription:
-    """Of a subscription."""
+    """The index's knowledge of a subscription."""
 
     __slots__ = ("bit", "ended")
 
@@ -73,7 +73,7 @@ class IndexedSubscription:
 
 
 def indexed(state: DestinationState) -> IndexedDestination:
-    """What the index keeps of it, made if it has not met it."""
+    """Return what the index keeps of a destination, made if the index has not met it."""
     own: IndexedDestination | None = state.own
     if own is None:
         own = state.own = IndexedDestination()

@@ -85,7 +85,7 @@ class Tree(NamedTuple):
 
 
 class Meta(NamedTuple):
-    """What one commit starts from."""
+    """The state from which one commit starts."""
 
     free: Tree
     main: Tree
@@ -104,7 +104,7 @@ def read_tree(data: bytes, at: int = 0) -> Tree:
 
 
 def empty_file(map_bytes: int) -> bytes:
-    """What LMDB writes into a new file."""
+    """Return the bytes that LMDB writes into a new file."""
     page_bytes = min(mmap.PAGESIZE, PAGE_BYTES_MAX)
     free = TREE.pack(page_bytes, INTEGER_KEYS | NO_DIRECTORY, 0, 0, 0, 0, 0, NO_PAGE)
     main = TREE.pack(0, 0, 0, 0, 0, 0, 0, NO_PAGE)
@@ -130,8 +130,8 @@ def require_page(page: bytes, number: int, kind: int) -> None:
 
 
 def node_offsets(page: bytes) -> tuple[int, ...]:
-    """Where the nodes of a branch or a leaf begin, in the order of their keys. The head of each lies in the page; what
-    follows it may not. Raises LmdbDamagedError."""
+    """Return where the nodes of a branch or a leaf begin, in the order of their keys. The head of each lies in the
+    page; what follows it may not. Raises LmdbDamagedError."""
     number, _, _, end, begin = PAGE.unpack_from(page)
     if not PAGE.size <= end <= begin <= len(page) or end % 2:
         raise LmdbDamagedError(number * len(page), f"page {number} is damaged: its nodes begin at {begin}")

@@ -30,7 +30,7 @@ MESSAGES_MAX: Final = 1000
 
 
 class LostMessages:
-    """Of one opening of a store. Threads: all. The constructor touches nothing."""
+    """The messages lost during one opening of a store. Threads: all. The constructor touches nothing."""
 
     def __init__(self, name: str, directory: Path, file_mode: int) -> None:
         self._name, self._directory, self._file_mode = name, directory, file_mode

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Opened:
-    """What there is once the index is up to the log."""
+    """The parts that there are once the index is up to the log."""
 
     survey: Survey
     seq: int
@@ -132,7 +132,7 @@ def _open_copies(
 
 
 def _payload(transaction: bytes, own: Own, table: SegmentTable) -> bytes | None:
-    """What is behind the transaction's id in the PREPARE record at a place; None where that is lost. Raises
+    """Return what is behind the transaction's id in the PREPARE record at a place; None where that is lost. Raises
     CorruptionError."""
     lsn, offset, length = own
     segment = table.find(lsn)
@@ -148,7 +148,7 @@ def _payload(transaction: bytes, own: Own, table: SegmentTable) -> bytes | None:
 
 
 def _is_lost(segment: Segment, lsn: int) -> bool:
-    """Whether there is none any more in the place of this record."""
+    """Return whether the record in this place is lost."""
     for batch in BatchReader(segment, w.HEADER_BYTES, segment.base_lsn - 1, segment.end):
         if batch.last_lsn >= lsn:
             return any(record.lsn == lsn and record.kind == w.LOST for record in records_of(batch))

@@ -1,4 +1,5 @@
-"""Who had yet to ack a topic's messages when a snapshot began: it is taken page by page, with others in between."""
+"""The subscriptions that had yet to ack a topic's messages when a snapshot began. A snapshot is taken page by page,
+with other changes in between."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class PendingBefore:
     All is called under the store's lock."""
 
     def __init__(self, last_seq: int) -> None:
-        """Of messages up to `last_seq`."""
+        """Keep the bits of messages up to `last_seq`."""
         self._last_seq = last_seq
         self._topics: dict[int, _Topic] = {}
         """By number."""
@@ -38,7 +39,7 @@ class PendingBefore:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all is kept."""
+        """Return whether all is kept."""
         return self._left > 0
 
     def keep(self, topic: int, seq: int, bits: int) -> None:

@@ -209,7 +209,7 @@ class Replay:
             index.ack_range(ended.topic, 0, SEQ_MAX, number)
 
     def _find_copies(self, number: int, nonce: int, end: int, count: int) -> Segment:
-        """As Numbers' (encoding.py)."""
+        """Return the file of copies of which a record says so much, as Numbers' (encoding.py)."""
         for copies in self._table.copies:
             if copies.number == number and copies.nonce == nonce:
                 return copies
@@ -253,7 +253,8 @@ class Replay:
             reflected()
 
     def _apply(self, batch: Batch, changes: Iterator[Change]) -> None:
-        """What a batch says. Where the index is filled from the beginning, it is not the index that is wrong."""
+        """Apply the changes of a batch. Where the index is filled from the beginning, it is not the index that is
+        wrong."""
         try:
             apply_all(changes, self._index)
         except IMPOSSIBLE as error:
@@ -264,7 +265,7 @@ class Replay:
             raise CorruptionError(str(batch.segment.path), batch.offset, reason, w.RESTORE) from error
 
     def _changes(self, batch: Batch) -> Iterator[Change]:
-        """What a batch says."""
+        """Yield the changes of a batch."""
         for record in records_of(batch):
             if record.kind == SEND:
                 send = self._send(record)
@@ -351,7 +352,7 @@ class Replay:
                     yield decode_prepare(record, self._index)
 
     def _is_there(self, send: Send) -> bool:
-        """Whether it was met before, as what told that it was copied is lost: then it is dead here."""
+        """Return whether a message was met before, as what told that it was copied is lost: then it is dead here."""
         segment = self._table.find(send.own[0])
         if segment is None or self._index.rows.row(send.state, None, send.seq) is None:
             return False

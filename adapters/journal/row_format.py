@@ -80,7 +80,7 @@ def pack_rows(number: int, sends: Sequence[Send]) -> Packed | None:
 
 @inner_loop
 def rows_of_many(number: int, sends: SendMany) -> Iterable[tuple[bytes, bytes]]:
-    """Likewise, of messages that follow each other in the journal; each row once it is asked for."""
+    """Yield the rows of messages that follow each other in the journal; each row once it is asked for."""
     lsn, offset = sends.own
     head = SEND_OVERHEAD + len(sends.head)
     for at, body in enumerate(sends.bodies):
@@ -91,7 +91,7 @@ def rows_of_many(number: int, sends: SendMany) -> Iterable[tuple[bytes, bytes]]:
 
 @inner_loop
 def places_of(rows: list[tuple[bytes, bytes]]) -> list[Place]:
-    """What the rows of a queue's messages say."""
+    """Return the places that the rows of a queue's messages say."""
     unpack_seq, unpack_where, plain = KEY_SEQ.unpack, WHERE.unpack, WHERE.size
     return [
         (0, *unpack_seq(key), 0, 0, unpack_where(value))
@@ -107,15 +107,15 @@ def expiry_key(since: int) -> bytes:
 
 
 def is_waiting(key: bytes) -> bool:
-    """Whether it is the key of a message that waits as a whole: the number's highest bit."""
+    """Return whether this is the key of a message that waits as a whole: the number's highest bit."""
     return key[0] >= 0x80
 
 
 def more_of(order: int, expires: int, pending: int) -> bytes:
-    """What a row has behind where its message is."""
+    """Return what a row has behind where its message is."""
     return MORE.pack(expires, order) + pending.to_bytes((pending.bit_length() + 7) // 8, "little")
 
 
 def with_pending(value: bytes, pending: int) -> bytes:
-    """The same row of a topic's message with other bits."""
+    """Return the same row of a topic's message with other bits."""
     return value[:MORE_AT] + pending.to_bytes((pending.bit_length() + 7) // 8, "little")

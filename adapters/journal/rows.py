@@ -85,8 +85,8 @@ def at_once(question: Callable[[], Any]) -> Any:
 
 
 def short_lived(changes: Sequence[Change]) -> tuple[Sequence[Change], Sequence[Send]]:
-    """What is left of the changes without the messages of queues that are acked by a later one of them, and without
-    these acks; and those messages."""
+    """Split off the messages of queues that a later one of the changes acks. Returns the changes without these messages
+    and their acks, and the messages."""
     sends: dict[int, Send] = {}
     dead: list[Send] = []
     if Ack not in set(map(type, changes)):
@@ -108,7 +108,7 @@ def _seq_of(row: Row) -> int:
 
 
 class MessageRows:
-    """Of one index, which lends its transaction. Every method is called under the store's lock."""
+    """The rows of one index, which lends its transaction. Every method is called under the store's lock."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class MessageRows:
         self._count(state, segment, len(puts), size)
 
     def _count(self, state: DestinationState, segment: Segment, count: int, size: int) -> None:
-        """So many messages have come, whose records take so many bytes together."""
+        """Count so many messages that have come, whose records take so many bytes together."""
         segment.live += count
         segment.live_bytes += size
         segment.changed = True
@@ -204,7 +204,7 @@ class MessageRows:
         self.changed[state] = None
 
     def _put_values(self, state: DestinationState, sends: Sequence[Send], segment: Segment) -> None:
-        """Of a map: each takes the place of what its key had before."""
+        """Put the values of a map: each takes the place of what its key had before."""
         txn, number, own = self._txn, state.number, ID.pack(state.number)
         for send in sends:
             seq, name = send.seq, send.name
@@ -219,7 +219,7 @@ class MessageRows:
             self._count(state, segment, 1, send.own[2])
 
     def _pack_with_more(self, sends: Sequence[Send], segment: Segment) -> Packed:
-        """What pack_rows returns, of messages whose rows say more than where they are."""
+        """Return what pack_rows returns, of messages whose rows say more than where they are."""
         puts, size = [], 0
         for send in sends:
             own = send.own
@@ -235,8 +235,8 @@ class MessageRows:
         return puts, size
 
     def _put_more(self, state: DestinationState, send: Send) -> bytes | None:
-        """What a new message's row has behind its place, and its rows elsewhere. None for a topic's that nobody is to
-        have: it is dead at once."""
+        """Return what a new message's row has behind its place, and put its rows elsewhere. None for a topic's that
+        nobody is to have: it is dead at once."""
         pending = 0
         if state.is_topic:
             own: IndexedDestination = state.own
@@ -283,7 +283,7 @@ class MessageRows:
         return True
 
     def remove(self, state: DestinationState, seq: int) -> None:
-        """It is dead, for all."""
+        """Remove a message that is dead, for all."""
         value = self._txn.pop(_pack_key(state.number, seq), db=self._messages_db)
         if value is not None:
             self._removed(state, seq, value)
@@ -341,7 +341,7 @@ class MessageRows:
             self._txn.delete(key, db=self._keys_db)
 
     def ack_for(self, state: DestinationState, seq: int, number: int) -> None:
-        """It is dead for one subscription."""
+        """Ack a message for one subscription."""
         subscriber = state.own.subscriptions.get(number)
         key, value = self._find(state, seq)
         if subscriber is not None and value is not None:
@@ -356,7 +356,7 @@ class MessageRows:
         return count + self._ack_range(state, state.number, first, last, number)
 
     def _ack_range(self, state: DestinationState, under: int, first: int, last: int, number: int) -> int:
-        """Of those whose rows are under this number."""
+        """Ack the messages between two seqs whose rows are under this number."""
         if not number:
             return self._remove_range(state, under, first, last)
         count = 0
@@ -373,7 +373,7 @@ class MessageRows:
     def _ack_rows(
         self, state: DestinationState, subscriber: SubscriptionState, rows: Sequence[tuple[bytes, bytes]]
     ) -> None:
-        """These are dead for a subscription."""
+        """Ack these messages for a subscription."""
         bit, kept = subscriber.own.bit, 0
         for key, value in rows:
             pending = int.from_bytes(value[MORE_AT:], "little")
@@ -410,7 +410,7 @@ class MessageRows:
         return count
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
-        """It was given back so often by now, if it is still there."""
+        """Set how often a message was given back by now, if it is still there."""
         row = self._row(state, seq)
         if row is None or (state.is_topic and not self._is_pending(state, number, row[1])):
             return
@@ -431,7 +431,7 @@ class MessageRows:
     # What waits
 
     def postpone(self, state: DestinationState, seq: int, number: int, due: int) -> None:
-        """It waits until then, or (0) no longer, for all or for one subscription, if it is still there."""
+        """Let a message wait until then, or (0) no longer, for all or for one subscription, if it is still there."""
         key, value = self._find(state, seq)
         if value is None:
             return
@@ -474,7 +474,7 @@ class MessageRows:
             self._count_waiting(state, pending, more)
 
     def _count_waiting(self, state: DestinationState, pending: int, more: int) -> None:
-        """So many more messages wait for those that have these bits."""
+        """Count so many more messages that wait for the subscriptions with these bits."""
         for subscriber in state.own.subscriptions.values() if pending else ():
             if subscriber.own.bit & pending:
                 subscriber.delayed += more
@@ -486,7 +486,7 @@ class MessageRows:
         self.waits += 1
 
     def _delete_wait(self, seq: int, number: int) -> bool:
-        """Whether there was one."""
+        """Delete a wait; return whether there was one."""
         value = self._txn.pop(DELIVERIES_KEY.pack(seq, number), db=self._waits_db)
         if value is None:
             return False
@@ -501,7 +501,7 @@ class MessageRows:
             self.changed_subscriptions[subscriber] = None
 
     def _forget_waits(self, state: DestinationState, seq: int, value: bytes, waiting: int) -> None:
-        """It is dead."""
+        """Forget the waits of a message that is dead."""
         if waiting:
             self._delete_wait(seq, 0)
             state.delayed -= 1
@@ -673,7 +673,7 @@ class MessageRows:
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int,
         limit: int, also: int,
     ) -> list[Place]:  # fmt: skip
-        """Those that a subscription has yet to ack, or of one order."""
+        """Return the messages that a subscription has yet to ack, or of one order."""
         bit = 0
         if subscription is not None:
             if state.own.subscriptions.get(subscription.number) is not subscription or not subscription.count:
@@ -719,7 +719,7 @@ class MessageRows:
         return self._with_deliveries(state, number, row[0]) if self.counted else row[0]
 
     def keyed(self, state: DestinationState, name: bytes) -> Place | None:
-        """As Backend.keyed."""
+        """Return where the value of a key is, as Backend.keyed."""
         try:
             seq = self._txn.get(ID.pack(state.number) + name, db=self._keys_db)
         except lmdb.Error as error:
@@ -728,7 +728,7 @@ class MessageRows:
         return None if seq is None else self.row(state, None, KEYED_SEQ.unpack(seq)[0])
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> list[tuple[bytes, Place]]:
-        """As Backend.keys."""
+        """Return keys and their values' places, as Backend.keys."""
         found: list[tuple[bytes, Place]] = []
         for key, value in self._raw(self._keys_db, ID.pack(state.number) + start, PREFIX_BYTES, limit):
             place = self.row(state, None, KEYED_SEQ.unpack(value)[0])
@@ -740,7 +740,8 @@ class MessageRows:
         return found
 
     def _with_deliveries(self, state: DestinationState, number: int, place: Place) -> Place:
-        """Of a topic as a whole (number 0) the most of any subscription."""
+        """Return a place with its count of deliveries; of a topic as a whole (number 0), the most of any
+        subscription."""
         seq = place[SEQ]
         if state.is_topic and not number:
             rows = self._raw(self._deliveries_db, DELIVERIES_KEY.pack(seq, 0), 8, PAGE)

@@ -92,13 +92,13 @@ class LostRecords(msgspec.Struct):
     message_id: str | None = None
 
     def is_newer(self, record: int) -> bool:
-        """Whether what was in it may have been anything, since nothing but the journal knew of records from this one
-        on. In a file of copies there are only messages, and the index knows of each that counts."""
+        """Return whether what was lost may have been anything, since nothing but the journal knew of records from this
+        one on. In a file of copies there are only messages, and the index knows of each that counts."""
         return bool(self.records) and self.last_record >= record and (record == 1 or self.last_record < w.COPIES)
 
 
 class LossReport(msgspec.Struct):
-    """What a store has lost."""
+    """The losses of a store."""
 
     store: str
     at: str
@@ -117,7 +117,7 @@ class LossReport(msgspec.Struct):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was lost but what could be made anew."""
+        """Return whether nothing was lost but what could be made anew."""
         return (
             not self.messages
             and not self.transactions
@@ -138,7 +138,7 @@ def find_losses(
 
 
 def made_for_priorities(index_path: Path, store_id: bytes) -> bool:
-    """What the store's option `priorities` was when its index was made; False where that cannot be read."""
+    """Return the store's option `priorities` when its index was made; False where that cannot be read."""
     index = Index(index_path, store_id, Catalog(), 0, None)
     try:
         return index.open().priorities
@@ -149,7 +149,8 @@ def made_for_priorities(index_path: Path, store_id: bytes) -> bool:
 
 
 def store_id_of(journal: Path) -> bytes | None:
-    """Whose segments these are, as most of their headers say; None where none of them reads."""
+    """Return the id of the store whose segments these are, as most of their headers say; None where none of them
+    reads."""
     found: Counter[bytes] = Counter()
     for path in journal.glob(f"*{SEGMENT_SUFFIX}"):
         with suppress(CorruptionError):
@@ -213,7 +214,7 @@ def _unfinished(directory: Path) -> Path | None:
 
 
 def is_unfinished(directory: Path) -> bool:
-    """Whether the store has been mended, and was not opened since."""
+    """Return whether the store has been mended, and was not opened since."""
     return _unfinished(directory) is not None
 
 
@@ -226,7 +227,7 @@ def complete(directory: Path, report: LossReport, file_mode: int = FILE_MODE) ->
 
 
 def reports(directory: Path) -> Iterator[tuple[Path, LossReport]]:
-    """Those of a store's directory, oldest first."""
+    """Yield the reports in a store's directory, oldest first."""
     for path in sorted(directory.glob("loss-*.json")):
         with suppress(msgspec.MsgspecError):
             yield path, msgspec.json.decode(path.read_bytes(), type=LossReport)
@@ -260,7 +261,7 @@ def write_report(path: Path, report: LossReport, file_mode: int) -> None:
 
 
 def _hints(path: Path, store_id: bytes) -> Hints:
-    """What the index says, if it can be used."""
+    """Return what the index says, if it can be used."""
     index = Index(path, store_id, Catalog(), 0, None)
     try:
         checkpoint = index.open()
@@ -305,7 +306,7 @@ def _of_loss(loss: Loss, directory: Path) -> LostRecords:
 
 
 def _guess(lost: LostRecords, remnant: bytes) -> None:
-    """What a damaged record looks like."""
+    """Guess what a damaged record was from what it looks like."""
     kind = w.RECORD_HEADER.unpack_from(remnant)[3]
     payload = remnant[w.RECORD_HEADER.size :]
     lost.reads_as = _KINDS.get(kind, f"record of kind {kind}")

@@ -74,7 +74,7 @@ def inflated_rows(data: bytes, row: struct.Struct) -> Iterator[tuple[int, ...]]:
 
 
 def _dead_bytes_max(size: int) -> int:
-    """What says which records are dead in a file of so many bytes takes at most so many."""
+    """Return at most how many bytes say which records are dead in a file of so many bytes."""
     return min(size, INFLATED_MAX) // (8 * RECORD_HEADER.size) + 2 * DEAD_BYTES_MORE
 
 
@@ -148,7 +148,7 @@ def decode(payload: bytes) -> Snapshot:
 
 
 def needed_by(payload: bytes) -> Needed:
-    """Which segments a snapshot's payload says must be there."""
+    """Return which segments a snapshot's payload says must be there."""
     latest = decode(payload)
     return Needed(latest.first_needed, {kept.number: Kept(kept.end, kept.last_lsn) for kept in latest.kept}, latest.lsn)
 
@@ -167,14 +167,14 @@ class WriteSnapshot(Change):
         plan.own, plan.is_more = self, True
 
     def apply(self, table: Table) -> None:
-        """It says what is in the index already."""
+        """Do nothing: a snapshot says what is in the index already."""
 
 
 class Start(NamedTuple):
-    """What a snapshot says of one moment. It is copied under the store's lock; what takes longer follows in pages, each
-    under the lock, with others in between (`take`): what they change by then the journal says as well, behind `tail`
-    and before the snapshot, and to be told it once more changes nothing (rule X2). But for acks of topics' messages,
-    of which it says what was so at that moment (`pending_before`)."""
+    """The state of one moment for a snapshot, copied under the store's lock. What takes longer follows in pages, each
+    under the lock, with others in between (`take`). What they change by then the journal says as well, behind `tail`
+    and before the snapshot. To be told it once more changes nothing (rule X2). But of acks of topics' messages the
+    snapshot says what was so at that moment (`pending_before`)."""
 
     tail: Tail
     """The index as it stands reflects all up to here."""
@@ -261,7 +261,7 @@ def _acked(
 
 
 def _waits(rows: Iterable[tuple[int, int, int, int]], last_seq: int) -> bytes:
-    """Of messages up to a seq; empty if none waits."""
+    """Return the packed waits of messages up to a seq; empty if none waits."""
     packed = bytearray()
     for seq, number, due, destination in rows:
         if seq <= last_seq:
@@ -270,12 +270,12 @@ def _waits(rows: Iterable[tuple[int, int, int, int]], last_seq: int) -> bytes:
 
 
 def waits_of(waits: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """What `Snapshot.waits` holds: seq, until when, subscription, destination."""
+    """Return what `Snapshot.waits` holds: seq, until when, subscription, destination."""
     return inflated_rows(waits, WAIT) if waits else iter(())  # type: ignore[return-value]
 
 
 def ranges_of(acked: bytes) -> Iterator[tuple[int, int]]:
-    """What `Snapshot.acked` holds of one subscription."""
+    """Return what `Snapshot.acked` holds of one subscription."""
     return inflated_rows(acked, RANGE)  # type: ignore[return-value]
 
 

@@ -17,7 +17,8 @@ from .row_format import WHERE
 
 
 class TransactionRows:
-    """Of one index, which lends its transaction. Every method is called under the store's lock."""
+    """The rows of one index's transactions; the index lends its transaction. Every method is called under the store's
+    lock."""
 
     def __init__(self, remove_live: Callable[[int, int, object], None]) -> None:
         """`remove_live` as of MessageRows."""
@@ -52,7 +53,7 @@ class TransactionRows:
         segment.add_live(length)
 
     def settle(self, transaction: bytes, committed: bool) -> None:
-        """It has its outcome."""
+        """Record the outcome of a transaction."""
         value = self._txn.pop(transaction, db=self.db)
         self.count -= value is not None
         if value:
@@ -73,7 +74,7 @@ class TransactionRows:
                 self.forget([oldest])
 
     def forget(self, transactions: Iterable[bytes]) -> None:
-        """Of committed ones; others stay."""
+        """Forget committed transactions; others stay."""
         for transaction in transactions:
             if self._txn.get(transaction, db=self.db) == b"":
                 self._txn.delete(transaction, db=self.db)

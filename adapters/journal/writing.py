@@ -1,5 +1,5 @@
-"""What many callers asked for, as the bytes of one batch: the encoder of a store's log (wal/ticket.py), and the log as
-the core's Writer."""
+"""The encoder of a store's log (wal/ticket.py), which writes what many callers asked for as the bytes of one batch, and
+the log as the core's Writer."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def encode_batch(start: Tail, changes: list[Change], counter: int, watermark: in
 
 
 def _encode_one(start: Tail, change: Change, counter: int, watermark: int) -> tuple[bytes, Tail]:
-    """The same of one."""
+    """Return the batch of one change, and the log's end behind it."""
     segment, offset, lsn, _ = start
     lsn += 1
     at = offset + _BATCH_BYTES
@@ -243,7 +243,7 @@ def _record(change: Change, lsn: int, at: int) -> bytes:
 
 
 def _encode_all(start: Tail, changes: Sequence[Change], counter: int, watermark: int) -> tuple[bytes, Tail]:
-    """And of many."""
+    """Return the batch of many changes, and the log's end behind it."""
     segment, first, lsn, _ = start
     seed, offset = segment.seed, first + _BATCH_BYTES
     parts = [b""]

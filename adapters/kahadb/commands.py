@@ -22,7 +22,7 @@ class CommandError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KahaDestination:
-    """Where a message is stored: always a single destination."""
+    """The destination that a message is stored in: always a single one."""
 
     type: int
     name: str

@@ -123,7 +123,8 @@ def _body(message: bytes, info: MessageInfo, limit: int) -> bytes:
 
 
 def _inflated_bytes(content: bytes, limit: int) -> bytes:
-    """Of a bytes message: its length goes before it, and ActiveMQ compresses what lies behind it in its buffer too."""
+    """Return the inflated body of a bytes message: its length goes before it, and ActiveMQ compresses what lies behind
+    it in its buffer too."""
     (length,) = struct.unpack_from(">i", content)
     if length > limit:
         raise NotCarriedError(TOO_LARGE)

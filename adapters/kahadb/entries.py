@@ -160,14 +160,14 @@ class Outcomes:
         return found
 
     def is_committed(self, entry: Entry, transaction_id: TransactionId | None) -> bool:
-        """Whether the operation in `entry` took effect."""
+        """Return whether the operation in `entry` took effect."""
         if transaction_id is None:
             return True
         found = self.find(transaction_id, entry.place)
         return found is not None and found.outcome is Outcome.COMMITTED
 
     def place_of(self, entry: Entry, transaction_id: TransactionId | None) -> tuple[int, int]:
-        """Where the record lies that made the committed operation in `entry` take effect."""
+        """Return where the record lies that made the committed operation in `entry` take effect."""
         found = None if transaction_id is None else self.find(transaction_id, entry.place)
         return entry.place if found is None or found.ended is None else found.ended
 
@@ -182,7 +182,7 @@ class Outcomes:
         return counts
 
     def unfinished(self) -> tuple[Transaction, ...]:
-        """Those that are open or prepared where the journal ends."""
+        """Return the transactions that are open or prepared where the journal ends."""
         return tuple(self._unfinished.values())
 
     def _apply(self, entry: Entry) -> None:
@@ -253,7 +253,7 @@ def broker_time(info: MessageInfo | None) -> float | None:
 
 
 def message_info(command: AddMessage) -> MessageInfo | None:
-    """What the stored message says; None if it cannot be read."""
+    """Return what the stored message says; None if it cannot be read."""
     try:
         return read_message(command.message)
     except OpenWireError:

@@ -47,7 +47,7 @@ class FileExplanation:
 
 @dataclass(frozen=True, slots=True)
 class PendingDestination:
-    """What a destination's pending messages cost."""
+    """The cost of a destination's pending messages."""
 
     destination: str
     messages: int
@@ -103,7 +103,7 @@ class StoreExplanation:
 
     @property
     def summary(self) -> str:
-        """Who keeps what, in one sentence."""
+        """Return who keeps what, in one sentence."""
         files = self.files
         only_acks = sum(file.only_acks for file in files)
         free = [file for file in files if not file.kept]

@@ -1,4 +1,4 @@
-"""Which files make up a KahaDB journal: found, numbered, and never written to.
+"""The files that make up a KahaDB journal: found, numbered, and never written to.
 
 A KahaDB directory holds `db-1.log`, `db-2.log` and so on; files that the broker no longer needed are gone, or lie in
 an archive directory beside or inside it. An mKahaDB directory holds one KahaDB directory per store.
@@ -62,7 +62,7 @@ class StoreFiles:
 
     @property
     def live(self) -> StoreFiles:
-        """The same store without its archive: what the broker itself sees."""
+        """Return the same store without its archive: what the broker itself sees."""
         return StoreFiles(self.name, self.directory, tuple(f for f in self.files if not f.archived))
 
     @property
@@ -74,7 +74,7 @@ class StoreFiles:
 
 @dataclass(frozen=True, slots=True)
 class KahaDirectory:
-    """What a directory turned out to be: one store, or the stores of an mKahaDB and its transaction store."""
+    """The content of a directory: one store, or the stores of an mKahaDB and its transaction store."""
 
     directory: Path
     stores: tuple[StoreFiles, ...]

@@ -184,7 +184,7 @@ class FileReader:
         return self._stream.read(length)
 
     def _find(self, pattern: bytes, position: int) -> int:
-        """Where `pattern` is next, at or after `position`; -1 if nowhere."""
+        """Return where `pattern` is next, at or after `position`; -1 if nowhere."""
         overlap = len(pattern) - 1
         while position < self._size:
             chunk = self._read(position, _CHUNK + overlap)
@@ -198,7 +198,7 @@ class FileReader:
 
 @dataclass(frozen=True, slots=True)
 class FileSummary:
-    """What reading one file found."""
+    """The findings of reading one file."""
 
     number: int
     used_bytes: int
@@ -254,7 +254,8 @@ class Journal:
         return self.files.files[-1] if self.files.files else None
 
     def looks_like_one(self) -> bool:
-        """Whether any file begins as a journal file does; tells a damaged journal from something else altogether."""
+        """Return whether any file begins as a journal file does; tells a damaged journal from something else
+        altogether."""
         heads = [_head(file) for file in self.files.files]
         return any(head[:16] == BATCH_MAGIC or head[:5] == END_MARK for head in heads)
 

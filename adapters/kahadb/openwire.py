@@ -60,7 +60,7 @@ class XaTransaction(NamedTuple):
 
 
 class MessageInfo(NamedTuple):
-    """What a stored message says about itself. Times are milliseconds since the epoch; sizes are bytes."""
+    """The fields of a stored message. Times are milliseconds since the epoch; sizes are bytes."""
 
     type: int
     transaction: LocalTransaction | XaTransaction | None

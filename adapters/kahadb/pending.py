@@ -1,4 +1,5 @@
-"""What a broker has yet to deliver: each destination's pending messages and durable subscriptions, read by location.
+"""The messages that a broker has yet to deliver: each destination's pending messages and durable subscriptions, read by
+location.
 
     with pending_of("/var/lib/activemq/kahadb") as pending:
         for found in pending.destinations:
@@ -75,7 +76,7 @@ class PendingDestination:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """What a directory holds."""
+    """The pending messages of a directory."""
 
     directory: Path
     destinations: tuple[PendingDestination, ...]
@@ -92,7 +93,7 @@ class Pending:
 
 @contextmanager
 def pending_of(directory: str | Path, progress: Progress | None = None) -> Iterator[Pending]:
-    """What the KahaDB or mKahaDB in a directory has pending, by its live files; while the block runs it can be read.
+    """Read what the KahaDB or mKahaDB in a directory has pending, by its live files, for as long as the block runs.
 
     Raises TraceError where there is no live journal, StoreLockedError where a broker runs. What is damaged is in
     `damages`. `progress` is called with (bytes read, bytes in all), from 0 again for each of two readings of a store.

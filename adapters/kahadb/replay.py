@@ -80,7 +80,7 @@ class DurableSubscription:
 
 @dataclass(slots=True)
 class DestinationState:
-    """What one destination holds."""
+    """The state of one destination."""
 
     messages: dict[str, Message] = field(default_factory=dict)
     subscriptions: dict[str, DurableSubscription] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Replay:
         """`sends_repeated`, `acks_repeated`, `acks_unknown`, `updates`, `sends_without_subscription`."""
 
     def apply(self, entry: Entry) -> list[Effect]:
-        """What the record did."""
+        """Apply the record of an entry; return what it did."""
         if entry.repeated:
             return []
         command = entry.command
@@ -283,7 +283,7 @@ def _end(destination: KahaDestination, message: Message, *, is_record: bool) -> 
 
 
 class SeenIds:
-    """Which message ids a destination ever had, as ranges of each producer's numbers: small where they are dense."""
+    """The message ids that a destination ever had, as ranges of each producer's numbers: small where they are dense."""
 
     __slots__ = ("_other", "_producers")
 
@@ -292,7 +292,7 @@ class SeenIds:
         self._other: set[str] = set()
 
     def add(self, message_id: str) -> bool:
-        """Whether it is new."""
+        """Add an id; return whether it is new."""
         producer, _, text = message_id.rpartition(":")
         if not (text.isascii() and text.isdigit() and len(text) < 19):
             is_new = message_id not in self._other

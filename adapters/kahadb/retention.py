@@ -1,4 +1,4 @@
-"""Which journal files ActiveMQ keeps, by the rules of MessageDatabase.checkpointUpdate in ActiveMQ 5.17.
+"""The journal files that ActiveMQ keeps, by the rules of MessageDatabase.checkpointUpdate in ActiveMQ 5.17.
 
 A file is kept if
 1. it is the one being written, or comes after it;
@@ -48,7 +48,7 @@ class Reason:
 
 
 class Retention:
-    """Which files are kept, and for what: rules 1 to 4 give `direct`, rule 5 the rest."""
+    """The files that are kept, and for what: rules 1 to 4 give `direct`, rule 5 the rest."""
 
     def __init__(
         self, files: StoreFiles, replay: Replay, unfinished: Iterable[Transaction], write_file: JournalFile | None

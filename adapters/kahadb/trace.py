@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the journal held, and what it could not tell."""
+    """The content of the journal, and what it could not tell."""
 
     stores: int
     files: int
@@ -76,7 +76,7 @@ class Findings:
         return self.sends + self.acks
 
     def warnings(self) -> tuple[str, ...]:
-        """What a user should know before trusting the trace, a sentence each."""
+        """Return what a user should know before trusting the trace, a sentence each."""
         lines = [str(damage) for damage in self.damages]
         if self.missing_files:
             names = ", ".join(self.missing_files)
@@ -170,7 +170,7 @@ def usage_trace(directory: str | Path, progress: Progress | None = None) -> Kaha
 
 
 class _Counts:
-    """What one reading counts, over all stores."""
+    """The counts of one reading, over all stores."""
 
     def __init__(self) -> None:
         self.records = self.sends = self.acks = self.pending = self.interpolated = 0
@@ -312,7 +312,7 @@ def _by_clock(events: Iterator[UsageEvent], store: int) -> Iterator[tuple[float,
 
 
 def _report_gaps(files: StoreFiles, report: Report) -> None:
-    """With an archive no number should be missing: the broker moves files there instead of deleting them."""
+    """Report numbers that are missing beside an archive: the broker moves files there instead of deleting them."""
     if files.has_archive:
         for first, last in files.gaps:
             reason = f"{name_range(first, last)} missing: neither in the live directory nor in the archive"

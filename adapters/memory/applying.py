@@ -1,4 +1,4 @@
-"""What each change does to the messages in memory.
+"""The effect of each change on the messages in memory.
 
 It runs on the thread of whoever calls, under the store's lock, and Ctrl-C may strike anywhere:
 
@@ -30,7 +30,7 @@ LANES_KEPT: Final = 16
 
 
 class MemoryTable(Table):
-    """Of one store that is open."""
+    """The table of one open store."""
 
     def __init__(self, catalog: Catalog, memory: MemoryLimit, swap: SwapFiles, priorities: bool) -> None:
         self._catalog, self._memory, self._swap, self._priorities = catalog, memory, swap, priorities
@@ -92,14 +92,15 @@ class MemoryTable(Table):
             )
 
     def _is_dropped(self, chunk: Chunk) -> bool:
-        """Whether nothing of it lives, so that it is dropped."""
+        """Drop a chunk in which nothing lives; return whether that was so."""
         if chunk.is_dead and self._is_full(chunk):
             self._drop(chunk)
             return True
         return False
 
     def _is_full(self, chunk: Chunk) -> bool:
-        """Whether it takes no more messages. One that does is kept when it is empty, unless there are many such."""
+        """Return whether a chunk takes no more messages. One that does is kept when it is empty, unless there are many
+        such."""
         return bool(
             chunk.sealed or chunk.addresses or (self._priorities and len(chunk.lane.messages.lanes) > LANES_KEPT)
         )
@@ -131,7 +132,7 @@ class MemoryTable(Table):
             memory.unfinished = None
 
     def _forget_key(self, messages: DestinationMessages, seq: int) -> None:
-        """Of a map: a value is about to be dead. While its chunk is being changed."""
+        """Forget the key of a map's value that is about to be dead. While its chunk is being changed."""
         keys = messages.keys
         assert keys is not None
         before = keys.cost
@@ -378,7 +379,7 @@ class MemoryTable(Table):
                 self._done(messages, chunk, chunk.between(first, last), number)
 
     def _drop_removed(self, messages: DestinationMessages, chunks: Sequence[Chunk], is_last: bool) -> None:
-        """Of a destination that is no more: nothing of it is counted, but its memory."""
+        """Drop chunks of a destination that is no more: nothing of it is counted, but its memory."""
         memory = self._memory
         memory.unfinished = nothing
         for chunk in chunks:
@@ -391,7 +392,7 @@ class MemoryTable(Table):
         memory.unfinished = None
 
     def _drop_ended(self, messages: DestinationMessages, chunk: Chunk, number: int) -> None:
-        """Of a chunk what was only for a subscription that has ended."""
+        """Drop from a chunk what was only for a subscription that has ended."""
         self._memory.unfinished = chunk.mend
         self._kill(messages, chunk, chunk.live & ~messages.wanted(chunk))
         chunk.acked.pop(number, None)
@@ -492,8 +493,8 @@ class MemoryTable(Table):
             self._memory.unfinished = None
 
     def _pass_over_unwanted(self, messages: DestinationMessages, chunk: Chunk, subscriber: SubscriptionState) -> None:
-        """What only subscriptions that have ended were to ack is not for one that begins. It still goes a page at a
-        time: until then this one counts as having acked it."""
+        """Pass over, for a subscription that begins, what only subscriptions that have ended were to ack. Such messages
+        still go a page at a time: until then this one counts as having acked them."""
         pending = messages.pending(subscriber, chunk)
         unwanted = pending & ~messages.wanted(chunk) if pending else 0
         if unwanted:
@@ -526,7 +527,7 @@ class MemoryTable(Table):
 
 
 def takes(count: int, size: int, more: int, chunk_bytes: int) -> bool:
-    """Whether a chunk of so many messages and bytes takes one of `more` bytes."""
+    """Return whether a chunk of so many messages and bytes takes one of `more` bytes."""
     return count == 0 or (count < MESSAGES_MAX and size + more <= chunk_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Which chunks are in memory, so that all of it takes no more than `max_bytes` (invariant 10).
+"""The limit of memory: which chunks are in memory, so that all of it takes no more than `max_bytes` (invariant 10).
 
 What makes room, in this order: chunks that were loaded again and are not the first of their lane, those used longest
 ago first; sealed ones that never left memory, from the newest message on, which is the last that anybody will ask for;
@@ -34,7 +34,7 @@ _resident = attrgetter("resident")
 
 
 class MemoryLimit:
-    """Of one store. Under its lock."""
+    """The memory of one store. Under its lock."""
 
     def __init__(self, name: str, swap: SwapFiles, max_bytes: int) -> None:
         self._name, self._swap, self._max_bytes = name, swap, max_bytes
@@ -52,11 +52,11 @@ class MemoryLimit:
         finds one calls it, and then has all that is counted counted anew (backend.py)."""
 
     def fits(self, more: int) -> bool:
-        """Whether so many bytes more are within the limit."""
+        """Return whether so many bytes more are within the limit."""
         return self.used + self.prepared + more <= self._max_bytes
 
     def count(self, chunk: Chunk) -> None:
-        """It takes more or less by now."""
+        """Count what a chunk takes more or less by now."""
         cost = chunk.cost
         self.used += cost - chunk.charge
         chunk.charge = cost
@@ -76,7 +76,7 @@ class MemoryLimit:
             self.loaded[chunk] = None
 
     def forget(self, chunk: Chunk) -> None:
-        """It is no more. Idempotent, but for what is counted."""
+        """Forget a chunk that is no more. Idempotent, but for what is counted."""
         self.used -= chunk.charge
         chunk.charge = 0
         self.kept.pop(chunk, None)
@@ -89,7 +89,7 @@ class MemoryLimit:
     # Making room
 
     def make_room(self, more: int, keep: Chunk | None = None) -> None:
-        """So that `more` bytes fit, or so that as little as can be is in memory, but for `keep`. Raises what
+        """Make room so that `more` bytes fit, or so that as little as can be is in memory, but for `keep`. Raises what
         `swap_error` says; what was in memory is then there still, or in the swap."""
         goal = self._max_bytes - self.prepared - more
         if self.used <= goal:
@@ -139,13 +139,14 @@ class MemoryLimit:
             raise self._swap_error(error) from error
 
     def _do(self, step: Callable[[], object]) -> None:
-        """It is done whole, now or by who comes next."""
+        """Do a step whole, now or at the next call."""
         self.unfinished = step
         step()
         self.unfinished = nothing
 
     def _swap_error(self, error: OSError) -> StoreFullError | StoreFailedError:
-        """What is told to who needed the room. The store goes on: nothing is lost, and it may be emptied."""
+        """Return the error for a caller that needed the room. The store goes on: nothing is lost, and it may be
+        emptied."""
         what = f"store {self._name!r}: max_bytes, {self._max_bytes}, are in memory and a swap file in"
         if is_out_of_files(error):
             return refused(f"{what} {self._swap.directory} cannot be written: {error}", error)
@@ -176,7 +177,8 @@ class MemoryLimit:
         return self._load(chunk)[index]
 
     def records(self, chunk: Chunk) -> list[bytes | None]:
-        """Those of a chunk, dead ones too unless they are gone, without keeping them. Raises the same."""
+        """Return the records of a chunk, dead ones too unless they are gone, without keeping them. Raises what `record`
+        raises."""
         if not chunk.out:
             return chunk.records
         records: list[bytes | None] = []

@@ -182,7 +182,7 @@ class Chunk:
         )  # fmt: skip
 
     def bytes_of(self, mask: int) -> int:
-        """Of the records of some messages."""
+        """Return the bytes of the records of some messages."""
         if mask == MASKS[len(self.offsets)]:
             return self.total_bytes
         return sum(self.sizes[index] for index in indexes(mask))
@@ -209,7 +209,7 @@ class Chunk:
         self.offsets.extend(offsets)  # type: ignore[attr-defined]
 
     def append(self, seq: int, record: bytes) -> int:
-        """The same of one that never expires, where none does; returns how many bytes of memory it takes."""
+        """Add a message that never expires, where none does; return how many bytes of memory it takes."""
         size = len(record)
         more = memory_of(size)
         self.sizes.append(size)  # type: ignore[union-attr]
@@ -271,7 +271,7 @@ class Chunk:
 
 
 def longer(numbers: array[int] | Packed | None, length: int, more: Sequence[int]) -> array[int]:
-    """With more of them behind the first `length`; 0 for those that had none."""
+    """Return the numbers with more of them behind the first `length`; 0 for those that had none."""
     if numbers is None:
         numbers = array("Q", bytes(8 * length))
     assert isinstance(numbers, array)
@@ -280,7 +280,7 @@ def longer(numbers: array[int] | Packed | None, length: int, more: Sequence[int]
 
 
 def indexes(mask: int) -> Iterator[int]:
-    """Which bits are set, from the lowest."""
+    """Yield which bits are set, from the lowest."""
     bits = f"{mask:b}"[::-1]
     at = bits.find("1")
     while at >= 0:

@@ -28,7 +28,7 @@ Spot = tuple[Chunk, int]
 
 
 class DestinationMessages:
-    """Of one queue, topic or map. Under the store's lock."""
+    """The messages of one queue, topic or map. Under the store's lock."""
 
     __slots__ = ("keys", "lanes", "orders", "state", "subscriptions")
 
@@ -58,7 +58,7 @@ class DestinationMessages:
         return lane
 
     def keep(self, lane: Lane) -> None:
-        """It has a message: it may have been dropped when its last chunk was. Idempotent."""
+        """Keep a lane that has a message: it may have been dropped when its last chunk was. Idempotent."""
         if self.lanes.get(lane.order) is not lane:
             self.orders.add(lane.order)
             self.lanes[lane.order] = lane
@@ -106,7 +106,7 @@ class DestinationMessages:
         return mask
 
     def feeds(self, spot: Spot) -> list[Feed]:
-        """Those that have yet to ack a message."""
+        """Return the feeds that have yet to ack a message."""
         if not self.state.is_topic:
             return [self.state.feed]
         chunk, index = spot
@@ -119,19 +119,19 @@ class DestinationMessages:
     # Places, as the core knows them
 
     def keyed(self, name: bytes) -> Place | None:
-        """As of Backend (adapters/core/backend.py)."""
+        """Return where a key's value is, as of Backend (adapters/core/backend.py)."""
         assert self.keys is not None
         seq = self.keys.get(name)
         return self.row(None, seq, None) if seq is not None else None
 
     def keyed_from(self, start: bytes, limit: int) -> list[tuple[bytes, Place]]:
-        """Likewise, Backend.keys."""
+        """Return keys and their values' places, as Backend.keys."""
         assert self.keys is not None
         found = [(name, self.row(None, seq, None)) for name, seq in self.keys.page(start, limit)]
         return [(name, place) for name, place in found if place is not None]
 
     def rows(self, subscriber: SubscriptionState | None, order: int | None, after: int, limit: int) -> list[Place]:
-        """As of Rows (adapters/core/state/delivery.py)."""
+        """Return messages, as of Rows (adapters/core/state/delivery.py)."""
         if order is not None:
             also = bool(order & ALSO_WAITING)
             lane = self.lanes.get(order & ~ALSO_WAITING)
@@ -176,7 +176,7 @@ class DestinationMessages:
         return found
 
     def row(self, subscriber: SubscriptionState | None, seq: int, order: int | None) -> Place | None:
-        """Likewise."""
+        """Return where one message is, as of Rows."""
         spot = self.find(seq, order)
         if spot is None or not self.pending(subscriber, spot[0]) >> spot[1] & 1:
             return None

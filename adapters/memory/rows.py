@@ -44,7 +44,7 @@ NEW_COST: Final = CHUNK_COST + DESTINATION_COST
 
 
 class MemoryRows:
-    """Of one store that is open. Under its lock, but for `bodies`."""
+    """The rows of one open store. Under its lock, but for `bodies`."""
 
     def __init__(
         self, name: str, directory: Path, options: MemoryOptions, priorities: bool, catalog: Catalog,
@@ -160,7 +160,7 @@ class MemoryRows:
             self._table.ahead = {}
 
     def declare(self, state: DestinationState) -> None:
-        """As of Table, and so the next three."""
+        """Declare a destination, as of Table, and so the next three."""
         self._changeable().declare(state)
 
     def subscribe(self, subscriber: SubscriptionState) -> None:
@@ -173,7 +173,7 @@ class MemoryRows:
         self._changeable().remove(state)
 
     def _changeable(self) -> MemoryTable:
-        """With nothing half done in it (B2)."""
+        """Return the table with nothing half done in it (B2)."""
         if self._memory.unfinished is not None:
             self._table.finish()
         return self._table
@@ -201,7 +201,7 @@ class MemoryRows:
         return state.own.row(subscription, seq, order) if state.own is not None else None
 
     def keyed(self, state: DestinationState, name: bytes) -> Place | None:
-        """As of Backend, and so the next."""
+        """Return where a key's value is, as of Backend, and so the next."""
         return state.own.keyed(name) if state.own is not None else None
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
@@ -270,7 +270,7 @@ class MemoryRows:
                 at += 1
 
     def _page(self, places: Sequence[Place], at: int) -> list[bytes | None]:
-        """As many from the one at `at` as are read at once. The lock is not held longer."""
+        """Return as many records from the one at `at` as are read at once. The lock is not held longer."""
         memory, size = self._memory, 0
         page: list[bytes | None] = []
         with self._lock:
@@ -288,26 +288,26 @@ class MemoryRows:
 
     @property
     def memory_bytes(self) -> int:
-        """Of memory that all of it takes."""
+        """Return the bytes of memory that all messages take."""
         self.finish_all()
         return self.counted_bytes
 
     @property
     def counted_bytes(self) -> int:
-        """The same as it was counted last. Any thread, without the lock."""
+        """Return the bytes of memory as they were counted last. Any thread, without the lock."""
         return self._memory.used + self._memory.prepared
 
     @property
     def swap_bytes(self) -> int:
-        """Of the swap files."""
+        """Return the bytes of the swap files."""
         return self._swap.total_bytes
 
     def violations(self) -> Iterator[str]:
-        """As of check.py."""
+        """Yield violations, as of check.py."""
         self.finish_all()
         yield from check.violations(self._catalog, self._memory, self._swap)
 
 
 def is_removal(send: Send) -> bool:
-    """Whether a message of a map takes a key's value away."""
+    """Return whether a message of a map takes a key's value away."""
     return send.state.is_map and send.expires_at_ms == REMOVAL

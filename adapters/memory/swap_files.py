@@ -54,7 +54,7 @@ class SwapFile:
 
 
 class Address(NamedTuple):
-    """Where an entry is."""
+    """The place of an entry."""
 
     file: SwapFile
     offset: int
@@ -62,7 +62,7 @@ class Address(NamedTuple):
 
 
 class SwapFiles:
-    """Those of one store. Under the store's lock. The constructor touches nothing."""
+    """The swap files of one store. Under the store's lock. The constructor touches nothing."""
 
     def __init__(self, directory: Path, roll_over_bytes: int, file_mode: int | None = None) -> None:
         self.directory = directory / "swap"
@@ -74,7 +74,7 @@ class SwapFiles:
 
     @property
     def total_bytes(self) -> int:
-        """Of all files."""
+        """Return the bytes of all files."""
         return sum(file.end for file in list(self._files.values()))
 
     @property

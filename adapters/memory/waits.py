@@ -1,4 +1,4 @@
-"""What waits for its time in memory, in the order of these times."""
+"""The waits of messages in memory, in the order of their times."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .message_chunks import Chunk
 
 
 class Dues:
-    """Of one store; under its lock. What a chunk does not say any more (`Chunk.waits`) is skipped. Interrupted it has
-    one too many, which is skipped, or seen twice, which does no harm."""
+    """The waits of one store; under its lock. A wait that a chunk does not say any more (`Chunk.waits`) is skipped. An
+    interruption leaves one too many, which is skipped, or seen twice, which does no harm."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Chunk, int, int]] = []

@@ -48,7 +48,7 @@ R = TypeVar("R")
 
 
 class Outcome(NamedTuple, Generic[T, R]):
-    """What became of one call of `for_each`: its value, or the error that it raised."""
+    """The outcome of one call of `for_each`: its value, or the error that it raised."""
 
     item: T
     value: R | None
@@ -87,8 +87,8 @@ class Background:
                 self._condition.notify()
 
     def schedule_while_alive(self, delay: float, method: Job) -> None:
-        """As `schedule`, for a bound method; skipped if nobody holds its object any more by then. For what an
-        object does for its holders alone: a timer must not keep alive, and locked, what they have let go of."""
+        """Schedule a bound method, as `schedule`; it is skipped if nobody holds its object any more by then. For what
+        an object does for its holders alone. A timer must not keep alive, and locked, what they have let go of."""
         alive = weakref.WeakMethod(method)
 
         def run() -> None:
@@ -151,7 +151,7 @@ class Background:
                 self._walks = [other for other in self._walks if other is not walk]
 
     def _start(self) -> None:
-        """With the lock held."""
+        """Start the threads, unless they run. With the lock held."""
         if self._threads:
             return
         try:
@@ -248,7 +248,7 @@ class _Pool:
         self._queue.put(job)
 
     def is_behind(self) -> bool:
-        """Whether jobs wait and no thread is free."""
+        """Return whether jobs wait and no thread is free."""
         return len(self._since) >= self._count and not self._queue.empty()
 
     def _wanted(self) -> int:
@@ -279,7 +279,7 @@ class _Pool:
             self._count -= 1
 
     def _may_leave(self) -> bool:
-        """Whether this thread, which had nothing to do, is one too many; it is not counted any more then."""
+        """Return whether this thread, which had nothing to do, is one too many; it is not counted any more then."""
         with self._lock:
             if self._count <= self._size:
                 return False
@@ -332,7 +332,7 @@ class _Walk(Generic[T, R]):
             del item, outcome
 
     def outcomes_of(self, count: int, deadline: float | None) -> list[Outcome[T, R]]:
-        """So many, or as many as there are by the deadline (monotonic)."""
+        """Return so many outcomes, or as many as there are by the deadline (monotonic)."""
         outcomes: list[Outcome[T, R]] = []
         with suppress(Empty):
             while len(outcomes) < count:
@@ -368,7 +368,7 @@ class CoalescedJob:
     __slots__ = ("_method", "last")
 
     def __init__(self, method: Job, never: bool = False) -> None:
-        """With `never` it is as if it were always scheduled already."""
+        """Make a job of a method; with `never` as if it were always scheduled already."""
         self._method = weakref.WeakMethod(method)
         self.last = _Run(self._method, begun=not never)
         """Where it has not begun there is no need to schedule another: for who asks often."""
@@ -409,8 +409,8 @@ def shared() -> Background:
 
 
 def unstruck(call: Callable[[], R]) -> R:
-    """What `call` returns, or raises, on a thread that no signal strikes. For what is not ours, and keeps a lock that a
-    signal can leave locked. It needs nothing that this thread may hold."""
+    """Return or raise what `call` does, on a thread that no signal strikes. For foreign code with a lock that a signal
+    can leave locked. `call` needs nothing that this thread may hold."""
     if threading.get_ident() != threading.main_thread().ident:
         return call()
     return shared().call(call).result()

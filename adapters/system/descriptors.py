@@ -53,7 +53,8 @@ def shares() -> Shares:
 
 
 class Readable(Protocol):
-    """What keeps a file open for reading. Whoever reads holds the file itself, which closes when nobody does."""
+    """An object that keeps a file open for reading. Whoever reads holds the file itself, which closes when nobody
+    does."""
 
     file: Any
 

@@ -39,7 +39,7 @@ def nothing(path: Path, store_id: bytes) -> bytes:
 
 
 def is_empty(path: Path) -> bool:
-    """Whether a directory is there, with nothing in it."""
+    """Return whether a directory is there, with nothing in it."""
     return path.is_dir() and next(path.iterdir(), None) is None
 
 
@@ -119,7 +119,7 @@ class StoreDirectory:
         return store_id
 
     def _locked(self, store_id: bytes) -> None:
-        """It has just been locked."""
+        """Do what follows once the directory has just been locked."""
 
     def require_lock(self) -> None:
         """Raise StoreFailedError if the lock was lost: see DirectoryLock."""

@@ -1,5 +1,5 @@
-"""What every part that keeps files needs: what a disk's errors mean, how files are made and written, how they and their
-names are made durable. What differs from platform to platform is in policies/platform_files.py and here."""
+"""The needs of every part that keeps files. Here is what a disk's errors mean, and how files are made, written and made
+durable with their names. What differs from platform to platform is in policies/platform_files.py and here."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ MAKE_ROOM: Final = (
 
 
 def refused(what: str, error: OSError, after: str = "", how: str = "") -> StoreFullError:
-    """What to raise, `from` the error, for one that is in FULL. `what`: what was refused, and why. It says then what to
-    do before the same is tried again, and `after` that; `how`: in which ways a full disk gets room."""
+    """Return the error to raise, `from` the given one, for an error that is in FULL. `what`: what was refused, and why.
+    The text then says what to do before the same is tried again, and `after` that. `how`: in which ways a full disk
+    gets room."""
     if error.errno == errno.EMFILE:
         step = f"raise `ulimit -n` (it is {limit()}) or have fewer files open, and try again"
     elif error.errno == errno.ENFILE:
@@ -54,7 +55,7 @@ def refused(what: str, error: OSError, after: str = "", how: str = "") -> StoreF
 
 
 def is_out_of_files(error: BaseException) -> bool:
-    """Whether no more files could be opened, and nothing else is wrong."""
+    """Return whether no more files could be opened, and nothing else is wrong."""
     return isinstance(error, OutOfDescriptorsError) or (isinstance(error, OSError) and error.errno in OUT_OF_FILES)
 
 
@@ -85,8 +86,7 @@ def require_no_link(path: Path) -> None:
 
 
 def require_no_links(directory: Path) -> None:
-    """The same for all that is in a directory, however deep, which is looked for without following any. Raises
-    OSError."""
+    """Raise OSError for a symbolic link in a directory, however deep. The search follows none."""
     with os.scandir(directory) as entries:
         for entry in entries:
             if entry.is_symlink():
@@ -167,7 +167,7 @@ def _open_file(path: Path, flags: int, file_mode: int) -> int:
 
 
 def open_to_read(path: Path) -> BinaryIO:
-    """As Path.open("rb"), of no symbolic link. Raises OSError."""
+    """Open a file as Path.open("rb"), but no symbolic link. Raises OSError."""
     return open(path, "rb", opener=_open_file_to_read)  # in one step: the descriptor is never without an owner
 
 
@@ -225,7 +225,7 @@ def replace_file(path: Path, data: bytes, file_mode: int = FILE_MODE) -> None:
 
 
 def unfinished(path: Path, store_id: bytes) -> Path:
-    """What a store's directory is called until it is whole."""
+    """Return the path of a store's directory until it is whole."""
     return path.with_name(f".{path.name}.{store_id.hex()}.tmp")
 
 

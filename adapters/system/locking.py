@@ -147,12 +147,12 @@ class _Watch:
         return file
 
     def of(self, identity: tuple[int, int] | None) -> list[DirectoryLock]:
-        """Those that hold the file of that device and inode."""
+        """Return the locks that hold the file of that device and inode."""
         locks = [file.lock() for file in list(self._held) if file.identity == identity]
         return [lock for lock in locks if lock is not None and lock.held]
 
     def knows(self, identity: tuple[int, int] | None) -> bool:
-        """Whether a file of this process is that one."""
+        """Return whether a file of this process is that one."""
         return any(file.identity == identity for file in list(self._held))
 
     def close_left(self) -> None:
@@ -162,7 +162,7 @@ class _Watch:
                 file.close()
 
     def _look_later(self) -> None:
-        """With the lock held."""
+        """Schedule the next look, unless it is due already. With the lock held."""
         if self._held and not self._due:
             # No method of ours: the next look does not wait for one whose disk hangs.
             shared().schedule(WATCH_SECONDS, partial(_Watch._look, self))
@@ -262,11 +262,11 @@ class DirectoryLock:
 
     @property
     def held(self) -> bool:
-        """Whether this process holds it."""
+        """Return whether this process holds the lock."""
         return self._identity is not None and self._generation == generation
 
     def described(self) -> str:
-        """Who holds it, to others in this process."""
+        """Return who holds the lock, in words for others in this process."""
         owner = f": {self._describe()}" if self._describe is not None else ""
         opened_at = self._open.opened_at if self._open is not None else ""
         return f"this process{owner}{_opened(opened_at)}"
@@ -289,7 +289,7 @@ class DirectoryLock:
         return self._lost
 
     def look_after(self) -> None:
-        """As `lost`, unless another thread is at it, since the disk hangs."""
+        """Look for a loss as `lost`, unless another thread is at it, since the disk hangs."""
         unless_busy(self._looking, self.lost)
 
     def require(self) -> None:
@@ -313,7 +313,7 @@ class DirectoryLock:
 
 
 def _found(path: str, identity: tuple[int, int]) -> str | None:
-    """What has become of the file that was opened; None if it is there, or if that cannot be said."""
+    """Return what has become of the file that was opened; None if it is there, or if that cannot be said."""
     try:
         found = os.stat(path)  # noqa: PTH116  a path of pathlib's takes half as long again
     except OSError as error:
@@ -322,7 +322,7 @@ def _found(path: str, identity: tuple[int, int]) -> str | None:
 
 
 def gone_directory(path: str | Path, what: str) -> str:
-    """That a directory above this path is not there any more, while `what` was open; empty where all are."""
+    """Return the text that a directory above this path was lost while `what` was open; empty where all are there."""
     gone = [directory for directory in Path(path).parents if not directory.exists()]
     if not gone:
         return ""
@@ -333,8 +333,8 @@ def gone_directory(path: str | Path, what: str) -> str:
 
 
 def _caller() -> str:
-    """Where code has called that is neither ours nor Python's own: `file:line`. Of a command its name, in backquotes.
-    Empty where there is none, as in a thread of ours."""
+    """Return where code has called that is neither ours nor Python's own: `file:line`. Returns the name of a command,
+    in backquotes. Empty where there is none, as in a thread of ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
@@ -350,7 +350,7 @@ def _caller() -> str:
 
 
 def owner_of(path: Path) -> str:
-    """Who holds a lock file, or held it last: this process, or another one as the file's text says."""
+    """Return who holds a lock file, or held it last: this process, or another one as the file's text says."""
     with suppress(OSError):
         found = path.stat()
         for lock in _watch.of((found.st_dev, found.st_ino)):

@@ -41,7 +41,7 @@ class RareWarnings(Generic[Thing]):
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to tell now."""
+        """Return whether there is something to tell now."""
         return self._due <= monotonic()
 
     def count(self, things: Iterable[Thing] = ()) -> None:

@@ -40,7 +40,7 @@ class Volume:
         self._asked_at = -KNOWN_SECONDS
 
     def reserve(self, size: int) -> Reservation[int]:
-        """So many bytes are about to be written, until that is released."""
+        """Reserve so many bytes that are about to be written, until the reservation is released."""
         with self._lock:
             self._free -= size
             self._since += size

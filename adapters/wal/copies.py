@@ -56,7 +56,8 @@ class CopiesWriter:
         """Records in it."""
 
     def takes(self, size: int) -> bool:
-        """Whether there is room for a payload of so many bytes. Every file takes one that a segment has taken."""
+        """Return whether there is room for a payload of so many bytes. Every file takes one that a segment has
+        taken."""
         end = self.end + f.RECORD_HEADER.size + size
         return self.count < RECORDS_MAX - 1 and (end <= END_MAX or not self.count)
 

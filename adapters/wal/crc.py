@@ -25,8 +25,8 @@ _BY_TOP: Final = {entry >> 24: index for index, entry in enumerate(_TABLE)}
 
 
 def start_of(crc: int, data: bytes) -> int:
-    """What the checksum of `data` was started from, if it ended with `crc`: extend(start_of(crc, data), data) is
-    `crc`."""
+    """Return the checksum from which that of `data` was started, if it ended with `crc`: extend(start_of(crc, data),
+    data) is `crc`."""
     return _back(crc ^ ALL, data) ^ ALL
 
 

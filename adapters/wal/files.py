@@ -79,7 +79,8 @@ class SegmentFiles:
         return [path for path in paths if path.name.startswith(start) and path.name.endswith(end)]
 
     def headers(self) -> Iterator[SegmentHeader]:
-        """Of all published segments, in no order. Raises CorruptionError for one that has no valid header."""
+        """Yield the headers of all published segments, in no order. Raises CorruptionError for one that has no valid
+        header."""
         for path in self._named("", SEGMENT_SUFFIX):
             header = read_header(path)
             if self.path(header.number) != path:
@@ -234,7 +235,7 @@ def _fill(file: File, end: int, capacity: int) -> None:
 
 
 def _number(path: Path) -> int:
-    """Of the segment that a file was; 0 if it was none."""
+    """Return the number of the segment that a file was; 0 if it was none."""
     try:
         return read_header(path).number
     except CorruptionError:
@@ -242,8 +243,8 @@ def _number(path: Path) -> int:
 
 
 def _fill_up(path: Path, size: int) -> bool:
-    """Whether a file is allocated up to `size`. A little that is missing is made up for, if the disk has it: a segment
-    is not grown to its end when the batch after its last one does not fit."""
+    """Return whether a file is allocated up to `size`. Fills a little that is missing, if the disk has it: a segment is
+    not grown to its end when the batch after its last one does not fit."""
     try:
         missing = size - path.stat().st_size
         if missing > FILL_MAX:
@@ -259,7 +260,7 @@ def _fill_up(path: Path, size: int) -> bool:
 
 
 def segment_path(directory: Path, number: int) -> Path:
-    """Where a segment of the log in a directory lies, or a file of copies."""
+    """Return where a segment of the log in a directory lies, or a file of copies."""
     if number >= COPIES:
         return directory / f"{number - COPIES:012d}{COPIES_SUFFIX}"
     return directory / f"{number:012d}{SEGMENT_SUFFIX}"

@@ -54,7 +54,7 @@ LOST: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """What a segment says of itself and of the one before (rule J1)."""
+    """The header of a segment, which tells of it and of the one before (rule J1)."""
 
     log_id: bytes
     """Whose log it is: 16 random bytes, a store's id (rule I4)."""
@@ -108,7 +108,7 @@ class SegmentHeader:
 
 
 def segment_seed(log_id: bytes, nonce: int) -> int:
-    """Where the checksums of a segment start from."""
+    """Return the number from which the checksums of a segment start."""
     return int(crc32c(crc32c(0, log_id), nonce.to_bytes(8, "little")))
 
 

@@ -78,15 +78,15 @@ class GroupCommit(ABC):
 
     @abstractmethod
     def _lead_once(self) -> None:
-        """With `_lead` held: finish what an interrupted leader left, then write one batch of what is queued."""
+        """Finish what an interrupted leader left, then write one batch of what is queued. With `_lead` held."""
 
     @abstractmethod
     def _has_work(self) -> bool:
-        """Whether anything is queued, or written by halves."""
+        """Return whether anything is queued, or written by halves."""
 
     @abstractmethod
     def _stop(self) -> None:
-        """It has just failed."""
+        """Do what follows once the log has just failed."""
 
     @abstractmethod
     def _relieve(self) -> None:
@@ -96,7 +96,7 @@ class GroupCommit(ABC):
 
     @property
     def forked(self) -> bool:
-        """Whether this is a forked child of the process that opened it."""
+        """Return whether this is a forked child of the process that opened the log."""
         return self._generation != locking.generation
 
     def ensure_usable(self) -> None:
@@ -145,8 +145,8 @@ class GroupCommit(ABC):
         return ticket
 
     def _require_written(self, tickets: Sequence[Ticket]) -> None:
-        """It was closed since it was asked whether it takes tickets (rule G7). Who closes it writes what is queued, and
-        then ends it: raise ClosedError if these came after that. Their caller may not wait for them."""
+        """Raise ClosedError for tickets that came after the end of a log closed meanwhile (rule G7). Closing writes
+        what is queued, and then ends it. The tickets' caller may not wait for them."""
         with self._lead:
             if self._ended:
                 self._dismiss([ticket for ticket in tickets if not ticket.done], self._refusal())

@@ -119,7 +119,7 @@ class Log(GroupCommit):
         self._syncer.let_go()
 
     def fail(self, cause: BaseException) -> None:
-        """As GroupCommit's; a directory that was deleted is told as that."""
+        """Stop for good as GroupCommit's; a directory that was deleted is told as that."""
         gone = gone_directory(self.files.directory / "*", self.name) if isinstance(cause, FileNotFoundError) else ""
         super().fail(StoreFailedError(gone) if gone else cause)
 
@@ -140,7 +140,7 @@ class Log(GroupCommit):
 
     @property
     def tail(self) -> Tail:
-        """Where the next batch goes."""
+        """Return where the next batch goes."""
         return self._writer.tail
 
     @property
@@ -155,7 +155,7 @@ class Log(GroupCommit):
 
     @property
     def starved(self) -> bool:
-        """Whether tickets wait for segments to be released, the disk being full and the reserve used."""
+        """Return whether tickets wait for segments to be released, the disk being full and the reserve used."""
         return self._starved or self.files.reserve.is_short
 
     @property
@@ -267,8 +267,8 @@ class Log(GroupCommit):
         return True
 
     def _may_be_relieved(self, error: OSError | None = None) -> bool:
-        """Whether to look, for what makes the log hold more, if anything can be released: once after each change, where
-        it is counted what is needed."""
+        """Return whether tickets that make the log hold more should look if anything can be released. Once after each
+        change, where it is counted what is needed."""
         tail = self._writer.tail
         return (
             not self._hopeless and self._hopeless_lsn != tail.lsn

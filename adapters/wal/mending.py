@@ -61,7 +61,7 @@ class Copies(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What the owner knows of the log from elsewhere, and trusts."""
+    """The knowledge of the log that its owner has from elsewhere, and trusts."""
 
     needed: Needed | None = None
     """Which segments there must be."""
@@ -92,7 +92,7 @@ class _Scanned:
 
 
 class Mender:
-    """Of one log that nobody has open. `look`, then `write`."""
+    """The mender of one log that nobody has open. `look`, then `write`."""
 
     def __init__(self, directory: Path, log_id: bytes, hints: Hints | None = None, file_mode: int = FILE_MODE) -> None:
         self._directory, self._log_id, self._file_mode = directory, log_id, file_mode
@@ -168,7 +168,7 @@ class Mender:
         return damaged
 
     def _is_void(self, number: int) -> bool:
-        """Whether a later header passes over it (rule J1)."""
+        """Return whether a later header passes over a segment (rule J1)."""
         return any(header.prev_number < number < header.number for header in self._headers.values())
 
     def _make_header(self, number: int, nonce: int, offset: int, base_lsn: int) -> None:
@@ -207,8 +207,8 @@ class Mender:
                     self._scanned[number] = self._scan(number)
 
     def _known_end(self, number: int, chained: bool = False) -> tuple[int | None, int]:
-        """Where a segment's records end and the last LSN there, if anything says so; `chained`: the segment after
-        it."""
+        """Return where a segment's records end and the last LSN there, if anything says so. `chained`: the segment
+        after it says so."""
         for header in self._headers.values():
             if header.prev_number == number:
                 return header.prev_end, header.prev_lsn
@@ -262,12 +262,13 @@ class Mender:
         return found
 
     def _boundary(self, number: int) -> tuple[int, int]:
-        """That of the hints, offset and last LSN, if it is in this segment; else (0, 0)."""
+        """Return the offset and last LSN of the hints' boundary, if it is in this segment; else (0, 0)."""
         segment, offset, lsn = self._hints.boundary
         return (offset, lsn) if segment == number else (0, 0)
 
     def _next_batch(self, segment: Segment, offset: int, lsn: int, stop: int) -> tuple[int, int] | None:
-        """Where the batch after the one that is not whole begins, and the LSN before it; None if nothing tells."""
+        """Return where the batch after the one that is not whole begins, and the LSN before it; None if nothing
+        tells."""
         found = self._find_next_batch(segment, offset, lsn, stop)
         known = self._boundary(segment.number)
         if known[0] > offset and known[1] >= lsn and (found is None or known[0] < found[0]):
@@ -481,12 +482,12 @@ class Mender:
 
 
 def _kind(loss: Loss) -> int:
-    """Of the first record in it, by what its damaged bytes look like."""
+    """Return the kind of a loss's first record, by what its damaged bytes look like."""
     return int(f.RECORD_HEADER.unpack_from(loss.remnant)[3]) if len(loss.remnant) >= f.RECORD_HEADER.size else 0
 
 
 def _blank_bytes(records: int) -> int:
-    """What a batch takes in which all is lost."""
+    """Return the bytes of a batch in which all is lost."""
     return f.BATCH_HEADER.size + records * f.RECORD_HEADER.size if records > 0 else 0
 
 
@@ -495,7 +496,7 @@ def _number(path: Path) -> int:
 
 
 def _is_of_other_version(path: Path) -> bool:
-    """Whether the header is whole, and of another version."""
+    """Return whether the header is whole, and of another version."""
     with open_to_read(path) as file:
         page = file.read(f.SEGMENT_HEADER.size)
     if len(page) < f.SEGMENT_HEADER.size or page[:8] != f.MAGIC:

@@ -115,8 +115,8 @@ def read_at(file: File, offset: int, size: int) -> bytes:
 
 @inner_loop
 def is_whole(records: bytes, seed: int, start: int, base_lsn: int, count: int) -> bool:
-    """Whether these are the records of a batch, as many and with those LSNs, which begin at offset `start`; `seed` is
-    their segment's."""
+    """Return whether these bytes are the records of a batch, as many and with those LSNs. They begin at offset `start`;
+    `seed` is their segment's."""
     position, unpack = 0, f.RECORD_HEADER.unpack_from
     for lsn in range(base_lsn, base_lsn + count):
         if position + f.RECORD_HEADER.size > len(records):

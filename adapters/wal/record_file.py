@@ -58,7 +58,7 @@ class DamagedError(Exception):
 
 
 class Slot(NamedTuple):
-    """What one commit says."""
+    """The page of one commit."""
 
     version: int
     number: int
@@ -171,8 +171,8 @@ class RecordFile:
             self._allocated = os.fstat(self._fd).st_size
 
     def is_crowded(self, size: int) -> bool:
-        """Whether, instead of adding a record of so many bytes, all that counts should be written anew: most of what is
-        there counts no more, or else there would be no room to do so later."""
+        """Return whether all that counts should be written anew, instead of adding a record of so many bytes. Then most
+        of what is there counts no more, or else there would be no room to do so later."""
         slot = self._last()
         end = slot.end + NUMBER.size + size
         length = end - slot.start
@@ -194,7 +194,7 @@ class RecordFile:
         self._whole = len(data)
 
     def _commit(self, last: Slot, start: int, at: int, data: bytes, crc: int) -> None:
-        """As F3 says, with `data` written at an offset."""
+        """Commit as F3 says, with `data` written at an offset."""
         self._slot = None  # until it is done: interrupted, the file tells
         write_all(self._fd, data, at)
         sync_data(self._fd)

@@ -67,7 +67,7 @@ class RecordEncoder:
         return None
 
     def reserve(self, size: int) -> None:
-        """What is read of it is kept in memory."""
+        """Reserve nothing: what is read of the log is kept in memory."""
 
     def encode(self, tail: Tail, tickets: list[Ticket], watermark: int) -> RecordBatch:
         if len(tickets) == 1:  # the commonest

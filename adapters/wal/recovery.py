@@ -53,7 +53,8 @@ def settle(survey: Survey, files: SegmentFiles) -> None:
 
 
 def resume_in(survey: Survey) -> bool:
-    """Whether the log may go on in its last segment: after a clean close, or if that segment is still empty (J5)."""
+    """Return whether the log may go on in its last segment: after a clean close, or if that segment is still empty
+    (J5)."""
     return survey.clean or (survey.end.offset == f.HEADER_BYTES and survey.highest_lsn == survey.end.lsn)
 
 

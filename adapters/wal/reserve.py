@@ -33,7 +33,7 @@ PAGE_BYTES: Final = 4096
 
 
 class Reserve:
-    """Of one log's directory. The leader keeps and takes files, who releases segments puts some in.
+    """The reserve of one log's directory. The leader keeps and takes files; releasing segments puts some in.
 
     `_lock` guards making files and putting them in; `files` is replaced, never changed.
     """
@@ -73,7 +73,7 @@ class Reserve:
 
     @property
     def is_short(self) -> bool:
-        """Whether a file was taken, and none has come back."""
+        """Return whether a file was taken, and none has come back."""
         return len(self.files) < FILES
 
     def find(self, size: int) -> tuple[Path, int] | None:
@@ -110,7 +110,7 @@ class Reserve:
         return spare, size
 
     def put_in(self, files: list[tuple[Path, int]]) -> None:
-        """What `make_of` returned, once the new names are durable."""
+        """Put in the files that `make_of` returned, once the new names are durable."""
         with self._lock:
             self._set([*self.files, *files])
 

@@ -107,7 +107,7 @@ class Segment:
         self.changed = True
 
     def is_dead(self, lsn: int) -> bool:
-        """Whether the record with this LSN is marked dead. Any thread may ask."""
+        """Return whether the record with this LSN is marked dead. Any thread may ask."""
         ordinal, dead = lsn - self.base_lsn, self.dead
         return dead is not None and ordinal >> 3 < len(dead) and bool(dead[ordinal >> 3] & 1 << (ordinal & 7))
 

@@ -120,7 +120,7 @@ class SegmentWriter:
             self._use_reserve(size, leaves + (leaves != OWED and promised > 0))
 
     def _grow(self, size: int, promised: int) -> None:
-        """The same for what makes a log hold more."""
+        """Make room for tickets that make a log hold more."""
         if self.must_roll or self.tail.offset + size > self.tail.segment.capacity:
             self.roll(size)
         end = self.tail.offset + size
@@ -136,7 +136,7 @@ class SegmentWriter:
         self.limit = min(self.tail.segment.allocated, end + grant)
 
     def _use_reserve(self, size: int, leaves: int) -> None:
-        """The same where the disk is full, for what makes room."""
+        """Make room from the reserve where the disk is full, for tickets that make room."""
         reserve = self._files.reserve
         self.limit = 0
         if self.must_roll or self.tail.offset + size > self.tail.segment.allocated:
@@ -172,8 +172,8 @@ class SegmentWriter:
         segment.allocated = target
 
     def sealing_pays(self, needed: int) -> bool:
-        """Whether to go on in a spare file, one that acks might begin as well, lets half of the segment that is being
-        written be released, or more. So many bytes of it are needed still."""
+        """Return whether to go on in a spare file, one that acks might begin as well. That must let half of the segment
+        that is being written be released, or more. So many bytes of it are needed still."""
         reserve, dead = self._files.reserve, self.tail.offset - f.HEADER_BYTES - needed
         files = reserve.files
         return len(files) > SHRINKS + (self.promised > 0) and dead >= max(needed, files[0][1] // 2)

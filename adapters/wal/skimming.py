@@ -21,7 +21,7 @@ class Skimmer:
     """One pass over a segment. `offset` says how far it read as a segment does."""
 
     def __init__(self, segment: Segment, kind: int, is_dead: Callable[[int], bool]) -> None:
-        """Of the records of this kind those are wanted whose LSN is not dead. Raises OSError."""
+        """Want the records of this kind whose LSN is not dead. Raises OSError."""
         self.offset = f.HEADER_BYTES
         self._segment, self._kind, self._is_dead = segment, kind, is_dead
         self._file = segment.reading()

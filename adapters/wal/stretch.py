@@ -71,7 +71,8 @@ class Stretch:
         return self._encode(parts, data, watermark), losses
 
     def _parts(self, data: bytes) -> list[_Part]:
-        """What there is behind the batch's header: records that are whole, and gaps with the LSNs that are missing."""
+        """Return what there is behind the batch's header: records that are whole, and gaps with the LSNs that are
+        missing."""
         parts: list[_Part] = []
         position, lsn = f.BATCH_HEADER.size, self._first
         while lsn <= self._last:
@@ -97,7 +98,7 @@ class Stretch:
         return _representable(parts)
 
     def _claimed(self, data: bytes, position: int) -> int:
-        """Where the damaged record at a place would end, if its length is right."""
+        """Return where the damaged record at a place would end, if its length is right; 0 if it cannot be."""
         if position + f.RECORD_HEADER.size > len(data):
             return 0
         end = position + f.RECORD_HEADER.size + int(f.RECORD_HEADER.unpack_from(data, position)[1])
@@ -132,7 +133,7 @@ class Stretch:
         return None
 
     def _encode(self, parts: list[_Part], data: bytes, watermark: int) -> bytes:
-        """As batches: one, or one more wherever a batch's header alone is lost."""
+        """Return the parts as batches: one, or one more wherever a batch's header alone is lost."""
         out, records, base, count, header_at = bytearray(), bytearray(), self._first, 0, 0
         seed = self._segment.seed
 

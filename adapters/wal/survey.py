@@ -1,5 +1,6 @@
-"""What a log says when it is opened: which segments count, where the log ends, and whether what is broken was torn by a
-crash (never acknowledged: cut) or is damage (CorruptionError). Decides, and writes nothing (rules J4, J5, J7)."""
+"""The survey of a log when it is opened: which segments count, and where the log ends. Broken bytes were torn by a
+crash (never acknowledged: cut), or they are damage (CorruptionError). Decides, and writes nothing (rules J4, J5,
+J7)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Kept(NamedTuple):
 
 
 class Needed(NamedTuple):
-    """What a snapshot says about segments (rule J6)."""
+    """The segments that are needed, as a snapshot says (rule J6)."""
 
     first: int
     """This one and all after it are needed whole."""
@@ -41,7 +42,7 @@ class Needed(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """What the owner knows from elsewhere, durably: how far it has read the log. Reading begins there."""
+    """The owner's durable knowledge of how far it has read the log. Reading begins there."""
 
     lsn: int
     """All up to it was on disk."""
@@ -69,7 +70,7 @@ class Position(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """What the journal says."""
+    """The result of `survey`."""
 
     older: list[Segment]
     """Segments before the chain that still hold live messages, oldest first."""
@@ -207,7 +208,8 @@ def adopt_copies(surveyed: Survey, files: SegmentFiles, log_id: bytes) -> None:
 
 
 def _stretches(chain: list[Segment], log_end: _End) -> Iterator[tuple[Segment, int, int]]:
-    """What is above the watermark, by segment: from, to. It may begin before the first segment that is needed whole."""
+    """Yield what is above the watermark, by segment: from, to. The stretch may begin before the first segment that is
+    needed whole."""
     for link in range(log_end.unsynced.link, log_end.end.link + 1):
         start = log_end.unsynced.offset if link == log_end.unsynced.link else f.HEADER_BYTES
         end = log_end.end.offset if link == log_end.end.link else chain[link].end
@@ -258,7 +260,8 @@ def _start(
     watermark: int,
     files: SegmentFiles,
 ) -> Position:
-    """Where to begin looking for the end: at the checkpoint, else in the first segment that is not known durable."""
+    """Return where to begin looking for the end: at the checkpoint, else in the first segment that is not known
+    durable."""
     if checkpoint is not None:
         for link, segment in enumerate(chain):
             if segment.number == checkpoint.segment:
@@ -336,8 +339,8 @@ def _find_end(chain: list[Segment], start: Position, watermark: int, checkpoint:
 def _account(
     headers: dict[int, f.SegmentHeader], files: SegmentFiles, chain: list[Segment], needs: Needed
 ) -> tuple[list[Segment], int]:
-    """Which older segments must be there; none may be missing (rule J7). Returns them, and the link of the first one
-    that is needed whole."""
+    """Return the older segments that must be there, and the link of the first one that is needed whole. None may be
+    missing (rule J7)."""
     older = []
     for number, kept in sorted(needs.kept.items()):
         if number >= needs.first:

@@ -42,11 +42,12 @@ class Syncer:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many sealed files wait as may, of this log or of the process."""
+        """Return whether as many sealed files wait as may, of this log or of the process."""
         return len(self._sealed) >= UNSYNCED_FILES_MAX or len(unsynced_files) >= shares().unsynced
 
     def sealed(self, file: File) -> None:
-        """It is written no more, and not synced. Called by the leader, while the file is still its segment's."""
+        """Note a file that is written no more, and not synced. Called by the leader, while the file is still its
+        segment's."""
         self._sealed.append(file)
         unsynced_files.add(file)
 

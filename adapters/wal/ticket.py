@@ -1,4 +1,4 @@
-"""What the log and its owner hand each other: tickets in, write batches out."""
+"""The exchange between the log and its owner: tickets in, write batches out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ promised to it, or it is what releases segments."""
 
 
 class Ticket:
-    """What goes into the log together, in one batch, and what became of it."""
+    """The content that goes into the log together, in one batch, and its outcome."""
 
     done = False
     error: BaseException | None = None
@@ -113,8 +113,8 @@ class Tail(NamedTuple):
 
 
 class WriteBatch:
-    """What is written with one call: enough to write it again, same bytes, same place (rule G2). An encoder may return
-    a subclass with what it wants to remember of it."""
+    """The bytes written with one call: enough to write them again, same bytes, same place (rule G2). An encoder may
+    return a subclass with what it wants to remember of it."""
 
     changes = False
     """The encoder has to know of it before it encodes the next one: `written` is called."""
@@ -142,7 +142,7 @@ class Encoder(Protocol):
 
     @property
     def spare_bytes(self) -> int:
-        """What a spare file of the reserve has to hold beside tickets that make room: a snapshot."""
+        """Return the bytes that a spare file of the reserve has to hold beside tickets that make room: a snapshot."""
 
     def leaves(self, ticket: Any) -> int:
         """OWED, SHRINKS or GROWS. Asked where the disk is full."""
@@ -152,12 +152,12 @@ class Encoder(Protocol):
         the disk is full."""
 
     def reserve(self, size: int) -> None:
-        """So many bytes may be written until this is asked next: keep the room that they will need elsewhere. Raises
+        """Keep the room that so many bytes will need elsewhere: they may be written until this is asked next. Raises
         OSError if there is none; then what GROWS is refused."""
 
     @property
     def snapshot_at(self) -> tuple[int, int]:
-        """Where the latest snapshot is, by segment and offset of its batch, (0, 0) without one; each new segment's
+        """Return the segment and the offset of the latest snapshot's batch, (0, 0) without one; each new segment's
         header says it."""
 
     def encode(self, tail: Tail, tickets: list[Any], watermark: int) -> WriteBatch:

@@ -33,7 +33,7 @@ assert WATERMARK.size == 56
 
 
 class Watermark(NamedTuple):
-    """What the file says. Neither number ever falls."""
+    """The content of the file. Neither number ever falls."""
 
     segment: int
     """This one was there, or a later one is."""
@@ -44,7 +44,7 @@ class Watermark(NamedTuple):
 
 
 def encode(log_id: bytes, mark: Watermark) -> bytes:
-    """What a page begins with."""
+    """Return the beginning of a page."""
     fields = (mark.segment, mark.nonce, mark.lsn)
     blank = WATERMARK.pack(MAGIC, VERSION, 0, 0, log_id, *fields)
     return WATERMARK.pack(MAGIC, VERSION, 0, crc32c(0, blank), log_id, *fields)
