@@ -82,7 +82,7 @@ class Settings:
 
     @classmethod
     def of(cls, options: StoreOptions, **others: Any) -> Settings:
-        """From what every kind's options have; `others` are fields of this class."""
+        """Make the settings from what every kind's options have; `others` are fields of this class."""
         return cls(
             priorities=options.priorities,
             duplicate_window=options.duplicate_window,
@@ -197,8 +197,8 @@ class Backend(Rows, Protocol):
         interrupted anywhere. Idempotent. Nothing is written meanwhile."""
 
     def writer(self, engine: Engine) -> Writer | None:
-        """Called before `open`. What writes, if the backend brings it itself: then `write` and `took_effect` are never
-        called, and what is written is handed to `Sequencer.accept` and `Engine.take`. None: the core's."""
+        """Return the writer, if the backend brings it itself: then `write` and `took_effect` are never called, and what
+        is written is handed to `Sequencer.accept` and `Engine.take`. None: the core's."""
         return None
 
     def require_owned(self) -> None:
@@ -218,13 +218,13 @@ class Backend(Rows, Protocol):
         `write` has seen to that. `last` is the last of the plans that they are of."""
 
     def recover(self) -> int:
-        """`apply` was interrupted, or a write. Make whole again what is read; returns the number of the last plan that
-        is applied whole: those behind it are applied once more. Not asked of one that is `threaded`."""
+        """Make whole again, after `apply` or a write was interrupted, what is read; returns the number of the last plan
+        that is applied whole: those behind it are applied once more. Not asked of one that is `threaded`."""
         raise AssertionError("what runs on a thread of its own is not interrupted")
 
     def stage(self, branch: Branch) -> None:
-        """A branch is about to be prepared, by this thread: what can be written of it ahead may be, and the records of
-        its sends may be cut down to what `record_bytes` is not needed for. If this raises nothing of it is there."""
+        """Write ahead what can be of a branch that this thread is about to prepare. The records of its sends may be cut
+        down to what `record_bytes` is not needed for. If this raises nothing of it is there."""
         return
 
     def unstage(self, transaction: bytes) -> None:
@@ -232,12 +232,13 @@ class Backend(Rows, Protocol):
         return
 
     def before_outcome(self, branch: Branch, committed: bool) -> None:
-        """The outcome of a branch is about to be written. Called by the thread that asks for it, perhaps again."""
+        """Get ready for a branch's outcome, which is about to be written. Called by the thread that asks for it,
+        perhaps again."""
         return
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
-        """The records of these messages; None for one that has died meanwhile. Raises CorruptionError where one is
-        damaged, and ReadError where the disk does not give it now. Any thread."""
+        """Return the records of these messages; None for one that has died meanwhile. Raises CorruptionError where one
+        is damaged, and ReadError where the disk does not give it now. Any thread."""
 
     def lose(
         self, state: DestinationState, place: Place, error: CorruptionError, message_id: str | None = None
@@ -252,21 +253,23 @@ class Backend(Rows, Protocol):
         raise AssertionError(f"{self.kind} keeps no maps")
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
-        """The first `limit` keys of a map from `start` on, in the order of their bytes, with their values' places."""
+        """Return the first `limit` keys of a map from `start` on, in the order of their bytes, with their values'
+        places."""
         raise AssertionError(f"{self.kind} keeps no maps")
 
     def large_storage(self) -> LargeStorage | None:
-        """Once it is open: where it keeps bodies that are kept apart from their messages; None: in files in the store's
-        directory."""
+        """Return, once the backend is open, where it keeps bodies apart from their messages; None: in files in the
+        store's directory."""
         return None
 
     def sync(self) -> None:
-        """On return all that is written survives a power failure: nothing to do where `write` has seen to that. Raises
+        """Make all that is written survive a power failure: nothing to do where `write` has seen to that. Raises
         StoreFailedError. Any thread."""
         return
 
     def opened(self) -> None:
-        """The store is open: what the backend does before anybody uses it. Raises AnabranchError, which is logged."""
+        """Do what the backend does once the store is open, before anybody uses it. Raises AnabranchError, which is
+        logged."""
         return
 
     def checkpoint(self) -> None:
@@ -282,7 +285,7 @@ class Backend(Rows, Protocol):
         return self.reclaim()
 
     def stats(self) -> BackendStats:
-        """Cheap enough to take every second."""
+        """Return statistics, cheap enough to take every second."""
 
     def check(self) -> Iterator[str]:
         """Walk everything and yield each violation found. Nothing is pending."""

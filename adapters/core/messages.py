@@ -77,11 +77,11 @@ class LargeBody:
     """Of it, in bytes."""
 
     def open(self) -> BinaryIO:
-        """A stream of its bytes, which can seek. Raises ClosedError once its store is closed."""
+        """Return a stream of its bytes, which can seek. Raises ClosedError once its store is closed."""
         raise AssertionError("a store keeps bodies of a class of its own")
 
     def __len__(self) -> int:
-        """Bytes of memory that its message takes, which is what a transaction counts."""
+        """Return the bytes of memory that the body's message takes, which is what a transaction counts."""
         raise AssertionError("likewise")
 
 
@@ -108,7 +108,7 @@ _PLAIN: Final = frozenset((str, int, float, bool, bytes, type(None)))
 
 
 def plain_body(body: object) -> bytes:
-    """The body as bytes of its own. Raises TypeError."""
+    """Return the body as bytes of its own. Raises TypeError."""
     if isinstance(body, bytes):
         return body
     if isinstance(body, (bytearray, memoryview)):
@@ -123,7 +123,7 @@ def _is_kept_apart(body: object) -> TypeGuard[Readable | LargeBody]:
 
 
 def plain_headers(headers: Headers) -> dict[str, Any]:
-    """The headers as a dict of their own. Raises TypeError for what is not plain, ValueError for what nests too
+    """Return the headers as a dict of their own. Raises TypeError for what is not plain, ValueError for what nests too
     deep."""
     if not isinstance(headers, Mapping):
         raise TypeError(f"headers map names to plain values; found {type(headers).__name__}")
@@ -142,7 +142,7 @@ def _plain_name(name: object, value: object) -> str:
 
 
 def _plain_value(name: object, value: object, depth: int) -> Any:
-    """A value of derived types (an IntEnum, say) as the plain one that it comes back as; nested ones copied."""
+    """Return a value of derived types (an IntEnum, say) as the plain one that it comes back as; nested ones copied."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, str):
@@ -170,14 +170,14 @@ def _not_plain(name: object, value: object) -> TypeError:
 
 
 def encoded_id(message_id: object) -> bytes:
-    """A message id as it is stored. Raises TypeError, and ValueError for what is not valid unicode."""
+    """Return a message id as it is stored. Raises TypeError, and ValueError for what is not valid unicode."""
     if not isinstance(message_id, str):
         raise TypeError(f"a message_id is a str, not {type(message_id).__name__}: {message_id!r}")
     return encoded_text(message_id, "message_id")
 
 
 def encoded_text(text: str, what: str) -> bytes:
-    """In UTF-8. Raises ValueError for what is not valid unicode."""
+    """Return text in UTF-8. Raises ValueError for what is not valid unicode."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -194,7 +194,8 @@ def checked(
     requeued: bool = False,
     deliver_at_ms: int = 0,
 ) -> Outgoing:
-    """A message that is sent later: copied, and refused now if its types are wrong. Raises TypeError, ValueError."""
+    """Return a message that is sent later: copied, and refused now if its types are wrong. Raises TypeError,
+    ValueError."""
     if message_id is not None:
         encoded_id(message_id)
     if priority is not DEFAULT_PRIORITY or expires_at_ms is not _NEVER:
@@ -278,8 +279,8 @@ class Rejecting(Protocol):
         """Reject a message, as Message.reject."""
 
     def _spent(self, store: Store) -> None:
-        """Messages of a store have just been given back for the last time, with a reason that the store knows as long
-        as it is open: they become dead letters soon."""
+        """Hear that messages of a store have just been given back for the last time, with a reason that the store knows
+        as long as it is open: they become dead letters soon."""
 
 
 class Message(Generic[T_co]):
@@ -347,7 +348,7 @@ class Message(Generic[T_co]):
 
     @property
     def _large(self) -> LargeBody | None:
-        """Its body, if that is kept apart."""
+        """Return the body, if that is kept apart."""
         return None
 
     @property
@@ -357,25 +358,25 @@ class Message(Generic[T_co]):
 
     @property
     def size(self) -> int:
-        """Bytes of its body."""
+        """Return the bytes of the body."""
         large = self._large
         return len(self.raw_body) if large is None else large.size
 
     @property
     def content(self) -> bytes | LargeBody:
-        """Its body as it can be sent on: bytes, or one that is kept apart, which is not read for that."""
+        """Return the body as it can be sent on: bytes, or one that is kept apart, which is not read for that."""
         return self.raw_body if self._large is None else self._large
 
     def open(self) -> BinaryIO:
-        """A stream of its body, whatever its size; it can seek. Of a large one no more than a chunk is in memory, and
-        what is read was verified: CorruptionError names the file, or the table, and the offset. It may be read as long
-        as this message or the stream is held, though it is acked meanwhile, until the store is closed: then reading
-        raises ClosedError."""
+        """Return a stream of the body, whatever its size; it can seek. Of a large one no more than a chunk is in
+        memory, and what is read was verified: CorruptionError names the file, or the table, and the offset. It may be
+        read as long as this message or the stream is held, though it is acked meanwhile, until the store is closed:
+        then reading raises ClosedError."""
         return self._store.open_body(self)
 
     def read(self, limit: int | None = None) -> bytes:
-        """All of its body as it is stored, in memory. Raises MessageTooLargeError if it has more than `limit` bytes,
-        and as `open`."""
+        """Return all of the body as it is stored, in memory. Raises MessageTooLargeError if it has more than `limit`
+        bytes, and as `open`."""
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
             raise TypeError(f"limit is a number of bytes, not {type(limit).__name__}: {limit!r}")
         if limit is not None and self.size > limit:
@@ -388,15 +389,15 @@ class Message(Generic[T_co]):
             return stream.read()
 
     def __copy__(self) -> Self:
-        """There is one for each lease."""
+        """Return the message itself: there is one for each lease."""
         return self
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
 
     def ack(self, *, connection: Any = None) -> None:
-        """Done with it: removed for good, durable as its store's policy says. Raises UnknownMessageError if it is not
-        leased, or not any more.
+        """Ack the message: it is removed for good, durable as its store's policy says. Raises UnknownMessageError if it
+        is not leased, or not any more.
 
         With a `connection` of SQLAlchemy's to the database that its store is in, it is removed once the transaction
         there commits. Until then nobody else can settle it; if it is rolled back it is free again, as after a release.
@@ -408,8 +409,8 @@ class Message(Generic[T_co]):
             self._store.ack([self])
 
     def ack_nowait(self) -> Future[None]:
-        """`ack` without waiting: refused at once if it is not leased, else the future resolves when `ack` would have
-        returned, on a thread of ours."""
+        """Do `ack` without waiting: refused at once if the message is not leased. Else the future resolves when `ack`
+        would have returned, on a thread of ours."""
         return self._store.ack_nowait([self])
 
     def release(self, delivered: bool = True, delay: float | None = None, reason: Reason | None = None) -> None:
@@ -423,11 +424,11 @@ class Message(Generic[T_co]):
     def release_nowait(
         self, delivered: bool = True, delay: float | None = None, reason: Reason | None = None
     ) -> Future[None]:
-        """`release` without waiting, as `ack_nowait`."""
+        """Do `release` without waiting, as `ack_nowait`."""
         return self._store.release_nowait([self], delivered, delay, reason)
 
     def extend(self, seconds: float | None = None) -> None:
-        """Its lease ends so many seconds from now; with None as many as it was leased for, and one that has no end has
+        """End the lease so many seconds from now; with None, as many as it was leased for. A lease that has no end has
         none then either. Raises UnknownMessageError if it is not leased, or its time is over."""
         self._store.extend(self, seconds)
 
@@ -444,23 +445,23 @@ class Message(Generic[T_co]):
         owner.reject(self, reason)
 
     def reject_nowait(self, reason: Reason = REJECTED) -> Future[None]:
-        """`reject` without waiting: on a thread of ours, where the future resolves; what is not leased is refused at
-        once."""
+        """Do `reject` without waiting: on a thread of ours, where the future resolves. A message that is not leased is
+        refused at once."""
         require_leased(self)
         return shared().call(lambda: self.reject(reason))
 
     def __enter__(self) -> Self:
-        """`with message:` acks it at the end, and releases it, delivered once more and with the error as the reason, if
-        one is raised; neither if it was settled inside, or a transaction has it. Raises UnknownMessageError for one
-        that was browsed."""
+        """Return the message: `with message:` acks it at the end, and releases it, delivered once more and with the
+        error as the reason, if one is raised; neither if it was settled inside, or a transaction has it. Raises
+        UnknownMessageError for one that was browsed."""
         require_leased(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raises as `ack`: UnknownMessageError too where its lease has run out. After an error that one alone is
-        raised."""
+        """Ack or release the message. Raises as `ack`: UnknownMessageError too where its lease has run out. After an
+        error that one alone is raised."""
         if self._note.is_settled:
             return
         if kind is None:
@@ -482,7 +483,7 @@ class Message(Generic[T_co]):
 
     @property
     def raw_body(self) -> bytes:
-        """The body as it is stored: the same as `body`, unless that is decoded by a codec."""
+        """Return the body as it is stored: the same as `body`, unless that is decoded by a codec."""
         return cast("bytes", self.body)
 
     def __repr__(self) -> str:
@@ -518,7 +519,7 @@ class LargeMessage(Message[bytes]):
 
     @property
     def body(self) -> bytes:  # type: ignore[override]  # nobody sets it
-        """Raises LargeMessageError."""
+        """Refuse to read the body. Raises LargeMessageError."""
         raise _not_in_memory(self)
 
     @property
@@ -551,7 +552,7 @@ def note_received(message: Message[Any]) -> None:
 
 
 def note_settled(messages: Iterable[Message[Any]]) -> None:
-    """Nobody need see to them any more. May be said again, and of any."""
+    """Note that nobody need see to these messages any more. May be said again, and of any."""
     for message in messages:
         message.__class__ = message._plain
 
@@ -576,7 +577,7 @@ class DecodedMessage(Message[Any]):
 
     @property
     def raw_body(self) -> bytes:
-        """The body as it is stored."""
+        """Return the body as it is stored."""
         raw: bytes | LargeBody = _stored_body.__get__(self)
         if isinstance(raw, bytes):
             return raw

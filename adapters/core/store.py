@@ -138,7 +138,7 @@ class Store:
         self._begin()
 
     def _begin(self) -> None:
-        """The state of a store that is not open yet."""
+        """Set the state of a store that is not open yet."""
         owner: object = self._engine.owner if hasattr(self, "_engine") else None
         self._engine: Engine = Engine(self.name, self.backend)
         engine = self._engine
@@ -177,8 +177,8 @@ class Store:
 
     @classmethod
     def identify(cls, directory: Path) -> bytes | None:
-        """The id of the store in a directory, None if it holds none of this kind or the id does not read. Changes
-        nothing, takes no lock. Raises OSError if the directory cannot be read."""
+        """Return the id of the store in a directory, None if it holds none of this kind or the id does not read.
+        Changes nothing, takes no lock. Raises OSError if the directory cannot be read."""
         return cls.backend_type.identify(directory)  # type: ignore[attr-defined,no-any-return]
 
     @classmethod
@@ -210,7 +210,7 @@ class Store:
 
     @property
     def failed(self) -> BaseException | None:
-        """Why it has stopped itself, if it has. Never waits."""
+        """Return why the store has stopped itself, if it has. Never waits."""
         return self._engine.failed
 
     def on_failed(self, call: Callable[[BaseException], object]) -> None:
@@ -269,15 +269,15 @@ class Store:
 
     @property
     def last_seq(self) -> int:
-        """The highest seq given out to a persistent message: what is sent from now on comes behind it. Known still when
-        the store is closed."""
+        """Return the highest seq given out to a persistent message: what is sent from now on comes behind it. Known
+        still when the store is closed."""
         if self._engine.failed is not None:
             self._engine.ensure_usable()
         return self._engine.sequencer.last_seq
 
     @property
     def highest_seq(self) -> int:
-        """No seq above it was given out yet: also none of a message that is not persistent."""
+        """Return a seq above which none was given out yet: also none of a transient message."""
         return self._engine.sequencer.highest_seq
 
     def close(self) -> None:
@@ -319,7 +319,7 @@ class Store:
             feed.held.clear()  # leases end with it, also where the same object is opened again
 
     def _look_after_owner(self) -> None:
-        """A store that has lost its directory writes nothing more."""
+        """Look after the directory: a store that has lost it writes nothing more."""
         try:
             self.backend.require_owned()
         except StoreFailedError as error:
@@ -371,8 +371,8 @@ class Store:
         priority: int,
         expires_at_ms: int,
     ) -> Receipt:
-        """`send` of what most messages are, and so without a look for anything else: bytes in memory, persistent, to be
-        delivered at once."""
+        """Do `send` of what most messages are, and so without a look for anything else: bytes in memory, persistent, to
+        be delivered at once."""
         sending = self._sending
         if sending.limited:
             message = Outgoing(body, headers, message_id, priority, expires_at_ms)
@@ -394,7 +394,7 @@ class Store:
         persistent: bool = True,
         deliver_at_ms: int = 0,
     ) -> Future[Receipt]:
-        """The same, without waiting: the future resolves when send would have returned, on a thread of ours.
+        """Do `send` without waiting: the future resolves when send would have returned, on a thread of ours.
 
         Sends of one thread to one destination keep their order. What send would raise, the future raises.
         """
@@ -427,8 +427,8 @@ class Store:
         return self._sending.send_many(destination, messages, sync, done)
 
     def declare(self, destination: Destination, moves: bool = False) -> None:
-        """The destination is there from now on, if it is empty, too. On return that survives a power failure, whatever
-        the policy. Idempotent. `moves`: no gate keeps it out. Raises as `send`."""
+        """Declare a destination: it is there from now on, if it is empty, too. On return that survives a power failure,
+        whatever the policy. Idempotent. `moves`: no gate keeps it out. Raises as `send`."""
         # Also where it is there: what brings it may be on its way to the disk still, and this comes behind it.
         self._sending.write([Declare(self._sending.state(destination))], moves=moves)
         self.sync()
@@ -594,7 +594,7 @@ class Store:
         return self._engine.outbox
 
     def ack_nowait(self, messages: Sequence[Message[Any]]) -> Future[None]:
-        """`ack` without waiting: what is not leased is refused at once; the future resolves when `ack` would have
+        """Do `ack` without waiting: what is not leased is refused at once; the future resolves when `ack` would have
         returned, on a thread of ours. Until then nobody else can settle these messages."""
         try:
             self._engine.ensure_usable()
@@ -633,11 +633,11 @@ class Store:
             self.tell_spent(messages)
 
     def note_failure(self, messages: Sequence[Message[Any]], reason: Reason) -> None:
-        """The reason why these are about to be given back, which are held. Raises TypeError."""
+        """Note the reason why these are about to be given back, which are held. Raises TypeError."""
         self._failures.note(messages, failure_of(reason))
 
     def failure_of(self, message: Message[Any]) -> Failure | None:
-        """The last reason why a message that is leased was given back, as far as it is known."""
+        """Return the last reason why a message that is leased was given back, as far as it is known."""
         return self._failures.of(message)
 
     def tell_spent(self, messages: Sequence[Message[Any]]) -> None:
@@ -648,7 +648,7 @@ class Store:
             owner._spent(self)
 
     def delay_ms(self, delay: float | None) -> int | None:
-        """The delay of a release in milliseconds. Raises as `release`."""
+        """Return the delay of a release in milliseconds. Raises as `release`."""
         if not delay:
             return None if delay is None else delay_ms(delay)
         self._engine.waiting.require()
@@ -661,7 +661,7 @@ class Store:
         delay: float | None = None,
         reason: Reason | None = None,
     ) -> Future[None]:
-        """`release`, likewise."""
+        """Do `release` without waiting, as `ack_nowait`."""
         try:
             self._engine.ensure_usable()
             if reason is not None:
@@ -675,8 +675,8 @@ class Store:
         return future
 
     def extend(self, message: Message[Any], seconds: float | None = None) -> None:
-        """The lease of a message ends so many seconds from now, be that earlier or later than before; with None as
-        many as it was leased for, and nothing happens to one that has no end. Raises UnknownMessageError if it is not
+        """End the lease of a message so many seconds from now, be that earlier or later than before; with None as many
+        as it was leased for, and nothing happens to one that has no end. Raises UnknownMessageError if it is not
         leased, or its time is over; TypeError and ValueError for what is no time."""
         try:
             self._engine.ensure_usable()
@@ -694,7 +694,7 @@ class Store:
         return shared().call(lambda: after_move(error, messages, call))
 
     def claim(self, message: Message[Any]) -> None:
-        """A transaction takes a leased message: from now on nobody else may ack or release it (rule X6)."""
+        """Claim a leased message for a transaction: from now on nobody else may ack or release it (rule X6)."""
         try:
             self._engine.ensure_usable()
             self._settling.claim(message)
@@ -702,7 +702,7 @@ class Store:
             after_move(error, [message], lambda store, some: store.claim(some[0]))
 
     def unclaim(self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None) -> None:
-        """The transaction is rolled back, or gives them back: its messages are free again, each at its old place, as by
+        """Free the messages of a transaction that is rolled back, or gives them back: each at its old place, as by
         release."""
         try:
             self._engine.ensure_usable()
@@ -724,7 +724,7 @@ class Store:
         return self._settling.token(lease)
 
     def leased(self, token: str) -> Message:
-        """The message of a token. Raises TypeError, UnknownMessageError."""
+        """Return the message of a token. Raises TypeError, UnknownMessageError."""
         self._engine.ensure_usable()
         message = self._receiving.read(self._settling.lease(token))
         if message is None:
@@ -750,16 +750,16 @@ class Store:
     def settle_nowait(
         self, tokens: Sequence[str], how: Settlement, delivered: bool = True, delay: float | None = None
     ) -> Future[list[AnabranchError | None]]:
-        """`settle` without waiting, as `ack_nowait`."""
+        """Do `settle` without waiting, as `ack_nowait`."""
         self._engine.ensure_usable()
         return self._settling.settle_nowait(tokens, how, delivered, self.delay_ms(delay))
 
     # Durable subscriptions
 
     def subscribe(self, subscription: Subscription, retroactive: bool = False) -> bool:
-        """From the messages on that take effect after it (`retroactive`: with all that the topic still holds), keep
-        them for this subscription. Durable on return. False if it was there already; SubscriptionError if it was there
-        with another selector or no_local (unsubscribe first: its backlog would be lost)."""
+        """Keep messages for this subscription, from those on that take effect after it (`retroactive`: with all that
+        the topic still holds). Durable on return. False if it was there already; SubscriptionError if it was there with
+        another selector or no_local (unsubscribe first: its backlog would be lost)."""
         engine = self._engine
         engine.ensure_usable()
         change = self._sending.change(Change(subscription, True, bool(retroactive)))
@@ -775,7 +775,7 @@ class Store:
         return self._removal.unsubscribe(topic, subscription)
 
     def subscriptions(self) -> Sequence[Subscription]:
-        """All, in no order."""
+        """Return all subscriptions, in no order."""
         catalog = self._engine.catalog
         return self._engine.asked(
             lambda: [
@@ -806,7 +806,7 @@ class Store:
         sync: bool | None = None,
         changes: Sequence[Change] = (),
     ) -> Future[list[Receipt]]:
-        """`commit` without waiting, as `ack_nowait`."""
+        """Do `commit` without waiting, as `ack_nowait`."""
         return self._transactions.commit_nowait(sends, acks, sync, changes)
 
     def reserve(
@@ -816,10 +816,10 @@ class Store:
         since: float | None = None,
         wait: bool = True,
     ) -> Grant | None:
-        """Room for these sends, less what these acks free, for a `prepare` that gets what is returned; the room is free
-        again when that is let go of. None where nothing is needed. Waits for it where the store's limits say so, since
-        `since` (monotonic) if that is given; without `wait` it raises NoRoomYetError instead. Raises StoreFullError and
-        MessageTooLargeError (nothing is reserved)."""
+        """Reserve room for these sends, less what these acks free, for a `prepare` that gets what is returned; the room
+        is free again when that is let go of. None where nothing is needed. Waits for it where the store's limits say
+        so, since `since` (monotonic) if that is given; without `wait` it raises NoRoomYetError instead. Raises
+        StoreFullError and MessageTooLargeError (nothing is reserved)."""
         return self._transactions.reserve(sends, acks, since, wait)
 
     def prepare(
@@ -845,10 +845,9 @@ class Store:
         return self._transactions.prepare(transaction, participants, sends, acks, sync, room, changes)
 
     def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
-        """The branch takes effect: its changes, its sends at the ends of their destinations, in order, its acks; all or
-        none. Once
-        `wait` has returned it is visible. It need not be durable: the coordinator keeps its decision until `sync` has
-        returned, and after a crash finds the branch prepared or committed, nothing between.
+        """Let the branch take effect: its changes, its sends at the ends of their destinations, in order, its acks; all
+        or none. Once `wait` has returned it is visible. It need not be durable: the coordinator keeps its decision
+        until `sync` has returned, and after a crash finds the branch prepared or committed, nothing between.
 
         A transaction that is not prepared here is skipped: `wait` returns no receipts. Raises nothing but
         StoreFailedError, StoreFullError and ClosedError; unless the store has failed the branch is prepared still.
@@ -856,27 +855,27 @@ class Store:
         return self._transactions.commit_prepared(transaction)
 
     def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
-        """The branch is forgotten, and its acks are free again, each message at its old place, delivered once more:
-        who had acked them can do nothing more with their Message. Once `wait` has returned that is visible; after a
-        crash the branch may be prepared again. `wait` returns whether it was prepared here; if it was not, claims are
-        as they were. Else as commit_prepared."""
+        """Forget the branch, and its acks are free again, each message at its old place, delivered once more: who had
+        acked them can do nothing more with their Message. Once `wait` has returned that is visible; after a crash the
+        branch may be prepared again. `wait` returns whether it was prepared here; if it was not, claims are as they
+        were. Else as commit_prepared."""
         return self._transactions.rollback_prepared(transaction)
 
     def recover_prepared(self) -> Sequence[Prepared]:
-        """All that is prepared and waits for its outcome, oldest first."""
+        """Return all that is prepared and waits for its outcome, oldest first."""
         return self._transactions.recover_prepared()
 
     def committed(self) -> Sequence[bytes]:
-        """The transactions that commit_prepared has committed, not yet forgotten, oldest first; if they are very many,
-        the latest. They survive restarts: when the coordinator's decisions are lost, they tell the outcome."""
+        """Return the transactions that commit_prepared has committed, not yet forgotten, oldest first; if they are very
+        many, the latest. They survive restarts: when the coordinator's decisions are lost, they tell the outcome."""
         return self._engine.asked(lambda: sorted(self._engine.committed))
 
     def forget(self, transactions: Sequence[bytes]) -> None:
-        """No longer say of these that they are committed: all their participants are, durably."""
+        """Forget that these are committed: all their participants are, durably."""
         self._transactions.forget(transactions)
 
     def sync(self) -> None:
-        """On return all that is visible survives a power failure, whatever the policy. Raises StoreFailedError."""
+        """Make all that is visible survive a power failure, whatever the policy. Raises StoreFailedError."""
         self._engine.ensure_usable()
         if self.backend.threaded:
             self._writer.flush()  # who was interrupted does not wait for what it had queued
@@ -894,8 +893,8 @@ class Store:
         return self._removal.delete(destination)
 
     def idle_mark(self, queue: Destination) -> object:
-        """None while there is a message in a queue, or somebody waits or listens there, or a prepared transaction may
-        send there; else what stays the same as long as no message passes through it."""
+        """Return None while there is a message in a queue, or somebody waits or listens there, or a prepared
+        transaction may send there; else what stays the same as long as no message passes through it."""
         return self._removal.idle_mark(queue)
 
     def delete_if_idle(self, queue: Destination, gate: Gate) -> bool:
@@ -904,15 +903,15 @@ class Store:
         return self._removal.delete_if_idle(queue, gate)
 
     def forget_gate(self, gate: Gate) -> None:
-        """A destination that left this store is here anew: a gate that stayed behind (rule K12) keeps nobody out."""
+        """Forget a gate that stayed behind (rule K12), so that it keeps nobody out: its destination is here anew."""
         gates = self._engine.sequencer.gates
         if gates.get(gate.destination) is gate:
             gates.pop(gate.destination, None)
 
     def retire(self, to_remove: bool = False) -> bool:
-        """If nobody waits and nobody holds a message, refuse all further calls and return True: the store can then
-        be closed, and opened again later, without anyone noticing. A volatile store refuses as long as it holds
-        anything; one that is `to_remove`, as long as it has a destination: who had found it before may have sent."""
+        """Refuse all further calls and return True, if nobody waits and nobody holds a message: the store can then be
+        closed, and opened again later, without anyone noticing. A volatile store refuses as long as it holds anything;
+        one that is `to_remove`, as long as it has a destination: who had found it before may have sent."""
         engine = self._engine
         try:
             self._writer.flush()
@@ -979,14 +978,14 @@ class Store:
         return self._engine.counted(lambda pending: [state.destination for state in catalog.declared()])
 
     def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
-        """Messages held, leased ones included; those that a subscription has yet to ack."""
+        """Return how many messages are held, leased ones included; those that a subscription has yet to ack."""
         return self._statistics.depth(destination, subscription)
 
     def counts(self, destination: Destination, subscription: SubscriptionKey | None = None) -> Counts:
-        """How many messages are ready, how many leased, how many wait for their time, how many have expired since the
-        store was opened, and how old the next ready one is, in constant time. Of a topic without a subscription the
-        leases of all its subscriptions are counted, what waits for all of them, what expired before one of them had
-        acked it, and the age is that of the oldest which one of them receives next."""
+        """Return how many messages are ready, how many leased, how many wait for their time, how many have expired
+        since the store was opened, and how old the next ready one is, in constant time. Of a topic without a
+        subscription the leases of all its subscriptions are counted, what waits for all of them, what expired before
+        one of them had acked it, and the age is that of the oldest which one of them receives next."""
         return self._statistics.counts(destination, subscription)
 
     def find(self, destination: Destination, message_id: str) -> Message | None:
@@ -1007,7 +1006,7 @@ class Store:
         return None
 
     def stats(self) -> StoreStats:
-        """A consistent picture, cheap enough to take every second."""
+        """Return a consistent picture, cheap enough to take every second."""
         return self._statistics.of_store()
 
     def check(self) -> Iterator[str]:
@@ -1020,7 +1019,7 @@ class Store:
             yield from violations
 
     def _violations(self) -> list[str] | None:
-        """None if something is being removed just now."""
+        """Return the violations; None if something is being removed just now."""
         if self._engine.leaving:
             return None
         violations = list(self.backend.check())

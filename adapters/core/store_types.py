@@ -175,7 +175,7 @@ class Pending(Protocol[T_co]):
         """Go on with it in the background. `wait` comes later, perhaps never."""
 
     def wait(self) -> T_co:
-        """Until it is done. Raises what went wrong. May be called by one thread, once."""
+        """Wait until the step is done. Raises what went wrong. May be called by one thread, once."""
 
 
 class Done(Generic[T_co]):

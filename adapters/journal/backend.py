@@ -102,13 +102,13 @@ class JournalBackend(Backend):
 
     @classmethod
     def is_contained(cls, options: JournalOptions) -> bool:
-        """If its index lies there, too."""
+        """Return whether the index lies in the store's directory, too."""
         return True
 
     # Opening and closing
 
     def writer(self, engine: Engine) -> Writer:
-        """The log, once it is open."""
+        """Return the writer, the log once it is open."""
         self._engine = engine
         self._encoder = JournalEncoder(engine)
         self._writer = JournalWriter(engine)
@@ -169,7 +169,7 @@ class JournalBackend(Backend):
         return report is not None
 
     def _make(self, store_id: bytes) -> None:
-        """The parts of a store that is open."""
+        """Make the parts of a store that is open."""
         options, engine, file_mode = self.options, self._engine, self._directory.file_mode
         files = SegmentFiles(self._directory.journal, options.segment_size, lambda: self._log.count_sync(), file_mode)
         log_options = LogOptions(
@@ -197,7 +197,7 @@ class JournalBackend(Backend):
         self._is_made = True
 
     def _finish(self) -> None:
-        """The log is closed: wait for what may still make or remove files."""
+        """Wait, once the log is closed, for what may still make or remove files."""
         self._compactor.finish()
         self._reclaimer.finish()
 
@@ -232,7 +232,7 @@ class JournalBackend(Backend):
         self._directory.require_lock()
 
     def _lose(self, error: StoreFailedError) -> None:
-        """The lock's file is gone, or is another's: so may the directory be."""
+        """Stop, since the lock's file is gone, or is another's: so may the directory be."""
         self._log.fail(error)
 
     # Writing
@@ -303,7 +303,7 @@ class JournalBackend(Backend):
             self._lost.add(str(state.destination), place, message_id, error)
 
     def _id_of(self, number: int, seq: int) -> str | None:
-        """A message's id, if it is in the duplicate window."""
+        """Return a message's id, if it is in the duplicate window."""
         key = self._engine.asked(
             lambda: next((key for key, one in self._index.duplicates() if one == seq and key[0] == number), None)
         )
@@ -318,8 +318,9 @@ class JournalBackend(Backend):
         self._applier.checkpoint()
 
     def opened(self) -> None:
-        """On a full disk each opening after a kill takes a spare file. What earlier ones took comes back first, so that
-        a process may be killed whenever it has done something, time and again."""
+        """Complete a salvage, and get spare files back. On a full disk each opening after a kill takes a spare file.
+        What earlier ones took comes back first, so that a process may be killed whenever it has done something, time
+        and again."""
         if self._report is not None:
             self._applier.needs_snapshot = True  # it says what lost records said that the index still knew
             self._reclaimer.run()

@@ -50,7 +50,7 @@ class IndexBrokenError(Exception):
 
 
 def checksum(page: bytes) -> int:
-    """The CRC-32C of a page; never 0, which says that the page does not count."""
+    """Return the CRC-32C of a page; never 0, which says that the page does not count."""
     return int(google_crc32c.value(page)) or 1
 
 
@@ -132,7 +132,7 @@ class PageChecksums:
             return None
 
     def write(self, files: Files | None) -> None:
-        """After a commit: make the checksums those of it. Raises LmdbDamagedError if its tree is none.
+        """Make the checksums, after a commit, those of it. Raises LmdbDamagedError if its tree is none.
 
         An error of the disk is logged: without checksums the index is good, until the next open rebuilds it.
         """
@@ -164,7 +164,7 @@ class PageChecksums:
             log.debug("%s stays: %s", self.path, stays)
 
     def _of_last_commit(self, fd: int) -> tuple[int, int, array[int]]:
-        """The last commit, bytes in a page, and the checksums of its pages."""
+        """Return the last commit, bytes in a page, and the checksums of its pages."""
         first = _Pages(fd, lm.META.size).meta(0)
         pages = _Pages(fd, first.page_bytes)
         metas = sorted((first, pages.meta(1)), key=lambda meta: meta.commit)
@@ -220,12 +220,12 @@ class _Pages:
         return lm.read_meta(self.read(page), page, page * self.page_bytes)
 
     def walk(self, meta: lm.Meta, is_known: Callable[[int], bool], summed: bool = True) -> dict[int, int]:
-        """The checksum of each page of a commit, but of none that is known, nor of those below one. Without `summed`
-        checksums are 0, and pages with nothing below them are not read."""
+        """Return the checksum of each page of a commit, but of none that is known, nor of those below one. Without
+        `summed` checksums are 0, and pages with nothing below them are not read."""
         found: dict[int, int] = {}
 
         def claim(pages: Sequence[int]) -> None:
-            """Pages in order of their numbers, each of which is met for the first time."""
+            """Claim pages in order of their numbers, each of which is met for the first time."""
             if pages:
                 inside = pages[0] >= lm.METAS and pages[-1] <= meta.last_page
                 if not inside or len(set(pages)) != len(pages) or not found.keys().isdisjoint(pages):
@@ -263,7 +263,7 @@ class _Pages:
         return found
 
     def _extent(self, first: int) -> range:
-        """The pages of a value that is too large for a leaf."""
+        """Return the pages of a value that is too large for a leaf."""
         data = self.read(first)
         lm.require_page(data, first, lm.OVERFLOW)
         return range(first, first + lm.overflow_pages(data))
@@ -284,7 +284,7 @@ def _look_into(leaf: bytes, extents: list[int], trees: list[lm.Tree]) -> None:
 
 
 def _different(fd: int, page_bytes: int, sums: array[int]) -> Iterator[int]:
-    """The pages that count and are not as their checksum says."""
+    """Yield the pages that count and are not as their checksum says."""
     for start in range(0, len(sums), CHUNK_PAGES):
         expected = sums[start : start + CHUNK_PAGES]
         data = os.pread(fd, page_bytes * CHUNK_PAGES, start * page_bytes) if any(expected) else b""
@@ -304,7 +304,7 @@ def _repeat_meta(fd: int, page_bytes: int, commit: int) -> None:
 
 
 def encode(commit: int, page_bytes: int, sums: array[int]) -> bytes:
-    """The bytes of the file."""
+    """Return the bytes of the file."""
     header, data = HEADER.pack(MAGIC, commit, page_bytes, len(sums)), sums.tobytes()
     return header + CRC.pack(google_crc32c.value(header + data)) + data
 

@@ -185,7 +185,8 @@ class Compactor:
         return writer.count < MESSAGES_MAX and end <= self._options.segment_size and writer.takes(len(record.payload))
 
     def _living(self, sources: Sequence[Segment]) -> Iterator[Record]:
-        """The messages of these segments that live, as far as is known. Raises ClosedError once the store closes."""
+        """Yield the messages of these segments that live, as far as is known. Raises ClosedError once the store
+        closes."""
         for source in sources:
             try:
                 skimmer = Skimmer(source, SEND, source.is_dead)
@@ -238,7 +239,7 @@ class Compactor:
         log.debug("%s: %d messages compacted into %s", wal.name, len(messages), copies.path)
 
     def _apply(self) -> None:
-        """Have what was published applied. It takes a while: senders, who only help with applying, do not wait."""
+        """Have what was published applied. Applying takes a while: senders, who only help with it, do not wait."""
         engine = self._engine
         engine.check()
         with engine.lock:
@@ -250,6 +251,6 @@ class Compactor:
 
 
 def _remove(writer: CopiesWriter) -> None:
-    """No record says that it counts. What cannot be removed now the next opening removes."""
+    """Remove a file of copies that no record says counts. What cannot be removed now the next opening removes."""
     with suppress(OSError):
         writer.give_up()

@@ -97,7 +97,7 @@ class Numbers(Protocol):
     subscriptions: dict[int, SubscriptionState]
 
     def find_copies(self, number: int, nonce: int, end: int, count: int) -> Segment:
-        """The file of copies of which a record says so much. Raises CorruptionError where it is not there."""
+        """Return the file of copies of which a record says so much. Raises CorruptionError where it is not there."""
 
 
 class Codec(NamedTuple):
@@ -310,7 +310,7 @@ def _encode_snapshot(change: WriteSnapshot) -> bytes:
 
 
 def _decode_snapshot(record: Record, numbers: Numbers) -> None:
-    """Return nothing: a snapshot says again what was said before it."""
+    """Ignore a snapshot: it says again what was said before it."""
 
 
 def _encode_compacted(change: Compacted) -> bytes:
@@ -325,7 +325,7 @@ def _decode_compacted(record: Record, numbers: Numbers) -> Compacted:
 
 
 def copied_in(copies: Segment) -> Iterator[Copied]:
-    """The messages of a file of copies, from the file. Raises CorruptionError, OSError."""
+    """Yield the messages of a file of copies, from the file. Raises CorruptionError, OSError."""
     reader = BatchReader(copies, w.HEADER_BYTES, copies.base_lsn - 1, copies.end)
     for batch in reader:
         for record in records_of(batch):

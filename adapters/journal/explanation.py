@@ -99,7 +99,7 @@ class SegmentExplanation:
 
     @property
     def key(self) -> int:
-        """No other file of the journal has it."""
+        """Return a number that no other file of the journal has."""
         return self.number + (COPIES if self.generation else 0)
 
     @property
@@ -182,7 +182,7 @@ class StoreExplanation:
 
     @property
     def unneeded(self) -> tuple[SegmentExplanation, ...]:
-        """The segments in which nothing is needed."""
+        """Return the segments in which nothing is needed."""
         return tuple(segment for segment in self.segments if not segment.kept)
 
 
@@ -195,7 +195,7 @@ def explain_store(
     archive_directory: Path | None = None,
     progress: Progress | None = None,
 ) -> StoreExplanation:
-    """Why each segment of the journal store in a directory is kept. Nobody has it open meanwhile.
+    """Return why each segment of the journal store in a directory is kept. Nobody has it open meanwhile.
 
     `scratch` is a directory of the caller's, with room for a copy of the index. Raises PlacementError where there is no
     store, CorruptionError where the journal cannot be read, which says what lies there as far as that is known, and
@@ -245,7 +245,7 @@ def explain_store(
 def _read(
     name: str, store_id: bytes, files: SegmentFiles, path: Path, copy: Path, progress: Progress | None
 ) -> tuple[Index, Opened]:
-    """The index as the next opening would have it, in `copy`."""
+    """Return the index as the next opening would have it, in `copy`."""
     for original, copied in ((path, copy), (path_of(path), path_of(copy))):
         with suppress(FileNotFoundError):
             shutil.copyfile(original, copied)
@@ -266,7 +266,7 @@ def _bring_up(
 
 
 def _leave(survey: object, files: object) -> None:
-    """Nobody is shown more than this explanation: what may not be on disk yet is left as it is."""
+    """Leave what may not be on disk yet as it is: nobody is shown more than this explanation."""
 
 
 class _Tally:
@@ -293,7 +293,7 @@ class _Tally:
             self.waiting_bytes[pending] += length
 
     def for_bit(self, bit: int) -> tuple[int, int]:
-        """Messages and bytes that the subscription of this bit has yet to ack."""
+        """Return messages and bytes that the subscription of this bit has yet to ack."""
         mine = [bits for bits in self.waiting if bits & bit]
         return sum(self.waiting[bits] for bits in mine), sum(self.waiting_bytes[bits] for bits in mine)
 
@@ -336,7 +336,7 @@ class _Found:
             yield WaitingTransaction(branch.transaction.hex(), len(branch.sends), len(branch.acks), length, number)
 
     def _sent_at(self, segment: Segment, state: DestinationState, place: Place) -> int | None:
-        """When a message was sent (ms); None if it does not read back, which is noted."""
+        """Return when a message was sent (ms); None if it does not read back, which is noted."""
         _, offset, length = place[OWN]
         try:
             record = os.pread(segment.open().fd, length, offset)
@@ -351,7 +351,7 @@ class _Found:
         return sent_at_ms(body)
 
     def segment(self, segment: Segment) -> SegmentExplanation:
-        """Why it is kept."""
+        """Return why a segment is kept."""
         reasons = [self._reason(segment, *one) for one in self._tallies.get(segment.number, {}).items()]
         reasons.sort(key=lambda reason: (-reason.bytes, reason.destination))
         reasons += [
@@ -434,7 +434,7 @@ class _Found:
 
 
 def _branches(index: Index, opened: Opened) -> list[Branch]:
-    """The prepared ones, with where their records are."""
+    """Return the prepared branches, with where their records are."""
     own = dict(index.transactions.prepared())
     catalog = Catalog()  # of its own: to name a destination makes none in the index
     branches = []

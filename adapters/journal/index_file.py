@@ -86,7 +86,7 @@ class IndexFile:
         self._pages = self.env.info()["last_pgno"] + 1
 
     def begin(self) -> Any:
-        """Back to the last commit, if there is anything to undo. Returns the transaction from now on."""
+        """Go back to the last commit, if there is anything to undo. Returns the transaction from now on."""
         if self.txn is not None:
             self.txn.abort()
         self.txn = self.env.begin(write=True, buffers=False)
@@ -102,7 +102,8 @@ class IndexFile:
         self.env = None
 
     def reopen(self) -> None:
-        """After `compact` was interrupted, or has failed: the file as its name says. Raises lmdb.Error, OSError."""
+        """Open again, after `compact` was interrupted or has failed, the file as its name says. Raises lmdb.Error,
+        OSError."""
         self.close()
         self._checksums = PageChecksums(self.path, self._file_mode)
         self._open(self._max_dbs)
@@ -143,7 +144,7 @@ class IndexFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the file and of its checksums; 0 for what is just being replaced."""
+        """Return the bytes of the file and of its checksums; 0 for what is just being replaced."""
         size = 0
         for path in (self.path, self._checksums.path):
             with suppress(OSError):
@@ -189,8 +190,8 @@ class IndexFile:
 
 
 def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:
-    """One file, no lock file: the directory's lock is the owner's. Raises OSError if no file can be opened any more,
-    which says nothing about this one; lmdb.Error."""
+    """Open one file, without a lock file: the directory's lock is the owner's. Raises OSError if no file can be opened
+    any more, which says nothing about this one; lmdb.Error."""
     require_no_link(path)
     try:
         with large_blocks_mapped():
@@ -206,8 +207,9 @@ def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:
 
 
 def create_lmdb(path: Path, map_bytes: int, file_mode: int = FILE_MODE) -> None:
-    """An empty file, as LMDB writes it. Made under another name and renamed, since LMDB refuses a file that a power
-    failure met before its first commit (rule X5). One that is there is emptied, and keeps its place on the disk."""
+    """Create an empty file, as LMDB writes it. Made under another name and renamed, since LMDB refuses a file that a
+    power failure met before its first commit (rule X5). One that is there is emptied, and keeps its place on the
+    disk."""
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.unlink(missing_ok=True)
     with suppress(FileNotFoundError):

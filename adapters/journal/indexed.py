@@ -26,18 +26,18 @@ class IndexedDestination:
         """The latest start of any of them."""
 
     def reset(self) -> None:
-        """Without any subscription."""
+        """Forget all subscriptions."""
         self.subscriptions, self.mask, self.taken, self.newest = {}, 0, 0, 0
 
     def entitled(self, seq: int) -> int:
-        """The bits of those whom a message of that seq is for. Of one that takes effect now: all."""
+        """Return the bits of those whom a message of that seq is for. Of one that takes effect now: all."""
         if seq > self.newest:
             return self.mask
         bits: int = sum(subscriber.own.bit for subscriber in self.subscriptions.values() if subscriber.start < seq)
         return bits & self.mask
 
     def join(self, subscriber: SubscriptionState) -> None:
-        """One more subscription; its bit is set."""
+        """Add a subscription; its bit is set."""
         self.subscriptions[subscriber.number] = subscriber
         self.taken |= subscriber.own.bit
         if not subscriber.own.ended:
@@ -45,18 +45,18 @@ class IndexedDestination:
         self.newest = max(self.newest, subscriber.start)
 
     def end(self, subscriber: SubscriptionState) -> None:
-        """No new message is for it. Its bit is in messages still."""
+        """End a subscription: no new message is for it. Its bit is in messages still."""
         subscriber.own.ended = True
         self.mask &= ~subscriber.own.bit
 
     def leave(self, subscriber: SubscriptionState) -> None:
-        """One less. Its bit is in no message any more, and may be another's."""
+        """Remove a subscription. Its bit is in no message any more, and may be another's."""
         self.subscriptions.pop(subscriber.number, None)
         self.mask &= ~subscriber.own.bit
         self.taken &= ~subscriber.own.bit
 
     def free_slot(self) -> int:
-        """The number of a bit that is no subscription's."""
+        """Return the number of a bit that is no subscription's."""
         return (~self.taken & (self.taken + 1)).bit_length() - 1
 
 

@@ -99,7 +99,7 @@ class Meta(NamedTuple):
 
 
 def read_tree(data: bytes, at: int = 0) -> Tree:
-    """The tree that is written at `at`. Raises struct.error where the data end."""
+    """Return the tree that is written at `at`. Raises struct.error where the data end."""
     return Tree._make(TREE.unpack_from(data, at))
 
 
@@ -113,7 +113,8 @@ def empty_file(map_bytes: int) -> bytes:
 
 
 def read_meta(page: bytes, number: int, offset: int) -> Meta:
-    """A meta page, or at least its beginning; `offset` in bytes is where in the file. Raises LmdbDamagedError."""
+    """Return a meta page, or at least its beginning; `offset` in bytes is where in the file. Raises
+    LmdbDamagedError."""
     if len(page) < META.size:
         raise LmdbDamagedError(offset + len(page), "it is cut short")
     own_number, flags, magic, version, _, free, main, last_page, commit = META.unpack_from(page)
@@ -142,10 +143,10 @@ def node_offsets(page: bytes) -> tuple[int, ...]:
 
 
 def children(branch: bytes) -> list[int]:
-    """The numbers of the pages below a branch. Raises LmdbDamagedError."""
+    """Return the numbers of the pages below a branch. Raises LmdbDamagedError."""
     return [low | high << 32 for low, high, _ in map(NODE.unpack_from, repeat(branch), node_offsets(branch))]
 
 
 def overflow_pages(first: bytes) -> int:
-    """How many pages a row takes, which is too large for its leaf; this is the first, and alone has a header."""
+    """Return how many pages a row takes, which is too large for its leaf; this is the first, and alone has a header."""
     return int(OVERFLOW_PAGES.unpack_from(first)[0])

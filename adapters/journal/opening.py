@@ -102,7 +102,7 @@ def bring_up(
 def _survey(
     name: str, store_id: bytes, files: SegmentFiles, index: Index, is_salvaging: bool
 ) -> tuple[Checkpoint | None, Survey]:
-    """The index if it can be used, else an empty one (None), and what the journal says."""
+    """Return the index if it can be used, else an empty one (None), and what the journal says."""
     try:
         checkpoint = index.open()
         try:
@@ -125,7 +125,7 @@ def _survey(
 def _open_copies(
     surveyed: Survey, files: SegmentFiles, store_id: bytes, number: int, nonce: int, end: int, count: int
 ) -> Segment:
-    """A file of copies that a record behind what the survey had looked at speaks of. Raises CorruptionError."""
+    """Open a file of copies that a record behind what the survey had looked at speaks of. Raises CorruptionError."""
     copies = open_copies(files, number, end, base_of(number) + count - 1, store_id, nonce)
     surveyed.add_copies(copies)
     return copies

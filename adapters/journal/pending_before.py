@@ -43,7 +43,7 @@ class PendingBefore:
         return self._left > 0
 
     def keep(self, topic: int, seq: int, bits: int) -> None:
-        """One that is about to change."""
+        """Keep the bits of a message that is about to change."""
         kept = self._topics.setdefault(topic, _Topic())
         if kept.taken < seq <= self._last_seq and seq not in kept.bits and self._left:
             self._left -= 1
@@ -51,7 +51,7 @@ class PendingBefore:
             kept.bits[seq] = bits
 
     def take(self, topic: int, first: int, last: int) -> dict[int, int]:
-        """The bits of those between two seqs, by seq. Who asks goes on behind `last`: these are forgotten."""
+        """Return the bits of those between two seqs, by seq. Who asks goes on behind `last`: these are forgotten."""
         kept = self._topics.setdefault(topic, _Topic())
         kept.taken = last
         taken: dict[int, int] = {}

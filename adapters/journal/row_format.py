@@ -66,7 +66,7 @@ Packed = tuple[list[tuple[bytes, bytes]], int]
 
 @inner_loop
 def pack_rows(number: int, sends: Sequence[Send]) -> Packed | None:
-    """The rows of a queue's messages in a store without priorities; None if one of them expires."""
+    """Return the rows of a queue's messages in a store without priorities; None if one of them expires."""
     puts, size = [], 0
     pack_key, pack_where = KEY.pack, WHERE.pack
     for send in sends:
@@ -102,7 +102,7 @@ def places_of(rows: list[tuple[bytes, bytes]]) -> list[Place]:
 
 
 def expiry_key(since: int) -> bytes:
-    """In `expiries`, all that expires later (ms) comes behind it."""
+    """Return a key of `expiries`: all that expires later (ms) comes behind it."""
     return EXPIRY_KEY.pack(since + 1, 0)
 
 

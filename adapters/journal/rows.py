@@ -80,7 +80,7 @@ Ask = Callable[[Callable[[], Any]], Any]
 
 
 def at_once(question: Callable[[], Any]) -> Any:
-    """The Ask of who has the lock."""
+    """Answer a question at once, as the Ask of who has the lock."""
     return question()
 
 
@@ -147,7 +147,7 @@ class MessageRows:
         self._dues_db = env.open_db(b"dues")
 
     def lend(self, txn: Any) -> None:
-        """The transaction from now on."""
+        """Use this transaction from now on."""
         self._txn = txn
 
     def load(self) -> None:
@@ -158,8 +158,8 @@ class MessageRows:
     # Changing
 
     def put(self, sends: Sequence[Send], table: SegmentTable) -> None:
-        """New messages of one destination, each of which has in `own` where its record is; or many, which say that of
-        the first."""
+        """Put new messages of one destination, each of which has in `own` where its record is; or many, which say that
+        of the first."""
         if type(sends) is SendMany:
             segment = table.find(sends.own[0])
             if segment is None:
@@ -254,8 +254,8 @@ class MessageRows:
         return more_of(send.order, send.expires_at_ms, pending)
 
     def put_dead(self, sends: Sequence[Send], table: SegmentTable) -> bool:
-        """New messages of queues that are acked already: no row tells of them. Returns whether a segment that takes no
-        more holds no live message now."""
+        """Take in new messages of queues that are acked already: no row tells of them. Returns whether a segment that
+        takes no more holds no live message now."""
         for send in sends:
             if send.name is not None and not send.state.is_map:
                 self._remember((send.state.number, send.name), send.seq)
@@ -269,7 +269,7 @@ class MessageRows:
         return emptied
 
     def move(self, number: int, seq: int, own: tuple[int, int, int], what: object) -> bool:
-        """From now on this message of a destination is there. False: it has died."""
+        """Move a message of a destination: from now on it is there. False: it has died."""
         key = _pack_key(number, seq)
         value = self._txn.get(key, db=self._messages_db)
         if value is None and self.waits:
@@ -293,7 +293,7 @@ class MessageRows:
                 self._removed(state, seq, value, WAITING)
 
     def _removed(self, state: DestinationState, seq: int, value: bytes, waiting: int = 0) -> None:
-        """`waiting`: what was added to its destination's number."""
+        """Follow the removal of a message's row. `waiting`: what was added to its destination's number."""
         lsn, _, length = _unpack_where(value)
         if self.waits:
             self._forget_waits(state, seq, value, waiting)
@@ -320,14 +320,14 @@ class MessageRows:
             self.changed[state] = None
 
     def replaced_by(self, sends: Sequence[Send]) -> None:
-        """The values of maps among these, which are dead already, took the place of those before them: the others that
-        are applied with them are in the rows."""
+        """Remove the values that values of maps among these have replaced. These are dead already; the others that are
+        applied with them are in the rows."""
         for send in sends:
             if send.state.is_map and send.name is not None:
                 self._remove_before(send.state, send.name, send.seq)
 
     def _remove_before(self, state: DestinationState, name: bytes, seq: int) -> bool:
-        """The value that a key of a map had before this seq is dead. False if it has a later one."""
+        """Remove the value that a key of a map had before this seq. False if it has a later one."""
         former = self._txn.get(ID.pack(state.number) + name, db=self._keys_db)
         last = KEYED_SEQ.unpack(former)[0] if former is not None else 0
         if 0 < last <= seq:
@@ -335,7 +335,7 @@ class MessageRows:
         return last <= seq
 
     def _forget_key(self, state: DestinationState, seq: int, name: bytes) -> None:
-        """Its value is dead: it has none, unless that was put anew."""
+        """Forget the key of a value that is dead: the key has none, unless that was put anew."""
         key = ID.pack(state.number) + name
         if self._txn.get(key, db=self._keys_db) == KEYED_SEQ.pack(seq):
             self._txn.delete(key, db=self._keys_db)
@@ -348,7 +348,7 @@ class MessageRows:
             self._ack_rows(state, subscriber, ((key, value),))
 
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> int:
-        """All between two seqs are dead, for one subscription or (number 0) for all. Returns how many rows were looked
+        """Ack all between two seqs, for one subscription or (number 0) for all. Returns how many rows were looked
         at."""
         count = 0
         if state.delayed:
@@ -495,7 +495,7 @@ class MessageRows:
         return True
 
     def _wait_no_longer(self, subscriber: SubscriptionState, seq: int) -> None:
-        """A message does not wait for this subscription alone."""
+        """End a message's wait for this subscription alone."""
         if self._delete_wait(seq, subscriber.number):
             subscriber.delayed -= 1
             self.changed_subscriptions[subscriber] = None
@@ -518,7 +518,7 @@ class MessageRows:
                     self._delete_wait(seq, number)
 
     def _find(self, state: DestinationState, seq: int) -> tuple[bytes, bytes | None]:
-        """A message's row, wherever it is."""
+        """Return a message's row, wherever it is."""
         key = _pack_key(state.number, seq)
         value = self._txn.get(key, db=self._messages_db)
         if value is None and state.delayed:
@@ -551,20 +551,20 @@ class MessageRows:
         return max((WAIT.unpack(value)[0] for value in found if value is not None), default=0)
 
     def all_waits(self, ask: Ask = at_once) -> Iterator[tuple[int, int, int, int]]:
-        """Seq, subscription, until when and destination of all that wait."""
+        """Yield seq, subscription, until when and destination of all that wait."""
         if self.waits:
             for key, value in self.pages(self._waits_db, ask):
                 yield (*DELIVERIES_KEY.unpack(key), *WAIT.unpack(value))
 
     def all_dues(self) -> Iterator[tuple[int, int, int, int]]:
-        """Until when, seq, subscription and destination, for checking."""
+        """Yield until when, seq, subscription and destination, for checking."""
         for key, value in self.pages(self._dues_db):
             yield (*DUE_KEY.unpack(key), ID.unpack(value)[0])
 
     def begin(self, subscriber: SubscriptionState) -> None:
-        """All that the topic holds from its start on is for it: of a retroactive one everything. But for what only
-        subscriptions that have ended were to ack: an opening removes that without a word in the journal, so a rebuild
-        would meet it here where the store did not."""
+        """Begin a subscription: all that the topic holds from its start on is for it, of a retroactive one everything.
+        But for what only subscriptions that have ended were to ack: an opening removes that without a word in the
+        journal, so a rebuild would meet it here where the store did not."""
         state = subscriber.topic
         self._begin(subscriber, state.number)
         if state.delayed:
@@ -585,7 +585,7 @@ class MessageRows:
     # Asking
 
     def _by_seq(self, state: DestinationState, first: int, count: int, also: int = 0) -> list[Row]:
-        """`also`: WAITING, for those too that wait."""
+        """Return rows by seq. `also`: WAITING, for those too that wait."""
         rows = self._raw(self._messages_db, KEY.pack(state.number, first), PREFIX_BYTES, count)
         found = [read_row(KEY_SEQ.unpack(key)[0], value) for key, value in rows]
         if also and state.delayed:
@@ -596,7 +596,7 @@ class MessageRows:
         return found
 
     def _raw(self, db: Any, start: bytes, prefix_bytes: int, count: int) -> list[tuple[bytes, bytes]]:
-        """Up to `count` rows from `start` on that share its prefix. Callers go on behind the last, so with one
+        """Return up to `count` rows from `start` on that share its prefix. Callers go on behind the last, so with one
         that lies before `start` they would never come to an end."""
         try:
             with self._txn.cursor(db=db) as cursor:
@@ -614,7 +614,7 @@ class MessageRows:
         return rows
 
     def _by_order(self, state: DestinationState, order: int, first: int, count: int, also: int = 0) -> list[Row]:
-        """In a store with priorities."""
+        """Return rows by order, in a store with priorities."""
         lane = self._raw(self._lanes_db, LANE_KEY.pack(state.number, order, first), LANE_PREFIX_BYTES, count)
         if also and state.delayed:
             start = LANE_KEY.pack(state.number | also, order, first)
@@ -665,7 +665,7 @@ class MessageRows:
         return places
 
     def _scan(self, state: DestinationState, after: int, count: int) -> list[Place]:
-        """The commonest: of a queue by seq."""
+        """Return the places of the commonest scan: of a queue by seq."""
         rows = self._raw(self._messages_db, KEY.pack(state.number, after + 1), PREFIX_BYTES, count)
         return places_of(rows)
 
@@ -759,8 +759,8 @@ class MessageRows:
         return [subscriber.feed for subscriber in state.own.subscriptions.values() if subscriber.own.bit & pending]
 
     def expired(self, start: bytes, now: int) -> tuple[list[tuple[DestinationState, Place]], bytes | None]:
-        """A page of those that have expired, from this key of `expiries` on, and the key to go on from; None at the
-        end."""
+        """Return a page of those that have expired, from this key of `expiries` on, and the key to go on from; None at
+        the end."""
         found: list[tuple[DestinationState, Place]] = []
         rows = self._raw(self._expiries_db, start, 0, PAGE)
         for key, value in rows:
@@ -774,7 +774,8 @@ class MessageRows:
         return found, rows[-1][0] + b"\0" if rows else None
 
     def limited(self, start: bytes, least: int) -> tuple[list[tuple[Feed, Place]], bytes | None]:
-        """A page of those that have come back so often, from this key of `deliveries` on. Likewise."""
+        """Return a page of those that have come back so often, from this key of `deliveries` on, and the key to go on
+        from; None at the end."""
         found: list[tuple[Feed, Place]] = []
         rows = self._raw(self._deliveries_db, start, 0, PAGE) if self.counted else []
         for key, value in rows:
@@ -788,8 +789,8 @@ class MessageRows:
         return found, rows[-1][0] + b"\0" if rows else None
 
     def pending(self, state: DestinationState, ask: Ask) -> Iterator[tuple[int, int]]:
-        """Seq, and the bits of those that have yet to ack it, of all a topic's messages, as of `before` if there is
-        one."""
+        """Yield seq, and the bits of those that have yet to ack it, of all a topic's messages, as of `before` if there
+        is one."""
         first = 0
         while rows := ask(partial(self._pending_page, state, first)):
             yield from rows
@@ -802,27 +803,27 @@ class MessageRows:
         return sorted(page.items())
 
     def pages(self, db: Any, ask: Ask = at_once) -> Iterator[tuple[bytes, bytes]]:
-        """All rows. No cursor is open while the caller looks at one (rule X1)."""
+        """Yield all rows. No cursor is open while the caller looks at one (rule X1)."""
         start = FIRST_KEY
         while rows := ask(partial(self._raw, db, start, 0, PAGE)):
             yield from rows
             start = rows[-1][0] + b"\0"
 
     def all_deliveries(self, ask: Ask = at_once) -> Iterator[tuple[int, int, int, int]]:
-        """Seq, subscription, count and destination of all that were given back."""
+        """Yield seq, subscription, count and destination of all that were given back."""
         if self.counted:
             for key, value in self.pages(self._deliveries_db, ask):
                 yield (*DELIVERIES_KEY.unpack(key), *DELIVERIES.unpack(value))
 
     def all(self) -> Iterator[tuple[int, Place, int]]:
-        """Destination, place and pending bits of every message, for checking."""
+        """Yield destination, place and pending bits of every message, for checking."""
         for key, value in self.pages(self._messages_db):
             number, seq = KEY.unpack(key)
             place, pending = read_row(seq, value)
             yield number & ~WAITING, place, pending
 
     def all_waiting(self) -> Iterator[tuple[int, int, int]]:
-        """Destination, seq and pending bits of every message that waits as a whole, for checking."""
+        """Yield destination, seq and pending bits of every message that waits as a whole, for checking."""
         start = KEY.pack(WAITING, 0)
         while rows := self._raw(self._messages_db, start, 0, PAGE):
             for key, value in rows:
@@ -831,16 +832,17 @@ class MessageRows:
             start = rows[-1][0] + b"\0"
 
     def all_keys(self) -> Iterator[tuple[int, bytes, int]]:
-        """Destination, key and seq, for checking."""
+        """Yield destination, key and seq, for checking."""
         for key, value in self.pages(self._keys_db):
             yield ID.unpack_from(key)[0], key[ID.size :], KEYED_SEQ.unpack(value)[0]
 
     def all_lanes(self) -> Iterator[tuple[int, int, int]]:
-        """Destination, order and seq, for checking; to a destination's number WAITING is added where they wait."""
+        """Yield destination, order and seq, for checking; to a destination's number WAITING is added where they
+        wait."""
         for key, _ in self.pages(self._lanes_db):
             yield LANE_KEY.unpack(key)
 
     def all_expiries(self) -> Iterator[tuple[int, int, int]]:
-        """Expiry (ms), seq and destination, for checking."""
+        """Yield expiry (ms), seq and destination, for checking."""
         for key, value in self.pages(self._expiries_db):
             yield (*EXPIRY_KEY.unpack(key), ID.unpack(value)[0])

@@ -234,7 +234,7 @@ def reports(directory: Path) -> Iterator[tuple[Path, LossReport]]:
 
 
 def summary(report: LossReport) -> str:
-    """In a line."""
+    """Return the report in a line."""
     parts = [count_of(len(report.messages), "message")] if report.messages else []
     if report.transactions:
         parts.append(count_of(len(report.transactions), "prepared transaction"))
@@ -256,7 +256,7 @@ def summary(report: LossReport) -> str:
 
 
 def write_report(path: Path, report: LossReport, file_mode: int) -> None:
-    """Durable on return. Raises OSError."""
+    """Write the report. Durable on return. Raises OSError."""
     replace_file(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n", file_mode)
 
 

@@ -47,7 +47,7 @@ WORTH: Final = 4
 
 
 def inflated(data: bytes, most: int) -> bytes:
-    """Raises ValueError for what was not deflated, or is more than `most` bytes."""
+    """Return inflated bytes. Raises ValueError for what was not deflated, or is more than `most` bytes."""
     work = zlib.decompressobj()
     try:
         plain = work.decompress(data, most + 1)  # of 0 there would be no limit
@@ -59,7 +59,7 @@ def inflated(data: bytes, most: int) -> bytes:
 
 
 def inflated_rows(data: bytes, row: struct.Struct) -> Iterator[tuple[int, ...]]:
-    """Rows one after another, deflated, of which only a piece is in memory. Raises ValueError as `inflated`,
+    """Yield rows one after another, deflated, of which only a piece is in memory. Raises ValueError as `inflated`,
     struct.error for half a row."""
     work, rest, total = zlib.decompressobj(), data, 0
     while not work.eof:
@@ -90,7 +90,7 @@ class KeptSegment(msgspec.Struct, frozen=True, array_like=True):
     """The bits of Segment.dead, deflated."""
 
     def dead_bits(self) -> bytes:
-        """Raises ValueError."""
+        """Return the bits that `dead` holds. Raises ValueError."""
         return inflated(self.dead, _dead_bytes_max(self.end)) if self.dead else b""
 
 
@@ -132,7 +132,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     deflated."""
 
     def first_dead_bits(self, size: int) -> bytes:
-        """`size`: of that segment's file. Raises ValueError."""
+        """Return the bits that `first_dead` holds. `size`: of that segment's file. Raises ValueError."""
         return inflated(self.first_dead, _dead_bytes_max(size))
 
     def encode(self) -> bytes:
@@ -140,7 +140,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 def decode(payload: bytes) -> Snapshot:
-    """Raises ValueError for what is no snapshot."""
+    """Return the snapshot in a payload. Raises ValueError for what is no snapshot."""
     try:
         return msgspec.msgpack.decode(payload, type=Snapshot)
     except msgspec.MsgspecError as error:
@@ -189,7 +189,7 @@ class Start(NamedTuple):
 
 
 def start(tail: Tail, kept: Iterable[Segment], index: Index, catalog: Catalog) -> Start:
-    """Called under the store's lock. From now on the index keeps what `take` needs, until `end`."""
+    """Start a snapshot, under the store's lock. From now on the index keeps what `take` needs, until `end`."""
     with_dead = [(segment, bytes(segment.dead or b"")) for segment in kept]
     first_dead = bytes(tail.segment.dead or b"")
     index.rows.before = before = PendingBefore(tail.counter)
@@ -197,7 +197,7 @@ def start(tail: Tail, kept: Iterable[Segment], index: Index, catalog: Catalog) -
 
 
 def take(begun: Start, index: Index, sequencer: Sequencer, ask: Ask) -> Snapshot:
-    """The rest. Called without the lock, which `ask` takes for each page."""
+    """Take the rest. Called without the lock, which `ask` takes for each page."""
     tail, states, subscriptions = begun.tail, begun.states, begun.subscriptions
     bits: dict[DestinationState, list[tuple[int, int]]] = {}
     for subscriber in subscriptions:
@@ -222,7 +222,7 @@ def take(begun: Start, index: Index, sequencer: Sequencer, ask: Ask) -> Snapshot
 
 
 def end(index: Index) -> None:
-    """Taken, or given up."""
+    """End the snapshot, taken or given up."""
     index.rows.before = None
 
 
@@ -234,8 +234,8 @@ def _subscription(subscriber: SubscriptionState) -> tuple[int, int, str, str, st
 def _acked(
     topic: DestinationState, subscriptions: Sequence[tuple[int, int]], last_seq: int, rows: MessageRows, ask: Ask
 ) -> Iterator[tuple[int, bytes]]:
-    """For each subscription of a topic, given by number and bit, the ranges of messages that it has acked, or that are
-    not for it, of those up to a seq."""
+    """Return, for each subscription of a topic, given by number and bit, the ranges of messages that it has acked, or
+    that are not for it, of those up to a seq."""
     runs: list[tuple[int, int, int]] = []  # first and last seq of neighbours that the same ones have yet to ack
     for seq, pending in rows.pending(topic, ask):
         if seq > last_seq:
@@ -280,13 +280,13 @@ def ranges_of(acked: bytes) -> Iterator[tuple[int, int]]:
 
 
 def size_expected(kept: Iterable[Segment], states: int, ids: int) -> int:
-    """About how many bytes a snapshot would take, without making it."""
+    """Return about how many bytes a snapshot would take, without making it."""
     return sum(40 + len(s.dead or b"") // 8 for s in kept) + 40 * states + 30 * ids
 
 
 def size_most(segments: Iterable[Segment], allocated: int) -> int:
-    """About how many bytes of a snapshot say what is dead in these segments, the last of which may be written up to
-    `allocated`: deflated bits may take all that they took."""
+    """Return about how many bytes of a snapshot say what is dead in these segments, the last of which may be written up
+    to `allocated`: deflated bits may take all that they took."""
     sealed = sum(64 + (s.last_lsn + 1 - s.base_lsn) // 8 for s in segments if s.end is not None)
     return sealed + allocated // (8 * RECORD_MIN)
 

@@ -32,7 +32,7 @@ class TransactionRows:
         self.db = env.open_db(b"transactions")
 
     def lend(self, txn: Any) -> None:
-        """The transaction from now on."""
+        """Use this transaction from now on."""
         self._txn = txn
 
     def load(self) -> None:
@@ -41,7 +41,7 @@ class TransactionRows:
         self._committed = self.count - len(self.prepared())
 
     def prepare(self, branch: Branch, table: SegmentTable) -> None:
-        """Its record retains its segment as a live message does."""
+        """Keep a prepared branch: its record retains its segment as a live message does."""
         lsn, _, length = branch.own
         segment = table.find(lsn)
         if segment is None:
@@ -63,7 +63,7 @@ class TransactionRows:
             self.remember_committed(transaction)
 
     def remember_committed(self, transaction: bytes) -> None:
-        """Until it is forgotten, or the oldest of too many."""
+        """Remember a committed transaction until it is forgotten, or the oldest of too many."""
         self._txn.put(transaction, b"", db=self.db)
         self.count += 1
         self._committed += 1
@@ -82,6 +82,6 @@ class TransactionRows:
                 self._committed -= 1
 
     def prepared(self) -> list[tuple[bytes, Own]]:
-        """Each that waits for its outcome, and where its record is; oldest first."""
+        """Return each branch that waits for its outcome, and where its record is; oldest first."""
         with self._txn.cursor(db=self.db) as cursor:
             return [(bytes(key), WHERE.unpack(place)) for key, place in cursor if place]

@@ -77,11 +77,11 @@ class JournalEncoder:
         self._applier: Applier
 
     def start(self, wal: Log, snapshot_at: tuple[int, int], applier: Applier) -> None:
-        """The log that it encodes for, where the latest snapshot is in it, and what keeps the index up to it."""
+        """Start with the log to encode for, where the latest snapshot is in it, and what keeps the index up to it."""
         self._log, self.snapshot_at, self._applier = wal, snapshot_at, applier
 
     def load(self) -> None:
-        """The core knows what is prepared."""
+        """Count what is promised to prepared branches: the core knows them by now."""
         self.promised = sum(branch.promise for branch in self._sequencer.prepared.values())
 
     @property
@@ -183,7 +183,7 @@ class JournalWriter:
         raise self._engine.refusal()
 
     def start(self, wal: Log, close: Callable[[], None]) -> None:
-        """From now on it is this log's. `close` is called after the log's."""
+        """Start: from now on the writer is this log's. `close` is called after the log's."""
         self._log, self._close = wal, close
         self.submit, self.submit_all, self.wait = wal.submit, wal.submit_all, wal.wait
         self.proceed, self.flush, self.refuse_more = wal.proceed, wal.flush, wal.refuse_more
@@ -199,8 +199,8 @@ class JournalWriter:
 
 @inner_loop
 def encode_batch(start: Tail, changes: list[Change], counter: int, watermark: int) -> tuple[bytes, Tail]:
-    """The batch after `start` that holds a record for each of these changes, at least one, and the log's end behind
-    it."""
+    """Return the batch after `start` that holds a record for each of these changes, at least one, and the log's end
+    behind it."""
     if len(changes) == 1 and type(changes[0]) is not SendMany:
         return _encode_one(start, changes[0], counter, watermark)
     return _encode_all(start, changes, counter, watermark)
@@ -227,7 +227,7 @@ def _encode_one(start: Tail, change: Change, counter: int, watermark: int) -> tu
 
 
 def _record(change: Change, lsn: int, at: int) -> bytes:
-    """A record without its CRC, which stands at an offset in its segment."""
+    """Return a record without its CRC, which stands at an offset in its segment."""
     if type(change) is Send:
         body = change.record
         size = len(body) + _SEND_BYTES

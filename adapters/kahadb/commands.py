@@ -185,7 +185,7 @@ Command = (
 
 
 def decode(payload: bytes) -> Command:
-    """The command in a record's payload. Raises CommandError."""
+    """Return the command in a record's payload. Raises CommandError."""
     try:
         size, at = _varint(payload, 1)
         if at + size != len(payload):

@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
 
 def read_entries(journal: Journal, report: Report, summaries: dict[int, FileSummary] | None = None) -> Iterator[Entry]:
-    """Every record with its command. A record whose command cannot be decoded is reported and left out."""
+    """Yield every record with its command. A record whose command cannot be decoded is reported and left out."""
     numbers = {file.number for file in journal.files.files}
     paths = {file.number: str(file.path) for file in journal.files.files}
     current, rewritten, repeated = 0, False, False
@@ -153,7 +153,7 @@ class Outcomes:
         return outcomes
 
     def find(self, transaction_id: TransactionId, place: tuple[int, int]) -> Transaction | None:
-        """The transaction of that id to which a record at `place` belongs."""
+        """Return the transaction of that id to which a record at `place` belongs."""
         found = self._transactions.get(transaction_id.text)
         while found is not None and found.previous is not None and place < found.first:
             found = found.previous
@@ -172,7 +172,7 @@ class Outcomes:
         return entry.place if found is None or found.ended is None else found.ended
 
     def count(self) -> Counter[Outcome]:
-        """How many transactions ended how."""
+        """Return how many transactions ended how."""
         counts: Counter[Outcome] = Counter()
         for latest in self._transactions.values():
             transaction: Transaction | None = latest
@@ -226,7 +226,7 @@ class Outcomes:
         self._unfinished.pop(command.transaction.text, None)
 
     def _restart(self) -> None:
-        """A broker that starts discards what was not prepared."""
+        """Discard what was not prepared, as a broker that starts does."""
         for text, transaction in list(self._unfinished.items()):
             if transaction.outcome is Outcome.OPEN:
                 transaction.outcome = Outcome.DISCARDED
@@ -245,7 +245,7 @@ class Outcomes:
 
 
 def broker_time(info: MessageInfo | None) -> float | None:
-    """Seconds since the epoch at which the broker took the message; the client's clock where it has none."""
+    """Return the seconds since the epoch at which the broker took the message; the client's clock where it has none."""
     if info is None:
         return None
     milliseconds = info.broker_in_time or info.timestamp

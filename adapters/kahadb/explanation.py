@@ -138,7 +138,7 @@ class Explanation:
     damages: tuple[Damage, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries, lists, strings and numbers."""
+        """Return plain dictionaries, lists, strings and numbers."""
         found: dict[str, Any] = asdict(self)
         for store, plain in zip(self.stores, found["stores"], strict=True):
             plain.update(summary=store.summary, bytes=store.bytes)
@@ -148,7 +148,8 @@ class Explanation:
 
 
 def explain(directory: str | Path, progress: Callable[[int, int], None] | None = None) -> Explanation:
-    """Why ActiveMQ keeps each file of a KahaDB or mKahaDB directory, from the journal alone (db.data is not read).
+    """Return why ActiveMQ keeps each file of a KahaDB or mKahaDB directory, from the journal alone (db.data is not
+    read).
 
     Files in an archive are history: counted, not explained. `progress` is called with (bytes read, bytes in all) as
     each of two readings goes on. Raises TraceError where there is no live journal. Nothing is written.

@@ -67,7 +67,8 @@ class StoreFiles:
 
     @property
     def gaps(self) -> tuple[tuple[int, int], ...]:
-        """First and last of each run of numbers between files that have none: collected by the broker, or lost."""
+        """Return the first and last of each run of numbers between files that have none: collected by the broker, or
+        lost."""
         pairs = itertools.pairwise(file.number for file in self.files)
         return tuple((before + 1, after - 1) for before, after in pairs if after - before > 1)
 
@@ -82,7 +83,7 @@ class KahaDirectory:
 
 
 def name_range(first: int, last: int) -> str:
-    """`db-3.log`, or `db-3.log to db-8.log`."""
+    """Return `db-3.log`, or `db-3.log to db-8.log`."""
     return f"db-{first}.log" if first == last else f"db-{first}.log to db-{last}.log"
 
 

@@ -96,7 +96,8 @@ class FileReader:
             self.checked, position = batch.checked, batch.end
 
     def _batch(self, position: int) -> _Batch | None:
-        """The batch at `position`; None if the data properly ends there; raises _BadBatchError for anything else."""
+        """Return the batch at `position`; None if the data properly ends there; raises _BadBatchError for anything
+        else."""
         header = self._read(position, BATCH_HEADER.size)
         if header[:16] == BATCH_MAGIC:
             return self._load(position, header)
@@ -153,7 +154,7 @@ class FileReader:
         ]
 
     def _resume(self, bad: int) -> int | None:
-        """The next place after `bad` where a whole batch lies."""
+        """Return the next place after `bad` where a whole batch lies."""
         position = bad + 1
         while (position := self._find(BATCH_MAGIC, position)) >= 0:
             try:
@@ -217,7 +218,8 @@ class Journal:
         self.total_bytes = sum(file.bytes for file in files.files)
 
     def records(self, report: Report, summaries: dict[int, FileSummary] | None = None) -> Iterator[Record]:
-        """Every whole record. `report` gets each Damage, `summaries` what each file held, as the reading goes on."""
+        """Yield every whole record. `report` gets each Damage, `summaries` what each file held, as the reading goes
+        on."""
         unmarked: list[tuple[JournalFile, int, bool]] = []
         marked, checked, done = False, False, 0
         last = self.write_file()
@@ -243,7 +245,7 @@ class Journal:
         _report_unmarked(unmarked, marked, report)
 
     def write_file(self) -> JournalFile | None:
-        """The file that the broker was writing: the last with data in it that ack compaction did not make.
+        """Return the file that the broker was writing: the last with data in it that ack compaction did not make.
 
         Compaction files get numbers above that of the file being written.
         """

@@ -110,7 +110,7 @@ class SubscriptionInfo(NamedTuple):
 
 
 def read_message(data: bytes) -> MessageInfo:
-    """The message in an AddMessage command. Raises OpenWireError."""
+    """Return the message in an AddMessage command. Raises OpenWireError."""
     try:
         return _message(data, has_text_view=True)
     except _MALFORMED:
@@ -122,7 +122,7 @@ def read_message(data: bytes) -> MessageInfo:
 
 
 def read_ack(data: bytes) -> AckInfo:
-    """The ack in a RemoveMessage command. Raises OpenWireError."""
+    """Return the ack in a RemoveMessage command. Raises OpenWireError."""
     try:
         return _ack(data)
     except (IndexError, struct.error):
@@ -130,7 +130,7 @@ def read_ack(data: bytes) -> AckInfo:
 
 
 def read_subscription(data: bytes) -> SubscriptionInfo:
-    """The subscription in a Subscription command. Raises OpenWireError."""
+    """Return the subscription in a Subscription command. Raises OpenWireError."""
     try:
         return _subscription(data)
     except (IndexError, struct.error):
@@ -370,7 +370,7 @@ class _Reader:
 
 
 def modified_utf8(data: bytes) -> str:
-    """Java's form of UTF-8: NUL in two bytes, characters outside the basic plane as two surrogates."""
+    """Return text in Java's form of UTF-8: NUL in two bytes, characters outside the basic plane as two surrogates."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -57,7 +57,8 @@ class PendingDestination:
     _parts: list[tuple[_Records, list[Message]]] = field(default_factory=list)
 
     def messages(self) -> Iterator[PendingMessage]:
-        """In the broker's order. May be called again. Raises TraceError if a file has changed meanwhile, OSError."""
+        """Yield messages in the broker's order. May be called again. Raises TraceError if a file has changed meanwhile,
+        OSError."""
         for records, messages in self._parts:
             for message in messages:
                 yield PendingMessage(records.read(message), frozenset(message.waiting or ()))
@@ -87,7 +88,7 @@ class Pending:
 
     @property
     def prepared(self) -> tuple[Transaction, ...]:
-        """The XA transactions that were left prepared."""
+        """Return the XA transactions that were left prepared."""
         return tuple(one for one in self.unfinished if one.outcome is Outcome.PREPARED)
 
 
@@ -136,7 +137,7 @@ def _replayed(
 
 
 def _decided(found: KahaDirectory, report: Report) -> frozenset[str]:
-    """mKahaDB's own journal holds a Prepare for each transaction that was decided."""
+    """Return the ids of decided transactions: mKahaDB's own journal holds a Prepare for each."""
     if found.transaction_store is None:
         return frozenset()
     entries = read_entries(Journal(found.transaction_store), report)
@@ -145,7 +146,7 @@ def _decided(found: KahaDirectory, report: Report) -> frozenset[str]:
 
 @contextmanager
 def _unused(directory: Path) -> Iterator[None]:
-    """Raises StoreLockedError if a broker has the directory; it cannot take it while the block runs."""
+    """Keep a broker out while the block runs. Raises StoreLockedError if a broker has the directory."""
     try:
         fd = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -181,7 +182,7 @@ class _Records:
             self._open.popitem()[1].close()
 
     def read(self, message: Message) -> AddMessage:
-        """The record of a pending message."""
+        """Return the record of a pending message."""
         stream = self._stream(message.file)
         stream.seek(message.offset)
         data = stream.read(message.bytes)

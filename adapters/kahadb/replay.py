@@ -130,7 +130,7 @@ class Replay:
         return []
 
     def references(self) -> dict[int, set[int]]:
-        """File -> the files without which nothing needs its acks and outcomes, as the broker has it.
+        """Return file -> the files without which nothing needs its acks and outcomes, as the broker has it.
 
         That is its own map, brought up to date. It knows what the records alone do not tell: that compaction moved a
         file's acks to another one, and where messages were that have been rewritten in files that are gone.
@@ -147,7 +147,8 @@ class Replay:
         return references
 
     def missing(self, files: StoreFiles) -> list[Damage]:
-        """Files that the broker still had at its last checkpoint and that are gone. With an archive, gaps tell."""
+        """Return the files that the broker still had at its last checkpoint and that are gone. With an archive, gaps
+        tell."""
         if files.has_archive or self.ack_map is None:
             return []
         present = {file.number for file in files.files}
@@ -156,7 +157,7 @@ class Replay:
         return [Damage(str(files.directory / f"db-{number}.log"), 0, reason, "missing") for number in sorted(named)]
 
     def pending(self) -> int:
-        """How many messages are not acked (a topic message counts once, however many subscriptions want it)."""
+        """Return how many messages are not acked (a topic message counts once, however many subscriptions want it)."""
         return sum(len(state.messages) for state in self.destinations.values())
 
     def _add(self, entry: Entry, command: AddMessage) -> list[Effect]:
@@ -274,7 +275,7 @@ class Replay:
 
 
 def _end(destination: KahaDestination, message: Message, *, is_record: bool) -> list[Effect]:
-    """The message leaves whoever still wants it: an ack for each ack that is left."""
+    """Take the message from whoever still wants it: an ack for each ack that is left."""
     keys: list[str | None] = [None] if message.waiting is None else list(sorted(message.waiting)[: message.acks_left])
     return [
         Effect(ACK, destination, message.trace_id, subscription=key, is_record=is_record and i == 0)

@@ -115,7 +115,7 @@ class KahaTrace:
 
     @property
     def findings(self) -> Findings:
-        """Known once the trace was read to its end; reads it if it was not."""
+        """Return the findings, known once the trace was read to its end; reads it if it was not."""
         if self._findings is None:
             for _ in self:
                 pass
@@ -126,7 +126,7 @@ class KahaTrace:
         self._damages[damage] = None
 
     def _decisions(self, store: StoreFiles | None) -> frozenset[str]:
-        """mKahaDB's own journal holds a Prepare for each transaction that was decided."""
+        """Return the ids of decided transactions: mKahaDB's own journal holds a Prepare for each."""
         if store is None:
             return frozenset()
         entries = read_entries(Journal(store), self._note)
@@ -160,7 +160,7 @@ class KahaTrace:
 
 
 def usage_trace(directory: str | Path, progress: Progress | None = None) -> KahaTrace:
-    """The usage trace of a KahaDB or mKahaDB directory, its archive included where there is one.
+    """Return the usage trace of a KahaDB or mKahaDB directory, its archive included where there is one.
 
     `progress` is called with (bytes read, bytes in all), from 0 again for each store and each reading. Raises
     TraceError where there is no journal to read; damage inside a journal is in the findings instead. Nothing is
@@ -304,7 +304,7 @@ class _Clock:
 
 
 def _by_clock(events: Iterator[UsageEvent], store: int) -> Iterator[tuple[float, int, UsageEvent]]:
-    """Events under a clock that never goes back, so that merging keeps each store's own order."""
+    """Yield events under a clock that never goes back, so that merging keeps each store's own order."""
     latest = float("-inf")
     for event in events:
         latest = max(latest, event.ts)

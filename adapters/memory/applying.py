@@ -112,7 +112,7 @@ class MemoryTable(Table):
             self._replace(sends)
 
     def _replace(self, sends: Sequence[Send]) -> None:
-        """Values are there, and take the place of those that their keys had before."""
+        """Replace the values that keys had before by those that are there."""
         messages: DestinationMessages = sends[0].state.own
         keys, memory = messages.keys, self._memory
         assert keys is not None
@@ -179,7 +179,7 @@ class MemoryTable(Table):
         return True
 
     def _add(self, lane: Lane, sends: Sequence[Send]) -> None:
-        """At the end of a lane, but for those that are there already."""
+        """Add sends at the end of a lane, but for those that are there already."""
         last, chunk_bytes = lane.last, self._memory.chunk_bytes
         if sends and sends[0].seq <= last:
             sends = [send for send in sends if send.seq > last]
@@ -206,7 +206,7 @@ class MemoryTable(Table):
                 self._extend(chunk, some)
 
     def _add_chunk(self, lane: Lane, sends: Sequence[Send], address: Address | None = None) -> None:
-        """A new one. `address`: where its records are, if they do not stay in memory."""
+        """Add a new chunk. `address`: where its records are, if they do not stay in memory."""
         if lane.chunks and not lane.chunks[-1].sealed:
             self._seal(lane.chunks[-1])
         self._memory.unfinished = nothing
@@ -257,7 +257,7 @@ class MemoryTable(Table):
                     subscriber.count += 1
 
     def _seal(self, chunk: Chunk) -> None:
-        """Nothing more comes into it."""
+        """Seal a chunk: nothing more comes into it."""
         self._memory.unfinished = chunk.seal
         chunk.seal()
         if not self._is_dropped(chunk):
@@ -308,7 +308,7 @@ class MemoryTable(Table):
         memory.unfinished = None
 
     def _done(self, messages: DestinationMessages, chunk: Chunk, mask: int, number: int) -> None:
-        """Some messages of a chunk are dead for a subscription, or for all."""
+        """Note that some messages of a chunk are dead for a subscription, or for all."""
         subscriber = messages.subscriptions.get(number) if number else None
         if number and subscriber is None:
             return  # it has ended
@@ -332,7 +332,7 @@ class MemoryTable(Table):
         self._memory.unfinished = None
 
     def _kill(self, messages: DestinationMessages, chunk: Chunk, mask: int) -> None:
-        """Some messages of a chunk that live are dead for all."""
+        """Kill some messages of a chunk that live, for all."""
         if not mask:
             return
         for subscriber in messages.subscriptions.values():
@@ -355,7 +355,7 @@ class MemoryTable(Table):
         self._catalog.count(messages.state, -mask.bit_count(), -chunk.bytes_of(mask))
 
     def _drop(self, chunk: Chunk) -> None:
-        """Nothing of it lives. Idempotent, but for what is counted."""
+        """Drop a chunk in which nothing lives. Idempotent, but for what is counted."""
         chunk.waits = {}
         chunk.lane.messages.drop(chunk)
         self.expiring.pop(chunk, None)
@@ -421,7 +421,7 @@ class MemoryTable(Table):
 
     @staticmethod
     def _forget_waits(chunk: Chunk, mask: int, number: int | None = None) -> None:
-        """Some messages of a chunk do not wait any more for one subscription, or for anybody."""
+        """Forget the waits of some messages of a chunk for one subscription, or for anybody."""
         for key in [key for key in chunk.waits if mask >> key[1] & 1 and number in (None, key[0])]:
             chunk.waits.pop(key, None)
         chunk.count_waiting()
@@ -523,7 +523,7 @@ class MemoryTable(Table):
         self._memory.prepared = sum(self.prepared.values())
 
     def forget(self, transactions: Sequence[bytes]) -> None:
-        """Nothing is kept of them here."""
+        """Do nothing: nothing is kept of committed transactions here."""
 
 
 def takes(count: int, size: int, more: int, chunk_bytes: int) -> bool:
@@ -532,5 +532,5 @@ def takes(count: int, size: int, more: int, chunk_bytes: int) -> bool:
 
 
 def memory_of_branch(branch: Branch) -> int:
-    """Bytes that a prepared transaction takes until its outcome."""
+    """Return how many bytes a prepared transaction takes until its outcome."""
     return sum(memory_of(len(send.record)) for send in branch.sends)

@@ -74,7 +74,7 @@ class MemoryBackend(MemoryRows, Backend):
         self.directory.require_lock()
 
     def _lost(self, error: StoreFailedError) -> None:
-        """The lock's file is gone, or is another's: so may the swap files be."""
+        """Stop, since the lock's file is gone, or is another's: so may the swap files be."""
         self._host.fail(error)
 
     # Writing: there is room

@@ -18,6 +18,6 @@ class StoreDirectory(directory.StoreDirectory):
     advice = "Nothing is lost with it, since a memory store keeps nothing: remove the directory, and it is made anew"
 
     def unlock(self) -> None:
-        """Idempotent. The lock's file goes too."""
+        """Unlock the directory. Idempotent. The lock's file goes too."""
         with suppress(OSError):
             self._lock.release(remove=True)

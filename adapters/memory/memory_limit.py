@@ -110,7 +110,7 @@ class MemoryLimit:
         return chain([chunk for chunk in loaded if chunk.lane.chunks[0] is not chunk], behind, others)
 
     def _evict(self, chunk: Chunk) -> None:
-        """Out of memory, into the swap what was never there."""
+        """Move a chunk out of memory, into the swap what was never there."""
         if chunk.is_out:
             return
         addresses, length = chunk.addresses, len(chunk)
@@ -129,7 +129,7 @@ class MemoryLimit:
         self.unfinished = None
 
     def write(self, records: Sequence[bytes]) -> Address:
-        """A new entry of the swap; one of which nobody gets to know goes when all is counted anew. Raises what
+        """Write a new entry of the swap; one of which nobody gets to know goes when all is counted anew. Raises what
         `swap_error` says."""
         self.unfinished = nothing
         try:
@@ -158,7 +158,7 @@ class MemoryLimit:
         )
 
     def full(self) -> StoreFullError:
-        """Even where everything is swapped, it does not fit."""
+        """Return the error that it does not fit, even where everything is swapped."""
         return StoreFullError(
             f"store {self._name!r}: what tells where its messages are takes {self.used} bytes of memory; max_bytes is "
             f"{self._max_bytes}: ack some or raise it. Nothing was sent"
@@ -167,7 +167,8 @@ class MemoryLimit:
     # Reading
 
     def record(self, chunk: Chunk, index: int) -> bytes | None:
-        """A message's; None if it is dead. Raises ReadError, StoreFailedError, OutOfDescriptorsError."""
+        """Return a message's record; None if the message is dead. Raises ReadError, StoreFailedError,
+        OutOfDescriptorsError."""
         if chunk.dead >> index & 1:
             return None
         if index >= chunk.out:
@@ -193,7 +194,7 @@ class MemoryLimit:
         return records + chunk.records[chunk.written - chunk.out :]
 
     def _load(self, chunk: Chunk) -> list[bytes | None]:
-        """The same, kept in memory if there are others to be read and they fit."""
+        """Return a chunk's records, kept in memory if there are others to be read and they fit."""
         records = self.records(chunk)
         live = chunk.live
         if live.bit_count() > 1:
@@ -218,4 +219,4 @@ class MemoryLimit:
 
 
 def nothing() -> None:
-    """There is nothing to make whole but what is counted."""
+    """Do nothing: there is nothing to make whole but what is counted."""

@@ -42,8 +42,8 @@ _first = attrgetter("first")
 
 
 def memory_of(size: int) -> int:
-    """Bytes that a record of this size takes in memory, its place in the list of its chunk, which grows ahead,
-    included."""
+    """Return how many bytes a record of this size takes in memory. Its place in the list of its chunk, which grows
+    ahead, is included."""
     # 33: what a bytes object takes beside. CPython gives out multiples of 16 bytes up to 512; beyond it malloc keeps
     # 8 to 16 for itself.
     return 9 + ((size + 48) & ~15 if size <= 479 else (size + 64) & ~15)
@@ -61,11 +61,11 @@ class Lane:
 
     @property
     def last(self) -> int:
-        """The seq of its last message, dead or not; 0 if there is none."""
+        """Return the seq of the lane's last message, dead or not; 0 if there is none."""
         return self.chunks[-1].last if self.chunks else 0
 
     def find(self, seq: int) -> tuple[Chunk, int] | None:
-        """Chunk and index of a message, dead or not."""
+        """Return chunk and index of a message, dead or not."""
         at = bisect_right(self.chunks, seq, key=_first) - 1
         if at < 0:
             return None
@@ -74,7 +74,7 @@ class Lane:
         return (chunk, index) if index < len(chunk.offsets) and chunk.seq(index) == seq else None
 
     def after(self, seq: int) -> Iterator[tuple[Chunk, int]]:
-        """Each chunk that has messages behind `seq`, with the index of the first of them."""
+        """Yield each chunk that has messages behind `seq`, with the index of the first of them."""
         chunks = self.chunks
         at = max(0, bisect_right(chunks, seq, key=_first) - 1) if seq else 0
         while at < len(chunks):
@@ -85,12 +85,12 @@ class Lane:
             at += 1
 
     def between(self, first: int, last: int) -> list[Chunk]:
-        """The chunks that may have messages between two seqs, both included."""
+        """Return the chunks that may have messages between two seqs, both included."""
         start = max(0, bisect_right(self.chunks, first, key=_first) - 1)
         return self.chunks[start : bisect_right(self.chunks, last, key=_first)]
 
     def drop(self, chunk: Chunk) -> None:
-        """Idempotent."""
+        """Drop a chunk. Idempotent."""
         at = bisect_left(self.chunks, chunk.first, key=_first)
         if at < len(self.chunks) and self.chunks[at] is chunk:
             del self.chunks[at]
@@ -155,27 +155,27 @@ class Chunk:
 
     @property
     def live(self) -> int:
-        """A bit for each message that lives."""
+        """Return a bit for each message that lives."""
         return MASKS[len(self.offsets)] & ~self.dead
 
     @property
     def is_dead(self) -> bool:
-        """Nothing of it lives."""
+        """Return whether nothing of the chunk lives."""
         return self.dead == MASKS[len(self.offsets)]
 
     @property
     def is_out(self) -> bool:
-        """Nothing of it is in memory."""
+        """Return whether nothing of the chunk is in memory."""
         return self.out == len(self.offsets)
 
     @property
     def is_written(self) -> bool:
-        """All of it is in the swap."""
+        """Return whether all of the chunk is in the swap."""
         return self.written == len(self.offsets)
 
     @property
     def cost(self) -> int:
-        """Bytes of memory that it takes."""
+        """Return how many bytes of memory the chunk takes."""
         return (
             CHUNK_COST + self.resident + self._array_bytes + ADDRESS_COST * len(self.addresses) + 64 * len(self.acked)
             + COUNT_COST * len(self.counts) + WAIT_COST * len(self.waits)
@@ -188,7 +188,7 @@ class Chunk:
         return sum(self.sizes[index] for index in indexes(mask))
 
     def between(self, first: int, last: int) -> int:
-        """A bit for each message between two seqs, both included."""
+        """Return a bit for each message between two seqs, both included."""
         start = bisect_left(self.offsets, first - self.first) if first > self.first else 0
         return MASKS[bisect_right(self.offsets, last - self.first)] >> start << start
 
@@ -250,13 +250,13 @@ class Chunk:
         self.waiting = waiting
 
     def waits_for(self, number: int) -> int:
-        """A bit for each message that waits, for all or for this subscription."""
+        """Return a bit for each message that waits, for all or for this subscription."""
         if not number:
             return self.waiting.get(0, 0)
         return self.waiting.get(0, 0) | self.waiting.get(number, 0)
 
     def seal(self) -> None:
-        """No more messages are added. Idempotent."""
+        """Seal the chunk: no more messages are added. Idempotent."""
         self.offsets = packed_ascending(self.offsets)
         if isinstance(self.sizes, array):
             self.sizes = Packed(self.sizes)

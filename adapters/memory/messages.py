@@ -45,12 +45,12 @@ class DestinationMessages:
 
     @property
     def cost(self) -> int:
-        """Bytes of memory that it takes, beside its chunks."""
+        """Return how many bytes of memory the destination takes, beside its chunks."""
         keys = self.keys.cost if self.keys is not None else 0
         return DESTINATION_COST + SUBSCRIPTION_COST * len(self.subscriptions) + keys
 
     def lane(self, order: int) -> Lane:
-        """Made if it is not there."""
+        """Return the lane of an order, made if it is not there."""
         lane = self.lanes.get(order)
         if lane is None:
             self.orders.add(order)  # first: an order that has no lane does no harm
@@ -64,7 +64,8 @@ class DestinationMessages:
             self.lanes[lane.order] = lane
 
     def drop(self, chunk: Chunk) -> None:
-        """Nothing of it lives. In a store with priorities its lane goes with its last chunk. Idempotent."""
+        """Drop a chunk in which nothing lives. In a store with priorities its lane goes with its last chunk.
+        Idempotent."""
         lane = chunk.lane
         lane.drop(chunk)
         if lane.order and not lane.chunks and self.lanes.get(lane.order) is lane:
@@ -72,12 +73,12 @@ class DestinationMessages:
             self.orders.discard(lane.order)
 
     def chunks(self) -> Iterator[Chunk]:
-        """All of them. They may be dropped meanwhile."""
+        """Yield all chunks. They may be dropped meanwhile."""
         for lane in list(self.lanes.values()):
             yield from list(lane.chunks)
 
     def find(self, seq: int, order: int | None = None) -> Spot | None:
-        """A message, dead or not. `order`: its order, if that is known."""
+        """Return a message, dead or not. `order`: its order, if that is known."""
         if order is not None:
             lane = self.lanes.get(order)
             return lane.find(seq) if lane is not None else None
@@ -88,7 +89,7 @@ class DestinationMessages:
         return None
 
     def pending(self, subscriber: SubscriptionState | None, chunk: Chunk) -> int:
-        """A bit for each message of a chunk that lives and that the subscription, if it is about one, has yet to
+        """Return a bit for each message of a chunk that lives and that the subscription, if it is about one, has yet to
         ack."""
         if subscriber is None:
             return chunk.live
@@ -98,7 +99,7 @@ class DestinationMessages:
         return mask
 
     def wanted(self, chunk: Chunk, but: SubscriptionState | None = None) -> int:
-        """A bit for each message of a topic's chunk that any subscription, `but` one, has yet to ack."""
+        """Return a bit for each message of a topic's chunk that any subscription, `but` one, has yet to ack."""
         mask = 0
         for subscriber in self.subscriptions.values():
             if subscriber is not but:
@@ -150,7 +151,7 @@ class DestinationMessages:
     def _rows(
         self, subscriber: SubscriptionState | None, lane: Lane, after: int, limit: int, also: bool
     ) -> list[Place]:
-        """`also`: those too that wait."""
+        """Return rows of a lane. `also`: those too that wait."""
         found: list[Place] = []
         number = subscriber.number if subscriber is not None else 0
         order = lane.order
@@ -184,7 +185,7 @@ class DestinationMessages:
 
 
 def place_of(spot: Spot, number: int) -> Place:
-    """For the feed of this number."""
+    """Return the place for the feed of this number."""
     chunk, index = spot
     count = chunk.counts.get((number, index), 0)
     return chunk.lane.order, chunk.seq(index), chunk.expires_at(index), count, spot

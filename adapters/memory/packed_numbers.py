@@ -48,7 +48,7 @@ def _code(most: int) -> str:
 
 
 def bytes_of(numbers: object) -> int:
-    """Bytes of memory, beside what an empty one takes."""
+    """Return how many bytes of memory numbers take, beside what an empty one takes."""
     if isinstance(numbers, Packed):
         return 160 + bytes_of(numbers.offsets) if numbers.offsets is not None else 0
     return len(numbers) * numbers.itemsize if isinstance(numbers, array) else 0

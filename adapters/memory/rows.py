@@ -62,7 +62,7 @@ class MemoryRows:
         self._swap.wipe()
 
     def let_go(self, clean: bool) -> None:
-        """All is gone, the swap files too if `clean`: else the files there may be another's."""
+        """Let go of all, the swap files too if `clean`: else the files there may be another's."""
         for state in self._catalog.held():
             for chunk in state.own.chunks() if state.own is not None else ():
                 chunk.dead |= chunk.live
@@ -77,32 +77,32 @@ class MemoryRows:
     # Writing: there is room
 
     def finish_all(self) -> None:
-        """Nothing is pending: what was written ahead is some interrupted write's."""
+        """Finish all while nothing is pending: what was written ahead is some interrupted write's."""
         if self._memory.unfinished is not None or self._table.ahead:
             self._table.ahead = {}
             self._table.finish()
 
     def reserve(self, key: bytes, sends: Sequence[Send]) -> None:
-        """Room for what is sent later, until `free`. Raises as `make_room`."""
+        """Reserve room for what is sent later, until `free`. Raises as `make_room`."""
         size = sum(memory_of(len(send.record)) for send in sends)
         self._memory.make_room(size)
         self._table.prepared[key] = size
         self._memory.prepared = sum(self._table.prepared.values())
 
     def free(self, key: bytes) -> None:
-        """Idempotent."""
+        """Free reserved room. Idempotent."""
         self._table.prepared.pop(key, None)
         self._memory.prepared = sum(self._table.prepared.values())
 
     def require_room(self, changes: Sequence[Change], size: int, reserved: Sequence[bytes] = ()) -> None:
-        """For changes that follow, which take at most so many bytes. Raises as `make_room`."""
+        """Require room for changes that follow, which take at most so many bytes. Raises as `make_room`."""
         self.finish_all()
         if reserved or not self._memory.fits(size):
             self.make_room(changes, reserved)
 
     def make_room(self, changes: Sequence[Change], reserved: Sequence[bytes] = ()) -> None:
-        """For changes that follow. Raises StoreFullError and StoreFailedError, and then nothing was written; not for
-        what only frees room, nor where there are keys of what was `reserved`."""
+        """Make room for changes that follow. Raises StoreFullError and StoreFailedError, and then nothing was written;
+        not for what only frees room, nor where there are keys of what was `reserved`."""
         sends = [
             send for send in changes
             if type(send) is Send and (send.entitled or not send.state.is_topic) and not is_removal(send)
@@ -154,7 +154,7 @@ class MemoryRows:
     # Applying
 
     def apply_changes(self, changes: Sequence[Change]) -> None:
-        """For which `make_room` was called last. May be done again."""
+        """Apply changes, for which `make_room` was called last. May be done again."""
         apply_all(changes, self._changeable())
         if self._table.ahead:
             self._table.ahead = {}
@@ -179,7 +179,7 @@ class MemoryRows:
         return self._table
 
     def mend(self) -> None:
-        """`apply_changes` was interrupted: make whole what is there, for it to be done again."""
+        """Make whole what is there, for `apply_changes` to be done again: it was interrupted."""
         self._table.finish()
 
     def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
@@ -213,7 +213,8 @@ class MemoryRows:
         return messages.feeds(spot) if messages is not None and spot is not None else ()
 
     def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
-        """Chunks that hold nothing but what was given before are skipped, unless the same is asked for again."""
+        """Yield expired messages. Chunks that hold nothing but what was given before are skipped, unless the same is
+        asked for again."""
         table = self._table
         again = since < table.given
         if not again and (not table.soonest or now < table.soonest):

@@ -22,18 +22,18 @@ class Dues:
         return len(self._heap)
 
     def add(self, due: int, chunk: Chunk, index: int, number: int) -> None:
-        """One more, which waits until then (ms)."""
+        """Add a message that waits until then (ms)."""
         heapq.heappush(self._heap, (due, next(self._numbers), chunk, index, number))
 
     def first(self) -> int:
-        """The least time; 0: nothing waits."""
+        """Return the least time; 0: nothing waits."""
         heap = self._heap
         while heap and not _waits(heap[0]):
             heapq.heappop(heap)
         return heap[0][0] if heap else 0
 
     def until(self, now: int, limit: int) -> Iterator[tuple[Chunk, int, int]]:
-        """Chunk, index and subscription of the first ones that are due by then, in order; they stay. So many are
+        """Yield chunk, index and subscription of the first ones that are due by then, in order; they stay. So many are
         looked at in the heap and no more: who has them due one after the other takes some time for each, not for all
         that wait."""
         self.first()

@@ -252,8 +252,8 @@ class _Pool:
         return len(self._since) >= self._count and not self._queue.empty()
 
     def _wanted(self) -> int:
-        """Threads: the usual number, and for each that has been at one job for long two more, so that their number
-        doubles while the next ones are held up too."""
+        """Return how many threads to have: the usual number, and two more for each that has been at one job for long.
+        So their number doubles while the next ones are held up too."""
         now = monotonic()
         slow = sum(now - since > SLOW_SECONDS for since in list(self._since.values()))
         return min(self._size + 2 * slow, THREADS_MAX)
@@ -392,8 +392,8 @@ def _started(name: str, target: Callable[[], None]) -> threading.Thread:
 
 
 def _run(job: Job) -> None:
-    """Whatever it raises, its thread goes on: a SystemExit, say, or the CancelledError of a future's callback. A thread
-    that ended would be counted still, and never be replaced."""
+    """Run a job, and go on whatever it raises: a SystemExit, say, or the CancelledError of a future's callback. A
+    thread that ended would be counted still, and never be replaced."""
     try:
         job()
     except BaseException:
@@ -404,7 +404,7 @@ _shared = Background()
 
 
 def shared() -> Background:
-    """The process's one."""
+    """Return the process's one Background."""
     return _shared
 
 

@@ -8,7 +8,7 @@ from ...policies.errors import ClockError
 
 
 def now_ms() -> int:
-    """Now, in milliseconds since the epoch. Raises ClockError if that is negative."""
+    """Return the time now, in milliseconds since the epoch. Raises ClockError if that is negative."""
     now = time.time_ns() // 1_000_000
     if now < 0:
         raise before_1970(now)

@@ -39,13 +39,13 @@ class Shares(NamedTuple):
 
 
 def limit() -> int:
-    """How many files this process may have open: `ulimit -n`, the soft limit."""
+    """Return how many files this process may have open: `ulimit -n`, the soft limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return LIMIT_MAX if soft == resource.RLIM_INFINITY else min(soft, LIMIT_MAX)
 
 
 def shares() -> Shares:
-    """How the limit of now is shared out."""
+    """Return how the limit of now is shared out."""
     allowed = limit()
     application = allowed // 4
     part = (allowed - application) / 16
@@ -76,7 +76,7 @@ class ReadFiles:
         return len(self._recent)
 
     def used(self, readable: Readable) -> None:
-        """Its file was opened, or is used once more."""
+        """Note that a file was opened, or is used once more."""
         key = ref(readable)
         if key is self._latest:
             return
@@ -90,7 +90,7 @@ class ReadFiles:
         del closed  # not before: nobody waits while a file of another store closes, whose disk may hang
 
     def _make_room(self, most: int, closed: list[Any]) -> None:
-        """For one more. The files that are let go of come into `closed`."""
+        """Make room for one more file. The files that are let go of come into `closed`."""
         while len(self._recent) >= most:
             key = next(iter(self._recent))
             oldest = key()
@@ -120,7 +120,7 @@ class ReadFiles:
         return any_open
 
     def after_fork(self) -> None:
-        """In a child: another thread of the parent may have held the lock."""
+        """Start anew in a child: another thread of the parent may have held the lock."""
         self._lock = threading.RLock()
 
 

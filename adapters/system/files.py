@@ -61,8 +61,9 @@ def is_out_of_files(error: BaseException) -> bool:
 
 @contextmanager
 def disk_errors(what: str) -> Iterator[None]:
-    """While something is created or opened: the disk's errors become StoreFullError, ConfigError or StoreFailedError,
-    which say what could not be done; nothing took effect that the next try does not find and put right."""
+    """Turn the disk's errors, while something is created or opened, into StoreFullError, ConfigError or
+    StoreFailedError, which say what could not be done; nothing took effect that the next try does not find and put
+    right."""
     try:
         yield
     except (OSError, lmdb.Error) as error:
@@ -101,7 +102,7 @@ def _is_a_link(path: str | Path) -> OSError:
 
 
 def directory_mode(file_mode: int) -> int:
-    """The mode of a directory whose files have `file_mode`: who may read them may enter it, and list it."""
+    """Return the mode of a directory whose files have `file_mode`: who may read them may enter it, and list it."""
     return file_mode | (file_mode & 0o444) >> 2
 
 
@@ -176,13 +177,14 @@ def _open_file_to_read(path: str, flags: int) -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """All that is in a small file. Raises OSError."""
+    """Return all that is in a small file. Raises OSError."""
     with open_to_read(path) as file:
         return file.read()
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """pwrite until all is written; the kernel may write less, most often just before it says that the disk is full."""
+    """Call pwrite until all is written; the kernel may write less, most often just before it says that the disk is
+    full."""
     written = os.pwrite(fd, data, offset)
     while written < len(data):
         view = memoryview(data)[written:]
@@ -191,17 +193,17 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 @inner_loop
 def write_small(fd: int, data: bytes, offset: int) -> None:
-    """write_all, for what is not synced now. Compiled, a write of up to 16 KiB does not hand the interpreter to other
-    threads, which takes longer than the write; once two within a second took more than a millisecond, the second of
-    them waiting for the disk, all do for twenty times as long as it took: a slow disk stops the other threads for a
+    """Do write_all, for what is not synced now. Compiled, a write of up to 16 KiB does not hand the interpreter to
+    other threads, which takes longer than the write; once two within a second took more than a millisecond, the second
+    of them waiting for the disk, all do for twenty times as long as it took: a slow disk stops the other threads for a
     twentieth of the time."""
     write_all(fd, data, offset)
 
 
 @inner_loop
 def write_synced(fd: int, data: bytes, offset: int) -> None:
-    """write_all, then sync_data. Compiled, other threads take their turn once meanwhile instead of twice: whoever hands
-    the interpreter over may have to wait for it."""
+    """Do write_all, then sync_data. Compiled, other threads take their turn once meanwhile instead of twice: whoever
+    hands the interpreter over may have to wait for it."""
     write_all(fd, data, offset)
     sync_data(fd)
 

@@ -112,7 +112,7 @@ class _LockFile:
         self._table.pop(self, None)
 
     def leave(self) -> None:
-        """In a forked child: close it, so that the lock ends with the parent. That unlocks nothing."""
+        """Close the file in a forked child, so that the lock ends with the parent. That unlocks nothing."""
         with suppress(OSError, IndexError):  # a thread of the parent was just opening or closing it
             found = os.fstat(self._descriptors[-1])
             if (found.st_dev, found.st_ino) == self.identity:
@@ -125,7 +125,7 @@ class _LockFile:
             pass  # it was closed before; or is now, whatever the operating system says
 
     def _left(self, _: object) -> None:
-        """Nobody holds the DirectoryLock any more."""
+        """Close the file: nobody holds the DirectoryLock any more."""
         self.close()
 
 
@@ -139,7 +139,7 @@ class _Watch:
         self._due = False
 
     def open(self, lock: DirectoryLock, opened_at: str) -> _LockFile:
-        """A file that will be locked for it."""
+        """Return a file that will be locked for a DirectoryLock."""
         file = _LockFile(lock, opened_at, self._held)
         self._held[file] = None
         with self._lock:
@@ -227,7 +227,8 @@ class DirectoryLock:
         self._looking = threading.Lock()
 
     def acquire(self) -> None:
-        """Raises StoreLockedError at once if it is held, and OSError where the file cannot be opened or locked."""
+        """Acquire the lock. Raises StoreLockedError at once if it is held, and OSError where the file cannot be opened
+        or locked."""
         if self.held:
             raise self._refusal()
         try:
@@ -272,8 +273,8 @@ class DirectoryLock:
         return f"this process{owner}{_opened(opened_at)}"
 
     def lost(self) -> StoreFailedError | None:
-        """Why it is held no more, if the file was deleted or replaced since `acquire`; asks the operating system, at
-        the price of one stat."""
+        """Return why the lock is held no more, if the file was deleted or replaced since `acquire`; asks the operating
+        system, at the price of one stat."""
         identity, file = self._identity, self._open
         if self._lost is None and identity is not None and file is not None and self._generation == generation:
             found = _found(self._file, identity) if file.is_open else "was unlocked by the garbage collector"
@@ -299,8 +300,8 @@ class DirectoryLock:
             raise StoreFailedError(str(error)) from error
 
     def release(self, remove: bool = False) -> None:
-        """Idempotent. With `remove` the file goes while it is locked: who has it open by then finds that it has no name
-        any more, and tries again."""
+        """Release the lock. Idempotent. With `remove` the file goes while it is locked: who has it open by then finds
+        that it has no name any more, and tries again."""
         file, identity = self._open, self._identity
         self._identity = None  # first: what is being removed was not lost
         if file is not None and self._generation == generation:

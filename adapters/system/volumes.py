@@ -47,8 +47,8 @@ class Volume:
             return Reservation(size, self._given_back, self._reserved)
 
     def free(self, wanted: int) -> int:
-        """Bytes that are free for who has no special rights, less what is reserved. As it was lately, if that is at
-        least `wanted`."""
+        """Return how many bytes are free for who has no special rights, less what is reserved. As it was lately, if
+        that is at least `wanted`."""
         with self._lock:
             age = time.monotonic() - self._asked_at
             old = age >= KNOWN_SECONDS or self._since >= KNOWN_BYTES
@@ -76,7 +76,7 @@ _lock = threading.Lock()
 
 
 def volume_of(path: Path) -> Volume:
-    """The disk that a directory is on. Raises OSError if that is not there."""
+    """Return the disk that a directory is on. Raises OSError if that is not there."""
     device, top = path.stat().st_dev, path.absolute()
     while top != top.parent and top.parent.stat().st_dev == device:
         top = top.parent  # a store's directory may be removed while others are on the same disk

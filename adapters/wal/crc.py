@@ -31,7 +31,7 @@ def start_of(crc: int, data: bytes) -> int:
 
 
 def nonce_for(start: int, crc: int) -> int:
-    """A number whose eight bytes, little-endian, bring the checksum from `start` to `crc`."""
+    """Return a number whose eight bytes, little-endian, bring the checksum from `start` to `crc`."""
     forward = start ^ ALL
     for _ in range(4):  # four bytes of zeros
         forward = _TABLE[forward & 0xFF] ^ forward >> 8

@@ -70,8 +70,8 @@ class SegmentFiles:
         return segment_path(self.directory, number)
 
     def _named(self, start: str, end: str) -> list[Path]:
-        """The files whose names begin and end so, in no order; none if there is no directory. Path.glob would find none
-        either where the directory cannot be read. Raises OSError."""
+        """Return the files whose names begin and end so, in no order; none if there is no directory. Path.glob would
+        find none either where the directory cannot be read. Raises OSError."""
         try:
             paths = list(self.directory.iterdir())
         except FileNotFoundError:
@@ -88,7 +88,7 @@ class SegmentFiles:
             yield header
 
     def copies(self) -> dict[int, Path]:
-        """The files of copies by number; what is in them is not looked at. Raises OSError."""
+        """Return the files of copies by number; what is in them is not looked at. Raises OSError."""
         paths = self._named("", COPIES_SUFFIX)
         return {COPIES | int(path.stem): path for path in paths if path.stem.isdigit()}
 
@@ -209,8 +209,8 @@ class SegmentFiles:
             self.reserve.put_in(spare)
 
     def names(self) -> File:
-        """The directory, open for sync_names. Who changes names when there is no way back opens it before, when running
-        out of descriptors does no harm."""
+        """Return the directory, open for sync_names. Who changes names when there is no way back opens it before, when
+        running out of descriptors does no harm."""
         return File(self.directory, os.O_RDONLY | os.O_DIRECTORY)
 
     def sync_names(self, names: File) -> None:
@@ -267,7 +267,7 @@ def segment_path(directory: Path, number: int) -> Path:
 
 
 def read_header(path: Path) -> SegmentHeader:
-    """The header of one segment file. Raises CorruptionError."""
+    """Return the header of one segment file. Raises CorruptionError."""
     with open_to_read(path) as file:
         return SegmentHeader.decode(file.read(HEADER_BYTES), str(path))
 

@@ -80,7 +80,7 @@ class SegmentHeader:
     """The file's size once it is full."""
 
     def encode(self) -> bytes:
-        """A whole page, zeros after the header."""
+        """Return the header as a whole page, zeros behind it."""
         fields = (
             self.number, self.nonce, self.base_lsn, self.durable_lsn, self.prev_number, self.prev_end,
             self.prev_lsn, self.counter, self.snapshot_number, self.snapshot_offset, self.capacity,
@@ -90,7 +90,7 @@ class SegmentHeader:
 
     @classmethod
     def decode(cls, page: bytes, path: str) -> SegmentHeader:
-        """Raises CorruptionError; its text tells a newer version from damage."""
+        """Return the header in a page. Raises CorruptionError; its text tells a newer version from damage."""
         if len(page) < SEGMENT_HEADER.size or page[:8] != MAGIC:
             raise CorruptionError(path, 0, "not a journal segment: its header is missing or damaged", RESTORE)
         _, version, flags, crc, log_id, *fields = SEGMENT_HEADER.unpack_from(page)
@@ -113,7 +113,7 @@ def segment_seed(log_id: bytes, nonce: int) -> int:
 
 
 def encode_batch_header(seed: int, offset: int, length: int, count: int, base_lsn: int, watermark: int) -> bytes:
-    """The header of a batch at `offset` whose records take `length` bytes (rule J2)."""
+    """Return the header of a batch at `offset` whose records take `length` bytes (rule J2)."""
     rest = BATCH_REST.pack(length, count, base_lsn, watermark)
     return BATCH_MAGIC + CRC.pack(crc32c(seed ^ offset, rest)) + rest
 
@@ -131,7 +131,8 @@ class BatchHeader:
 
 
 def decode_batch_header(data: bytes, seed: int, offset: int) -> BatchHeader | None:
-    """None if `data` does not begin with a batch header of this segment at this offset."""
+    """Return the header of a batch. None if `data` does not begin with a batch header of this segment at this
+    offset."""
     if len(data) < BATCH_HEADER.size or data[:4] != BATCH_MAGIC:
         return None
     rest = data[8 : BATCH_HEADER.size]

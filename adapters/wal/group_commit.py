@@ -90,7 +90,7 @@ class GroupCommit(ABC):
 
     @abstractmethod
     def _relieve(self) -> None:
-        """Without the lead: make room for tickets that wait for it."""
+        """Make room, without the lead, for tickets that wait for it."""
 
     # Whether it can be used
 
@@ -155,7 +155,7 @@ class GroupCommit(ABC):
             raise self._refusal()
 
     def submit_first(self, ticket: Ticket) -> None:
-        """Before all that are queued: those wait for what it does."""
+        """Queue a ticket before all that are queued: those wait for what it does."""
         self.ensure_usable()
         self._refuse_reentry()
         with self._lead:
@@ -203,7 +203,8 @@ class GroupCommit(ABC):
                 raise
 
     def flush(self) -> None:
-        """Until all that is queued now is written, or refused on a full disk. Raises StoreFailedError, ClosedError."""
+        """Wait until all that is queued now is written, or refused on a full disk. Raises StoreFailedError,
+        ClosedError."""
         ticket = Ticket((), 0, sync=False)
         self.submit(ticket)
         with contextlib.suppress(StoreFullError):  # it takes no room itself; it shared a batch with what did
@@ -212,7 +213,7 @@ class GroupCommit(ABC):
     # Waiting: lead or follow
 
     def wait(self, ticket: Ticket) -> list[Any]:
-        """Until the ticket is done; returns its outcomes. Raises StoreFullError if nothing was written for want of
+        """Wait until the ticket is done; return its outcomes. Raises StoreFullError if nothing was written for want of
         room, OutcomeUnknownError if the log failed while it wrote, and what the encoder raised. An interruption leaves
         the outcome unknown (rule G3)."""
         lead = self._lead
@@ -293,7 +294,7 @@ class GroupCommit(ABC):
             self._gathering = None
 
     def _synced(self, seconds: float) -> None:
-        """A sync that took so long has ended; its tickets are still queued."""
+        """Note the end of a sync that took so long; its tickets are still queued."""
         queued = len(self._queue)
         if seconds > SLOW_SYNC_SECONDS:
             self._expected = queued if queued > 1 else 0
@@ -303,7 +304,7 @@ class GroupCommit(ABC):
             self._gather_seconds = seconds
 
     def _take(self) -> tuple[list[Ticket], int]:
-        """The tickets of the next batch and its size, at most; they stay at the head of the queue until they are
+        """Return the tickets of the next batch and its size, at most; they stay at the head of the queue until they are
         done."""
         queue = self._unsynced_queue or self._queue
         if queue and queue[0].done:

@@ -114,7 +114,7 @@ class Mender:
     # Looking
 
     def look(self) -> list[Loss]:
-        """All that is lost, in the order of the log. Nothing is written. Raises CorruptionError for what is not
+        """Return all that is lost, in the order of the log. Nothing is written. Raises CorruptionError for what is not
         damage: a segment of another version or of another log; and OSError."""
         numbers = sorted(number for number in map(_number, self._directory.glob(f"*{SEGMENT_SUFFIX}")) if number)
         mark = WatermarkFile(self._directory, self._log_id).read() or Watermark(0, 0, 0)
@@ -149,7 +149,7 @@ class Mender:
         return segment_path(self._directory, number)
 
     def _read_headers(self, numbers: list[int]) -> set[int]:
-        """The numbers of those that do not read."""
+        """Read the headers; return the numbers of those that do not read."""
         damaged = set()
         for number in numbers:
             path = self._path(number)
@@ -296,7 +296,7 @@ class Mender:
         return None
 
     def _replace_missing(self, mark: Watermark, was_released: bool) -> None:
-        """Segments that must be there and are not: in their place one that says that all in it is lost."""
+        """Put, in the place of segments that must be there and are not, one that says that all in it is lost."""
         newest = max(self._headers, default=0)
         if newest < mark.segment:
             before = self._before(mark.segment)
@@ -329,13 +329,13 @@ class Mender:
                 self._make_segment(number, None, base, self._before(number), kept.end, kept.last_lsn)
 
     def _before(self, number: int) -> tuple[int, int, int]:
-        """The segment before this one, where it ends and its last LSN."""
+        """Return the segment before this one, where it ends and its last LSN."""
         older = max((other for other in self._scanned if other < number), default=0)
         previous = self._scanned.get(older)
         return (older, previous.end, previous.last_lsn) if previous is not None else (0, 0, 0)
 
     def _begin_at(self, number: int) -> None:
-        """Nothing tells what was before this segment, nor whether it was still needed: the log begins here."""
+        """Let the log begin here: nothing tells what was before this segment, nor whether it was still needed."""
         header = self._headers[number]
         self._losses.append(
             Loss(
@@ -355,7 +355,7 @@ class Mender:
         end: int,
         last_lsn: int,
     ) -> None:
-        """A segment in which all is lost, from LSN `base` to `last_lsn`, which ends at `end`."""
+        """Make a segment in which all is lost, from LSN `base` to `last_lsn`, which ends at `end`."""
         room = (end - f.HEADER_BYTES - f.BATCH_HEADER.size) // f.RECORD_HEADER.size
         base = max(base, last_lsn - max(room, 0) + 1)
         near = min(self._headers, key=lambda other: abs(other - number), default=0)
@@ -397,7 +397,7 @@ class Mender:
             self._changed.setdefault(newest, []).append((0, self._headers[newest].encode()))
 
     def _mend_copies(self, was_released: bool) -> None:
-        """The files of copies that count, as segments. `was_released`: there was a snapshot."""
+        """Mend the files of copies that count, as segments. `was_released`: there was a snapshot."""
         needed = self._needed
         there = {number for number in map(_copies_number, self._directory.glob(f"*{COPIES_SUFFIX}")) if number}
         counting: dict[int, tuple[int | None, Kept]] = {}
@@ -429,8 +429,8 @@ class Mender:
             self._scanned[number] = self._scan(number)
 
     def _adopt(self, numbers: set[int], counting: dict[int, tuple[int | None, Kept]]) -> None:
-        """Files of copies of which nothing tells any more whether what is in them counts: all of it does. One whose
-        header does not read says nothing of where it ends."""
+        """Adopt files of copies of which nothing tells any more whether what is in them counts: all of it does. One
+        whose header does not read says nothing of where it ends."""
         for number in numbers:
             path = self._path(number)
             with suppress(CorruptionError):
@@ -507,7 +507,8 @@ def _is_of_other_version(path: Path) -> bool:
 
 
 def _find_batch(path: Path, log_id: bytes, nonce: int | None) -> tuple[int, int, int] | None:
-    """The nonce of a segment whose header does not read, and offset and first LSN of the first batch that is whole.
+    """Return the nonce of a segment whose header does not read, and offset and first LSN of the first batch that is
+    whole.
 
     A batch's checksum starts from the segment's seed: it gives that away, and the batch's first record proves it. Any
     nonce with that seed will do.

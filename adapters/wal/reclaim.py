@@ -44,7 +44,7 @@ class Reclaimer:
         wal.relief = self.run
 
     def notice(self) -> None:
-        """A segment may have become free."""
+        """Note that a segment may have become free."""
         self._job.schedule(0)
 
     def _run_in_background(self) -> None:

@@ -104,7 +104,8 @@ class RecordFile:
         sync_directory(self._path.parent)
 
     def open(self) -> tuple[int, list[bytes]]:
-        """The records' version, and all of them in the order in which they came. Raises DamagedError, OSError."""
+        """Open the file; return the records' version, and all of them in the order in which they came. Raises
+        DamagedError, OSError."""
         self._file, self._slot = File(self._path, os.O_RDWR), None
         slot, data = self._read()
         records = list(_split(data, slot.start))
@@ -114,7 +115,7 @@ class RecordFile:
         return slot.version, records
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         self._file = self._slot = None
 
     @property
@@ -124,7 +125,7 @@ class RecordFile:
         return self._file.fd
 
     def _read(self) -> tuple[Slot, bytes]:
-        """The last commit, durable now, and its records' bytes."""
+        """Return the last commit, durable now, and its records' bytes."""
         self._allocated = os.fstat(self._fd).st_size
         slots = [self._read_slot(number) for number in range(2)]
         slot = max((*slots[0], *slots[1]), key=lambda slot: slot.number)
@@ -140,7 +141,7 @@ class RecordFile:
         return slot, data
 
     def _read_slot(self, number: int) -> list[Slot]:
-        """Its copies that are right, at least one."""
+        """Return the copies of a slot that are right, at least one."""
         at = number * SLOT_BYTES
         data = os.pread(self._fd, 2 * COPY_BYTES, at)
         if len(data) != 2 * COPY_BYTES:
@@ -180,13 +181,13 @@ class RecordFile:
         return length > 2 * self._whole + SPARE or not has_room
 
     def append(self, record: bytes) -> None:
-        """One more. Durable on return. Raises OSError."""
+        """Append a record. Durable on return. Raises OSError."""
         slot = self._last()
         data = NUMBER.pack(len(record)) + record
         self._commit(slot, slot.start, slot.end, data, crc32c(slot.crc, data))
 
     def replace(self, record: bytes) -> None:
-        """One instead of all that are there. Durable on return. Raises OSError."""
+        """Replace all records that are there by one. Durable on return. Raises OSError."""
         slot = self._last()
         data = NUMBER.pack(len(record)) + record
         start = FIRST if slot.start - FIRST >= len(data) else slot.end

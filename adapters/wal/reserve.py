@@ -77,7 +77,7 @@ class Reserve:
         return len(self.files) < FILES
 
     def find(self, size: int) -> tuple[Path, int] | None:
-        """The smallest that has so many bytes."""
+        """Return the smallest file that has so many bytes."""
         return next((file for file in self.files if file[1] >= size), None)
 
     def _make(self, size: int) -> None:
@@ -91,7 +91,7 @@ class Reserve:
         self._set([*self.files, (path, size)])
 
     def taken(self, path: Path) -> None:
-        """One of them is about to become a segment."""
+        """Note that a file is about to become a segment."""
         with self._lock:
             self._set([file for file in self.files if file[0] != path])
 

@@ -92,7 +92,7 @@ class SegmentWriter:
             segment.close()  # an open file keeps its space on the disk
 
     def add_copies(self, copies: Segment) -> None:
-        """One more file of copies is there. Any thread."""
+        """Add a file of copies to the table. Any thread."""
         with self._table_lock:
             self.table = self.table.with_copies(copies)
             self._sealed_bytes = self._sealed()
@@ -172,8 +172,8 @@ class SegmentWriter:
         segment.allocated = target
 
     def sealing_pays(self, needed: int) -> bool:
-        """Return whether to go on in a spare file, one that acks might begin as well. That must let half of the segment
-        that is being written be released, or more. So many bytes of it are needed still."""
+        """Return whether going on in a spare file lets half of the segment that is being written be released, or more.
+        Acks might begin such a file, too. So many bytes of the segment are needed still."""
         reserve, dead = self._files.reserve, self.tail.offset - f.HEADER_BYTES - needed
         files = reserve.files
         return len(files) > SHRINKS + (self.promised > 0) and dead >= max(needed, files[0][1] // 2)
@@ -185,7 +185,7 @@ class SegmentWriter:
     # The next segment
 
     def begin(self, base_lsn: int) -> None:
-        """After a crash, go on in a new segment with LSNs never seen before (rules I1, J5). Raises OSError."""
+        """Go on, after a crash, in a new segment with LSNs never seen before (rules I1, J5). Raises OSError."""
         try:
             self.roll(0, base_lsn)
         except OSError as error:

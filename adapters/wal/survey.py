@@ -101,7 +101,7 @@ class Survey:
         return SegmentTable((*self.older, *self.chain), sorted(self.copies, key=lambda copies: copies.base_lsn))
 
     def add_copies(self, copies: Segment) -> None:
-        """A record of the log accounts for one more."""
+        """Add a file of copies that a record of the log accounts for."""
         self.copies.append(copies)
         self.void = [path for path in self.void if path != copies.path]
 
@@ -177,8 +177,8 @@ def survey(
 def open_copies(
     files: SegmentFiles, number: int, end: int, last_lsn: int, log_id: bytes, nonce: int | None = None
 ) -> Segment:
-    """The file of copies that a record of the log speaks of, or a snapshot, or a checkpoint. Raises CorruptionError if
-    it is not there, or is another one."""
+    """Open the file of copies that a record of the log speaks of, or a snapshot, or a checkpoint. Raises
+    CorruptionError if it is not there, or is another one."""
     path = files.path(number)
     try:
         header = read_header(path)
@@ -219,7 +219,8 @@ def _stretches(chain: list[Segment], log_end: _End) -> Iterator[tuple[Segment, i
 
 
 def _require_length(segment: Segment, watermark: int, checkpoint: Checkpoint | None) -> None:
-    """A file that ends before what is known to be in it is not found out by starting at the checkpoint."""
+    """Raise CorruptionError for a file that ends before what is known to be in it. Starting at the checkpoint does not
+    find such a file out."""
     end = segment.end if segment.end is not None and segment.last_lsn <= watermark else 0
     if checkpoint is not None and checkpoint.segment == segment.number:
         end = max(end, checkpoint.offset)
@@ -230,7 +231,7 @@ def _require_length(segment: Segment, watermark: int, checkpoint: Checkpoint | N
 
 
 def _chain(headers: dict[int, f.SegmentHeader], files: SegmentFiles) -> list[Segment]:
-    """From the newest segment back along the headers, as far as files are there; oldest first.
+    """Return the segments from the newest one back along the headers, as far as files are there; oldest first.
 
     A segment between a header's number and the one before that it names is void: the header was written by a recovery
     that did not count it, or by a roll whose first try was interrupted.
@@ -359,7 +360,7 @@ def _account(
 
 
 def _read_snapshot(files: SegmentFiles, headers: dict[int, f.SegmentHeader], place: tuple[int, int]) -> bytes:
-    """The payload of the snapshot in the batch at `place`. Raises CorruptionError if it is not there."""
+    """Return the payload of the snapshot in the batch at `place`. Raises CorruptionError if it is not there."""
     number, offset = place
     if number not in headers:
         raise _gone(files, number)
@@ -371,7 +372,7 @@ def _read_snapshot(files: SegmentFiles, headers: dict[int, f.SegmentHeader], pla
 
 
 def _one_batch(segment: Segment, offset: int) -> Iterator[Record]:
-    """The records of the batch at `offset`, none if it is not whole."""
+    """Yield the records of the batch at `offset`, none if it is not whole."""
     header = f.decode_batch_header(read_at(segment.reading(), offset, f.BATCH_HEADER.size), segment.seed, offset)
     if header is not None:
         for batch in islice(BatchReader(segment, offset, header.base_lsn - 1), 1):

@@ -97,6 +97,6 @@ class Syncer:
         self.dirty_since = None if self._written().lsn <= tail.lsn else monotonic()
 
     def let_go(self) -> None:
-        """The log is closed: whatever is not synced stays so."""
+        """Let go of the files once the log is closed: whatever is not synced stays so."""
         unsynced_files.difference_update(self._sealed)
         self._sealed.clear()

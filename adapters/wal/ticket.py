@@ -69,7 +69,8 @@ class Ticket:
             self.unsynced = True
 
     def finish(self, error: BaseException | None) -> None:
-        """Done, well or not. May be called again with the same by a leader that makes up for an interrupted one."""
+        """Finish the ticket, well or not. May be called again with the same by a leader that makes up for an
+        interrupted one."""
         if error is not None:
             self.error = error
         self.held = None
@@ -89,14 +90,14 @@ class Ticket:
             pass  # nobody waits, or it was awake already
 
     def attend(self) -> None:
-        """From now on `wake` ends a `wait`. One thread waits for it at a time."""
+        """Attend to the ticket: from now on `wake` ends a `wait`. One thread waits for it at a time."""
         if self.waiter is None:
             waiter = threading.Lock()
             waiter.acquire()
             self.waiter = waiter
 
     def wait(self, seconds: float) -> None:
-        """Until it may be done, or so long."""
+        """Wait until the ticket may be done, or so long."""
         self.attend()
         if not self.done:
             self.waiter.acquire(timeout=seconds)
@@ -138,18 +139,18 @@ class Encoder(Protocol):
 
     @property
     def promised(self) -> int:
-        """Bytes that what is written has been promised and not used yet (Ticket.promise)."""
+        """Return the bytes that what is written has been promised and not used yet (Ticket.promise)."""
 
     @property
     def spare_bytes(self) -> int:
         """Return the bytes that a spare file of the reserve has to hold beside tickets that make room: a snapshot."""
 
     def leaves(self, ticket: Any) -> int:
-        """OWED, SHRINKS or GROWS. Asked where the disk is full."""
+        """Return OWED, SHRINKS or GROWS. Asked where the disk is full."""
 
     def needed_bytes(self, segment: Segment) -> int | None:
-        """How much of a segment is needed still, as far as is known now; None where that is not counted. Asked where
-        the disk is full."""
+        """Return how much of a segment is needed still, as far as is known now; None where that is not counted. Asked
+        where the disk is full."""
 
     def reserve(self, size: int) -> None:
         """Keep the room that so many bytes will need elsewhere: they may be written until this is asked next. Raises
@@ -169,8 +170,8 @@ class Encoder(Protocol):
         same."""
 
     def deliver(self, batch: Any) -> None:
-        """The batch, and all before it, is as durable as the policy asks: it counts. In order, and only for one with
-        bytes. May be called again for the same."""
+        """Deliver a batch that is, with all before it, as durable as the policy asks: it counts. In order, and only for
+        one with bytes. May be called again for the same."""
 
     def stopped(self) -> None:
-        """The log has failed: wake whoever waits for what it would have brought. Any thread."""
+        """Wake, once the log has failed, whoever waits for what it would have brought. Any thread."""

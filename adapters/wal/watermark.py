@@ -51,7 +51,7 @@ def encode(log_id: bytes, mark: Watermark) -> bytes:
 
 
 def decode(page: bytes, log_id: bytes) -> Watermark | None:
-    """None where it does not say anything about this log."""
+    """Return the watermark in a page; None where the page does not say anything about this log."""
     if len(page) < WATERMARK.size:
         return None
     magic, version, _, _, whose, segment, nonce, lsn = WATERMARK.unpack_from(page)
@@ -75,7 +75,7 @@ class WatermarkFile:
         """That is written next: the other one says what was written last."""
 
     def read(self) -> Watermark | None:
-        """The latest that it says; None if it says nothing."""
+        """Return the latest watermark that the file says; None if it says nothing."""
         try:
             file = File(self._path, os.O_RDONLY)
             pages = [os.pread(file.fd, WATERMARK.size, page * PAGE_BYTES) for page in range(PAGES)]

@@ -53,7 +53,7 @@ class Abandoned:
         return any(lease.hold in (MOVING, MOVED) for lease in list(self._leases))
 
     def note(self, message: Message[Any]) -> None:
-        """Nobody holds this message any more. Any thread, with any lock."""
+        """Note a message that nobody holds any more. Any thread, with any lock."""
         lease, there = message._note, self
         if type(lease) is not Lease:
             return
@@ -71,8 +71,7 @@ class Abandoned:
         )  # fmt: skip
 
     def _works(self) -> bool:
-        """Return whether consumers still hold anything in the store. False when the process ends, and in a forked
-        child."""
+        """Return whether anybody can hold anything in the store: not when the process ends, nor in a forked child."""
         engine = self._engine
         return not (engine.closed or engine.failed is not None or engine.forked or sys.is_finalizing())
 

@@ -174,7 +174,7 @@ class Engine:
         return error
 
     def refusal(self) -> AnabranchError:
-        """Why nothing is written any more."""
+        """Return the error that says why nothing is written any more."""
         return self.failure() if self.failed is not None else ClosedError(f"store {self.name!r} is closed")
 
     def _refuse(self, ticket: Ticket) -> object:
@@ -187,14 +187,14 @@ class Engine:
             self.stop(cause)
 
     def stop(self, cause: BaseException) -> None:
-        """Stop for good where the failure has been told already."""
+        """Stop for good where the failure has been logged already."""
         first, self.failed = self.failed is None, cause
         self.wake_all()
         if first:
             self.on_failed(cause)
 
     def check(self) -> None:
-        """Before taking the lock: raise what `ensure_usable` raises, since in a forked child another thread's hold on
+        """Raise, before taking the lock, what `ensure_usable` raises, since in a forked child another thread's hold on
         the lock would last for ever; and RuntimeError in a signal handler that interrupted its own thread (G3)."""
         if self.closed or self._generation != locking.generation or self.failed is not None or self._guard is not None:
             self.ensure_usable()
@@ -204,7 +204,7 @@ class Engine:
             )
 
     def let_pass(self) -> None:
-        """Before taking the lock where `receiving`: wait a little until it is free. A thread that waits for the lock
+        """Wait a little, before taking the lock where `receiving`, until it is free. A thread that waits for the lock
         itself is given it while another one runs, which then soon waits for it in turn, and so on: each message would
         cost a switch between threads."""
         for _ in range(LET_PASS_TIMES):
@@ -226,7 +226,7 @@ class Engine:
         return Host(self.catalog, self.lock, self.fail)
 
     def start(self, submit: Callable[[Ticket], object]) -> None:
-        """The backend has filled the catalog. `submit`: the writer's."""
+        """Start once the backend has filled the catalog. `submit`: the writer's."""
         self.submit = self._submit = submit
         self._guard = self.backend.guard
         self.closed = False
@@ -235,7 +235,7 @@ class Engine:
         self.waiting.start()
 
     def make_nonpersistent(self, directory: Path, file_mode: int | None) -> Nonpersistent:
-        """Be ready for messages that are not persistent. Any thread. Raises as `ensure_usable`."""
+        """Be ready for transient messages. Any thread. Raises as `ensure_usable`."""
         self.check()
         with self.lock:
             self.current()
@@ -251,7 +251,7 @@ class Engine:
     # Taking plans in
 
     def take(self, plan: Plan) -> None:
-        """A plan has become as durable as the policy asks. Called by who writes, in order; again after an
+        """Take in a plan that has become as durable as the policy asks. Called by who writes, in order; again after an
         interruption, for the same."""
         changes = plan.changes
         if plan.number > self._taken:
@@ -293,7 +293,7 @@ class Engine:
             self.limits.wake()
 
     def wake_crowd(self, state: DestinationState, number: int) -> None:
-        """There is room for one more lease, of a topic for the subscription with this number."""
+        """Wake those who wait for one more lease, of a topic for the subscription with this number."""
         for feed in state.feeds(number):
             if feed in state.crowded:
                 try:
@@ -427,8 +427,8 @@ class Engine:
             self.pending_changes = sum([plan.count for plan in list(self._new)]) if self._new else 0
 
     def undo(self, plan: Plan) -> None:
-        """A plan has not taken effect, whose callers were told that this is not known: nobody else gives back what they
-        would have acked, or claimed for good. May be done again."""
+        """Undo a plan that has not taken effect, whose callers were told that this is not known. Nobody else gives back
+        what they would have acked, or claimed for good. May be done again."""
         with self.lock:
             self.drain()
             for change in [*plan.changes, *(one.change for one in plan.volatile)]:
@@ -543,16 +543,16 @@ class Engine:
             self.outbox.settle()
 
     def asked(self, question: Callable[[], T]) -> T:
-        """The answer, with all that has returned applied."""
+        """Return the answer, with all that has returned applied."""
         self.check()
         with self.lock:
             self.current()
             return question()
 
     def reading(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`, which reads bodies with the lock held and all that has returned applied. `work`
-        looks places up since then. No place dies before the lock is let go. A backend that looks one up once more need
-        not ask for what is pending, and uses `looked_up`."""
+        """Return the result of `work`, which reads bodies with the lock held, all that has returned applied, and its
+        places looked up since. None of the places dies before the lock is let go: a backend that looks one up once more
+        need not ask for what is pending. The backend uses `looked_up` for that."""
         before = self._reader
         try:
             self._reader = threading.get_ident()
@@ -561,7 +561,7 @@ class Engine:
             self._reader = before
 
     def looked_up(self, question: Callable[[], T]) -> T:
-        """The answer, as of now: for who reads bodies, with the lock held or not."""
+        """Return the answer, as of now: for who reads bodies, with the lock held or not."""
         if self._reader == threading.get_ident():
             return question()
         return self.asked(question)
@@ -595,12 +595,12 @@ class Engine:
 
     @property
     def applied(self) -> int:
-        """The number of the last plan that is in the rows."""
+        """Return the number of the last plan that is in the rows."""
         return self._applied
 
     @property
     def taken(self) -> int:
-        """The number of the last plan that has taken effect."""
+        """Return the number of the last plan that has taken effect."""
         return self._taken
 
     def is_gone(self, feed: Feed) -> bool:

@@ -72,11 +72,12 @@ class LeaseTimes:
         """Somebody is about to."""
 
     def begin(self, lease: Lease, seconds: float) -> None:
-        """Its time begins now. Before its receiver has it: who is interrupted gives it back."""
+        """Begin a lease's time now. Called before the consumer has the message: a caller that is interrupted gives it
+        back."""
         self.carry(lease, seconds, monotonic() + seconds)
 
     def carry(self, lease: Lease, seconds: float, until: float) -> None:
-        """Its time began before, in another store."""
+        """Carry over a lease's time that began before, in another store."""
         lease.time = LeaseTime(seconds, until)
         self._engine.delivery.timed = True  # after it: from now on they are asked for it
         self._enter(lease, until)
@@ -148,7 +149,7 @@ class LeaseTimes:
             self._go_on()
 
     def _take(self, due: list[Lease]) -> bool:
-        """Some of those whose time is over; they are LEAVING from now on. Returns whether there are more."""
+        """Take some of the leases whose time is over; they are LEAVING from now on. Returns whether there are more."""
         delivery = self._engine.delivery
         with delivery.lock, self._lock:
             now, heap = monotonic(), self._heap

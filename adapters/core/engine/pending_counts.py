@@ -23,7 +23,7 @@ class PendingCounts:
         what one subscription has acked."""
 
     def of(self, counted: Counted) -> int:
-        """The count it will have."""
+        """Return the count that a destination or subscription will have."""
         return counted.total + self.more.get(counted, 0)
 
     def add(self, change: Change, subscribed: Iterable[SubscriptionState] = ()) -> None:

@@ -82,7 +82,7 @@ and the subscriptions that a topic has: number and `client:name`."""
 
 
 def hash_of(seq: int) -> int:
-    """32 bits that look like chance, the same for a message's send and its acks: MurmurHash3's finaliser."""
+    """Return 32 bits that look like chance, the same for a message's send and its acks: MurmurHash3's finaliser."""
     seq ^= seq >> 33
     seq = seq * 0xFF51AFD7ED558CCD & _MASK
     seq ^= seq >> 33
@@ -112,7 +112,7 @@ class Rows:
         self._transactions = itertools.count(1)
 
     def next_transaction(self) -> int:
-        """The number of a transaction in one store."""
+        """Return the number of a transaction in one store."""
         return next(self._transactions) & AMOUNT_MAX or next(self._transactions)
 
     def append(self, rows: bytes) -> None:
@@ -124,7 +124,7 @@ class Rows:
             self.size += len(rows)
 
     def take(self) -> bytes:
-        """All that wait."""
+        """Take all rows that wait."""
         taken = b"".join([self._chunks.popleft() for _ in range(len(self._chunks))])
         self.size = sum(map(len, list(self._chunks)))
         return taken
@@ -157,7 +157,7 @@ class Buffer:
         self._next = itertools.count(1)
 
     def empty(self) -> tuple[bytes, list[Declared]]:
-        """The rows that wait, and all that was declared for them and not taken before. By one thread at a time."""
+        """Take the rows that wait, and all that was declared for them and not taken before. By one thread at a time."""
         self.rows.numbers, self.sets = {}, {}  # first: what comes now is declared anew, so that each file has its names
         rows = self.rows.take()
         declared = [self.declared.popleft() for _ in range(len(self.declared))]
@@ -165,8 +165,8 @@ class Buffer:
         return rows, declared
 
     def declare(self, name: Any, size: int) -> int:
-        """The number by which rows know it from now on; 0 if there is no room for it. `size`: bytes of its text and of
-        its subscriptions."""
+        """Return the number by which rows know a thing from now on; 0 if there is no room for it. `size`: bytes of its
+        text and of its subscriptions."""
         if self.declared_bytes > NAMES_BYTES_MAX:
             return 0
         number = next(self._next) & AMOUNT_MAX or next(self._next)

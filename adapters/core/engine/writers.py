@@ -54,20 +54,20 @@ class Writer(Protocol):
         """Queue them next to each other: all, or none if this raises."""
 
     def wait(self, ticket: Ticket, /) -> list[Any]:
-        """Until it is done. Returns what came of its changes, or raises what it failed with. An interruption leaves
+        """Wait until a ticket is done. Returns the outcomes of its changes, or raises its error. An interruption leaves
         its outcome unknown (rule G3)."""
 
     def proceed(self) -> None:
         """See that what is queued is written without its caller."""
 
     def flush(self) -> None:
-        """Until all that is queued now is written or refused."""
+        """Wait until all that is queued now is written or refused."""
 
     def undisturbed(self, work: Callable[[], T]) -> T:
         """Return the result of `work`, done while nothing is written and all that was is applied."""
 
     def refuse_more(self) -> None:
-        """The store takes nothing more (`Engine.closed` is set); what is queued is still written."""
+        """Take nothing more (`Engine.closed` is set); what is queued is still written."""
 
     def close(self) -> None:
         """Write what is queued; refuse what comes later. Idempotent."""
@@ -113,7 +113,7 @@ class Direct:
         return raise_error(ticket)
 
     def proceed(self) -> None:
-        """Nothing is ever queued."""
+        """Do nothing: nothing is ever queued."""
 
     def flush(self) -> None:
         self._engine.asked(lambda: None)
@@ -400,7 +400,7 @@ def _refuse(tickets: Iterable[Ticket], error: AnabranchError) -> None:
 
 
 def _work(writer: weakref.ref[Threaded], signals: SimpleQueue[None]) -> None:
-    """The thread. It holds the writer only while it works, so that a store that nobody closed can go."""
+    """Run as the thread. It holds the writer only while it works, so that a store that nobody closed can go."""
     while (its := writer()) is not None:
         its._idle = False
         while its.step():

@@ -33,7 +33,7 @@ class Failure(NamedTuple):
 
 
 def failure_of(reason: Reason) -> Failure:
-    """Raises TypeError for what is neither text nor an exception."""
+    """Return the failure of a reason. Raises TypeError for what is neither text nor an exception."""
     if isinstance(reason, str):
         return Failure(None, _short(reason, TEXT_MAX))
     if not isinstance(reason, BaseException):
@@ -48,7 +48,7 @@ def failure_of(reason: Reason) -> Failure:
 
 
 def _short(text: str, most: int) -> str:
-    """Valid unicode of at most so many characters."""
+    """Return valid unicode of at most so many characters."""
     text = text if len(text) <= most else f"{text[: most - 3]}..."
     return text.encode(errors="replace").decode()
 
@@ -81,6 +81,6 @@ class Failures:
                 del self._failures[next(iter(self._failures))]
 
     def of(self, message: Message[Any]) -> Failure | None:
-        """The last of a message that is leased."""
+        """Return the last failure of a message that is leased."""
         lease = message._note
         return self._failures.get(_key(lease)) if self._failures and type(lease) is Lease and not lease.whole else None

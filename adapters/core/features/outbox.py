@@ -107,16 +107,16 @@ class OutboxRows(Protocol):
     of their driver pass through where a connection is used."""
 
     def enlist(self, connection: Any, told: Told) -> Caller:
-        """The transaction that is open on a connection, begun if need be; the same object each time. `told` hears
-        of its end, weakly. Raises TypeError for what is no connection, TransactionError for one to another database
-        and one without transactions."""
+        """Return the transaction that is open on a connection, begun if need be; the same object each time. `told`
+        hears of its end, weakly. Raises TypeError for what is no connection, TransactionError for one to another
+        database and one without transactions."""
 
     def put(self, connection: Any, caller: Caller, entries: Sequence[Entry]) -> None:
         """Write them down, in that transaction."""
 
     def written(self, after: int, most: int, caller: str | None = None) -> Sequence[Written]:
-        """The first so many committed entries behind this number, in order; of one transaction, if that is given.
-        Raises StoreFailedError."""
+        """Return the first so many committed entries behind this number, in order; of one transaction, if that is
+        given. Raises StoreFailedError."""
 
     def entries(self, caller: str, first: int, last: int) -> Sequence[Entry]:
         """Return the entries of one transaction between two numbers, in order. Raises StoreFailedError."""
@@ -279,7 +279,7 @@ class Outbox:
             raise
 
     def _claimed(self, one: _Open, message: Message, claimed: list[Lease]) -> Entry:
-        """The entry of its ack."""
+        """Claim a message for the transaction; return the entry of its ack."""
         lease, delivery = message._note, self._engine.delivery
         number = next(_numbers)
         with self._lock:
@@ -358,7 +358,8 @@ class Outbox:
             self._look_again()
 
     def close(self) -> None:
-        """Nothing is drained any more: what is written down is for the next opening. Idempotent."""
+        """Close the outbox: nothing is drained any more, and what is written down is for the next opening.
+        Idempotent."""
         self._closed = True
         with self._draining, self._lock:
             for one in self._open.values():
@@ -372,7 +373,7 @@ class Outbox:
             shared().schedule_while_alive(self._look_pause, self._look)
 
     def _look(self) -> None:
-        """Now and then (rule Q7)."""
+        """Look at the outbox now and then (rule Q7)."""
         if not self._works():
             return
         try:
@@ -382,7 +383,7 @@ class Outbox:
             self._look_again()
 
     def _watch(self) -> None:
-        """While transactions are open: one may end without a word, or with one that Ctrl-C cut off."""
+        """Watch while transactions are open: one may end without a word, or with one that Ctrl-C cut off."""
         if not self._works():
             return
         try:
@@ -397,7 +398,7 @@ class Outbox:
         return not (self._closed or engine.closed or engine.failed is not None or engine.forked)
 
     def _drain_soon(self) -> None:
-        """Once somebody has committed."""
+        """Drain the outbox, once somebody has committed."""
         if self._works() and self._drain_now(everything=False):
             self._pause = min(2 * self._pause, PAUSE_MAX)
             self._job.schedule(self._pause)
@@ -451,8 +452,8 @@ class Outbox:
         return kept
 
     def _drain_groups(self, groups: dict[str, list[Written]]) -> set[str]:
-        """Each is done by one write, and as many as may be by the same. Returns those that could not be done. Raises
-        AnabranchError if the database cannot be read."""
+        """Drain groups of entries: each is done by one write, and as many as may be by the same. Returns those that
+        could not be done. Raises AnabranchError if the database cannot be read."""
         tickets: list[tuple[str, Ticket, list[Entry]]] = []
         kept: set[str] = set()
         for caller, written in groups.items():
@@ -540,7 +541,8 @@ class Outbox:
                     one.acks.pop(entry.number, None)
 
     def _end(self, one: _Open) -> None:
-        """All that it has committed is drained; what it has not is as if it had never been asked for."""
+        """End a transaction: all that it has committed is drained; what it has not is as if it had never been asked
+        for."""
         with self._lock:
             self._open.pop(one.caller.key, None)
             leases = list({id(lease): lease for lease in one.acks.values()}.values())
@@ -558,7 +560,7 @@ class Outbox:
 
 
 def _fitting(written: Sequence[Written]) -> Iterator[Written]:
-    """The first of them that one write takes; one may be larger."""
+    """Yield the first entries that one write takes; one may be larger."""
     size = 0
     for place, one in enumerate(written):
         size += one.size

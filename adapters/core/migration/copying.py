@@ -75,7 +75,7 @@ class Stored:
 
     @property
     def bytes(self) -> int:
-        """All that it takes, its body too."""
+        """Return the bytes of all that the message takes, its body too."""
         return len(self.record) + (self.large.size if self.large is not None else 0)
 
 
@@ -99,10 +99,10 @@ def read(
     wanted: Callable[[int], bool] | None = lambda seq: True,
     looked: Callable[[int], None] = lambda seq: None,
 ) -> Iterator[Item]:
-    """All that a store holds of a destination behind a seq, and the ids that it remembers, in the order in which they
-    were sent. Holds a page of places and one message at a time, and the ids whose messages are gone, of those with a
-    seq that is `wanted` (None: of none). Others may send and ack meanwhile: then it is as of some moment for each page,
-    and `looked` is told how far it has looked ahead. Raises CorruptionError."""
+    """Yield all that a store holds of a destination behind a seq, and the ids that it remembers, in the order in which
+    they were sent. Holds a page of places and one message at a time, and the ids whose messages are gone, of those with
+    a seq that is `wanted` (None: of none). Others may send and ack meanwhile: then it is as of some moment for each
+    page, and `looked` is told how far it has looked ahead. Raises CorruptionError."""
     engine = store._engine
     state = engine.catalog.destinations.get(destination)
     if state is None:
@@ -137,7 +137,8 @@ def seqs(store: Store, destination: Destination) -> Iterator[int]:
 
 
 def _ids(engine: Engine, number: int) -> list[tuple[int, bytes]]:
-    """In the duplicate window, with the seqs of their messages. It is the writer's, who may be adding to it."""
+    """Return ids in the duplicate window, with the seqs of their messages. The window is the writer's, who may be
+    adding to it."""
     while True:
         try:
             return [(seq, key[1]) for key, seq in engine.sequencer.window.items() if key[0] == number]
@@ -215,7 +216,7 @@ class Amount:
 
 
 def amount(store: Store, destination: Destination) -> Amount:
-    """In constant time, but for the subscriptions."""
+    """Return what a store holds of a destination, in constant time but for the subscriptions."""
     engine = store._engine
 
     def asked() -> Amount:
@@ -229,7 +230,7 @@ def amount(store: Store, destination: Destination) -> Amount:
 
 
 def remove(store: Store, destination: Destination) -> None:
-    """Durable on return, whatever gate there is (gates.py). Idempotent."""
+    """Remove a destination, whatever gate there is (gates.py). Durable on return. Idempotent."""
     store._removal.delete(destination, moves=True)
     store.sync()
 
@@ -246,7 +247,7 @@ class Digest:
         self._hash = hashlib.sha256()
 
     def add(self, message: Stored) -> None:
-        """One more."""
+        """Add one more message."""
         self.count += 1
         happened = repr((len(message.record), message.deliveries, sorted(message.waiting.items())))
         self._hash.update(happened.encode())
@@ -266,7 +267,8 @@ def digest(stored: Iterable[Stored]) -> Digest:
 
 
 def common(source: Store, target: Store, destination: Destination) -> int | None:
-    """How many messages the target holds, if these are the first of the source's and as they are there; else None."""
+    """Return how many messages the target holds, if these are the first of the source's and as they are there; else
+    None."""
     count, rest = 0, messages(read(source, destination))
     for there in messages(read(target, destination)):
         ours = next(rest, None)
@@ -297,8 +299,8 @@ class Prefix:
 
 
 def prefix(items: Iterable[Item], target: Store, destination: Destination) -> Prefix | None:
-    """How far bringing these messages, and no ids beside them, has come; None if the target holds anything that is not
-    theirs, or remembers an id whose message is gone: then somebody has used the destination."""
+    """Return how far bringing these messages, and no ids beside them, has come; None if the target holds anything that
+    is not theirs, or remembers an id whose message is gone: then somebody has used the destination."""
     rest, count, whole = messages(items), 0, True
     for there in read(target, destination):
         ours = next(rest, None)
@@ -363,8 +365,8 @@ class Bringing:
                 self._write(some)
 
     def end(self) -> None:
-        """There is no more: subscriptions that nothing waits for begin, the destination is there though it is empty,
-        and all of it is durable on return."""
+        """End the bringing: subscriptions that nothing waits for begin, the destination is there though it is empty.
+        All of it is durable on return."""
         self._subscribe(list(self._to_come))
         self._store.declare(self._destination, moves=True)
 
@@ -379,7 +381,7 @@ class Bringing:
                 )
 
     def _between_subscriptions(self, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-        """The items in parts, and the subscriptions of each part have begun when it comes (rule K7)."""
+        """Yield the items in parts; the subscriptions of each part have begun when it comes (rule K7)."""
         first = 0
         for position, item in enumerate(items):
             if isinstance(item, Stored) and (new := [key for key in item.waiting if key in self._to_come]):
@@ -454,7 +456,7 @@ def _happened(state: DestinationState, seq: int, item: Item) -> Iterator[Change]
 
 
 def pages(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Items in parts as `Bringing.page` takes them."""
+    """Yield items in parts as `Bringing.page` takes them."""
     page: list[Item] = []
     size = 0
     for item in items:

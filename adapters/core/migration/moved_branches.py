@@ -30,7 +30,7 @@ NOTHING: Final = b""
 
 
 def concerning(store: Store, destination: Destination) -> list[Branch]:
-    """The branches of transactions that are prepared in a store and would change this destination."""
+    """Return the branches of transactions that are prepared in a store and would change this destination."""
     engine = store._engine
 
     def prepared() -> list[Branch]:
@@ -56,15 +56,15 @@ def sends_large(store: Store, transaction: bytes) -> bool:
 
 
 def without(store: Store, transaction: bytes, destination: Destination) -> bytes:
-    """A store's branch but for what it does to this destination."""
+    """Return a store's branch but for what it does to this destination."""
     branch = store._engine.sequencer.prepared.get(transaction)
     rest = [] if branch is None else [one for one in branch.changes if not _is_of(destination, one)]
     return payload_of(branch.participants, rest) if branch is not None and rest else NOTHING
 
 
 def with_part(source: Store, target: Store, branch: Branch, destination: Destination) -> bytes:
-    """The target's branch of the same transaction, and in it what the one in the source does to this destination, of
-    which the target holds all messages and subscriptions by now."""
+    """Return the target's branch of the same transaction, and in it what the one in the source does to this
+    destination, of which the target holds all messages and subscriptions by now."""
     other = target._engine.sequencer.prepared.get(branch.transaction)
     part = list(_translated(source, target, branch, destination))
     there = [] if other is None else list(other.changes)
@@ -86,7 +86,7 @@ def _is_of(destination: Destination, change: Change) -> bool:
 
 
 def _translated(source: Store, target: Store, branch: Branch, destination: Destination) -> Iterator[Change]:
-    """In the target's terms. Messages and subscriptions have other numbers there."""
+    """Yield changes in the target's terms. Messages and subscriptions have other numbers there."""
     catalog = target._engine.catalog
     state = catalog.state(destination)
     acked = {change.seq for change in branch.acks if _is_of(destination, change)}
@@ -111,7 +111,7 @@ def _translated(source: Store, target: Store, branch: Branch, destination: Desti
 
 
 def _number(source: Store, target: Store, destination: Destination, number: int) -> int | None:
-    """A subscription's in the target; None if it has ended. 0, a queue or all subscriptions, is 0."""
+    """Return a subscription's number in the target; None if it has ended. 0, a queue or all subscriptions, is 0."""
     if not number:
         return 0
     keys = {one.number: key for key, one in _state(source, destination).subscriptions.items()}
@@ -124,7 +124,7 @@ def _state(store: Store, destination: Destination) -> DestinationState:
 
 
 def _seqs(source: Store, target: Store, destination: Destination) -> Mapping[int, int]:
-    """The target's seq of each message, by the source's: both hold the same ones, in the same order."""
+    """Return the target's seq of each message, by the source's: both hold the same ones, in the same order."""
     try:
         return dict(zip(copying.seqs(source, destination), copying.seqs(target, destination), strict=True))
     except ValueError:

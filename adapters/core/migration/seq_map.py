@@ -27,7 +27,7 @@ class SeqMap:
     """Used by one thread."""
 
     def __init__(self) -> None:
-        """Raises OSError."""
+        """Make an empty map. Raises OSError."""
         self._file = tempfile.TemporaryFile(prefix="anabranch-")  # noqa: SIM115  closed by `close`
         self._firsts = array("Q")
         """The first source of each block."""
@@ -37,11 +37,11 @@ class SeqMap:
         """The block that was read last, and which it is."""
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         self._file.close()
 
     def add(self, source: int, target: int) -> None:
-        """One more, behind the others. Raises OSError."""
+        """Add one more pair, behind the others. Raises OSError."""
         if len(self._last) == BLOCK:
             data = b"".join(PAIR.pack(*pair) for pair in self._last)
             at = (len(self._firsts) - 1) * BLOCK * PAIR.size

@@ -69,7 +69,7 @@ class Branch:
 
     @property
     def outcome_size(self) -> int:
-        """At most so many bytes its outcome takes when it is written."""
+        """Return at most how many bytes the outcome takes when it is written."""
         return sum([change.size for change in self.changes]) + SMALL_BYTES
 
 
@@ -187,7 +187,7 @@ _decode = msgspec.msgpack.Decoder(_DroppingPayload).decode
 
 
 def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> bytes:
-    """A branch's changes of subscriptions, sends and acks."""
+    """Return a branch's changes of subscriptions, sends and acks."""
     numbers: dict[int, int] = {}
     destinations: list[tuple[int, str]] = []
     sends: list[tuple[int, bytes, int]] = []
@@ -226,8 +226,8 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
 
 
 def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: bool) -> Branch:
-    """The branch that a payload tells. Raises ValueError, IndexError, struct.error or DestinationError for one that
-    tells none."""
+    """Return the branch that a payload tells. Raises ValueError, IndexError, struct.error or DestinationError for one
+    that tells none."""
     content = _decode(payload)
     states = [catalog.state(Destination(Kind(kind), name)) for kind, name in content.destinations]
     changes: list[Change] = []
@@ -262,6 +262,6 @@ def destinations_of(payload: bytes) -> list[Destination]:
 
 
 def send_of(state: DestinationState, record: bytes, priorities: bool) -> Send:
-    """The send of a record that is read back."""
+    """Return the send of a record that is read back."""
     priority, expires_at_ms = order_and_expiry(record)
     return Send(state, record, name_of(record), order_of(priority, priorities), expires_at_ms)

@@ -94,12 +94,12 @@ class Send(Change):
 
     @property
     def deliver_at_ms(self) -> int:
-        """Until then it waits; 0: it does not. Set by `wait_until`."""
+        """Return until when the message waits; 0: it does not. Set by `wait_until`."""
         return 0 if self.aside is None else self.aside.deliver_at_ms
 
     @property
     def large(self) -> StoredBody | None:
-        """Its body, if that is kept apart."""
+        """Return the body, if that is kept apart."""
         return None if self.aside is None else self.aside.large
 
     @large.setter
@@ -116,7 +116,7 @@ class Send(Change):
         self.aside = _Aside(due, body) if due or body is not None else None
 
     def plan(self, plan: Plan) -> tuple[int, bool]:
-        """Its seq, and whether it is a duplicate."""
+        """Give the message its seq; return the seq, and whether the message is a duplicate."""
         state = self.state
         unsure = plan.removed or not state.declared
         if unsure:  # it may be there anew since its sender looked it up
@@ -203,7 +203,7 @@ class SendMany(Change, Sequence[Send]):
         return send
 
     def plan(self, plan: Plan) -> int:
-        """The seq of the first."""
+        """Give the messages their seqs; return the first."""
         if plan.removed or not self.state.declared:  # as Send.plan
             self.state = plan.current(self.state)
             plan.declare(self.state)
@@ -338,7 +338,7 @@ class VolatileChange(Change):
 
 
 def sent(change: Change) -> Send | None:
-    """The message that it sends, persistent or not."""
+    """Return the message that a change sends, persistent or not."""
     inner = change.change if type(change) is VolatileChange else change
     return inner if type(inner) is Send else None
 
@@ -355,8 +355,8 @@ def acks_of(leases: Iterable[Lease], drops: bool = False) -> list[Change]:
 
 
 def returned_of(leases: Iterable[Lease]) -> list[Change]:
-    """How often these have been given back, this time too. What was leased for a topic as a whole was not
-    delivered to anybody."""
+    """Return the changes that say how often these have been given back, this time too. A message that was leased for a
+    topic as a whole was not delivered to anybody."""
     changes: list[Change] = []
     for lease in leases:
         if not lease.whole:

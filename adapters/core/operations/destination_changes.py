@@ -70,7 +70,7 @@ class CloseGate(Change):
         self.gate = gate
 
     def plan(self, plan: Plan) -> None:
-        """No backend is told of it."""
+        """Close the gate. No backend is told of it."""
         plan.close(self.gate)
 
 
@@ -88,7 +88,7 @@ class Subscribe(Change):
         self.size = SMALL_BYTES + subscription_bytes(subscription) + declaration_bytes(state)
 
     def plan(self, plan: Plan) -> tuple[SubscriptionState, bool]:
-        """The subscription, and whether it was there already."""
+        """Begin the subscription; return it, and whether it was there already."""
         if plan.removed or not self.state.declared:
             self.state = plan.current(self.state)
         subscriber = plan.subscriptions(self.state).get(self.subscription.key)
@@ -123,7 +123,7 @@ class Unsubscribe(Change):
         self.state, self.key = state, key
 
     def plan(self, plan: Plan) -> tuple[SubscriptionState | None, bool]:
-        """The subscription, if it was there."""
+        """End the subscription; return it, if it was there."""
         self.state = plan.find(self.state)
         subscriber = plan.subscriptions(self.state).get(self.key)
         if subscriber is None:

@@ -99,7 +99,7 @@ class Plan:
 
     @property
     def count(self) -> int:
-        """How much there is to apply: each message counts."""
+        """Return how much there is to apply: each message counts."""
         return len(self.changes) + self.more
 
     @property
@@ -132,27 +132,27 @@ class Plan:
         return self.seq_of(key) or self.volatile_ids.get(key) or self._sequencer.volatile_window.get(key)
 
     def remember(self, key: Key, seq: int) -> None:
-        """A message has been sent with this id."""
+        """Remember that a message has been sent with this id."""
         if not self.ids:
             self.ids = {}
             self.is_more = True
         self.ids[key] = seq
 
     def version(self, key: Key) -> int:
-        """The number of a plan: none after it has written this key of a map."""
+        """Return the number of a plan after which none has written this key of a map."""
         if self.writes_any_key or key in self.keys:
             return self.number
         return self._sequencer.key_versions.get(key)
 
     def touch(self, key: Key, send: Send | None) -> None:
-        """A key of a map is written: this is put there."""
+        """Note that a key of a map is written: this is put there."""
         if not self.keys:
             self.keys = {}
             self.is_more = True
         self.keys[key] = send
 
     def touch_all(self) -> None:
-        """Many keys of a map may be written."""
+        """Note that many keys of a map may be written."""
         self.writes_any_key = self.is_more = True
 
     def remember_volatile(self, key: Key, seq: int) -> None:
@@ -166,7 +166,7 @@ class Plan:
         return self._latest(self._sequencer.catalog.current(state))
 
     def find(self, state: DestinationState) -> DestinationState:
-        """The same, if there is one; else this."""
+        """Return the same destination's state, if there is one; else this."""
         return self._latest(self._sequencer.catalog.destinations.get(state.destination, state))
 
     def _latest(self, state: DestinationState) -> DestinationState:
@@ -198,7 +198,7 @@ class Plan:
         self.subscribed = {**self.subscribed, state.number: {}}
 
     def drop(self) -> None:
-        """A message is sent to a topic without subscriptions."""
+        """Drop a message that is sent to a topic without subscriptions."""
         self.dropped += 1
         self.is_more = True
 
@@ -208,46 +208,46 @@ class Plan:
         return self._sequencer.subscribed.get(state.number, {}) if changed is None else changed
 
     def subscribe(self, subscriber: SubscriptionState) -> None:
-        """One more."""
+        """Add a subscription."""
         topic = subscriber.topic
         self.is_more = True
         those = {**self.subscriptions(topic), subscriber.subscription.key: subscriber}
         self.subscribed = {**self.subscribed, topic.number: those}
 
     def unsubscribe(self, subscriber: SubscriptionState) -> None:
-        """One less."""
+        """Remove a subscription."""
         others = self.subscriptions(subscriber.topic).items()
         self.is_more = True
         those = {key: other for key, other in others if other is not subscriber}
         self.subscribed = {**self.subscribed, subscriber.topic.number: those}
 
     def close(self, gate: Gate) -> None:
-        """The tickets behind have nothing for its destination."""
+        """Close a gate: the tickets behind have nothing for its destination."""
         self._sequencer.gates[gate.destination] = gate
 
     def expire(self) -> None:
-        """A message that expires."""
+        """Note a message that expires."""
         self._sequencer.expiring = True
 
     def name_body(self, send: Send) -> None:
-        """A message whose body is kept apart."""
+        """Note a message whose body is kept apart."""
         self.large = [*self.large, send]
         self.is_more = True
 
     def keep_apart(self, change: VolatileChange) -> None:
-        """A change that no backend is told of."""
+        """Keep apart a change that no backend is told of."""
         if not self.volatile:
             self.volatile = []
             self.is_more = True
         self.volatile.append(change)
 
     def prepare(self, branch: Branch) -> None:
-        """One more that waits for its outcome."""
+        """Add a branch that waits for its outcome."""
         self.prepared = [*self.prepared, branch]
         self.is_more = True
 
     def settle(self, branch: Branch) -> None:
-        """One that has its outcome."""
+        """Note that a branch has its outcome."""
         self.settled = [*self.settled, branch]
         self.is_more = True
 
@@ -292,8 +292,8 @@ class Sequencer:
         """Of the last plan that was accepted."""
 
     def load(self, last_seq: int, ids: Iterable[tuple[Key, int]]) -> None:
-        """At open; the catalog is filled. `ids`: of the duplicate window, oldest first. Seqs go on behind `last_seq`,
-        and behind where any subscription begins (rule A5)."""
+        """Load the state at open; the catalog is filled. `ids`: of the duplicate window, oldest first. Seqs go on
+        behind `last_seq`, and behind where any subscription begins (rule A5)."""
         subscribers = (one for state in self.catalog.destinations.values() for one in state.subscriptions.values())
         self.last_seq = max([last_seq, *(one.start for one in subscribers)])
         latest: dict[Key, int] = {}
@@ -306,7 +306,7 @@ class Sequencer:
                 self.subscribed[state.number] = state.subscriptions
 
     def plan(self, tickets: Sequence[Ticket]) -> Plan:
-        """The plan of these tickets, behind all that was accepted."""
+        """Return the plan of these tickets, behind all that was accepted."""
         self._planning = tickets  # before it looks: see `mix`
         if not self.mixed:
             return Plan(self, tickets)
@@ -316,16 +316,16 @@ class Sequencer:
             return plan
 
     def mix(self) -> None:
-        """From now on seqs are given out to messages that are not persistent. Whoever began to plan before is told by
-        `_planning`, and whoever begins later sees `mixed`. Idempotent. Any thread."""
+        """Give out seqs to transient messages from now on. Whoever began to plan before is told by `_planning`, and
+        whoever begins later sees `mixed`. Idempotent. Any thread."""
         self.mixed = True
         most = sum(_seqs(change) for ticket in self._planning for change in ticket.content)
         with self.lock:
             self._given = max(self._given, self.last_seq + most)
 
     def next_seq(self) -> int:
-        """For a message that is not persistent, after `mix`. Any thread. Raises RuntimeError in a signal handler that
-        interrupted its own thread while it planned (rule G3)."""
+        """Return the next seq, for a transient message, after `mix`. Any thread. Raises RuntimeError in a signal
+        handler that interrupted its own thread while it planned (rule G3)."""
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError("a store was called from a signal handler that interrupted it in the same thread")
         with self.lock:
@@ -334,7 +334,7 @@ class Sequencer:
 
     @property
     def highest_seq(self) -> int:
-        """No seq above it was given out, to whatever message. Any thread."""
+        """Return a seq above which none was given out, to whatever message. Any thread."""
         return max(self._given, self.last_seq)
 
     def accept(self, plan: Plan) -> None:
@@ -378,8 +378,8 @@ class Sequencer:
             branch.reservation = None
 
     def each_amount(self, sends: Iterable[Change]) -> list[tuple[int, int]]:
-        """How many messages and bytes each takes of the store's room; one that is stored already, nothing, nor one with
-        the id of one before it of the same kind."""
+        """Return how many messages and bytes each takes of the store's room; one that is stored already, nothing, nor
+        one with the id of one before it of the same kind."""
         counted: set[tuple[bool, Key]] = set()
         amounts = []
         for change in sends:
@@ -409,7 +409,7 @@ class Sequencer:
 
 
 def _seqs(change: Change) -> int:
-    """At most so many seqs it takes."""
+    """Return at most how many seqs a change takes."""
     if type(change) is SendMany:
         return len(change)
     return len(change.branch.changes) if type(change) is Commit else 1

@@ -60,7 +60,7 @@ def encode(
     expires_at_ms: int = 0,
     flags: int = 0,
 ) -> tuple[bytes, bytes | None]:
-    """The record, and the message id as bytes if it has one.
+    """Return the record, and the message id as bytes if it has one.
 
     Raises TypeError for a body that is not bytes or headers that are not plain values, ValueError for a message id or
     a value that has no place in the format, MessageTooLargeError beyond `limit` bytes, and ClockError.
@@ -102,8 +102,8 @@ def encode_outgoing(destination: Destination, message: Outgoing, limit: int) -> 
 def encode_sent(
     body: bytes, headers: Headers, message_id: str, priority: int, sent_at_ms: int, expires_at_ms: int
 ) -> bytes:
-    """The record of a message that was sent elsewhere, with the time at which it was. Raises TypeError and ValueError
-    as `encode`."""
+    """Return the record of a message that was sent elsewhere, with the time at which it was. Raises TypeError and
+    ValueError as `encode`."""
     require_order(priority, expires_at_ms)
     require_order(priority, sent_at_ms)
     packed, name = pack_headers(headers), pack_id(message_id)
@@ -111,25 +111,25 @@ def encode_sent(
 
 
 def order_and_expiry(record: bytes) -> tuple[int, int]:
-    """A record's priority, and when it expires (ms, 0: never)."""
+    """Return a record's priority, and when it expires (ms, 0: never)."""
     head = _unpack(record)
     return head[0], head[5]
 
 
 def sent_at_ms(record: bytes) -> int:
-    """When a record's message was sent."""
+    """Return when a record's message was sent."""
     sent: int = _unpack(record)[4]
     return sent
 
 
 def name_of(record: bytes) -> bytes | None:
-    """Its message id, None if it has none."""
+    """Return a record's message id, None if it has none."""
     length = _unpack(record)[2]
     return record[HEAD.size : HEAD.size + length] if length else None
 
 
 def body_of(record: bytes) -> bytes:
-    """Its body alone."""
+    """Return a record's body alone."""
     head = _unpack(record)
     return record[HEAD.size + head[2] + head[3] :]
 
@@ -165,8 +165,8 @@ def kept_head(record: bytes) -> bytes:
 
 @inner_loop
 def decode(store: Store, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
-    """The message; leased if there is a `lease`, else it only knows its place. Raises CorruptionError for bytes that
-    are none, though their checksum was right."""
+    """Return the message; leased if there is a `lease`, else it only knows its place. Raises CorruptionError for bytes
+    that are none, though their checksum was right."""
     try:
         return _decode(store, destination, place, record, lease)
     except (struct.error, ValueError, msgspec.MsgspecError, RecursionError) as error:

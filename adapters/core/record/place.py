@@ -41,5 +41,5 @@ def order_of(priority: int, priorities: bool) -> int:
 
 
 def priority_of(order: int) -> int:
-    """The priority of the messages of an order, in a store that orders by it."""
+    """Return the priority of the messages of an order, in a store that orders by it."""
     return PRIORITY_MAX - order

@@ -63,11 +63,11 @@ class Listener(Taker):
         """Where it goes on, since its destination has moved to another store."""
 
     def start(self) -> None:
-        """From now on its feed stays, and it hears of the end of its store."""
+        """Start: from now on the feed stays, and the listener hears of the end of its store."""
         self._feed.listeners[self] = None
 
     def wake(self) -> None:
-        """There may be something: look on a thread of ours."""
+        """Look on a thread of ours: there may be something."""
         if not self._due and not self._ended:
             self._due = True
             try:
@@ -88,7 +88,7 @@ class Listener(Taker):
         self.wake()
 
     def move(self, receiving: Receiving, feed: Feed) -> None:
-        """Its destination is in another store from now on; it goes there, and nobody hears of it."""
+        """Move to another store, where the destination is from now on; nobody hears of it."""
         feed.listeners[self] = None  # first: that store stays open
         self._home = receiving, feed
         self.wake()
@@ -134,8 +134,8 @@ class Listener(Taker):
         return True
 
     def _move_on(self) -> None:
-        """Its destination has moved before the message that it was given was read; or is about to move, and then it is
-        told when that is over. At work."""
+        """Move on, at work: the destination has moved before the message that was given was read. Or it is about to
+        move, and the listener is told when that is over."""
         old, lease = self._receiving.engine, self.lease
         if lease is not None:
             give_back(lease)
@@ -150,7 +150,7 @@ class Listener(Taker):
                 self._due = True
 
     def _end(self, error: Exception) -> None:
-        """By itself: tell of it, unless it was closed before."""
+        """End by itself: tell of it, unless the listener was closed before."""
         with self._gate:
             ended, self._ended = self._ended, True
         self._leave()
@@ -192,7 +192,7 @@ class Listener(Taker):
             return self.lease
 
     def _follow(self, removed: Feed) -> Feed:
-        """Its queue was removed: to what has the name from now on."""
+        """Follow the queue's name to its new feed: the queue was removed."""
         feed = self._receiving.feed(removed.state.destination, None, make=True)
         assert feed is not None
         self._feed = feed
@@ -223,8 +223,8 @@ class Listener(Taker):
             self._calling = False
 
     def _read(self, lease: Lease) -> Message | None:
-        """None if it has been purged meanwhile, or is damaged, and stays leased. Raises what reading it raised else:
-        the next try would find the same message."""
+        """Read the message that was given; None if it has been purged meanwhile, or is damaged, and stays leased.
+        Raises any other error of reading: the next try would find the same message."""
         receiving = self._receiving
         try:
             message = receiving.read(lease)

@@ -144,7 +144,7 @@ class Removal:
             log.debug("store %s: %s is not removed whole yet: %s", self._engine.name, feed.state.destination, error)
 
     def drop_all(self) -> None:
-        """All that is left of what is gone."""
+        """Drop all that is left of what is gone."""
         self._drop_left(lambda feed: True)
 
     def _drop_left(self, is_asked_for: Callable[[Feed], bool]) -> None:
@@ -162,8 +162,8 @@ class Removal:
                         sleep(PAUSE)
 
     def _drop_pages(self, catalog: Catalog, rows: RowsOf, write: Write, feed: Feed, first: int) -> int | None:
-        """Some pages from the seq `first` on; where to go on, None at the end. Nobody sees these messages any more, so
-        that no page need know what somebody holds."""
+        """Drop some pages from the seq `first` on; return where to go on, None at the end. Nobody sees these messages
+        any more, so that no page need know what somebody holds."""
         engine = self._engine
         with self._dropping:
             engine.check()
@@ -206,8 +206,8 @@ def purge(engine: Engine, state: DestinationState, feeds: Sequence[Feed], write:
 def _purge_some(
     engine: Engine, state: DestinationState, feed: Feed, after: int, rows: RowsOf, write: Write
 ) -> tuple[int, int, int | None]:
-    """The next pages. Returns how many messages were free, by how many the destination is less, and the seq to go on
-    behind, None at the end."""
+    """Purge the next pages. Returns how many messages were free, by how many the destination is less, and the seq to go
+    on behind, None at the end."""
     mark, less = object(), 0
     try:
         engine.check()
@@ -234,8 +234,8 @@ def _purge_some(
 def _free_ranges(
     rows: RowsOf, state: DestinationState, feed: Feed, after: int
 ) -> tuple[list[tuple[int, int]], int, int | None]:
-    """The seqs of some pages that nobody holds, as ranges between those that somebody holds, and how many; and the last
-    seq that was looked at, None if there are no more."""
+    """Return the seqs of some pages that nobody holds, as ranges between those that somebody holds, and how many; and
+    the last seq that was looked at, None if there are no more."""
     ranges: list[tuple[int, int]] = []
     count = start = end = 0
     last: int | None = after
@@ -258,7 +258,7 @@ def _free_ranges(
 
 
 def _last_of_pages(rows: RowsOf, state: DestinationState, first: int) -> int | None:
-    """The last seq of the next pages, None if there are no more behind them."""
+    """Return the last seq of the next pages, None if there are no more behind them."""
     after = max(first - 1, 0)
     for _ in range(PAGES):
         places = rows(state, None, None, after, PAGE)

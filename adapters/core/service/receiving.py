@@ -167,7 +167,7 @@ class Receiving:
                     return
 
     def _bodies(self, state: DestinationState, leases: Sequence[Lease]) -> Iterable[bytes | None]:
-        """The records of these messages, in order; None for one that has died meanwhile."""
+        """Return the records of these messages, in order; None for one that has died meanwhile."""
         return self.engine.rows.bodies(state, [lease.place for lease in leases]) if leases else ()
 
     def _lease(self, feed: Feed, taker: Taker, wait: bool, bring: bool = True) -> bool | None:
@@ -201,8 +201,8 @@ class Receiving:
         return self._lease(feed, taker, wait, bring=False)
 
     def _wait(self, feed: Feed, taker: Taker, deadline: float | None) -> bool | None:
-        """Until the taker has a message; False when the time (monotonic, in seconds) is over, None if its queue was
-        removed, and is to be looked up anew."""
+        """Wait until the taker has a message; return False when the time (monotonic, in seconds) is over. None if its
+        queue was removed, and is to be looked up anew."""
         engine = self.engine
         if taker not in feed.takers and taker.lease is None:
             return False
@@ -234,7 +234,7 @@ class Receiving:
             self.left(feed)
 
     def left(self, feed: Feed) -> None:
-        """Somebody waits there no longer."""
+        """Note that somebody waits there no longer."""
         engine = self.engine
         if feed.takers:
             feed.wake()  # who was woken and did not hand over passes it on
@@ -259,8 +259,8 @@ class Receiving:
             feed.wake()  # who was struck may have been about to hand over to another
 
     def read(self, lease: Lease) -> Message | None:
-        """The message; None if it has died meanwhile, or is damaged where the store salvages: that is written down, and
-        it is dead."""
+        """Return the message; None if it has died meanwhile, or is damaged where the store salvages: that is written
+        down, and it is dead."""
         state = lease.feeds[0].state
         try:
             record = self.engine.delivery.records.pop(lease.place[SEQ], None)
@@ -388,7 +388,8 @@ class Receiving:
             listener.close()  # its queue was dropped, and is there anew
 
     def release(self, message: Message, reason: BaseException) -> None:
-        """For who was handed it and raised: unless it is settled already, or the store has stopped."""
+        """Release a message for who was handed it and raised: unless it is settled already, or the store has
+        stopped."""
         with suppress(AnabranchError):
             self._store.release([message], reason=reason)
 
@@ -458,7 +459,7 @@ class Receiving:
     def _page(
         self, state: DestinationState, subscriber: SubscriptionState | None, after: Position, count: int
     ) -> tuple[Sequence[Place], Position | None]:
-        """The next messages in order, and the position to go on behind; None at the end."""
+        """Return the next messages in order, and the position to go on behind; None at the end."""
         rows = self.engine.rows
         if not self.engine.backend.settings.priorities:
             found = rows.rows(state, subscriber, ALSO_WAITING, after[1], count)

@@ -90,7 +90,8 @@ class Sending:
         return Ticket((send,), send.size, sync or False)
 
     def wait_until(self, ticket: Ticket, due: int) -> None:
-        """Its one message is not delivered before this time (ms). Raises TypeError, ValueError, ConfigError."""
+        """Set that the ticket's one message is not delivered before this time (ms). Raises TypeError, ValueError,
+        ConfigError."""
         require_time("deliver_at_ms", due)
         self._engine.waiting.require()
         (send,) = ticket.content
@@ -99,7 +100,7 @@ class Sending:
         ticket.size = send.size
 
     def state(self, destination: Destination) -> DestinationState:
-        """Made if it is new here. Raises as `require_here`."""
+        """Return a destination's state, made if it is new here. Raises as `require_here`."""
         state = self._engine.catalog.destinations.get(destination)
         self._engine.ensure_usable() if state is not None else self._engine.require_here(destination)
         return state or self._engine.catalog.state(destination)
@@ -121,7 +122,7 @@ class Sending:
         return made
 
     def _nonpersistent(self) -> Nonpersistent:
-        """Return the keeper of transient messages, made if need be."""
+        """Return what takes transient messages, made if need be."""
         return self._engine.nonpersistent or self._engine.make_nonpersistent(self._directory, self._file_mode)
 
     def change(self, change: store_types.Change) -> Subscribe | Unsubscribe:
@@ -144,8 +145,8 @@ class Sending:
         reservation: Grant | None = None,
         moves: bool = False,
     ) -> list[Any]:
-        """Until the changes are written, together, in the room that is reserved for them. Returns what comes of
-        each. `moves`: no gate keeps them out."""
+        """Write the changes together, in the room that is reserved for them, and wait until that is done. Returns the
+        outcome of each. `moves`: no gate keeps them out."""
         ticket = Ticket(changes, sum([change.size for change in changes]), sync, unsynced)
         if moves:
             ticket.moves = True
@@ -179,14 +180,14 @@ class Sending:
         shared().lead(give_back)
 
     def wait(self, ticket: Ticket) -> list[Any]:
-        """Until it is done; then help to apply it if too much waits for that."""
+        """Wait until a ticket is done; then help to apply it if too much waits for that."""
         outcomes = self._writer.wait(ticket)
         if self._engine.pending_changes >= APPLY_AT:
             self._engine.help()
         return outcomes
 
     def send_nowait(self, destination: Destination, ticket: Ticket) -> Future[Receipt]:
-        """The future of a ticket for one message."""
+        """Return the future of a ticket for one message."""
         future: Future[Receipt] = Promise()
         future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
         ticket.future = (future, lambda done: Receipt(destination, *done.outcomes[0]))
@@ -364,7 +365,7 @@ class Sending:
         return parts
 
     def _send_mixed(self, destination: Destination, sends: Sequence[Sent], sync: bool, done: list[Receipt]) -> None:
-        """Many of which some are not persistent: not all at once, since these are put in under the store's lock."""
+        """Send many of which some are transient: not all at once, since these are put in under the store's lock."""
         chunks = [sends[start : start + CHUNK] for start in range(0, len(sends), CHUNK)]
         parts = [part for chunk in chunks for part, _ in self._parts(chunk)]
         grants = self.limits.reserve_all(parts) if self.limited else [None] * len(parts)
@@ -405,8 +406,8 @@ def new_send(
     priorities: bool,
     keeper: Keeper,
 ) -> Send | VolatileChange:
-    """A message of so many bytes at most, for a store that knows priorities or not. Raises what `encode` raises.
-    `keeper` is the store's."""
+    """Return the send of a message of so many bytes at most, for a store that knows priorities or not. Raises what
+    `encode` raises. `keeper` is the store's."""
     if not isinstance(message, Outgoing):
         record, name = encode(state.destination, message, None, None, limit)
         return Send(state, record, name, order_of(DEFAULT_PRIORITY, priorities), 0)
@@ -453,7 +454,7 @@ def new_sends(
 
 @inner_loop
 def plain_bodies(messages: tuple[Any, ...], first: int, limit: int, size_max: int) -> tuple[int, int]:
-    """How many messages from this one on are bodies alone, of so many bytes at most, and take at most `size_max`
+    """Return how many messages from this one on are bodies alone, of so many bytes at most, and take at most `size_max`
     together when they are written; one may take more. And the bytes of their records."""
     count = size = 0
     for body in islice(messages, first, None):

@@ -160,8 +160,8 @@ class Settling:
     # Giving back
 
     def give_back(self, messages: Sequence[Message], hold: int, delivered: bool, delay_ms: int | None = None) -> None:
-        """All or none of them, wherever Ctrl-C strikes. `delay_ms`: for so long they wait; None: as the store's
-        `redelivery` says, where it counts as a delivery."""
+        """Give back all or none of the messages, wherever Ctrl-C strikes. `delay_ms`: for so long they wait; None: as
+        the store's `redelivery` says, where it counts as a delivery."""
         try:
             leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
             self._give_back(leases, delivered, delay_ms)
@@ -270,7 +270,7 @@ class Settling:
             lease.counted = True
 
     def claim(self, message: Message) -> None:
-        """A transaction takes a leased message."""
+        """Claim a leased message for a transaction."""
         self._engine.delivery.take(self._store, [message], LEASED, CLAIMED)
 
     # By token
@@ -400,8 +400,8 @@ def _ticket(changes: Sequence[Change], acks_alone: bool, sync: bool, reservation
 
 
 def _parsed(token: str) -> tuple[str, int, int, int, int]:
-    """The store's id, and the numbers of the destination, of the subscription (0: a queue), of the message and of the
-    lease. Raises TypeError, and UnknownMessageError for what is no token."""
+    """Return the parts of a token: the store's id, and the numbers of the destination, of the subscription (0: a
+    queue), of the message and of the lease. Raises TypeError, and UnknownMessageError for what is no token."""
     if not isinstance(token, str):
         raise TypeError(f"a token is a str, not {type(token).__name__}: {token!r}")
     match = _TOKEN.fullmatch(token)

@@ -40,13 +40,13 @@ class Statistics:
         return counts
 
     def _oldest_ready(self, state: Counted) -> float | None:
-        """The age of what is received next; None if nothing is, or it cannot be read."""
+        """Return the age of what is received next; None if nothing is, or it cannot be read."""
         feeds = (state.feed,) if isinstance(state, SubscriptionState) else tuple(state.feeds())
         sent = [found for feed in feeds if (found := self._first_sent_at(feed)) is not None]
         return max(wall_ms() - min(sent), 0) / 1000 if sent else None
 
     def _first_sent_at(self, feed: Feed) -> int | None:
-        """When the first message was sent that nobody holds (ms)."""
+        """Return when the first message was sent that nobody holds (ms)."""
         engine = self._engine
         while (place := engine.asked(lambda: engine.delivery.first(feed, engine.rows))) is not None:
             with suppress(CorruptionError):  # told by who receives it

@@ -148,7 +148,7 @@ class Transactions:
         since: float | None,
         wait: bool,
     ) -> Grant | None:
-        """Room for what the store holds more once these are sent and those acked."""
+        """Reserve room for what the store holds more once these are sent and those acked."""
         if not self._sending.limited or not sending:
             return None
         freed = self._freed(acks) if acks else []
@@ -175,8 +175,8 @@ class Transactions:
     # Over several stores
 
     def load(self, prepared: Sequence[tuple[bytes, bytes]]) -> None:
-        """At open: branches that wait for their outcome, by transaction and payload. What they ack is claimed before
-        anybody can receive. Raises CorruptionError."""
+        """Load, at open, branches that wait for their outcome, by transaction and payload. What they ack is claimed
+        before anybody can receive. Raises CorruptionError."""
         for transaction, payload in prepared:
             try:
                 branch = self._restored(transaction, payload)
@@ -202,7 +202,7 @@ class Transactions:
         self._store.sync()
 
     def _restored(self, transaction: bytes, payload: bytes) -> Branch:
-        """Raises what decoding raises."""
+        """Return the branch of a payload. Raises what decoding raises."""
         branch = branch_of(transaction, payload, self._engine.catalog, self._backend.settings.priorities)
         self._engine.bodies.attach(branch)
         self._claim_again(branch)
@@ -353,8 +353,8 @@ class Transactions:
         return self._step(Rollback(branch), rolled_back, unsynced=True)
 
     def _prepared(self, transaction: bytes) -> tuple[Branch | None, Nonpersistent | None]:
-        """The branch, if it is prepared once all that is queued is written: its prepare may have been queued by a
-        thread that was interrupted before it could wait. And what it is prepared in, if not in the backend."""
+        """Return the branch, if it is prepared once all that is queued is written: its prepare may have been queued by
+        a thread that was interrupted before it could wait. And what it is prepared in, if not in the backend."""
         self._engine.ensure_usable()
         volatile = self._engine.nonpersistent
         if volatile is not None and transaction in volatile.prepared:
@@ -365,8 +365,8 @@ class Transactions:
         return prepared.get(transaction), None
 
     def _promise(self, branch: Branch) -> int:
-        """Bytes to keep free for its outcome, which takes at most so many. None where that is more than can be kept: on
-        a full disk such a one waits for room."""
+        """Return how many bytes to keep free for a branch's outcome, which takes at most so many. 0 where that is more
+        than can be kept: on a full disk such a branch waits for room."""
         size = branch.outcome_size
         return size if size <= self._backend.settings.promise_max else 0
 

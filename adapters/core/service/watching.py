@@ -109,8 +109,8 @@ def receive_or_watch(
 
 
 def _lease_or_watch(engine: Engine, feed: Feed, taker: Taker, on_wake: OnWake, watch: Watch | None) -> Watch | None:
-    """The watch that is in line if the taker was not given a message. None without either: the queue is to be looked up
-    anew. With the store's lock held, after `check`."""
+    """Return the watch that is in line if the taker was not given a message. None without either: the queue is to be
+    looked up anew. With the store's lock held, after `check`."""
     engine.current()
     if engine.sequencer.gates:
         engine.require_here(feed.state.destination)

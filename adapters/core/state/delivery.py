@@ -51,16 +51,16 @@ class Rows(Protocol):
     """The messages that a backend holds, as the core asks for them. Asked under the store's lock."""
 
     def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
-        """The least order from `order` on of which there may be a message, as in `rows`; None: there is none. Asked
-        only of a store with priorities. What it costs must not grow with the orders that there could be, 65,536. With
-        ALSO_WAITING added to the order, as in `rows`, that is added to what is returned."""
+        """Return the least order from `order` on of which there may be a message, as in `rows`; None: there is none.
+        Asked only of a store with priorities. What it costs must not grow with the orders that there could be, 65,536.
+        With ALSO_WAITING added to the order, as in `rows`, that is added to what is returned."""
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
     ) -> Sequence[Place]:
-        """The first `limit` messages of this order (None: of any) by seq, from the one after seq `after`; for a
-        `subscription` those that it has yet to ack, without one all. Whether somebody holds them, or they have
-        expired, is not the backend's affair.
+        """Return the first `limit` messages of this order (None: of any) by seq, from the one after seq `after`; for a
+        `subscription` those that it has yet to ack, without one all. Whether somebody holds them, or they have expired,
+        is not the backend's affair.
 
         Those that wait for their time are not among those of an order, and cost nothing there, however many there are;
         of any order (None), and where ALSO_WAITING is added to one, they are."""
@@ -72,7 +72,7 @@ class Rows(Protocol):
         caller knows it."""
 
     def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
-        """The feeds of the subscriptions that have yet to ack a topic's message."""
+        """Return the feeds of the subscriptions that have yet to ack a topic's message."""
 
     def expired(self, since: int, now: int) -> Iterable[tuple[DestinationState, Place]]:
         """Return the messages that expire behind `since` and by `now` (ms), in any order. Cheap if there are none. The
@@ -84,17 +84,18 @@ class Rows(Protocol):
         The caller goes on with the result later, as with that of `expired`."""
 
     def next_due(self) -> int:
-        """When the first of those that wait is due (ms); 0: none waits. Cheap. This and the next two are for a backend
-        that `postpones`."""
+        """Return when the first of those that wait is due (ms); 0: none waits. Cheap. This and the next two are for a
+        backend that `postpones`."""
         return 0
 
     def due(self, now: int, limit: int) -> Sequence[tuple[DestinationState, int, Place]]:
-        """The first of those that wait and are due by now (ms), of all destinations, by the time when they were due; at
-        most so many. Each with the number of the subscription that it waits for; 0: for all."""
+        """Return the first of those that wait and are due by now (ms), of all destinations, by the time when they were
+        due; at most so many. Each with the number of the subscription that it waits for; 0: for all."""
         return ()
 
     def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
-        """Until when a message waits there (ms); 0: it does not. Without a subscription, of a topic's: for all."""
+        """Return until when a message waits there (ms); 0: it does not. Without a subscription, of a topic's: for
+        all."""
         return 0
 
 
@@ -107,19 +108,19 @@ class Added(Protocol):
 
     @property
     def order(self) -> int:
-        """In its store's order of priorities."""
+        """Return the message's order, in its store's order of priorities."""
 
     @property
     def seq(self) -> int:
-        """In its store."""
+        """Return the message's seq in its store."""
 
     @property
     def expires_at_ms(self) -> int:
-        """0: never."""
+        """Return when the message expires (ms); 0: never."""
 
     @property
     def entitled(self) -> Sequence[SubscriptionState]:
-        """A topic's subscriptions that it is for."""
+        """Return a topic's subscriptions that the message is for."""
 
 
 class Delivery:
@@ -167,8 +168,8 @@ class Delivery:
         return True
 
     def first(self, feed: Feed, rows: Rows) -> Place | None:
-        """The first message that nobody holds and that is to be delivered; it stays where it is. None if there is none.
-        All that has returned is in the rows."""
+        """Return the first message that nobody holds and that is to be delivered; it stays where it is. None if there
+        is none. All that has returned is in the rows."""
         if feed.purging:
             return None  # what is free is about to go
         if feed.passed_at and wall_ms() < feed.passed_at:
@@ -242,14 +243,14 @@ class Delivery:
         return lanes.first(feed, rows)
 
     def end(self, feed: Feed, seq: int) -> None:
-        """A message is dead for a subscription; others may have yet to ack it. Idempotent."""
+        """End a lease: its message is dead for a subscription; others may have yet to ack it. Idempotent."""
         lease = feed.held.get(seq)
         if lease is not None:
             self._sweep.may_be_expired(feed.state, lease.place)
             feed.held.pop(seq, None)
 
     def added(self, send: Added) -> None:
-        """A message is in the rows which expires, or whose store has priorities. May be said again."""
+        """Note a message in the rows which expires, or whose store has priorities. May be said again."""
         if send.expires_at_ms:
             self.may_be_expired(send.state, (send.order, send.seq, send.expires_at_ms, 0, None))
         if not self._priorities:
@@ -261,7 +262,7 @@ class Delivery:
                 feed.lanes.add(send.order, send.seq)
 
     def may_be_expired(self, state: DestinationState, place: Place) -> None:
-        """A message that expires is in the rows. May be said again."""
+        """Note that a message which expires is in the rows. May be said again."""
         self._sweep.may_be_expired(state, place)
 
     def _deliverable(self, feed: Feed, place: Place) -> bool:
@@ -314,7 +315,7 @@ class Delivery:
         return self._sweep.find(rows, limit, partial(self._take_one, taken), taken)
 
     def _take_one(self, taken: list[tuple[Lease, str]], feeds: Sequence[Feed], place: Place, reason: str) -> bool:
-        """False if there is no room for a lease, or it may be about to be purged."""
+        """Take one lease; return False if there is no room for a lease, or the message may be about to be purged."""
         seq = place[SEQ]
         if not feeds or any(seq in feed.held for feed in feeds):
             return True
@@ -363,7 +364,7 @@ class Delivery:
         return taken
 
     def lapse(self, lease: Lease, now: float) -> bool:
-        """If its time is over, it is LEAVING from now on; False if it is not leased, or not over."""
+        """Let a lease whose time is over be LEAVING from now on; return False if it is not leased, or not over."""
         with self.lock:
             if not lease.is_late(now):
                 return False
@@ -404,7 +405,7 @@ class Delivery:
                 self.unlease(lease, rows, delivered)
 
     def unlease(self, lease: Lease, rows: Rows, delivered: bool = False) -> None:
-        """The message is free, at its old place. Idempotent."""
+        """Free the message of a lease, at its old place. Idempotent."""
         lease.end = RELEASED if lease.hold == LEAVING else ROLLED_BACK
         order, seq, expires, deliveries, _ = lease.place
         if delivered and not lease.whole:
@@ -428,7 +429,7 @@ class Delivery:
             feed.wake()
 
     def came_due(self, feed: Feed, seq: int, rows: Rows) -> None:
-        """A message waits no longer for all or for this one: it is free, at its old place, if nobody holds it. All that
+        """Free a message that waits no longer, for all or for this feed: at its old place, if nobody holds it. All that
         is applied is in the rows. Idempotent."""
         place = rows.row(feed.state, feed.subscription, seq)
         if place is None or seq in feed.held or rows.until(feed.state, feed.subscription, seq):
@@ -443,14 +444,14 @@ class Delivery:
         feed.wake()
 
     def claim_again(self, feeds: Sequence[Feed], place: Place, whole: bool) -> Lease:
-        """At open: what a prepared transaction acks is claimed, before anybody can receive (rule X6)."""
+        """Claim, at open, what a prepared transaction acks, before anybody can receive (rule X6)."""
         lease = Lease(tuple(feeds), place, CLAIMED, whole)
         for feed in feeds:
             feed.held[place[SEQ]] = lease
         return lease
 
     def gone(self, feed: Feed) -> None:
-        """The feed is no more, or all in it is dead, held or not. Idempotent."""
+        """Forget all of a feed that is no more, or in which all is dead, held or not. Idempotent."""
         feed.forget_fetched()
         feed.returned.clear()
         feed.returned_places.clear()
@@ -474,7 +475,7 @@ class Delivery:
             feed.returned_places.pop(seq, None)
 
     def set_back(self, feed: Feed, order: int, seq: int) -> None:
-        """A message has come that may lie before what was fetched: it is fetched next. Idempotent."""
+        """Set a lane back: a message has come that may lie before what was fetched, and is fetched next. Idempotent."""
         if not self._priorities:
             feed.first.set_back(seq)
         elif feed.lanes is not None:

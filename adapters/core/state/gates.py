@@ -39,19 +39,19 @@ class Gate:
 
     @classmethod
     def passed(cls, destination: Destination) -> Gate:
-        """One that is open: who comes there looks again at once."""
+        """Return a gate that is open: who comes there looks again at once."""
         gate = cls(destination)
         gate.reserves = True
         gate.open()
         return gate
 
     def open(self) -> None:
-        """The destination is where the placement record says. Idempotent."""
+        """Open the gate: the destination is where the placement record says. Idempotent."""
         self._opened.set()
 
     def wait(self) -> None:
-        """Until it is open. Raises ClosedError in a forked child, RuntimeError in the thread that is to open it, the
-        error that it was opened with."""
+        """Wait until the gate is open. Raises ClosedError in a forked child, RuntimeError in the thread that is to open
+        it, the error that it was opened with."""
         while not self._opened.is_set():
             if self._keeper == threading.get_ident():
                 raise RuntimeError(f"{self.destination} is being moved by this thread; use it after that")

@@ -83,7 +83,7 @@ class Feed:
 
     @property
     def waiting(self) -> int:
-        """How many wait or listen, and would take a message."""
+        """Return how many wait or listen, and would take a message."""
         return sum(not taker.watches for taker in list(self.takers)) if self.takers else 0
 
     def rewind(self) -> None:
@@ -105,7 +105,7 @@ class Feed:
             self.lanes.remove(first, last)
 
     def wake(self) -> None:
-        """A message may have become free: tell the first who waits. Any thread may."""
+        """Tell the first who waits: a message may have become free. Any thread may."""
         while self.takers:
             try:
                 next(iter(self.takers)).wake()
@@ -114,7 +114,7 @@ class Feed:
                 pass  # another thread has just come or gone
 
     def wake_all(self) -> None:
-        """The store stops: tell all."""
+        """Tell all who wait that the store stops."""
         for taker in [*self.takers, *self.listeners]:
             taker.wake()
 
@@ -213,7 +213,7 @@ class Lease:
 
     @property
     def time_limit(self) -> LeaseTime | None:
-        """None: it has no end."""
+        """Return the lease's time; None: it has no end."""
         return getattr(self, "time", None)
 
     @property
@@ -244,7 +244,7 @@ class Taker:
         self._waiter: Any = None
 
     def prepare(self) -> None:
-        """From now on `wake` ends a `wait`."""
+        """Get ready: from now on `wake` ends a `wait`."""
         if self._waiter is None:
             self._waiter = threading.Lock()
             self._waiter.acquire()
@@ -257,10 +257,10 @@ class Taker:
             pass  # it is awake
 
     def wait(self, seconds: float | None) -> bool:
-        """False if the time is over."""
+        """Wait for a wake; return False if the time is over."""
         return bool(self._waiter.acquire(timeout=-1 if seconds is None else max(seconds, 0)))
 
 
 def claimed(feed: Feed) -> int:
-    """How many of its messages transactions have claimed."""
+    """Return how many of a feed's messages transactions have claimed."""
     return sum(lease.hold == CLAIMED for lease in list(feed.held.values()))

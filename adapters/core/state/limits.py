@@ -154,13 +154,13 @@ class Room:
         self._given_back: deque[Amount] = deque()
 
     def hold(self, amount: Amount) -> Reservation[Amount]:
-        """Room for so much, whether or not it is there."""
+        """Hold room for so much, whether or not it is there."""
         return Reservation(amount, self._given_back, self._reserved)
 
     def taken(self) -> Amount:
         """Return what is held and what is reserved. Meanwhile nothing that is reserved becomes held: it would be
-        counted twice, or not at all. No call comes between counting a change and taking it out, so that Ctrl-C does
-        not, either."""
+        counted twice, or not at all. No call comes between counting a change and taking it out, so Ctrl-C does not,
+        either."""
         messages, size = self._held()
         reserved = self.reserved()
         return messages + reserved[0], size + reserved[1]
@@ -175,13 +175,13 @@ class Room:
         return self._messages, self._bytes
 
     def lacking(self, more: Amount) -> Amount:
-        """By how much it is too small for so much more: (0, 0) if that fits."""
+        """Return by how much the room is too small for so much more: (0, 0) if that fits."""
         taken = self.taken()
         return _beyond(self._max_messages, taken[0], more[0]), _beyond(self._max_bytes, taken[1], more[1])
 
     def to_go(self, more: Amount, lack: Amount) -> Amount:
-        """How much has to go for so much to come, where it is too small by `lack`. One that was made smaller than what
-        is there shrinks a little with each."""
+        """Return how much has to go for so much to come, where the room is too small by `lack`. One that was made
+        smaller than what is there shrinks a little with each."""
         messages, size = self.taken()
         over = _over(self._max_messages, messages), _over(self._max_bytes, size)
         return (

@@ -42,19 +42,19 @@ class Orders:
         return len(self._sorted)
 
     def add(self, order: int) -> None:
-        """Idempotent."""
+        """Add an order. Idempotent."""
         at = bisect_left(self._sorted, order)
         if at == len(self._sorted) or self._sorted[at] != order:
             self._sorted.insert(at, order)
 
     def discard(self, order: int) -> None:
-        """Idempotent."""
+        """Discard an order. Idempotent."""
         at = bisect_left(self._sorted, order)
         if at < len(self._sorted) and self._sorted[at] == order:
             del self._sorted[at]
 
     def first(self, order: int) -> int | None:
-        """The least from `order` on; None if there is none."""
+        """Return the least order from `order` on; None if there is none."""
         at = bisect_left(self._sorted, order)
         return self._sorted[at] if at < len(self._sorted) else None
 
@@ -100,7 +100,8 @@ class Lane:
         self.ready = None
 
     def set_back(self, seq: int) -> None:
-        """A message has come that may lie before what was fetched: it is fetched next. Idempotent."""
+        """Set the lane back: a message has come that may lie before what was fetched, and is fetched next.
+        Idempotent."""
         if self.cursor >= seq:
             self.end = 0
             self.cursor = min(seq, self.ready[0][SEQ] if self.ready else seq) - 1
@@ -134,7 +135,7 @@ class Lanes:
         return sum(lane.cursor for lane in self._lanes.values())
 
     def add(self, order: int, seq: int) -> None:
-        """A new message is in the rows. May be said again."""
+        """Note a new message in the rows. May be said again."""
         if order < self._walked and order not in self._lanes:
             heapq.heappush(self._heap, order)
             self._lanes[order] = Lane(seq - 1)
@@ -176,7 +177,7 @@ class Lanes:
             self._walked = next_order + 1
 
     def _keep(self, order: int, lane: Lane) -> None:
-        """A lane is about to be fetched from. Of the others the most urgent ones keep what they hold."""
+        """Note a lane that is about to be fetched from. Of the others the most urgent ones keep what they hold."""
         fetched = self._fetched
         if len(fetched) >= FETCHED_MAX and order not in fetched:
             for used_up in [used_up for used_up, other in fetched.items() if not other.ready]:

@@ -40,7 +40,7 @@ class SubscriptionState:
 
     @property
     def total(self) -> int:
-        """Messages that it has yet to ack, persistent or not."""
+        """Return how many messages the subscription has yet to ack, persistent or not."""
         return self.count + (self.volatile.count if self.volatile is not None else 0)
 
     @property
@@ -92,7 +92,7 @@ class DestinationState:
 
     @property
     def total(self) -> int:
-        """Messages held, persistent or not."""
+        """Return how many messages are held, persistent or not."""
         return self.count + (self.volatile.count if self.volatile is not None else 0)
 
     @property
@@ -101,26 +101,26 @@ class DestinationState:
         return self.delayed + (self.volatile.delayed if self.volatile is not None else 0)
 
     def entitled(self, seq: int) -> list[SubscriptionState]:
-        """The subscriptions that a message of this seq is for."""
+        """Return the subscriptions that a message of this seq is for."""
         return [subscriber for subscriber in self.subscriptions.values() if subscriber.start < seq]
 
     def feeds(self, number: int = 0) -> tuple[Feed, ...]:
-        """A queue's; of a topic those of all its subscriptions, or of the one with this number."""
+        """Return a queue's feed; of a topic those of all its subscriptions, or of the one with this number."""
         if not self.is_topic:
             return (self.feed,)
         return tuple(subscriber.feed for subscriber in self.subscriptions.values() if number in (0, subscriber.number))
 
     def wake_key(self, name: bytes) -> None:
-        """A map's key has been written: tell all who wait for its value. Any thread may."""
+        """Tell all who wait for a key's value: it has been written. Any thread may."""
         for taker in list(self.waiting.get(name, ())):
             taker.wake()
 
     def join(self, subscriber: SubscriptionState) -> None:
-        """One more subscription. Idempotent."""
+        """Add a subscription. Idempotent."""
         self.subscriptions = {**self.subscriptions, subscriber.subscription.key: subscriber}
 
     def leave(self, subscriber: SubscriptionState) -> None:
-        """One less. Idempotent."""
+        """Remove a subscription. Idempotent."""
         self.subscriptions = {key: other for key, other in self.subscriptions.items() if other is not subscriber}
 
 
@@ -143,24 +143,25 @@ class Catalog:
         """Of all destinations together."""
 
     def held(self) -> list[DestinationState]:
-        """All of which there may be messages, also removed ones. With the store's lock held."""
+        """Return all destinations of which there may be messages, also removed ones. With the store's lock held."""
         removed = [feed.state for feed in self.leaving if feed.state.removed]
         return list(dict.fromkeys([*self.by_number.values(), *removed]))
 
     def left(self, state: DestinationState, number: int) -> None:
-        """Nothing is left of a removed destination, or (by number) for a subscription that has ended. With the store's
-        lock held."""
+        """Forget a removed destination, or (by number) a subscription that has ended, of which nothing is left. With
+        the store's lock held."""
         for feed in [feed for feed in self.leaving if feed.state is state and number in (0, feed.number)]:
             self.leaving.pop(feed, None)
 
     def next_number(self) -> int:
-        """A number that nothing in this store ever had."""
+        """Return a number that nothing in this store ever had."""
         with self.lock:
             self.last_number += 1
             return self.last_number
 
     def state(self, destination: Destination) -> DestinationState:
-        """Made if it is new here. It is written down with its first message or subscription."""
+        """Return a destination's state, made if it is new here. It is written down with its first message or
+        subscription."""
         state = self.destinations.get(destination)
         if state is None:
             with self.lock:
@@ -189,7 +190,7 @@ class Catalog:
             return latest
 
     def count(self, state: DestinationState, messages: int, size: int) -> None:
-        """A destination holds so many messages, and bytes of them, more than before, or less. With the store's lock
+        """Count so many messages of a destination, and bytes of them, more than before, or less. With the store's lock
         held. Interrupted half way it leaves what `recount` mends."""
         state.count += messages
         state.bytes += size
@@ -202,7 +203,7 @@ class Catalog:
         self.messages, self.bytes = sum(state.count for state in states), sum(state.bytes for state in states)
 
     def remove(self, state: DestinationState) -> None:
-        """Its name is free. Until this is applied it is known by its number. Idempotent."""
+        """Remove a destination: its name is free. Until this is applied it is known by its number. Idempotent."""
         with self.lock:
             state.declared = False
             state.removed = True
@@ -235,7 +236,7 @@ class Catalog:
         return (state for state in states if state.declared or state.count or state.volatile is not None)
 
     def load(self, number: int, destination: Destination) -> DestinationState:
-        """At open: a destination that the backend holds."""
+        """Load, at open, a destination that the backend holds."""
         state = DestinationState(number, destination)
         state.declared = True
         self.add(state)
@@ -245,7 +246,7 @@ class Catalog:
     def load_subscription(
         self, number: int, topic: DestinationState, subscription: Subscription, start: int
     ) -> SubscriptionState:
-        """At open: a subscription that the backend holds."""
+        """Load, at open, a subscription that the backend holds."""
         subscriber = SubscriptionState(number, topic, subscription, start)
         topic.join(subscriber)
         self.subscriptions[number] = subscriber
@@ -253,7 +254,7 @@ class Catalog:
         return subscriber
 
     def feeds(self) -> Iterator[Feed]:
-        """All that messages are received from."""
+        """Yield all feeds that messages are received from."""
         for state in list(self.by_number.values()):
             yield state.feed
             for subscriber in state.subscriptions.values():

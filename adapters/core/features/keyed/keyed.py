@@ -42,7 +42,7 @@ class Unchanged(Change):
         self.state, self.names, self.number = state, names, number
 
     def plan(self, plan: Plan) -> None:
-        """Raises KeyChangedError."""
+        """Refuse the ticket if one of the keys may have been written since. Raises KeyChangedError."""
         state = self.state
         changed = state.removed or bool(plan.removed)
         keys = [(state.number, name) for name in self.names]
@@ -63,7 +63,7 @@ class KeyVersions:
         """Of a key that is not in `_numbers`: it may have been written by this plan, and by none after it."""
 
     def get(self, key: Key) -> int:
-        """No later plan has written it."""
+        """Return the number of a plan after which none has written the key."""
         return self._numbers.get(key, self._floor)
 
     def add(self, keys: Iterable[Key], number: int) -> None:
@@ -111,7 +111,7 @@ class FreshKeys:
         return written if written is not None and written.number > self.whole_at else None
 
     def take(self, plan: Plan, applied: int) -> None:
-        """A plan takes effect; all up to `applied` are in the rows. May be done again."""
+        """Take in a plan that takes effect; all up to `applied` are in the rows. May be done again."""
         written, number = self._written, plan.number
         if len(written) > self._most:
             self._written = written = {key: one for key, one in written.items() if one.number > applied}

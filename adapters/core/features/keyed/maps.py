@@ -51,7 +51,7 @@ class Value(NamedTuple):
 
     @property
     def expires_at_ms(self) -> int:
-        """When its time is over, 0: never."""
+        """Return when the value's time is over, 0: never."""
         expires: int = self.place[EXPIRES]
         return expires
 
@@ -76,12 +76,12 @@ class Maps:
     # Reading
 
     def get(self, destination: Destination, key: str) -> bytes | None:
-        """The value of a key; None if it has none."""
+        """Return the value of a key; None if it has none."""
         value = self._look(destination, key_bytes(key)).value
         return value.body if value is not None else None
 
     def count(self, destination: Destination) -> int:
-        """How many keys have a value; some whose time is over may still be among them."""
+        """Return how many keys have a value; some whose time is over may still be among them."""
         self._require_map(destination)
         state = self._engine.asked(lambda: self._state(destination))
         return state.count if state is not None else 0
@@ -89,8 +89,8 @@ class Maps:
     def items(
         self, destination: Destination, prefix: str = "", after: str | None = None
     ) -> Iterator[tuple[str, bytes]]:
-        """The keys that begin with a prefix, behind `after`, in the order of their bytes in UTF-8, and their values. A
-        page of them is held at a time; each is as it was when its page was read."""
+        """Yield the keys that begin with a prefix, behind `after`, in the order of their bytes in UTF-8, and their
+        values. A page of them is held at a time; each is as it was when its page was read."""
         self._require_map(destination)
         first = text_bytes(prefix, "prefix")
         start = first if after is None else max(first, text_bytes(after, "after") + b"\0")
@@ -121,7 +121,7 @@ class Maps:
         return (state, self._engine.backend.keys(state, start, PAGE)) if state is not None else None
 
     def wait(self, destination: Destination, key: str, timeout: float | None) -> bytes | None:
-        """The value of a key once it has one; None if it has none in `timeout` seconds (None: for ever)."""
+        """Return the value of a key once it has one; None if it has none in `timeout` seconds (None: for ever)."""
         engine, name = self._engine, key_bytes(key)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -270,7 +270,7 @@ class Maps:
     # Looking
 
     def _look(self, destination: Destination, name: bytes) -> _Look:
-        """At what a key has, with all that has returned."""
+        """Look at what a key has, with all that has returned applied."""
         self._require_map(destination)
         engine = self._engine
         while True:
@@ -296,7 +296,7 @@ class Maps:
             # Another one has taken its place, or none, since.
 
     def _remove(self, state: DestinationState, name: bytes, place: Place, number: int) -> None:
-        """A key's value that is lost, unless it has another since."""
+        """Remove a key's value that is lost, unless the key has another since."""
         ack = Ack(state, place[SEQ], 0, place if place[OWN] is not None else None)
         try:
             self._sending.write([Unchanged(state, (name,), number), ack])
@@ -356,7 +356,8 @@ def removal_of(key: str) -> Outgoing:
 
 
 def key_bytes(key: str) -> bytes:
-    """A key as it is kept. Raises TypeError, and ValueError for one that is empty, too long or no valid unicode."""
+    """Return a key as it is kept. Raises TypeError, and ValueError for one that is empty, too long or no valid
+    unicode."""
     name = key.encode() if type(key) is str and key.isascii() else text_bytes(key, "key")  # most take no other call
     if not name or len(name) > KEY_BYTES_MAX:
         raise ValueError(f"the key {key[:40]!r} takes {len(name)} bytes; 1 to {KEY_BYTES_MAX} are allowed in a map")

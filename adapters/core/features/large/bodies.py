@@ -141,7 +141,7 @@ class LargeBodies:
         return max((kept.low for _, kept in self._found.values() if kept.low != NEVER), default=0)
 
     def _know(self, body: StoredBody, owned: bool) -> None:
-        """From now on its name finds it, and who lets go of it last puts it into `garbage`."""
+        """Know a body from now on: its name finds it, and who lets go of it last puts it into `garbage`."""
         ref = BodyRef(body, self.garbage.append)
         ref.name, ref.owned = body.name, owned
         with self._lock:
@@ -152,7 +152,7 @@ class LargeBodies:
         return ref() if ref is not None else None
 
     def attach(self, branch: Branch) -> None:
-        """A branch that is read back may send large bodies."""
+        """Attach the large bodies that a branch sends which is read back."""
         for send in branch.sends:
             self.attach_send(send)
 
@@ -230,8 +230,9 @@ class LargeBodies:
             self.tidy()
 
     def end(self, clean: bool) -> None:
-        """All that was written is durable, and nothing is written any more. If `clean`, with the store's lock held and
-        the backend still open: what no message names, nor a prepared branch, is removed, whoever holds it."""
+        """Let go of the bodies: all that was written is durable, and nothing is written any more. If `clean`, with the
+        store's lock held and the backend still open: what no message names, nor a prepared branch, is removed, whoever
+        holds it."""
         try:
             if clean and self.used:
                 self.forget_dead()
@@ -251,7 +252,7 @@ class LargeBodies:
             ref.owned = False
 
     def _needed(self) -> Iterator[bytes]:
-        """The names of those that messages name, or prepared branches."""
+        """Yield the names of the bodies that messages name, or prepared branches."""
         for those in list(self._live.values()):
             yield from [body.name for body in list(those.values())]
         for branch in list(self._engine.sequencer.prepared.values()):
@@ -274,8 +275,8 @@ class LargeBodies:
     # Writing
 
     def kept(self, body: object, persistent: bool = True) -> bytes | StoredBody:
-        """A body as it goes into a message of this store: bytes, or one that is whole here. A short file becomes bytes.
-        Raises TypeError and ValueError for what is no body, or not as long as was said; what the file raises;
+        """Return a body as it goes into a message of this store: bytes, or one that is whole here. A short file becomes
+        bytes. Raises TypeError and ValueError for what is no body, or not as long as was said; what the file raises;
         StoreFullError, StoreFailedError, ClosedError. Then nothing is left of it."""
         size = None
         if type(body) is Sized:
@@ -321,7 +322,7 @@ class LargeBodies:
         return body
 
     def _begun(self, name: bytes, persistent: bool) -> StoredBody:
-        """One that is to be written."""
+        """Begin a body that is to be written, and return it."""
         body = StoredBody(self, name)
         body.lasting = persistent and not self._engine.backend.volatile
         self.used = True
@@ -363,7 +364,8 @@ class LargeBodies:
         self.storage.publish(body.name, body.lasting)
 
     def adopted(self, body: StoredBody, persistent: bool = True) -> StoredBody:
-        """A body here that is the same as one in this store, or in another. Raises as `kept`, and CorruptionError."""
+        """Return a body here that is the same as one in this store, or in another. Raises as `kept`, and
+        CorruptionError."""
         lasts = persistent and not self._engine.backend.volatile
         if body.bodies is self and (body.lasting or not lasts):
             return body
@@ -374,7 +376,8 @@ class LargeBodies:
             return self._copied(body, os.urandom(16), persistent) if lasts and not own.lasting else own
 
     def brought(self, body: StoredBody) -> StoredBody:
-        """A copy of one in another store, under its name, for a message that comes from there. Raises likewise."""
+        """Return a copy of a body in another store, under its name, for a message that comes from there. Raises as
+        `kept`, and CorruptionError."""
         own = self.adopted(body)
         if own.name != body.name:
             raise StoreFailedError(f"store {self._engine.name!r} has another body under the name {body.name.hex()}")
@@ -388,7 +391,7 @@ class LargeBodies:
             self._share(body)
 
     def _share(self, body: StoredBody) -> None:
-        """More than one message may name it (rule B7). Raises StoreFullError, StoreFailedError."""
+        """Let more than one message name a body (rule B7). Raises StoreFullError, StoreFailedError."""
         with self._noting:
             if not body.shared and body.lasting:
                 self.storage.note(body.name, named_by(0, 0), sync=True)
@@ -409,7 +412,8 @@ class LargeBodies:
         return own
 
     def _taken_up(self, body: StoredBody) -> StoredBody | None:
-        """One of that name that is whole here already. One that was let go of is removed first."""
+        """Return a body of that name that is whole here already, if there is one. One that was let go of is removed
+        first."""
         with self._work:
             own = self._known(body.name)
             if own is not None and self._by_name[body.name].owned and (own.size, own.crc) == (body.size, body.crc):
@@ -435,8 +439,8 @@ class LargeBodies:
             return body
 
     def named(self, send: Send, apart: bool = False) -> None:
-        """A message that names one takes effect; `apart`: it is not persistent, beside such as are. By who writes, in
-        order; may be done again."""
+        """Note that a message which names a body takes effect; `apart`: it is transient, beside persistent ones. Called
+        by who writes, in order; may be done again."""
         body = send.large
         if body is None or (send.state.is_topic and not send.entitled):
             return
@@ -483,17 +487,17 @@ class LargeBodies:
             self._soon.schedule(SOON_SECONDS)
 
     def suspect(self, state: DestinationState) -> None:
-        """All messages of a destination may be dead by now."""
+        """Note that all messages of a destination may be dead by now."""
         for seq in list(self._live.get(state.number, ())):
             self._suspects[state.number, seq] = None
 
     @property
     def messages(self) -> int:
-        """Messages with a large body."""
+        """Return how many messages have a large body."""
         return sum([len(those) for those in list(self._live.values())])
 
     def size_of(self, state: DestinationState) -> int:
-        """Bytes of the large bodies of a destination."""
+        """Return the bytes of the large bodies of a destination."""
         return self._sizes.get(state.number, 0)
 
     def size_at(self, state: DestinationState, seq: int) -> int:
@@ -520,7 +524,7 @@ class LargeBodies:
             log.debug("store %s: large bodies are left to the next time: %s", self._engine.name, error)
 
     def tidy_if_needed(self) -> None:
-        """Now and then, for what was let go of by who held it last."""
+        """Tidy now and then, for what was let go of by who held it last."""
         if self.garbage or self._suspects:
             self._soon.schedule(0)
 
@@ -538,7 +542,7 @@ class LargeBodies:
             self._find_dead()
 
     def _find_dead(self) -> bool:
-        """Some of the suspects, with the store's lock held. Returns whether there were any."""
+        """Find the dead among some of the suspects, with the store's lock held. Returns whether there were any."""
         catalog, rows = self._engine.catalog, self._engine.rows
         some = list(self._suspects)[:PAGE]
         if self._engine.behind:  # a message that has taken effect since is among them perhaps, and in no row yet
@@ -551,7 +555,7 @@ class LargeBodies:
         return bool(some)
 
     def _drop(self, number: int, seq: int) -> None:
-        """A message is dead. Idempotent."""
+        """Drop the body of a message that is dead. Idempotent."""
         with self._lock:
             those = self._live.get(number, {})
             body, before = those.get(seq), self._sizes.get(number, 0)
@@ -591,7 +595,8 @@ class LargeBodies:
     # Asking
 
     def violations(self) -> Iterator[str]:
-        """Every body that a message names is there and whole, and none is there without."""
+        """Yield a violation for each body that a message names and is not there whole, and for each that is there
+        without a message."""
         if not self.used:
             return
         for name, _ in self.storage.kept():

@@ -81,8 +81,8 @@ class LargeFiles:
             self._refuse(name, error)
 
     def _refuse(self, name: bytes, error: OSError) -> NoReturn:
-        """Nothing of the body is left, unless it cannot be removed: then the next open does it. What the page cache
-        made of a failed sync is gone with it, so the store goes on (rule J9)."""
+        """Leave nothing of the body, unless it cannot be removed: then the next open does it. What the page cache made
+        of a failed sync is gone with it, so the store goes on (rule J9)."""
         with suppress(OSError):
             self.remove(name)
         if error.errno in FULL:

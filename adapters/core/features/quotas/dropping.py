@@ -78,7 +78,7 @@ class Oldest:
         return going[0] >= lack[0] and going[1] >= lack[1]
 
     def amounts(self, grant: Grant, rooms: Iterable[Room]) -> dict[Room, Amount]:
-        """How much of each room what is to go leaves."""
+        """Return how much of each room the messages that are to go leave free."""
         found = dict.fromkeys(rooms, NOTHING)
         for lease, size in zip(grant.victims, grant.sizes, strict=False):
             for room in found:
@@ -89,7 +89,7 @@ class Oldest:
         return found
 
     def give_back(self, grant: Grant) -> None:
-        """All that is held for it. Idempotent."""
+        """Give back all that is held. Idempotent."""
         for lease in grant.victims:
             self._engine.delivery.unlease(lease, self._engine.rows)
         grant.victims, grant.sizes = [], []
@@ -112,7 +112,7 @@ class Oldest:
             feed.remove_fetched(seq, seq)
 
     def _free(self, room: Room) -> Iterator[Lease]:
-        """Leases of what nobody holds, not held yet."""
+        """Yield leases of what nobody holds, not held yet."""
         if room.state is not None:
             if room.state.is_map:
                 return
@@ -153,7 +153,7 @@ class Oldest:
             after = places[-1][SEQ]
 
     def _lease(self, state: DestinationState, place: Place) -> Lease | None:
-        """None if somebody holds it, or it is gone."""
+        """Return a lease; None if somebody holds the message, or it is gone."""
         feeds = tuple(self._engine.rows.unacked(state, place[SEQ])) if state.is_topic else (state.feed,)
         if not feeds or any(place[SEQ] in feed.held or feed.purging for feed in feeds):
             return None
@@ -175,7 +175,7 @@ class DropLog:
         self._quiet = True
 
     def new(self, destinations: Iterable[Destination]) -> None:
-        """Messages that were sent there are not stored."""
+        """Note that messages sent there are not stored."""
         self._add(self._new, destinations)
 
     def old(self, leases: Iterable[Lease]) -> None:

@@ -100,8 +100,8 @@ class Limits:
         since: float | None = None,
         wait: bool = True,
     ) -> Grant:
-        """Room for these, and for what the limits say of those for which there is none. Waits for it if they say so:
-        since `since` (monotonic), if that is given; not without `wait`: then it raises NoRoomYetError. Raises
+        """Reserve room for these, and for what the limits say of those for which there is none. Waits for it if they
+        say so: since `since` (monotonic), if that is given; not without `wait`: then it raises NoRoomYetError. Raises
         StoreFullError, what Engine.ensure_usable raises and MovedError, and then nothing is reserved."""
         grant = Grant(self.free)
         try:
@@ -143,8 +143,8 @@ class Limits:
             submit(grant, None)
 
     def hold(self, sends: Sequence[Change], acks: Sequence[Any]) -> Grant:
-        """Room for a prepared branch that was found, whether or not there is any. `acks`: its own, of which the whole
-        message goes."""
+        """Hold room for a prepared branch that was found, whether or not there is any. `acks`: its own, of which the
+        whole message goes."""
         grant = Grant()
         with self._lock:
             request = Request(self._rooms, sends)
@@ -165,8 +165,8 @@ class Limits:
         return totals
 
     def reserve_moved(self, state: DestinationState, amount: Amount) -> Grant:
-        """Room for messages that come from another store: neither they nor others are dropped for that, and who brings
-        them does not wait. Raises StoreFullError."""
+        """Reserve room for messages that come from another store: neither they nor others are dropped for that, and who
+        brings them does not wait. Raises StoreFullError."""
         with self._lock:
             return self._reserve_at_once(dict.fromkeys(self._rooms.of_state(state, False), amount))
 
@@ -214,7 +214,7 @@ class Limits:
             return waiter
 
     def _leave(self, grant: Grant) -> None:
-        """Whoever asked for it needs it no more."""
+        """Leave the line: whoever asked for room needs it no more."""
         with self._lock:  # who serves the line just now may give it room
             for waiter in [waiter for waiter in self._line if waiter.grant is grant]:
                 self._line.pop(waiter, None)
@@ -280,7 +280,7 @@ class Limits:
     # Waiting
 
     def _wait(self, waiter: Waiter, since: float | None, wait: bool) -> None:
-        """Until it has room, in this thread. Raises as `reserve`."""
+        """Wait until a call has room, in this thread. Raises as `reserve`."""
         if not wait or not may_wait():
             raise NoRoomYetError(str(waiter.why))
         if since is not None:
@@ -320,7 +320,8 @@ class Limits:
                 pass  # another has just come or gone
 
     def wake(self) -> None:
-        """There may be room. Any thread, with whatever lock; takes none that is anybody's but the background's."""
+        """Wake the first in line: there may be room. Any thread, with whatever lock; takes none that is anybody's but
+        the background's."""
         first = self._first()
         if first is None:
             return
@@ -330,7 +331,7 @@ class Limits:
             self._job.schedule(0)
 
     def wake_all(self) -> None:
-        """The store stops: all are told."""
+        """Tell all in line that the store stops."""
         for waiter in list(self._line):
             waiter.wake()
         if self._line:
@@ -365,7 +366,7 @@ class Limits:
                     break
 
     def _serve_in_background(self) -> None:
-        """For those that wait in no thread."""
+        """Serve those that wait in no thread."""
         if unless_busy(self._serving, self._submit_all) and any(
             waiter.submit is not None for waiter in list(self._line)
         ):
@@ -409,8 +410,8 @@ class Limits:
                 self.dropped.old(ticket.held.victims)
 
     def free(self, leases: Sequence[Lease]) -> None:
-        """Messages that were to go stay: they are free again. Takes the store's lock; in a store that has stopped
-        nobody holds anything."""
+        """Free messages that were to go and stay. Takes the store's lock; in a store that has stopped nobody holds
+        anything."""
         engine = self.engine
         with suppress(AnabranchError, RuntimeError):
             engine.check()

@@ -70,7 +70,7 @@ class Rooms:
         return volatile.messages, volatile.bytes + self.engine.bodies.nonpersistent_bytes
 
     def of(self, change: Change) -> list[Room]:
-        """All that a message needs room in, the narrowest first. Under `_lock`."""
+        """Return all rooms that a message needs, the narrowest first. Under `_lock`."""
         if type(change) is SendMany:
             return self.of_state(change.state, False)
         send = sent(change)

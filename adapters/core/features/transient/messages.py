@@ -139,8 +139,8 @@ class Nonpersistent:
         return False
 
     def submit(self, ticket: Ticket) -> None:
-        """In front of Writer.submit: what concerns these messages alone is done by then. Any thread. Raises likewise,
-        and as `takes` and `write`."""
+        """Stand in front of Writer.submit: what concerns transient messages alone is done by then. Any thread. Raises
+        as Writer.submit, `takes` and `write`."""
         changes = list(ticket.content)
         if self.takes(changes):
             ticket.outcomes = self.write(changes, ticket.held)
@@ -164,7 +164,7 @@ class Nonpersistent:
         return self._engine.asked(done)
 
     def _reserve(self, sends: Sequence[Change]) -> Reservation[bytes]:
-        """Memory for messages that are committed later."""
+        """Reserve memory for messages that are committed later."""
         self._free()
         room = Reservation(b"ticket %d" % next(self._keys), self._freed)
         self._kept.reserve(room.what, _sends(sends))
@@ -214,7 +214,8 @@ class Nonpersistent:
             doing.append(Postponed(shadow, seq, 0, send.deliver_at_ms))
 
     def _take_effect(self, written: _Written, reserved: Sequence[bytes]) -> None:
-        """Raises StoreFullError, StoreFailedError, and then it does not; not if there is room `reserved`."""
+        """Let changes take effect. Raises StoreFullError, StoreFailedError, and then none does; not if there is room
+        `reserved`."""
         self._free()
         sends = [change for change in written.changes if type(change) is Send]
         if sends:
@@ -312,7 +313,7 @@ class Nonpersistent:
                 self._end(shadow, ended)
 
     def set_back(self, send: Send | Many) -> None:
-        """A message of the backend has come, or some."""
+        """Set cursors back: a message of the backend has come, or some."""
         self._set_back(send, send.order)
 
     def _set_back(self, send: Send | Many, order: int) -> None:
@@ -325,7 +326,7 @@ class Nonpersistent:
     # Shadows
 
     def _shadow(self, state: DestinationState) -> DestinationState:
-        """A destination's, made with its first message; taken up again if that was interrupted."""
+        """Return a destination's shadow, made with its first message; taken up again if that was interrupted."""
         shadow = self.shadows.by_number.get(state.number)
         if shadow is None:
             shadow = DestinationState(state.number, state.destination)
@@ -392,7 +393,7 @@ class Nonpersistent:
     # Transactions over several stores: branches that concern these messages alone
 
     def prepare(self, branch: Branch) -> None:
-        """Raises as `write`."""
+        """Prepare a branch. Raises as `write`."""
         self._free()
         self._kept.reserve(branch.transaction, _sends(branch.changes))
         self.prepared[branch.transaction] = branch
@@ -423,7 +424,7 @@ class Nonpersistent:
 
     @property
     def messages(self) -> int:
-        """Held, leased ones included."""
+        """Return how many messages are held, leased ones included."""
         return self.shadows.messages
 
     @property
@@ -454,7 +455,7 @@ class Nonpersistent:
         return self._kept.violations()
 
     def close(self, clean: bool) -> None:
-        """All is gone; the swap files too if `clean`: else they may be another's."""
+        """Let go of all messages; of the swap files too if `clean`: else they may be another's."""
         self._kept.let_go(clean)
 
 

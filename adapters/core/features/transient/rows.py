@@ -137,7 +137,7 @@ class MixedRows(Rows):
 
 
 def shadow_of(shadow: DestinationState, subscription: SubscriptionState | None) -> SubscriptionState | None:
-    """A subscription's shadow."""
+    """Return a subscription's shadow."""
     if subscription is None:
         return None
     same = shadow.subscriptions.get(subscription.subscription.key)
@@ -145,6 +145,6 @@ def shadow_of(shadow: DestinationState, subscription: SubscriptionState | None) 
 
 
 def _place(place: Place) -> Place:
-    """In memory, as the core knows it."""
+    """Return a place in memory, as the core knows it."""
     order, seq, expires, deliveries, spot = place
     return order >> 1, seq, expires, deliveries, VolatileSpot(spot)
