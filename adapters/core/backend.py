@@ -56,7 +56,7 @@ class Settings:
     max_messages: int | None = None
     max_bytes: int | None = None
     max_bytes_option: str = "max_bytes"
-    """What users know `max_bytes` by."""
+    """The name by which users know `max_bytes`."""
     min_free_disk: int | None = None
     when_full: WhenFull = WhenFull.FAIL
     block_timeout: float = 30.0
@@ -68,9 +68,9 @@ class Settings:
     """Bytes of a swap file of theirs."""
     message_bytes_max: int = 1 << 30
     large_message_size: int = 1 << 20
-    """What is read from a file and is longer (bytes) is kept apart from its message."""
+    """A body that is read from a file and is longer (bytes) is kept apart from its message."""
     ticket_bytes_max: int = 1 << 20
-    """Of a send of many so much is written together."""
+    """Bytes that are written together of a send of many."""
     batch_changes_max: int = 1000
     """The most changes that share one write of a thread of the store's own."""
     gather_seconds: float = 0.0
@@ -114,7 +114,7 @@ class Found:
     last_seq: int = 0
     """The highest that was ever given out."""
     ids: Iterable[tuple[tuple[int, bytes], int]] = ()
-    """Of the duplicate window: (destination's number, message id) and seq, oldest first."""
+    """The duplicate window: (destination's number, message id) and seq, oldest first."""
     prepared: Sequence[tuple[bytes, bytes]] = ()
     """Branches that wait for their outcome: transaction and payload."""
     committed: Sequence[bytes] = ()
@@ -149,10 +149,10 @@ class Host:
 
 
 class Backend(Rows, Protocol):
-    """One store's. The constructor touches nothing; it is given the same as the store's."""
+    """The backend of one store. The constructor touches nothing; it is given the same as the store's."""
 
     kind: str
-    """As `StoreStats.kind` says it."""
+    """The kind, as `StoreStats.kind` says it."""
     settings: Settings
     volatile: bool
     shared: bool

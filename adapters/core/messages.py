@@ -48,7 +48,7 @@ else:
 HeaderValue = str | int | float | bool | bytes | None | Sequence["HeaderValue"] | Mapping[str, "HeaderValue"]
 """Plain, or lists and maps of such, as JSON nests them; a tuple comes back as a list."""
 Headers = Mapping[str, HeaderValue]
-"""What a sender may attach to a message: names to values."""
+"""The headers that a sender may attach to a message: names to values."""
 NESTED_MAX: Final = 64
 """How deep lists and maps may nest in a header."""
 
@@ -74,7 +74,7 @@ class LargeBody:
     __slots__ = ()
 
     size: int
-    """Of it, in bytes."""
+    """The size of the body, in bytes."""
 
     def open(self) -> BinaryIO:
         """Return a stream of its bytes, which can seek. Raises ClosedError once its store is closed."""
@@ -262,7 +262,7 @@ class Receipt(NamedTuple):
 EXPIRED: Final = "expired"
 """Its time is over."""
 DELIVERY_LIMIT: Final = "delivery_limit"
-"""It was given back as often as `max_deliveries` says."""
+"""The reason of a message that was given back as often as `max_deliveries` says."""
 REJECTED: Final = "rejected"
 """Its receiver has rejected it, and said no reason of its own."""
 
@@ -298,9 +298,9 @@ class Message(Generic[T_co]):
     )  # fmt: skip
 
     _plain: ClassVar[type[Message[Any]]]
-    """What it is once it is settled: its class, or that which its class is one of."""
+    """The class of the message once it is settled: its class, or that which its class is one of."""
     _received: ClassVar[type[Message[Any]]]
-    """What it is while its receiver holds it (ReceivedMessage)."""
+    """The class of the message while its consumer holds it (ReceivedMessage)."""
     body: T_co
     """Bytes, or a value. Raises LargeMessageError for a large one, and DecodeError for bytes that the codec of its
     queue does not take, when it is asked for first."""
@@ -342,9 +342,9 @@ class Message(Generic[T_co]):
         """How often it has been handed out, this time too: 1 the first time. Of a browsed one: how often it came
         back."""
         self.subscription = subscription
-        """Of a topic's message: whose it is; None if it was browsed or leased for the topic as a whole."""
+        """The subscription of a topic's message; None if it was browsed or leased for the topic as a whole."""
         self.persistent = persistent
-        """As its sender said; whatever that was, nothing of a memory store survives."""
+        """True if its sender said so; whatever that was, nothing of a memory store survives."""
 
     @property
     def _large(self) -> LargeBody | None:
@@ -491,8 +491,9 @@ class Message(Generic[T_co]):
 
 
 class ReceivedMessage(Message[T_co]):
-    """One that was handed to its receiver and is not settled: what becomes of it if nobody has it any more is seen to.
-    Once it is settled it is a Message as any other (`note_settled`): that costs less than to ask each at its end."""
+    """A message that was handed to its consumer and is not settled: what becomes of it if nobody has it any more is
+    seen to. Once it is settled it is a Message as any other (`note_settled`): that costs less than to ask each at its
+    end."""
 
     __slots__ = ()
 
@@ -513,7 +514,7 @@ _stored_body: Final = cast(MemberDescriptorType, vars(Message)["body"])
 
 
 class LargeMessage(Message[bytes]):
-    """One whose body is kept apart. A class of its own, so that no other message is asked whether it is one."""
+    """A message whose body is kept apart. A class of its own, so that no other message is asked whether it is one."""
 
     __slots__ = ()
 
@@ -558,8 +559,8 @@ def note_settled(messages: Iterable[Message[Any]]) -> None:
 
 
 class DecodedMessage(Message[Any]):
-    """One whose `body` is what a codec makes of the stored bytes, which are in `raw_body`. A class of its own, so that
-    no other message is asked for its codec."""
+    """A message whose `body` is what a codec makes of the stored bytes, which are in `raw_body`. A class of its own, so
+    that no other message is asked for its codec."""
 
     __slots__ = ()
 

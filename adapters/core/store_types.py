@@ -21,7 +21,7 @@ class Subscription(NamedTuple):
     selector: str | None = None
     """Kept and handed back for who evaluates it; a store does not."""
     no_local: bool = False
-    """Likewise: the subscriber does not want what its own connection has sent."""
+    """True if the subscriber does not want what its own connection has sent. Kept and handed back likewise."""
 
     @property
     def key(self) -> SubscriptionKey:
@@ -51,20 +51,21 @@ class Settlement(enum.Enum):
 
 
 class _Counts(NamedTuple):
-    """How many messages of a queue, or of a subscription, are where. All but `expired` are there now."""
+    """The numbers of messages of a queue, or of a subscription, by where they are. All but `expired` are there now."""
 
     ready: int
     """Neither leased nor delayed. Of these some may have expired, for a moment, or have reached the delivery limit."""
     leased: int
     """By receivers, or claimed by transactions."""
     delayed: int = 0
-    """They wait for their time."""
+    """Messages that wait for their time."""
     expired: int = 0
     """Gone since the store was opened, dead-lettered or dropped, for their time was over."""
 
 
 class Counts(_Counts):
-    """The same, and how old the next one is, which is no part of the tuple: two that say the same numbers are equal."""
+    """The counts, and how old the next one is, which is no part of the tuple: two that say the same numbers are
+    equal."""
 
     oldest_ready_seconds: float | None = None
     """How long ago the message was sent that is received next: the oldest of the ready ones, in a store with priorities
@@ -80,7 +81,7 @@ class StoreStats:
     """The statistics of a store. Counts are since open where not said otherwise."""
 
     name: str
-    """As the configuration calls it; of a store of one destination `name:destination`."""
+    """The name, as the configuration calls the store; of a store of one destination `name:destination`."""
     kind: str
     """`journal`, `sql`, `memory`, or as a third party's adapter is registered."""
     messages: int
@@ -88,7 +89,8 @@ class StoreStats:
     destinations: Mapping[Destination, int]
     """Messages held now, by destination."""
     leased: int
-    """Of `messages`, those that are held by receivers or claimed by transactions; of a topic for each subscription."""
+    """Messages of `messages` that are held by consumers or claimed by transactions; of a topic for each
+    subscription."""
     sends: int
     """Messages that were stored."""
     acks: int
@@ -100,11 +102,12 @@ class StoreStats:
     journal_bytes: int = 0
     """Bytes of the files that hold records; pooled files are in `pool_bytes`."""
     index_bytes: int = 0
-    """Of the index's files, which are made anew from the journal if they are lost. 0 for stores that have none."""
+    """Bytes of the index's files, which are made anew from the journal if they are lost. 0 for stores that have
+    none."""
     capacity_bytes: int = 0
-    """The same files at their full size, which they grow to as they fill."""
+    """Bytes of the same files at their full size, which they grow to as they fill."""
     pool_bytes: int = 0
-    """Of files that were released and are kept to be used again."""
+    """Bytes of files that were released and are kept to be used again."""
     segments: Mapping[str, int] = field(default_factory=dict)
     """Files by state: `active`, `retained`, `copies` (of what lives, made by compaction), `pooled`."""
     live_percent: float = 100.0
@@ -117,20 +120,20 @@ class StoreStats:
     subscriptions: Mapping[Subscription, int] = field(default_factory=dict)
     """Messages that each durable subscription has yet to ack."""
     memory_bytes: int = 0
-    """Of messages that are kept in memory, as the store counts them."""
+    """Bytes of messages that are kept in memory, as the store counts them."""
     swap_bytes: int = 0
-    """Of the swap files."""
+    """Bytes of the swap files."""
     dropped: int = 0
     """Messages that were sent to a topic without any durable subscription, and so were gone at once; and those that
     were dropped since the store was full (`when_full`)."""
     waiting: int = 0
     """Receivers and listeners that wait for a message."""
     large_messages: int = 0
-    """Of `messages`, those whose bodies are kept apart."""
+    """Messages of `messages` whose bodies are kept apart."""
     large_bytes: int = 0
-    """Of these bodies; one that several messages share counts for each."""
+    """Bytes of these bodies; one that several messages share counts for each."""
     delayed: int = 0
-    """Of `messages`, those that wait for their time, of a topic those that do so for all its subscriptions."""
+    """Messages of `messages` that wait for their time, of a topic those that do so for all its subscriptions."""
 
 
 Progress = Callable[[str, int, int], None]
@@ -152,7 +155,7 @@ class Listener(Protocol):
 # Transactions over several stores
 
 TRANSACTION_BYTES: Final = 32
-"""Of a transaction's id: the coordinator's id (16), its epoch (8) and a number (8), so that they sort by age."""
+"""Bytes of a transaction's id: the coordinator's id (16), its epoch (8) and a number (8), so that they sort by age."""
 
 
 class Prepared(NamedTuple):

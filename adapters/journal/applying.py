@@ -40,10 +40,10 @@ FULL_PAUSE: Final = 5.0
 
 
 class Applied(NamedTuple):
-    """How far the index is."""
+    """The state up to which the index is."""
 
     number: int
-    """Of the last plan that is in it."""
+    """The number of the last plan that is in the index."""
     tail: Tail
     """The end of the log after that plan."""
 

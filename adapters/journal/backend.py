@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class JournalBackend(Backend):
-    """One store's."""
+    """The backend of one journal store."""
 
     kind = "journal"
     volatile = False
@@ -78,7 +78,7 @@ class JournalBackend(Backend):
         self.salvages = options.on_corruption is OnCorruption.SALVAGE
         self._lost: LostMessages
         self._report: salvage.LossReport | None = None
-        """Of what is lost, until it is complete."""
+        """The report of what is lost, until it is complete."""
         self._is_made = False
         """There are the parts that follow."""
         self._engine: Engine
@@ -159,7 +159,7 @@ class JournalBackend(Backend):
         return Found(opened.seq, opened.ids.items(), opened.prepared, opened.committed)
 
     def _salvage(self, store_id: bytes, error: CorruptionError) -> bool:
-        """Mend what is damaged; whether there was anything to mend. Raises CorruptionError, OSError."""
+        """Mend what is damaged; return whether there was anything to mend. Raises CorruptionError, OSError."""
         directory = self._directory
         said = str(error).removesuffix(f"; {error.step}")  # what is done about it is this
         log.warning("store %s: what can be read of it is salvaged (`on_corruption`): %s", self.name, said)

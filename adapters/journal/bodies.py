@@ -30,7 +30,7 @@ CHUNK: Final = 64
 """Messages that are taken apart at once: Ctrl-C may have to wait for so many."""
 
 HEAD = struct.Struct("<I4xQB3xIQ")
-"""What a reader looks at in a whole SEND: CRC, LSN, kind, destination, seq."""
+"""The head of a whole SEND, as a reader looks at it: CRC, LSN, kind, destination, seq."""
 assert HEAD.size == SEND_OVERHEAD
 _unpack = HEAD.unpack_from
 

@@ -99,7 +99,7 @@ class PageChecksums:
         return undo
 
     def _read(self) -> tuple[int, int, array[int]]:
-        """Commit, bytes in a page and checksums, as this file says."""
+        """Return commit, bytes in a page and checksums, as this file says."""
         try:
             return decode(read_file(self.path))
         except FileNotFoundError:
@@ -310,7 +310,7 @@ def encode(commit: int, page_bytes: int, sums: array[int]) -> bytes:
 
 
 def decode(data: bytes) -> tuple[int, int, array[int]]:
-    """Commit, bytes in a page and checksums. Raises IndexBrokenError."""
+    """Return commit, bytes in a page and checksums. Raises IndexBrokenError."""
     begin = HEADER.size + CRC.size
     if len(data) < begin:
         raise IndexBrokenError("its checksums are cut short")

@@ -48,8 +48,8 @@ PAUSE: Final = 0.001
 for 5 ms at a time; with these, one send of some hundred waits for one slice."""
 HURRIED_SLICE: Final = 0.001
 HURRIED_PAUSE: Final = 0.0005
-"""Where segments die faster than they are compacted. Senders that wait for nothing keep the interpreter for 5 ms behind
-each pause: with short slices a busy store would grow for as long as it is busy."""
+"""The pause where segments die faster than they are compacted. Senders that wait for nothing keep the interpreter for 5
+ms behind each pause: with short slices a busy store would grow for as long as it is busy."""
 AGAIN_SECONDS: Final = 5.0
 """Behind a full disk, or one that could not be written or read, it is tried again."""
 

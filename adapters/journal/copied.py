@@ -20,12 +20,13 @@ class Copied(NamedTuple):
     """Its destination's."""
     seq: int
     own: tuple[int, int, int]
-    """Where its copy is (encoding.Own)."""
+    """The place of the copy (encoding.Own)."""
 
 
 class Compacted(Change):
-    """A file of copies is whole, and on disk. Of its messages those count that live at this place in the order: no ack
-    can fall between the question and the answer, since both are given by the order of the journal alone."""
+    """The change by which a file of copies, whole and on disk, counts. Of its messages those count that live at this
+    place in the order: no ack can fall between the question and the answer, since both are given by the order of the
+    journal alone."""
 
     __slots__ = ("copies", "messages")
 

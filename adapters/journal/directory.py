@@ -18,7 +18,7 @@ from ..wal.files import create_log
 
 
 class StoreDirectory(directory.StoreDirectory):
-    """One store's. The constructor touches nothing. Its id is also in every segment."""
+    """The directory of one journal store. The constructor touches nothing. Its id is also in every segment."""
 
     advice = (
         "If it lies on another disk, mount that first; if only this file is lost, restore it (the segments' headers "

@@ -1,5 +1,5 @@
-"""How each change is written in the journal, and read back: one record each, of the kind that stands beside it below.
-Drawn in docs/format.md, pinned by tests/journal/test_golden.py. All integers are little-endian.
+"""The records by which each change is written in the journal, and read back: one record each, of the kind that stands
+beside it below. Drawn in docs/format.md, pinned by tests/journal/test_golden.py. All integers are little-endian.
 
 What a record's header and a batch are, wal/format.py says; a message's record behind its seq, core/records.py.
 """
@@ -31,8 +31,8 @@ from .copied import Compacted, Copied
 from .snapshot import WriteSnapshot
 
 Own = tuple[int, int, int]
-"""Where a record is: its LSN, its offset in the segment, its length. What a Send and a Branch have as `own`, and a
-Place as its last field."""
+"""The place of a record: its LSN, its offset in the segment, its length. A Send and a Branch have as `own`, and a Place
+as its last field."""
 
 SEND: Final = 1
 ACK: Final = 2

@@ -1,4 +1,4 @@
-"""Why each segment of a journal store is kept: what in it is still needed, and by whom.
+"""The reasons why each segment of a journal store is kept: what in it is still needed, and by whom.
 
     explain_store("orders", directory, scratch)
 
@@ -71,14 +71,15 @@ class Reason:
     """Its id, as `anabranch transactions` lists it."""
     messages: int = 0
     bytes: int = 0
-    """Of these records in the segment."""
+    """Bytes of these records in the segment."""
     oldest_sent_at_ms: int | None = None
     expired: int = 0
     """How many of the messages have expired: they go when the store is open."""
     claimed: int = 0
     """How many of them a prepared transaction acks: they go when it is committed."""
     subscriptions: tuple[SubscriptionShare, ...] = ()
-    """Of a topic: who has yet to ack them. A message that several have yet to ack counts for each of them."""
+    """Subscriptions that have yet to ack a topic's messages. A message that several have yet to ack counts for each of
+    them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +121,14 @@ class Pinning:
     segments: int
     """In so many they lie."""
     kept_bytes: int
-    """What these take on disk. Others may keep the same ones."""
+    """Bytes that these segments take on disk. Others may keep the same ones."""
     freed_bytes: int
-    """What could go if these messages alone were gone."""
+    """Bytes that could go if these messages alone were gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingTransaction:
-    """One that is prepared and waits for its outcome."""
+    """A transaction that is prepared and waits for its outcome."""
 
     id: str
     sends: int
@@ -153,9 +154,9 @@ class StoreExplanation:
     directory: str
     segments: tuple[SegmentExplanation, ...]
     pinning: tuple[Pinning, ...]
-    """Of each destination that holds messages; the one that keeps most first."""
+    """The pinning of each destination that holds messages; the one that keeps most first."""
     subscriptions: tuple[Pinning, ...]
-    """Of each durable subscription; the one that keeps most first."""
+    """The pinning of each durable subscription; the one that keeps most first."""
     transactions: tuple[WaitingTransaction, ...]
     snapshot_bytes: int
     """About what a snapshot would take that lets go of what is not needed. It is written when that frees `WORTH` times
@@ -165,9 +166,9 @@ class StoreExplanation:
     pool: Files
     """Files that wait to become segments again."""
     reserve: Files
-    """What is kept free for acks on a full disk."""
+    """Files that are kept free for acks on a full disk."""
     leftovers: Files
-    """What a crash left: segments that nothing accounts for, unfinished files. The next opening removes them."""
+    """Files that a crash left: segments that nothing accounts for, unfinished files. The next opening removes them."""
     index: Files
     large: Files
     """Large bodies, which lie beside the journal until their messages are gone."""
@@ -278,9 +279,9 @@ class _Tally:
         self.messages = self.bytes = self.expired = self.claimed = 0
         self.oldest = oldest
         self.waiting: Counter[int] = Counter()
-        """Of a topic: how many messages, by the bits of those who have yet to ack them."""
+        """The number of a topic's messages, by the bits of those who have yet to ack them."""
         self.waiting_bytes: Counter[int] = Counter()
-        """Likewise their bytes."""
+        """Their bytes, by the same bits."""
 
     def add(self, place: Place, pending: int, now_ms: int, claimed: bool) -> None:
         length = place[OWN][2]

@@ -67,7 +67,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     segment: int
     nonce: int
     offset: int
-    """Where the batch after that LSN begins."""
+    """The offset where the batch after that LSN begins."""
     seq: int
     last_segment: int
     """The highest segment number by then."""
@@ -106,11 +106,11 @@ class Index:
         self.states: dict[int, DestinationState] = {}
         """By number: those that are there, and those that were at the last checkpoint."""
         self.subscriptions: dict[int, SubscriptionState] = {}
-        """Likewise."""
+        """Subscriptions by number, likewise."""
         self._gone: dict[DestinationState, None] = {}
-        """Those of them that are no more."""
+        """Destinations of `states` that are no more."""
         self._ended: dict[SubscriptionState, None] = {}
-        """Likewise."""
+        """Subscriptions of `subscriptions` that are no more."""
         self.last_number = 0
         """The highest that a destination or a subscription had, as far as is applied."""
         self.rows = MessageRows(self.priorities, self.states, catalog, self.remember, self._remove_live)
@@ -118,9 +118,9 @@ class Index:
         self._duplicates = 0
         """Ids that are kept of the duplicate window."""
         self._ids: Counter[int] = Counter()
-        """The same by destination's number."""
+        """The number of these ids, by destination's number."""
         self.find_copies: Callable[[int, int, int, int], Segment]
-        """As Numbers' (encoding.py), of what is being replayed."""
+        """A function as Numbers' (encoding.py), of what is being replayed."""
         self.operations = 0
         """Applied since the last checkpoint."""
         self.emptied = False

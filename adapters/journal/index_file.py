@@ -38,18 +38,18 @@ MARGIN_SHARE: Final = 8
 """LMDB writes pages anew instead of over themselves, and uses again those of the last commit but one. So a small index
 takes as many pages more as it has, a large one such a share of them and some: its commits are made as small as that."""
 AHEAD_PAGES: Final = 256
-"""It is allocated by so many pages more than it needs, so that this is not done each time."""
+"""Pages that are allocated beyond what the file needs, so that this is not done each time."""
 SEND_BYTES: Final = 128
 """At most so many a message takes, about."""
 COPIES: Final = 3
-"""Of a long row: the one that counts, that of the commit before, and the one that is being written."""
+"""Copies of a long row: the one that counts, that of the commit before, and the one that is being written."""
 
 SHORT_WRITE_MAX: Final = 1 << 20
 """Bytes; LMDB writes a quarter of that at once."""
 
 
 class IndexFile:
-    """One file. The constructor touches nothing."""
+    """The file of one index. The constructor touches nothing."""
 
     def __init__(self, path: Path, file_mode: int = FILE_MODE) -> None:
         self.path, self._file_mode = path, file_mode

@@ -13,11 +13,11 @@ class IndexedDestination:
 
     def __init__(self) -> None:
         self.named = True
-        """It is there: the index has a row for it, or is to write one."""
+        """True if the destination is there: the index has a row for it, or is to write one."""
         self.leaving = False
-        """It was removed, and messages of it are still to go; the index has a row for it."""
+        """True if the destination was removed, and messages of it are still to go; the index has a row for it."""
         self.subscriptions: dict[int, SubscriptionState] = {}
-        """Of a topic, by number; also those that have ended and for which messages are still to go."""
+        """Subscriptions of a topic, by number; also those that have ended and for which messages are still to go."""
         self.mask = 0
         """The bits of those that have not ended."""
         self.taken = 0

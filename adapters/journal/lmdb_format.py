@@ -55,7 +55,7 @@ DEPTH_MAX: Final = 32
 """LMDB's own limit of a tree's depth."""
 PAGE_SIZES: Final = frozenset(1 << bits for bits in range(9, 17))
 PAGE_BYTES_MAX: Final = 1 << 15
-"""Where the machine's pages are larger, LMDB makes a new file with pages of this size."""
+"""The size of pages with which LMDB makes a new file where the machine's pages are larger."""
 
 
 class LmdbDamagedError(lmdb.CorruptedError):

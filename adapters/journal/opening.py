@@ -41,7 +41,7 @@ class Opened:
     seq: int
     """The highest that was ever given out."""
     ids: dict[tuple[int, bytes], int]
-    """Of the duplicate window, oldest first."""
+    """The duplicate window, oldest first."""
     prepared: list[tuple[bytes, bytes]]
     """Transaction and payload of each branch that waits for its outcome."""
     committed: list[bytes]

@@ -50,9 +50,9 @@ file counts for nothing."""
 
 
 MALFORMED: Final = (struct.error, ValueError, KeyError, DestinationError)
-"""What decoding raises for bytes that are no record."""
+"""Errors that decoding raises for bytes that are no record."""
 IMPOSSIBLE: Final = (*MALFORMED, IndexError, OverflowError, TypeError, lmdb.BadValsizeError)
-"""What applying raises for records that never were written one after another."""
+"""Errors that applying raises for records that never were written one after another."""
 UNNAMED: Final = "salvaged"
 """Messages of a destination whose name is lost are in the queue of this name, a dot and the destination's number."""
 
@@ -79,9 +79,9 @@ class Replay:
         self.seq = 0
         """The highest that was met."""
         self._met = _Seqs()
-        """Those of all messages whose records were read."""
+        """Seqs of all messages whose records were read."""
         self._sent = 0
-        """That of the message before: one that is not above it may be there already."""
+        """The seq of the message before: one that is not above it may be there already."""
         self._after: Callable[[Tail], None] = lambda position: None
         self.is_mended = False
         """There was a record in the place of which there is none any more: it may have declared a destination."""

@@ -16,7 +16,7 @@ assert KEY.size == 12
 KEY_SEQ = struct.Struct(">4xQ")
 assert KEY_SEQ.size == 12
 PREFIX_BYTES: Final = 4
-"""What the keys of one destination's messages share."""
+"""Bytes that the keys of one destination's messages share."""
 WHERE = struct.Struct("<QII")
 """An Own (encoding.py)."""
 assert WHERE.size == 16
@@ -28,7 +28,7 @@ MORE_AT: Final = WHERE.size + MORE.size
 LANE_KEY = struct.Struct(">IHQ")
 assert LANE_KEY.size == 14
 LANE_PREFIX_BYTES: Final = 6
-"""What the keys of one order of a destination share."""
+"""Bytes that the keys of one order of a destination share."""
 EXPIRY_KEY = struct.Struct(">QQ")
 assert EXPIRY_KEY.size == 16
 DELIVERIES_KEY = struct.Struct(">QI")

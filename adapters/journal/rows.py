@@ -76,7 +76,7 @@ FIRST_KEY: Final = b"\0"
 TABLES: Final = 7
 
 Ask = Callable[[Callable[[], Any]], Any]
-"""What calls a question under the store's lock, if who asks has not got it."""
+"""A function that calls a question under the store's lock, if who asks has not got it."""
 
 
 def at_once(question: Callable[[], Any]) -> Any:
@@ -124,13 +124,13 @@ class MessageRows:
         self._remember, self._remove_live = remember, remove_live
         self._txn: Any = None
         self.changed: dict[DestinationState, None] = {}
-        """Those whose rows in the index say something else by now."""
+        """Destinations whose rows in the index say something else by now."""
         self.changed_subscriptions: dict[SubscriptionState, None] = {}
-        """Likewise."""
+        """Subscriptions whose rows in the index say something else by now."""
         self.counted = 0
         """Rows in `deliveries`: nothing is looked up there while there are none."""
         self.waits = 0
-        """Likewise, in `waits`."""
+        """Rows in `waits`: nothing is looked up there while there are none."""
         self.before: PendingBefore | None = None
         """While a snapshot is being taken."""
         self.on_damage: Callable[[lmdb.Error], None] = lambda error: None

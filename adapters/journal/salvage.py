@@ -66,7 +66,7 @@ _KINDS: Final = {
 
 
 class LostMessage(msgspec.Struct, frozen=True):
-    """One that the index knows, and the journal has no more."""
+    """A message that the index knows, and the journal has no more."""
 
     destination: str
     seq: int
@@ -85,9 +85,9 @@ class LostRecords(msgspec.Struct):
     last_record: int
     reason: str
     reads_as: str | None = None
-    """What its damaged bytes look like, where one record was in it: nothing vouches for that."""
+    """The look of its damaged bytes, where one record was in it: nothing vouches for that."""
     destination: int | str | None = None
-    """Likewise: whose it was."""
+    """The destination of that record, likewise."""
     seq: int | None = None
     message_id: str | None = None
 
@@ -107,12 +107,12 @@ class LossReport(msgspec.Struct):
     """The directory in which they are."""
     lost: list[LostRecords]
     messages: list[LostMessage] = []
-    """Those that are lost for sure."""
+    """Messages that are lost for sure."""
     transactions: list[str] = []
     """Prepared ones that are lost with what they would have done here."""
     since_record: int = 1
-    """What is there is known from the index up to the record before this one; what is lost of the records from it on
-    may also have been acks, whose messages are delivered again."""
+    """The first record that the index did not know: what is lost of the records from it on may also have been acks,
+    whose messages are delivered again."""
     version: int = 1
 
     @property

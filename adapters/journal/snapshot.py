@@ -35,13 +35,13 @@ assert WAIT.size == 24
 RECORD_MIN: Final = 44
 """No message takes fewer bytes in a segment."""
 ID_BYTES: Final = 64
-"""What an id takes, and a name."""
+"""Bytes that an id takes, and a name."""
 WAIT_BYTES: Final = 16
-"""What a message that waits takes, deflated."""
+"""Bytes that a message that waits takes, deflated."""
 INFLATED_MAX: Final = 1 << 30
-"""Of rows, more than any snapshot has."""
+"""Bytes of rows, more than any snapshot has."""
 PIECE_ROWS: Final = 4096
-"""So many are inflated at once."""
+"""Rows that are inflated at once."""
 WORTH: Final = 4
 """A snapshot is written when it frees at least so many times its own size."""
 
@@ -98,7 +98,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """The payload of a SNAPSHOT record, in msgpack."""
 
     lsn: int
-    """It reflects all up to this one."""
+    """The LSN up to which the snapshot reflects all."""
     seq: int
     """The highest given out by then."""
     first_needed: int
@@ -106,9 +106,10 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     last_number: int
     """The highest that a destination or a subscription had by then."""
     kept: list[KeptSegment]
-    """Those before `first_needed` that hold live messages. Others before it are released, or about to be."""
+    """Segments before `first_needed` that hold live messages. Others before it are released, or about to be."""
     first_dead: bytes
-    """Which messages of the segment `first_needed` are dead, of those up to `lsn`; deflated bits as of a kept one."""
+    """Bits of the messages of the segment `first_needed` that are dead, of those up to `lsn`; deflated as of a kept
+    one."""
     destinations: list[tuple[int, int, str]]
     """Number, kind, name."""
     subscriptions: list[tuple[int, int, str, str, str | None, bool, int]]
@@ -124,12 +125,12 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """Transactions over several stores that are committed here and not forgotten yet. Those that are prepared have
     their records in `kept` segments, as live messages have."""
     removed: list[int] = []
-    """Those of `destinations` that are removed, with messages still to go."""
+    """Destinations among `destinations` that are removed, with messages still to go."""
     ended: list[int] = []
-    """Those of `subscriptions` that have ended, likewise."""
+    """Subscriptions among `subscriptions` that have ended, with messages still to go."""
     waits: bytes = b""
-    """What waits for its time: seq, until when (ms), subscription (0: a queue, or all of a topic's), destination;
-    deflated."""
+    """Messages that wait for their time: seq, until when (ms), subscription (0: a queue, or all of a topic's),
+    destination; deflated."""
 
     def first_dead_bits(self, size: int) -> bytes:
         """Return the bits that `first_dead` holds. `size`: of that segment's file. Raises ValueError."""
@@ -179,7 +180,7 @@ class Start(NamedTuple):
     tail: Tail
     """The index as it stands reflects all up to here."""
     kept: list[tuple[Segment, bytes]]
-    """With the bits of what is dead in them."""
+    """Kept segments, with the bits of what is dead in them."""
     first_dead: bytes
     states: list[DestinationState]
     subscriptions: list[SubscriptionState]

@@ -38,10 +38,10 @@ _LEAVES: Final[dict[type, int]] = {
     **dict.fromkeys((Ack, AckRange, Returned, Postponed, Remove, Unsubscribe, Forget, Unchanged), SHRINKS),
     **dict.fromkeys((Commit, Rollback, WriteSnapshot, Dropped), OWED),
 }
-"""What leaves of the log's reserve what a ticket needs (wal/ticket.py); all others GROW."""
+"""Spare files of the log's reserve that each change has to leave (wal/ticket.py); all others GROW."""
 
 HEAVY_BYTES: Final = 16 << 10
-"""What is written and not applied yet is held in memory: so many bytes count as a change more."""
+"""Bytes that count as a change more: what is written and not applied yet is held in memory."""
 
 _NO_TICKETS: list[Any] = []
 

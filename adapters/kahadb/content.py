@@ -50,7 +50,7 @@ class Carried(NamedTuple):
     """A message as a store of ours keeps it."""
 
     record: bytes
-    """As core/records.py makes it."""
+    """The record, as core/records.py makes it."""
     deliveries: int
 
 
@@ -79,7 +79,7 @@ def carried(command: AddMessage, limit: int) -> Carried:
 
 
 _HEAD_BYTES: Final = len(encode_sent(b"", {}, "x", 0, 0, 0)) - 2
-"""Of a record, what is not its id, headers and body: empty headers take a byte."""
+"""Bytes of a record that are not its id, headers and body: empty headers take a byte."""
 
 
 def _message_id(command: AddMessage, info: MessageInfo) -> str:

@@ -36,9 +36,9 @@ class Entry(NamedTuple):
     record: Record
     command: Command
     rewritten: bool
-    """It lies in a file that ack compaction made: a copy of a record of another file."""
+    """True if the record lies in a file that ack compaction made: a copy of a record of another file."""
     repeated: bool
-    """That other file is still there, so that the copy must not count."""
+    """True if that other file is still there, so that the copy must not count."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -66,7 +66,7 @@ def read_entries(journal: Journal, report: Report, summaries: dict[int, FileSumm
 
 
 class Outcome(enum.Enum):
-    """How a transaction stands where the journal ends."""
+    """The state of a transaction where the journal ends."""
 
     OPEN = "open"
     PREPARED = "prepared"
@@ -101,7 +101,7 @@ class Transaction:
         """Bytes of its Prepare, Commit or Rollback records."""
         self.first = self.last = first
         self.ended: tuple[int, int] | None = None
-        """Where its Commit or Rollback record lies, if that is there."""
+        """The place of its Commit or Rollback record, if that is there."""
         self.files: tuple[int, ...] = ()
         """The files that hold its operations."""
         self.only_copies = True

@@ -60,7 +60,7 @@ class PendingDestination:
     """Files that they keep, directly or by chains of acks. Others may keep the same files."""
     kept_bytes: int
     freed_bytes: int
-    """What clean-up could remove if this destination alone were emptied."""
+    """Bytes that clean-up could remove if this destination alone were emptied."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ class _Batch(NamedTuple):
 
 
 class _BadBatchError(Exception):
-    """Why the bytes at a place are not a whole batch; `torn` if they may be one that was never finished."""
+    """The bytes at a place are not a whole batch, for this reason; `torn` if they may be one that was never
+    finished."""
 
     def __init__(self, reason: str, torn: bool = False) -> None:
         super().__init__(reason)
@@ -70,12 +71,12 @@ class FileReader:
         self._report = report
         self._is_last = is_last
         self.checked = checked
-        """Whether the last batch had a checksum; to begin with, that of the file before."""
+        """True if the last batch had a checksum; to begin with, that of the file before."""
         self._size = stream.seek(0, 2)
         self.saw_end_mark = self._read(max(0, self._size - len(END_MARK)), len(END_MARK)) == END_MARK
         self.ended_without_mark: int | None = None
         self.end = 0
-        """Where the data ends, once it was read."""
+        """The offset where the data ends, once it was read."""
 
     def __iter__(self) -> Iterator[Record]:
         position = 0

@@ -53,7 +53,7 @@ class PendingDestination:
     count: int = 0
     """Messages."""
     bytes: int = 0
-    """Of their records."""
+    """Bytes of their records."""
     _parts: list[tuple[_Records, list[Message]]] = field(default_factory=list)
 
     def messages(self) -> Iterator[PendingMessage]:
@@ -81,7 +81,7 @@ class Pending:
 
     directory: Path
     destinations: tuple[PendingDestination, ...]
-    """Those with messages or subscriptions, by name."""
+    """Destinations with messages or subscriptions, by name."""
     unfinished: tuple[Transaction, ...]
     """Prepared, which wait for their outcome; and open, which a broker discards when it starts."""
     damages: tuple[Damage, ...]

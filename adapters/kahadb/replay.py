@@ -60,7 +60,7 @@ class Message:
         self.id = message_id
         self.trace_id = trace_id
         self.file, self.offset, self.bytes = entry.record[:3]
-        """Where its latest record lies, and that record's length."""
+        """The place of its latest record, and that record's length."""
         self.turn = effective[0] << 32 | effective[1]
         """Orders a destination's messages as the broker does: by the place of the record that sent them, or of the
         Commit of their transaction."""
@@ -88,7 +88,7 @@ class DestinationState:
 
 
 class Replay:
-    """Feed it every entry in order. Not for threads."""
+    """The state of a store, which is fed every entry in order. Not for threads."""
 
     def __init__(self, outcomes: Outcomes) -> None:
         self._outcomes = outcomes
@@ -102,7 +102,7 @@ class Replay:
         self.ack_map: dict[int, frozenset[int]] | None = None
         """The broker's own view of the two above, at its last checkpoint; None if it left none that can be read."""
         self.since_ack_map: dict[int, set[int]] = defaultdict(set)
-        """What acks and outcomes behind that map add to it."""
+        """Acks and outcomes behind that map, as they add to it."""
         self.counts: Counter[str] = Counter()
         """`sends_repeated`, `acks_repeated`, `acks_unknown`, `updates`, `sends_without_subscription`."""
 

@@ -40,11 +40,12 @@ class Reason:
     text: str
     destination: str | None = None
     messages: int = 0
-    """Of `pending-messages`: how many lie here. Of `acks`: how many acks here are of messages in `files`."""
+    """The number of messages here, for `pending-messages`. For `acks`: how many acks here are of messages in
+    `files`."""
     bytes: int = 0
     oldest_message_id: str | None = None
     files: tuple[int, ...] = ()
-    """Of `acks`: the kept files that it is kept for."""
+    """The kept files for which the file is kept, for `acks`."""
 
 
 class Retention:

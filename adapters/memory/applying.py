@@ -39,14 +39,14 @@ class MemoryTable(Table):
         self.soonest = 0
         """No message that was not given expires before; 0: none does."""
         self.dues = Dues()
-        """What waits for its time, by that."""
+        """Messages that wait, by their time."""
         self.given = 0
-        """What has expired by then (ms) was given to who asked, or some of it."""
+        """The time (ms) by which what has expired was given to who asked, or some of it."""
         self.prepared: dict[bytes, int] = {}
         """Bytes of memory that each prepared transaction takes."""
         self.ahead: dict[int, tuple[Address, Sequence[Send]]] = {}
-        """What the plan that is being written has in the swap already, and no chunk has yet: by the first seq of an
-        entry, its address and messages."""
+        """Sends of the plan being written that are in the swap already, and in no chunk yet. By the first seq of an
+        entry: its address and messages."""
 
     def finish(self) -> None:
         """Make whole what was interrupted, and count anew all that is counted (B2)."""

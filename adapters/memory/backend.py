@@ -20,7 +20,7 @@ from .rows import CHANGE_COST, NEW_COST, MemoryRows
 
 
 class MemoryBackend(MemoryRows, Backend):
-    """One store's."""
+    """The backend of one memory store."""
 
     kind = "memory"
     volatile = True

@@ -13,7 +13,7 @@ from ..system import directory
 
 
 class StoreDirectory(directory.StoreDirectory):
-    """One store's. The constructor touches nothing."""
+    """The directory of one memory store. The constructor touches nothing."""
 
     advice = "Nothing is lost with it, since a memory store keeps nothing: remove the directory, and it is made anew"
 

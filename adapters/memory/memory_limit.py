@@ -48,8 +48,8 @@ class MemoryLimit:
         self.loaded: OrderedDict[Chunk, None] = OrderedDict()
         """The one that was used longest ago first."""
         self.unfinished: Callable[[], object] | None = None
-        """What makes whole again what is changing right now, should that be interrupted; may be called again. Whoever
-        finds one calls it, and then has all that is counted counted anew (backend.py)."""
+        """A function that makes whole again what is changing right now, should that be interrupted; may be called
+        again. Whoever finds one calls it, and then has all that is counted counted anew (backend.py)."""
 
     def fits(self, more: int) -> bool:
         """Return whether so many bytes more are within the limit."""

@@ -1,5 +1,5 @@
-"""Messages lie in chunks: some hundred that follow each other in one destination (and, with priorities, of one
-priority). A chunk is the unit of swapping.
+"""The chunks in which messages lie: some hundred that follow each other in one destination (and, with priorities, of
+one priority). A chunk is the unit of swapping.
 
 K1  A chunk's messages are in the order of their seqs, and the chunks of a lane too.
 K2  The last chunk of a lane may be open: messages are added, also behind some that are swapped already. Any other is
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from .messages import DestinationMessages
 
 MESSAGES_MAX: Final = 1024
-"""Of one chunk."""
+"""Messages of one chunk."""
 MASKS: Final = tuple((1 << n) - 1 for n in range(MESSAGES_MAX + 1))
 BITS: Final = tuple(1 << n for n in range(MESSAGES_MAX))
 CHUNK_COST: Final = 1000
 """Bytes of memory that a chunk takes beside its records, with the most compact of its arrays."""
 ADDRESS_COST: Final = 250
-"""Likewise, each of its entries in the swap."""
+"""Bytes of memory that each of a chunk's entries in the swap takes."""
 COUNT_COST: Final = 128
-"""Likewise, how often one message has been given back."""
+"""Bytes of memory for how often one message has been given back."""
 WAIT_COST: Final = 320
-"""Likewise, until when one message waits."""
+"""Bytes of memory for until when one message waits."""
 NUMBERS_COST: Final = 12
 """Bytes that an open chunk keeps of each message: offset and size."""
 
@@ -97,7 +97,7 @@ class Lane:
 
 
 class Chunk:
-    """Under the store's lock."""
+    """Messages of a lane that follow each other. Under the store's lock."""
 
     __slots__ = (
         "_array_bytes", "acked", "addresses", "charge", "counts", "dead", "expiries", "first", "lane", "offsets", "out",
@@ -109,11 +109,11 @@ class Chunk:
         self.first = first
         """The seq of its first message."""
         self.offsets: Sequence[int] = array("Q")
-        """Of each message: its seq, less `first`. A message is there once it is in here: all else comes before."""
+        """The seq of each message, less `first`. A message is there once it is in here: all else comes before."""
         self.sizes: array[int] | Packed = array("I")
-        """Of each message: bytes of its record."""
+        """Bytes of each message's record."""
         self.records: list[bytes | None] = []
-        """Those in memory: of the message at `out`, and so on. None for a dead one."""
+        """Records in memory: of the message at `out`, and so on. None for a dead one."""
         self.out = 0
         self.written = 0
         self.addresses: tuple[Address, ...] = ()
@@ -126,17 +126,17 @@ class Chunk:
         self.waits: dict[tuple[int, int], int] = {}
         """Subscription's number (0: for all), index -> until when the message waits (ms)."""
         self.waiting: dict[int, int] = {}
-        """The same by subscription's number: a bit for each message that waits. Follows from `waits`."""
+        """Subscription's number (0: for all) -> a bit for each message that waits. Follows from `waits`."""
         self.expiries: array[int] | Packed | None = None
         """When each message expires; None if none does."""
         self.soonest = 0
         """No live message that was not given to who asked for expired ones expires before; 0: none does."""
         self.total_bytes = 0
-        """Of all messages ever in it."""
+        """Bytes of all messages ever in the chunk."""
         self.resident = 0
         """Bytes of memory that its records take now."""
         self.charge = 0
-        """What `cost` said when it was last counted."""
+        """The cost, as `cost` said when it was last counted."""
         self.sealed = False
         self._array_bytes = 0
 

@@ -24,7 +24,7 @@ STEP: Final = 64
 """Messages of a lane that are looked up at once where those of several are brought into one order."""
 
 Spot = tuple[Chunk, int]
-"""Where a message is: its chunk, and its index in it."""
+"""The place of a message: its chunk, and its index in it."""
 
 
 class DestinationMessages:
@@ -39,7 +39,7 @@ class DestinationMessages:
         self.orders = Orders()
         """Theirs."""
         self.keys = KeyIndex() if state.is_map else None
-        """Of a map: the seqs of its values."""
+        """Keys of a map, and the seqs of its values."""
         self.subscriptions: dict[int, SubscriptionState] = {}
         """By number: those that have begun and not ended. (The core's own list is ahead of what is applied.)"""
 

@@ -34,13 +34,13 @@ from .swap_files import SwapFiles
 log = logging.getLogger(__name__)
 
 PAGE_BYTES: Final = 256 * 1024
-"""So much is read under the lock at once, or one message."""
+"""Bytes that are read under the lock at once, or one message."""
 NUMBERS_MAX: Final = NUMBERS_COST + 16
 """At most so many bytes an open chunk keeps of each message, when it expires included."""
 CHANGE_COST: Final = 128
 """At most so many bytes of memory a change takes beside what it says itself."""
 NEW_COST: Final = CHUNK_COST + DESTINATION_COST
-"""Likewise, a destination and its first chunk."""
+"""Bytes of memory, at most, that a destination and its first chunk take."""
 
 
 class MemoryRows:

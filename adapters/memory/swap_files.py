@@ -32,7 +32,7 @@ ENTRY: Final = struct.Struct("<4sII")
 assert ENTRY.size == 12
 MAGIC: Final = b"ABsw"
 LENGTH: Final = struct.Struct("<I")
-"""Of a record."""
+"""The length of a record."""
 assert LENGTH.size == 4
 _CRC_FROM: Final = 8
 

@@ -43,7 +43,7 @@ def find_compiled(environment: Mapping[str, str]) -> ModuleType | None:
 _compiled = find_compiled(os.environ)
 
 accelerated: Final[bool] = _compiled is not None
-"""Whether the compiled loops are used."""
+"""True if the compiled loops are used."""
 
 PURE: Final[dict[str, Callable[..., Any]]] = {}
 """The loops in Python, by name."""

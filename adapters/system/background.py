@@ -64,7 +64,7 @@ class Background:
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
         self._jobs: list[tuple[float, int, Job]] = []
-        """What is scheduled, as a heap by its time (monotonic). Only the clock takes jobs out."""
+        """Jobs that are scheduled, as a heap by their time (monotonic). Only the clock takes jobs out."""
         self._numbers = itertools.count()
         self._running: dict[int, deque[Job]] = {}
         """By the id of the object whose job runs: its next ones, which wait for that. Never the main thread's to
@@ -371,7 +371,7 @@ class CoalescedJob:
         """Make a job of a method; with `never` as if it were always scheduled already."""
         self._method = weakref.WeakMethod(method)
         self.last = _Run(self._method, begun=not never)
-        """Where it has not begun there is no need to schedule another: for who asks often."""
+        """The last run. Where it has not begun there is no need to schedule another: for who asks often."""
 
     def schedule(self, delay: float) -> None:
         """Run it once `delay` seconds have passed; if it is scheduled already, when it was to run then."""

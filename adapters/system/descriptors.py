@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from weakref import ReferenceType, WeakSet, ref
 
 LIMIT_MAX: Final = 1 << 16
-"""What is shared out of a higher limit, or of none."""
+"""Descriptors that are shared out of a higher limit, or of none."""
 READING_MAX: Final = 256
 """Segments that are kept open for reading, however many files the process may have open."""
 STORE: Final = 4
@@ -30,7 +30,7 @@ STORE: Final = 4
 
 
 class Shares(NamedTuple):
-    """How many descriptors are for what."""
+    """The numbers of descriptors, by what they are for."""
 
     application: int
     stores: int

@@ -44,10 +44,10 @@ def is_empty(path: Path) -> bool:
 
 
 class StoreDirectory:
-    """One store's. The constructor touches nothing."""
+    """The directory of one store. The constructor touches nothing."""
 
     advice: ClassVar[str]
-    """What to do where store.id is lost."""
+    """Advice on what to do where store.id is lost."""
 
     def __init__(
         self,

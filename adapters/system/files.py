@@ -24,12 +24,12 @@ from .acceleration import inner_loop
 from .descriptors import limit
 
 OUT_OF_FILES: Final = frozenset((errno.EMFILE, errno.ENFILE))
-"""What the operating system says of a process, and of a machine, that can have no more files open."""
+"""Errors by which the operating system says that a process, or a machine, can have no more files open."""
 FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG)) | OUT_OF_FILES
-"""What it says where there is no room now, on a disk or for another open file: what was asked for took no effect and
-may be tried again."""
+"""Errors by which it says that there is no room now, on a disk or for another open file. What was asked for took no
+effect and may be tried again."""
 DENIED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST))
-"""And of a place that is the wrong one."""
+"""Errors by which it says that the place is the wrong one."""
 _ZEROS: Final = memoryview(bytes(1 << 20))
 """Once and for all: made for each store, they would stay behind in its memory."""
 
@@ -241,7 +241,8 @@ def remove_directory(path: Path, store_id: bytes) -> None:
 
 
 def sweep_unfinished(directory: Path, name: str | None = None) -> int:
-    """Remove what a crash left of stores that were being made in a directory (of the one store `name`); how many."""
+    """Remove what a crash left of stores that were being made in a directory (of the one store `name`); return how
+    many."""
     if not directory.is_dir():
         return 0
     pattern = re.compile(rf"\.{re.escape(name) if name is not None else '.+'}\.[0-9a-f]{{32}}\.tmp")

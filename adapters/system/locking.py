@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 WATCH_SECONDS: Final = 1.0
 """How often it is looked whether the locks' files are still there."""
 _GONE: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ESTALE))
-"""What the operating system says of a file that is not there; any other error says nothing about it."""
+"""Errors by which the operating system says that a file is not there; any other error says nothing about it."""
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 _ROOT: Final = __name__.partition(".")[0]
 _COMMANDS: Final = f"{_ROOT}.router.cli."
@@ -57,7 +57,7 @@ class _LockFile:
 
     def __init__(self, lock: DirectoryLock, opened_at: str, table: dict[_LockFile, None]) -> None:
         self.opened_at = opened_at
-        """As `_caller` says."""
+        """The place where the directory was opened, as `_caller` says."""
         self.identity: tuple[int, int] | None = None
         """Device and inode of the file that was opened."""
         self._descriptors: list[int] = []
@@ -200,8 +200,8 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class DirectoryLock:
-    """Held from `acquire` to `release`, or until nobody holds this object any more: who can write in the directory
-    holds it. A forked child does not hold the lock, and never releases it (rule D4)."""
+    """A lock that is held from `acquire` to `release`, or until nobody holds this object any more: who can write in the
+    directory holds it. A forked child does not hold the lock, and never releases it (rule D4)."""
 
     def __init__(
         self,

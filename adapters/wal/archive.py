@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A directory of one log's. One thread at a time."""
+    """The archive directory of one log. One thread at a time."""
 
     directory: Path
     max_bytes: int | None = None

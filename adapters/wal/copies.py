@@ -51,7 +51,7 @@ class CopiesWriter:
         self._batch: list[bytes] = []
         self._batch_at, self._batch_lsn = f.HEADER_BYTES, self._base_lsn
         self.end = f.HEADER_BYTES + f.BATCH_HEADER.size
-        """Where the next record goes."""
+        """The offset where the next record goes."""
         self.count = 0
         """Records in it."""
 

@@ -56,7 +56,7 @@ class SegmentFiles:
         """`count_sync` is called before each wait for the disk."""
         self.directory = directory
         self.segment_bytes = segment_bytes
-        """Of a segment, unless one ticket needs a larger one."""
+        """Bytes of a segment, unless one ticket needs a larger one."""
         self.file_mode = file_mode
         self.pool: list[tuple[Path, int]] = []
         """Files to use again and their sizes."""

@@ -20,7 +20,7 @@ VERSION: Final = 3
 MAGIC: Final = b"ANBRSEG\n"
 
 RESTORE: Final = "restore it from a backup, or go on with all that can be read: see `anabranch salvage --help`"
-"""What to do about a store's file that is damaged or gone."""
+"""Advice on what to do about a store's file that is damaged or gone."""
 
 HEADER_BYTES: Final = 4096
 """A segment's first page holds its header; batches follow."""
@@ -57,7 +57,7 @@ class SegmentHeader:
     """The header of a segment, which tells of it and of the one before (rule J1)."""
 
     log_id: bytes
-    """Whose log it is: 16 random bytes, a store's id (rule I4)."""
+    """The id of the log: 16 random bytes, a store's id (rule I4)."""
     number: int
     nonce: int
     base_lsn: int
@@ -67,7 +67,7 @@ class SegmentHeader:
     prev_number: int
     """The segment before, 0 if this is the first. What lies between the two numbers is void."""
     prev_end: int
-    """Where that one ends: what lies past it is void for ever."""
+    """The offset where that one ends: what lies past it is void for ever."""
     prev_lsn: int
     """The last LSN of that one."""
     counter: int

@@ -32,12 +32,13 @@ QUEUE_MAX: Final = 50_000
 """Tickets; who would queue more leads first."""
 SLOW_SYNC_SECONDS: Final = 0.0005
 GATHER_SHARE: Final = 0.25
-"""Where a sync takes longer, a leader waits for all who are likely to come, at most for this share of its time."""
+"""The share of a slow sync's time for which a leader waits, at most, for all who are likely to come."""
 QUICK_SYNC_SECONDS: Final = 0.00005
 GATHER_MIN: Final = 4
 GATHER_MAX: Final = 8
-"""Where it is neither slow nor quicker than this, for so many, if they are so many, at most for as long as it takes:
-the work for more keeps the interpreter busy during a sync. With fewer, parking costs about as much as it saves."""
+"""Tickets for which a leader waits where a sync is neither slow nor quicker than this. It waits for them if they are so
+many, at most for as long as the sync takes: the work for more keeps the interpreter busy during a sync. With fewer,
+parking costs about as much as it saves."""
 
 
 class GroupCommit(ABC):
@@ -66,12 +67,12 @@ class GroupCommit(ABC):
         likely to come again at once, just after a leader that did not wait for them has begun the next sync: then they
         would wait for two."""
         self._gathering: threading.Lock | None = None
-        """What a leader waits for: released once so many are queued."""
+        """The lock for which a leader waits: released once so many are queued."""
         self._gather_seconds = 0.0
         self._starved = False
         """Tickets that make room wait at the head of the queue for some to be made first."""
         self._closed = True
-        """It takes no more tickets."""
+        """True if no more tickets are taken."""
         self._ended = True
         """Nor is any written. Set with the lead, once nothing is queued."""
         self._generation = locking.generation

@@ -72,7 +72,7 @@ class Log(GroupCommit):
         """The end of the log when that was last so: nothing can have died until it is another. -1: what makes the log
         hold more has found room since."""
         self._most = 0
-        """So many tickets are tried together, the disk being full; 0: as many as there are."""
+        """Tickets that are tried together, the disk being full; 0: as many as there are."""
 
     # Opening and closing
 

@@ -47,7 +47,7 @@ UNTOLD: Final = (
 )
 UNNEEDED: Final = "the file is missing, in which nothing was that still counts"
 SEEK_BYTES: Final = 16 << 20
-"""So far a whole batch is looked for where a segment's header is damaged."""
+"""Bytes through which a whole batch is looked for where a segment's header is damaged."""
 
 
 class Copies(NamedTuple):
@@ -64,13 +64,13 @@ class Hints:
     """The knowledge of the log that its owner has from elsewhere, and trusts."""
 
     needed: Needed | None = None
-    """Which segments there must be."""
+    """The segments that there must be."""
     needed_by: Callable[[bytes], Needed] | None = None
-    """The same as the payload of a snapshot says it, where `needed` is not known."""
+    """A function that tells them by the payload of a snapshot, where `needed` is not known."""
     copies_in: Callable[[Record], Copies | None] = lambda record: None
     """The file of copies that a record speaks of."""
     mark: Watermark | None = None
-    """As the log's own: what was there, and on disk."""
+    """The watermark, as the log's own: what was there, and on disk."""
     boundary: tuple[int, int, int] = (0, 0, 0)
     """A place between two batches: segment, offset, the last LSN before it."""
     bases: Mapping[int, int] = field(default_factory=dict)
@@ -99,16 +99,16 @@ class Mender:
         self._hints = hints or Hints()
         self._headers: dict[int, f.SegmentHeader] = {}
         self._changed: dict[int, list[tuple[int, bytes]]] = {}
-        """What is to be written, by segment: offset and bytes."""
+        """Writes to do, by segment: offset and bytes."""
         self._missing: set[int] = set()
         """Segments that are made anew."""
         self._losses: list[Loss] = []
         self._scanned: dict[int, _Scanned] = {}
         self._needed = self._hints.needed
         self._is_unsure = False
-        """What told which files of copies count is lost: they are all kept."""
+        """True if what told which files of copies count is lost: they are all kept."""
         self._ends: dict[int, Kept] = {}
-        """Of files of copies."""
+        """Ends of files of copies."""
         self._watermark = self._newest = 0
 
     # Looking

@@ -26,7 +26,7 @@ class Record(NamedTuple):
     offset: int
     """In the segment's file."""
     length: int
-    """Of the whole record."""
+    """The length of the whole record."""
 
 
 class Batch(NamedTuple):

@@ -40,9 +40,9 @@ MAGIC: Final = b"ABrecs\x00\x01"
 SLOT_BYTES: Final = 512
 """A slot has a sector of its own."""
 COPY_BYTES: Final = 64
-"""Where in it the second copy begins."""
+"""The offset in a slot where the second copy begins."""
 FIRST: Final = 2 * SLOT_BYTES
-"""Where records may begin."""
+"""The first offset where records may begin."""
 SPARE: Final = 64 * 1024
 """Bytes that are free besides, and the least that is written anew."""
 AHEAD: Final = 128 * 1024
@@ -62,7 +62,7 @@ class Slot(NamedTuple):
 
     version: int
     number: int
-    """Of the commit."""
+    """The number of the commit."""
     start: int
     end: int
     crc: int

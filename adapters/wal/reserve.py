@@ -28,7 +28,7 @@ FILES: Final = 2
 BYTES_MIN: Final = 32 * 1024
 BYTES_MAX: Final = 1024 * 1024
 SHARE: Final = 16
-"""What one has for tickets that make room is this part of what the log holds, within the two."""
+"""The part of what the log holds that a file has for tickets that make room, within the two."""
 PAGE_BYTES: Final = 4096
 
 

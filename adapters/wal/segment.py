@@ -14,7 +14,7 @@ from .file import File
 from .format import COPIES, HEADER_BYTES, SegmentHeader
 
 DEAD_BYTES_MORE: Final = 63
-"""What says which records are dead grows by so many bytes more than it has to."""
+"""Bytes by which the bits of dead records grow beyond what they have to."""
 
 
 class Segment:
@@ -43,7 +43,7 @@ class Segment:
         """Its records count. Of copies that is said by a record of the log, and so once that is applied."""
         self.allocated = HEADER_BYTES
         self.end: int | None = None
-        """Where its records end; None while it is the one being written."""
+        """The offset where the segment's records end; None while it is the one being written."""
         self.last_lsn = header.base_lsn - 1
         self.live = 0
         """Records in it that its owner needs."""
@@ -126,7 +126,7 @@ class SegmentTable:
         self.all = (*self.segments, *self.copies)
         """In order of their LSNs: those of copies lie behind all others."""
         self._found = (None, *self.segments, None, *self.copies)
-        """What is found from each of `_bases` on: between the log and the first copies nothing."""
+        """Segments found from each of `_bases` on: between the log and the first copies nothing."""
         self._bases = [
             0, *[segment.base_lsn for segment in self.segments],
             COPIES, *[segment.base_lsn for segment in self.copies],

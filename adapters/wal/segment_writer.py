@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 GRANT_MIN: Final = 8 * 1024
 GRANT_MAX: Final = 256 * 1024
-"""So many bytes are written before it is looked again whether the reserve is whole: a part of what the segment holds,
+"""Bytes that are written before it is looked again whether the reserve is whole: a part of what the segment holds,
 within these."""
 PROMISED_MIN: Final = 8 * 1024
 """Bytes; once anything was promised so many are kept on for what is promised next."""
@@ -42,13 +42,13 @@ class SegmentWriter:
     ) -> None:
         self.table = SegmentTable(())
         self.tail: Tail
-        """Where the next batch goes; there is none before `start`."""
+        """The place where the next batch goes; there is none before `start`."""
         self.last_number = 0
         """The highest segment number ever seen (rule I1)."""
         self.limit = 0
         """Up to this offset of the tail's segment anything may be written: there is room, and the reserve is whole."""
         self.promised = 0
-        """So many bytes the reserve keeps for what was promised."""
+        """Bytes that the reserve keeps for what was promised."""
         self.must_roll = False
         """Nothing more may be written to the tail's segment: the header of the next one may be seen already."""
         self._name, self._log_id = name, log_id

@@ -14,10 +14,10 @@ from .reader import read_at
 from .segment import Segment
 
 REMNANT_BYTES: Final = 64 << 10
-"""So much of what is lost is shown to the log's owner, who may make something of it."""
+"""Bytes of what is lost that are shown to the log's owner, who may make something of it."""
 _LSN = struct.Struct("<Q")
 LSN_AT: Final = 8
-"""Where a record's header has its LSN."""
+"""The offset of the LSN in a record's header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Loss:
     last_lsn: int
     """One before the first: no record was lost, but the header in front of some."""
     remnant: bytes = b""
-    """What stands there, damaged, up to REMNANT_BYTES of it."""
+    """The bytes that stand there, damaged, up to REMNANT_BYTES of them."""
     reason: str = "it does not read back"
 
 

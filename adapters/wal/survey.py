@@ -27,18 +27,18 @@ class Kept(NamedTuple):
     end: int
     last_lsn: int
     required: bool = True
-    """It must be there; else it may have been released."""
+    """True if the segment must be there; else it may have been released."""
 
 
 class Needed(NamedTuple):
     """The segments that are needed, as a snapshot says (rule J6)."""
 
     first: int
-    """This one and all after it are needed whole."""
+    """The first segment from which all are needed whole."""
     kept: Mapping[int, Kept]
-    """Those before it that are needed in part, by number."""
+    """Segments before it that are needed in part, by number."""
     since: int = 0
-    """What is said behind this LSN it does not know."""
+    """The LSN behind which the snapshot knows nothing of what is said."""
 
 
 class Checkpoint(NamedTuple):
@@ -49,11 +49,11 @@ class Checkpoint(NamedTuple):
     segment: int
     nonce: int
     offset: int
-    """Where the batch after that LSN begins."""
+    """The offset where the batch after that LSN begins."""
     last_number: int
     """The highest segment number by then."""
     snapshot: tuple[int, int]
-    """Where the latest snapshot was by then, as Encoder.snapshot_at."""
+    """The place of the latest snapshot by then, as Encoder.snapshot_at."""
     clean: bool
     """The log was closed in order there."""
     kept: Mapping[int, Kept]
@@ -80,18 +80,18 @@ class Survey:
     watermark: int
     """All up to this LSN is known to be on disk."""
     unsynced: list[tuple[Segment, int, int]]
-    """What is above the watermark and counts: segment, from, to."""
+    """Stretches above the watermark that count: segment, from, to."""
     highest_lsn: int
     """The highest LSN ever seen, void ones included (rule I1)."""
     highest_number: int
     highest_counter: int
-    """As the headers say; records may say more."""
+    """The highest counter, as the headers say; records may say more."""
     clean: bool
     """Closed in order: the log goes on where it ended."""
     snapshot_at: tuple[int, int]
-    """Where the latest snapshot is, (0, 0) without one."""
+    """The place of the latest snapshot, (0, 0) without one."""
     snapshot: bytes | None = None
-    """What it says; None without one, or if a checkpoint stands in for it."""
+    """The payload of the latest snapshot; None without one, or if a checkpoint stands in for it."""
     void: list[Path] = field(default_factory=list)
     """Files that nothing accounts for: released, or void by rule J1."""
     copies: list[Segment] = field(default_factory=list)

@@ -15,10 +15,10 @@ from .segment import Segment
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How a log keeps its files and when it syncs them."""
+    """The options for how a log keeps its files and when it syncs them."""
 
     segment_bytes: int
-    """Of one file, its header included, unless one ticket needs more."""
+    """Bytes of one file, its header included, unless one ticket needs more."""
     batch_bytes_max: int = 1 << 20
     """The most that is gathered into one write, unless one ticket takes more."""
     sync: Sync = Sync.ALWAYS
@@ -27,18 +27,18 @@ class LogOptions:
     pool_files: int = 2
     """Released files that are kept for use again. -1: all."""
     advice: str = ""
-    """What errors say that one can do whose outcome is unknown."""
+    """Advice that errors give to one whose outcome is unknown."""
     room_advice: str = ""
-    """And what they say that one can do where the disk is full."""
+    """Advice that errors give where the disk is full."""
     min_files: int = 0
-    """So many files of a log there are at least, those of the pool included: made ahead, and kept."""
+    """Files of a log that there are at least, those of the pool included: made ahead, and kept."""
 
 
 OWED: Final = 0
 SHRINKS: Final = 1
 GROWS: Final = 2
-"""What a ticket does to a log, for the case that the disk is full: as many spare files (reserve.py) it has to leave.
-GROWS: the log holds more, and it is refused first. SHRINKS: less is needed after it than before. OWED: room was
+"""The effect of a ticket on a log, for the case that the disk is full: as many spare files (reserve.py) it has to
+leave. GROWS: the log holds more, and it is refused first. SHRINKS: less is needed after it than before. OWED: room was
 promised to it, or it is what releases segments."""
 
 
@@ -64,7 +64,7 @@ class Ticket:
         self.size = size
         """At most so many bytes its records take."""
         self.sync = sync
-        """It counts only once it is synced, whatever the policy."""
+        """True if the ticket counts only once it is synced, whatever the policy."""
         if unsynced:
             self.unsynced = True
 

@@ -36,7 +36,7 @@ class Watermark(NamedTuple):
     """The content of the file. Neither number ever falls."""
 
     segment: int
-    """This one was there, or a later one is."""
+    """The number of a segment that was there, or a later one is."""
     lsn: int
     """All up to it was on disk."""
     nonce: int
@@ -72,7 +72,7 @@ class WatermarkFile:
         self._count_sync, self._file_mode = count_sync, file_mode
         self._latest: Watermark | None = None
         self._page = 0
-        """That is written next: the other one says what was written last."""
+        """The page that is written next: the other one says what was written last."""
 
     def read(self) -> Watermark | None:
         """Return the latest watermark that the file says; None if it says nothing."""

@@ -54,12 +54,12 @@ TOGETHER_MAX: Final = 1024
 """Plans that are applied together, and changes, but for those of the last plan."""
 _SENDS: Final = frozenset((Send, SendMany))
 _PLAIN: Final = _SENDS | {Ack}
-"""Of these nothing follows once they are in the rows."""
+"""Changes after which nothing follows once they are in the rows."""
 LET_PASS_TIMES: Final = 20
 LET_PASS_SECONDS: Final = 0.00005
 """How often, and how long each time, a receiver lets another one pass before it waits for the lock."""
 COUNT_SECONDS: Final = 1.0
-"""So long who asks for a count waits for what is pending to be applied, where it cannot be told before."""
+"""Seconds that a question for a count waits for what is pending to be applied, where it cannot be told before."""
 COUNT_PAUSE: Final = 0.001
 COMMITTED_MAX: Final = 100_000
 """Transactions over several stores that are remembered as committed until their coordinator forgets them."""
@@ -72,13 +72,13 @@ class Engine:
     def __init__(self, name: str, backend: Backend) -> None:
         self.name, self.backend = name, backend
         self.rows: Backend | MixedRows = backend
-        """What tells which messages there are."""
+        """The rows, which tell which messages there are."""
         self.nonpersistent: Nonpersistent | None = None
         """Once one was sent that is not persistent."""
         self.submit: Callable[[Ticket], object] = self._refuse
         """Writer.submit, or what stands in front of it once some messages are not persistent."""
         self.outbox: Outbox | None = None
-        """What is sent and acked in transactions of callers' own, where the backend has such."""
+        """The sends and acks in transactions of callers' own, where the backend has such."""
         self.owner: object = None
         """The router's: kept, and never looked at (invariant 8)."""
         settings = backend.settings
@@ -92,7 +92,7 @@ class Engine:
         self.delivery = Delivery(name, settings.max_leases, settings.max_deliveries, settings.priorities)
         self.sequencer = Sequencer(self.catalog, settings.duplicate_window)
         self.waiting = Waiting(self)
-        """What brings those messages back that wait for their time."""
+        """The scheduled messages, brought back at their time."""
         self.committed: dict[bytes, None] = {}
         """Transactions that are committed here and not forgotten, oldest first."""
         self.sends = self.acks = self.batches = 0
@@ -103,7 +103,7 @@ class Engine:
         self.limited = False
         """Tickets hold the room that was reserved for them (limits.py)."""
         self.limits: Limits
-        """What gives it out. Set by who makes it."""
+        """The quotas, which give out that room. Set by who makes it."""
         self.closed = True
         self.failed: BaseException | None = None
         self.on_failed: Callable[[BaseException], object] = lambda cause: None
@@ -114,7 +114,7 @@ class Engine:
         self._new: deque[Plan] = deque()
         """Plans that nobody has looked at yet."""
         self._pending: deque[Plan] = deque()
-        """Those before them that are not applied yet."""
+        """Plans before those of `_new` that are not applied yet."""
         self._changed = 0
         """Number of the latest plan that changes subscriptions."""
         self._applied = 0
@@ -123,17 +123,18 @@ class Engine:
         """Rows, or what follows from them, may be changed by halves: the backend is asked to recover before anything
         else. A backend sets it around what it does to its rows beside `apply`."""
         self.fresh_keys = FreshKeys()
-        """Of maps."""
+        """The fresh keys of maps."""
         self.on_leaving: Callable[[], None] = lambda: None
         """Called when there may be something in `Catalog.leaving`."""
         self.writing_out = False
         """The backend holds the lock for long: who only wants to help does not wait for it."""
         self.counts_stand = False
-        """Likewise, and it changes none of the counts: who asks for no more does not wait for it either."""
+        """The backend holds the lock for long, and changes none of the counts: who asks for no more does not wait for
+        it either."""
         self.receiving = False
         """Somebody takes what is ready, or is about to: see `let_pass`."""
         self.usage: Recorder | None = None
-        """What is told of each plan that takes effect, while the usage log is on."""
+        """The recorder that is told of each plan that takes effect, while the usage log is on."""
         self.tap: Callable[[Plan], None] | None = None
         """Told of each plan that takes effect, in order, once, while a destination moves (live_copy.py). Raises
         nothing."""

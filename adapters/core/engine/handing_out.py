@@ -30,7 +30,7 @@ class HandingOut:
         self._times, self._timeout = times, settings.lease_timeout
         self._count = count if settings.count_on_receive else None
         self.needed = self._timeout is not None or self._count is not None
-        """Whether there is anything to do for each message; else only for one that is leased for a time of its own."""
+        """True if there is anything to do for each message; else only for one that is leased for a time of its own."""
 
     def __call__(self, leases: Sequence[Lease], seconds: float | None) -> None:
         """Count the leases and begin their time: `seconds`, or with None as long as their store says. Raises

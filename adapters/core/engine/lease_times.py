@@ -1,4 +1,4 @@
-"""For how long a message is leased, where that has an end: then it is free again, at its old place.
+"""The time for which a message is leased, where that has an end: then the message is free again, at its old place.
 
 H5  What a lease's time is stands in the lease (`LeaseTime.until`), and counts. The heap only says when to look: an
     entry for each, at that time or before it. So to extend a lease is one assignment, and an ack does nothing here.
@@ -67,7 +67,7 @@ class LeaseTimes:
         self._look_at = math.inf
         """When somebody looks next, at the latest."""
         self._most = FORGET_AT
-        """With more entries those that nobody needs are dropped."""
+        """The number of entries beyond which those that nobody needs are dropped."""
         self._told = False
         """Somebody is about to."""
 

@@ -44,9 +44,9 @@ assert ROW.size == 36
 SENT: Final = 1
 """amount: bytes of the message's record. who: the set of subscriptions that it is for, 0: a queue's."""
 ACKED: Final = 2
-"""who: the subscription's number, 0: for all."""
+"""amount: 0. who: the subscription's number, 0: for all."""
 ACKED_RANGE: Final = 3
-"""As ACKED, of all from `seq` on to the one that lies amount + transaction * 2**32 behind it."""
+"""An ack of all, as ACKED, from `seq` on to the one that lies amount + transaction * 2**32 behind it."""
 ENDED: Final = 4
 """A subscription, `who`, has ended."""
 REMOVED: Final = 5
@@ -69,7 +69,7 @@ NAMES_BYTES_MAX: Final = 64 << 20
 NAME_BYTES: Final = 400
 """Memory, about, of one declaration beside its text: a number, two tuples, two lists, and its place."""
 SUBSCRIBER_BYTES: Final = 150
-"""Likewise of each subscription that it names."""
+"""Memory, about, of each subscription that a declaration names."""
 
 _MASK: Final = (1 << 64) - 1
 
@@ -99,8 +99,8 @@ class Rows:
     def __init__(self, room: int, threshold: int) -> None:
         """`room`: bytes of rows that may wait. `threshold`: a message is kept whose hash is below it."""
         self.numbers: dict[DestinationState, int] = {}
-        """Of those declared since the names were taken; 0 of one that is not recorded, and a topic's is TOPIC more.
-        Replaced then."""
+        """Numbers of those declared since the names were taken; 0 of one that is not recorded, and a topic's is TOPIC
+        more. Replaced then."""
         self.broken = False
         """Nothing more is taken in."""
         self.lost = 0

@@ -1,5 +1,6 @@
-"""How tickets become writes: one after the other on the thread of whoever comes (Direct), or many together on a thread
-of the store's own (Threaded). A backend may bring a third way (Backend.writer): a journal's is its log.
+"""The writers, which make tickets into writes: one after the other on the thread of whoever comes (Direct), or many
+together on a thread of the store's own (Threaded). A backend may bring a third way (Backend.writer): a journal's is its
+log.
 
 All of them keep the order of submission, and none loses a ticket whose caller is interrupted.
 """

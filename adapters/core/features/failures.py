@@ -1,4 +1,4 @@
-"""Why messages were given back last, for the dead letters that they may become.
+"""The reasons why messages were given back last, for the dead letters that they may become.
 
 It is kept in memory alone, of so many messages of a store as FAILURES_MAX says, so that a release costs no more with a
 reason than without one. It has to last no longer than to the next attempt, which brings a reason of its own: once there

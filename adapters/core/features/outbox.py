@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 GROUP_MAX: Final = 10_000
 GROUP_BYTES: Final = 16 << 20
-"""So much of one transaction is done by one write."""
+"""Bytes of one transaction that are done by one write."""
 PAUSE_FIRST: Final = 0.0005
 PAUSE_MAX: Final = 0.05
 """Seconds between two looks at a transaction that is about to end."""
@@ -63,7 +63,7 @@ LOOK_MAX: Final = 60.0
 """Seconds between two looks for what was committed elsewhere, once there was nothing for long."""
 TOLD_MAX: Final = 1000
 SETTLE_SECONDS: Final = 5.0
-"""So long who has committed waits at most to see what it did."""
+"""Seconds that a thread which has committed waits at most to see what it did."""
 
 _numbers = itertools.count(time.time_ns())
 
@@ -74,13 +74,13 @@ class Entry(NamedTuple):
     number: int
     """Their order. No other entry has it."""
     destination: str
-    """As text."""
+    """The destination, as text."""
     seq: int
-    """Of the message that is acked; 0: one is sent."""
+    """The seq of the message that is acked; 0: one is sent."""
     subscription: int
-    """Whose ack it is; 0: for all. Of what is sent: until when it waits (ms); 0: it does not."""
+    """The subscription whose ack it is; 0: for all. For a send: until when the message waits (ms); 0: it does not."""
     record: bytes
-    """Of what is sent."""
+    """The record of a message that is sent."""
     rows: int = 1
     """In how many rows it is written down, where it was read."""
 
@@ -90,7 +90,7 @@ class Written(NamedTuple):
 
     number: int
     caller: str
-    """Which transaction's it is."""
+    """The transaction that the entry belongs to."""
     size: int
     """Bytes of its record."""
 
@@ -149,7 +149,7 @@ class Placing(Protocol):
 
 
 class Drained(Change):
-    """Entries are done. In the ticket of what they ask for."""
+    """The change by which entries are done. In the ticket of what they ask for."""
 
     __slots__ = ("numbers", "rows")
 
@@ -171,15 +171,15 @@ class _Open:
         self.left: set[int] = set()
         """Numbers of entries that are not drained."""
         self.acks: dict[int, Lease] = {}
-        """What they claim, by number."""
+        """Leases that the acks claim, by number."""
         self.destinations: set[Destination] = set()
         self.room: list[Grant] = []
         self.thread = threading.get_ident()
         """The last that used it."""
         self.ending = False
-        """It was told that it ends."""
+        """True once the end of the transaction was told."""
         self.sure = False
-        """What it committed was looked for once since, and not all of it was there."""
+        """True if the commit was looked for once since, and not all of it was there."""
         self.done = Event()
 
 

@@ -59,17 +59,17 @@ class Stored:
     """A message as it lies in a store."""
 
     record: bytes
-    """As records.py makes it, and as another store is given it (`as_carried`)."""
+    """The record as records.py makes it, and as another store is given it (`as_carried`)."""
     deliveries: int = 0
-    """Of a queue's: how often it was given back."""
+    """The number of times that a queue's message was given back."""
     waiting: Mapping[SubscriptionKey, int] = field(default_factory=dict)
-    """Of a topic's: who has yet to ack it, and how often each gave it back."""
+    """The subscriptions that have yet to ack a topic's message, and how often each gave it back."""
     until: int = 0
     """Until when it waits (ms), of a topic's for all; 0: it does not."""
     untils: Mapping[SubscriptionKey, int] = field(default_factory=dict)
-    """Likewise, of a topic's for single subscriptions."""
+    """Times (ms) until which a topic's message waits for single subscriptions."""
     seq: int = field(default=0, compare=False)
-    """Where it lies."""
+    """The place where the message lies."""
     large: StoredBody | None = field(default=None, compare=False)
     """Its body, if that is kept apart."""
 
@@ -209,10 +209,10 @@ class Amount:
 
     messages: int = 0
     bytes: int = 0
-    """Of the messages' records."""
+    """Bytes of the messages' records."""
     subscriptions: tuple[Subscription, ...] = ()
     known: bool = False
-    """It has been sent or subscribed to, and was not deleted since."""
+    """True if the destination has been sent or subscribed to, and was not deleted since."""
 
 
 def amount(store: Store, destination: Destination) -> Amount:
@@ -295,7 +295,7 @@ class Prefix:
 
     messages: int
     whole: bool
-    """What has happened to them is there too (rule K6): one may go on behind them."""
+    """True if what has happened to them is there too (rule K6): one may go on behind them."""
 
 
 def prefix(items: Iterable[Item], target: Store, destination: Destination) -> Prefix | None:

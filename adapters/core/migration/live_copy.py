@@ -79,8 +79,8 @@ class GivenUpError(PlacementError):
 
 
 class LiveCopy:
-    """Used by one thread. After any error `abandon` makes all as it was; only one copy is taken of a store at a
-    time."""
+    """The live copy of one destination. Used by one thread. After any error `abandon` makes all as it was; only one
+    copy is taken of a store at a time."""
 
     def __init__(self, source: Store, target: Store, destination: Destination) -> None:
         self._source, self.target, self._destination = source, target, destination

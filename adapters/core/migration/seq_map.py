@@ -24,7 +24,7 @@ class Pair(NamedTuple):
 
 
 class SeqMap:
-    """Used by one thread."""
+    """The map from seqs to their copies' seqs. Used by one thread."""
 
     def __init__(self) -> None:
         """Make an empty map. Raises OSError."""

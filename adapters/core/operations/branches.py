@@ -36,15 +36,16 @@ class Branch:
         self.changes = changes
         """Changes of subscriptions, sends, then acks."""
         self.leases: Sequence[Lease] = ()
-        """Of what it acks."""
+        """Leases of the messages that the branch acks."""
         self.victims: Sequence[Lease] = ()
-        """Of what goes to make room for what it sends, and is acked by it too (`Ack.drops`, reserving.py)."""
+        """Leases of the messages that go to make room for what the branch sends, and that it acks too (`Ack.drops`,
+        reserving.py)."""
         self.dropped: Sequence[tuple[int, Destination]] = ()
         """Places among its sends, and destinations, of messages that are not stored for want of room."""
         self.payload = b""
         """All of it in bytes."""
         self.returned: list[Change] = []
-        """What a rollback writes of the messages that are given back."""
+        """Changes that a rollback writes of the messages that are given back."""
         self.promise = 0
         """Bytes that are kept free for its outcome."""
         self.reservation: Grant | None = None
@@ -74,7 +75,7 @@ class Branch:
 
 
 class Prepare(Change):
-    """A branch waits for its outcome from now on."""
+    """The change by which a branch waits for its outcome from now on."""
 
     __slots__ = ("branch", "size")
 
@@ -91,7 +92,8 @@ class Prepare(Change):
 
 
 class Commit(Change):
-    """A prepared branch takes effect, as if it were done now (rule T8). Told twice, the second time says nothing."""
+    """The change by which a prepared branch takes effect, as if it were done now (rule T8). Told twice, the second time
+    says nothing."""
 
     __slots__ = ("branch", "size")
 
@@ -113,7 +115,7 @@ class Commit(Change):
 
 
 class Rollback(Change):
-    """A prepared branch is forgotten. Likewise."""
+    """The change by which a prepared branch is forgotten. Told twice, the second time says nothing."""
 
     __slots__ = ("branch", "size")
 
@@ -139,7 +141,7 @@ class Rollback(Change):
 
 
 class Forget(Change):
-    """Committed transactions need no longer be remembered."""
+    """The change by which committed transactions need no longer be remembered."""
 
     __slots__ = ("size", "transactions")
 
@@ -152,32 +154,32 @@ class Forget(Change):
 
 
 class _Payload(msgspec.Struct, frozen=True, array_like=True):
-    """In msgpack."""
+    """The payload of a branch, in msgpack."""
 
     participants: list[bytes]
     """Store ids."""
     destinations: list[tuple[int, str]]
     """Kind and name."""
     sends: list[tuple[int, bytes, int]]
-    """Which of `destinations`, the message's record, and its length when it is whole."""
+    """Place in `destinations`, the message's record, and its length when it is whole."""
     acks: list[tuple[int, int, int]]
-    """Which of `destinations`, the message's seq, and the number of the subscription that it is for (0: all)."""
+    """Place in `destinations`, the message's seq, and the number of the subscription that it is for (0: all)."""
     changes: list[tuple[int, bool, str, str, str | None, bool, bool]]
-    """Which of `destinations`, subscribe or unsubscribe, client, name, selector, no_local, retroactive."""
+    """Place in `destinations`, subscribe or unsubscribe, client, name, selector, no_local, retroactive."""
 
 
 class _DelayedPayload(_Payload, frozen=True, array_like=True):
     """The payload of a branch with messages that wait for their time."""
 
     delays: list[tuple[int, int]] = []
-    """Which of `sends`, and until when (ms)."""
+    """Place in `sends`, and until when (ms)."""
 
 
 class _DroppingPayload(_DelayedPayload, frozen=True, array_like=True):
     """The payload of a branch that drops messages to make room."""
 
     drops: list[int] = []
-    """Which of `acks`."""
+    """Places in `acks`."""
 
 
 _KINDS = {kind: kind.value for kind in Kind}

@@ -29,16 +29,17 @@ SMALL_BYTES: Final = 64
 
 
 class Change:
-    """One of those below, or in the other modules."""
+    """A change: one of those below, or in the other modules."""
 
     __slots__ = ()
 
     size: int = SMALL_BYTES
     """At most so many bytes it takes when it is written."""
     settles: ClassVar[bool] = False
-    """It concerns a message that somebody holds, and nothing else."""
+    """True if the change concerns a message that somebody holds, and nothing else."""
     brings: ClassVar[bool] = False
-    """It brings something to its destination; if that was removed, to the one that has its name by then."""
+    """True if the change brings something to its destination; if that was removed, to the one that has its name by
+    then."""
 
     def plan(self, plan: Plan) -> Any:
         """Take its place behind what is in the plan. Returns what its caller is told. May be done again."""
@@ -74,7 +75,7 @@ class Send(Change):
     ) -> None:
         self.state = state
         self.record = record
-        """As records.py makes it; headers and body may be missing where the backend holds them already
+        """The record as records.py makes it; headers and body may be missing where the backend holds them already
         (Backend.stage)."""
         self.record_bytes = size = len(record)
         """How long it is when it is whole."""
@@ -86,11 +87,11 @@ class Send(Change):
         self.seq = 0
         """Set by the plan."""
         self.entitled: Sequence[SubscriptionState] = ()
-        """Of a topic's: whom it is for. Set by the plan."""
+        """The subscriptions that a topic's message is for. Set by the plan."""
         self.own: Any = None
         """The backend's: where it has written it."""
         self.aside: _Aside | None = None
-        """What few messages have, so that the others pay for one question: `deliver_at_ms` and `large`."""
+        """Fields that few messages have, so that the others pay for one question: `deliver_at_ms` and `large`."""
 
     @property
     def deliver_at_ms(self) -> int:
@@ -157,7 +158,7 @@ class Send(Change):
 
 
 class Refused(Change):
-    """In place of what is refused, since what its caller had asked for just before it was."""
+    """A change in place of what is refused, since what its caller had asked for just before it was."""
 
     __slots__ = ("error",)
 
@@ -182,15 +183,15 @@ class SendMany(Change, Sequence[Send]):
     def __init__(self, state: DestinationState, head: bytes, bodies: tuple[bytes, ...], record_bytes: int) -> None:
         self.state = state
         self.head = head
-        """What stands before the body in the record of each."""
+        """The bytes before the body in the record of each."""
         self.bodies = bodies
         self.record_bytes = record_bytes
-        """Of all records together."""
+        """Bytes of all records together."""
         self.size = record_bytes + SMALL_BYTES * len(bodies)
         if not state.declared:
             self.size += declaration_bytes(state)
         self.seq = 0
-        """That of the first; the others follow. Set by the plan."""
+        """The seq of the first; the others follow. Set by the plan."""
         self.own: Any = None
         """The backend's: where it has written them."""
 
@@ -221,7 +222,7 @@ class SendMany(Change, Sequence[Send]):
 
 
 class Ack(Change):
-    """A message is done with."""
+    """The change by which a message is done with."""
 
     __slots__ = ("drops", "number", "place", "seq", "state")
 
@@ -234,7 +235,8 @@ class Ack(Change):
         self.number = number
         """The subscription's; 0: for all."""
         self.drops = drops
-        """It makes room, and nobody has received the message: a branch that is rolled back gives it back as it was."""
+        """True if the ack makes room, and nobody has received the message: a branch that is rolled back gives it back
+        as it was."""
 
     def apply(self, table: Table) -> None:
         table.ack(self.state, self.seq, self.number, self.place)
@@ -251,7 +253,7 @@ class Ack(Change):
 
 
 class AckRange(Change):
-    """All messages between two seqs are done with."""
+    """The change by which all messages between two seqs are done with."""
 
     __slots__ = ("first", "last", "number", "state")
 
@@ -272,7 +274,7 @@ class AckRange(Change):
 
 
 class Returned(Change):
-    """How often a message has been given back."""
+    """The change of how often a message has been given back."""
 
     __slots__ = ("count", "number", "place", "seq", "state")
 
@@ -286,8 +288,8 @@ class Returned(Change):
 
 
 class Postponed(Change):
-    """A message waits until a time, or waits no longer: then it is free, at its old place. What is not there any more,
-    or acked, stays as it is."""
+    """The change by which a message waits until a time, or waits no longer: then it is free, at its old place. What is
+    not there any more, or acked, stays as it is."""
 
     __slots__ = ("due", "number", "place", "seq", "state")
 

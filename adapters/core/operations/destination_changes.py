@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Declare(Change):
-    """A destination gets its number, unless it has one. Made by the plan, too."""
+    """The change by which a destination gets its number, unless it has one. Made by the plan, too."""
 
     __slots__ = ("size", "state")
 
@@ -36,7 +36,7 @@ class Declare(Change):
 
 
 class Remove(Change):
-    """A destination goes, with its messages, leased ones too, and its subscriptions."""
+    """The change by which a destination goes, with its messages, leased ones too, and its subscriptions."""
 
     __slots__ = ("state",)
 
@@ -62,7 +62,7 @@ class Remove(Change):
 
 
 class CloseGate(Change):
-    """Behind it, in the order of what is written, nothing is sent to a destination (rule K11)."""
+    """The change behind which, in the order of what is written, nothing is sent to a destination (rule K11)."""
 
     __slots__ = ("gate",)
 
@@ -75,7 +75,7 @@ class CloseGate(Change):
 
 
 class Subscribe(Change):
-    """A durable subscription begins, unless it is there."""
+    """The change by which a durable subscription begins, unless it is there."""
 
     __slots__ = ("number", "retroactive", "size", "state", "subscriber", "subscription")
 
@@ -112,7 +112,7 @@ class Subscribe(Change):
 
 
 class Unsubscribe(Change):
-    """A durable subscription ends, if it is there."""
+    """The change by which a durable subscription ends, if it is there."""
 
     __slots__ = ("key", "state", "subscriber")
 

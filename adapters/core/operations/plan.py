@@ -40,9 +40,9 @@ class Plan:
     ids: dict[Key, int] = {}  # noqa: RUF012
     """New in the duplicate window."""
     keys: dict[Key, Send | None] = {}  # noqa: RUF012
-    """Of maps, which it writes, and what it puts there, be it a REMOVAL; None: nothing is left."""
+    """Keys of maps that the plan writes, and what it puts there, be it a REMOVAL; None: nothing is left."""
     writes_any_key = False
-    """It may write all keys of all maps."""
+    """True if the plan may write all keys of all maps."""
     declared: Sequence[DestinationState] = ()
     removed: Sequence[DestinationState] = ()
     successors: dict[DestinationState, DestinationState] = {}  # noqa: RUF012
@@ -54,19 +54,20 @@ class Plan:
     prepared: Sequence[Branch] = ()
     settled: Sequence[Branch] = ()
     volatile: list[VolatileChange] = []  # noqa: RUF012
-    """What takes effect with them and no backend is told of: of messages that are not persistent."""
+    """Changes of transient messages, which take effect with the plan, and no backend is told of."""
     large: Sequence[Send] = ()
     """Messages whose bodies are kept apart."""
     volatile_ids: dict[Key, int] = {}  # noqa: RUF012
-    """Of these messages."""
+    """Ids of the transient messages."""
     is_more = False
-    """It does more than to send messages without ids, and to ack: one of the above says what, or `own`."""
+    """True if the plan does more than to send messages without ids, and to ack: one of the above says what, or
+    `own`."""
     more = 0
     """Messages beside the first of each SendMany."""
     own: Any = None
     """The backend's."""
     room: Sequence[Grant | None] = ()
-    """What was reserved for its messages, until they are applied, and so are counted as held."""
+    """Room that was reserved for the plan's messages, until they are applied, and so are counted as held."""
 
     def __init__(self, sequencer: Sequencer, tickets: Iterable[Ticket], last_seq: int | None = None) -> None:
         """`last_seq`: the highest that was given out, if others than the sequencer's plans were."""
@@ -76,7 +77,7 @@ class Plan:
         self.last_seq = sequencer.last_seq if last_seq is None else last_seq
         self.changes: list[Change] = []
         self.tickets: list[Ticket] = []
-        """Those that were not refused."""
+        """Tickets that were not refused."""
         gates = sequencer.gates
         for ticket in tickets:  # one that is refused leaves nothing
             done, content = len(self.changes), ticket.content
@@ -265,7 +266,7 @@ class Sequencer:
         self.catalog = catalog
         self.window = DuplicateWindow(duplicate_window)
         self.volatile_window = DuplicateWindow(duplicate_window)
-        """The same of messages that are not persistent. Filled under the store's lock."""
+        """The duplicate window of transient messages. Filled under the store's lock."""
         self.subscribed: dict[int, Subscribed] = {}
         """By destination's number: the subscriptions of topics that have some."""
         self.dropped = 0
@@ -275,9 +276,9 @@ class Sequencer:
         self.last_seq = 0
         """The highest of a message that was accepted."""
         self.key_versions = KeyVersions()
-        """Of maps."""
+        """The versions of maps' keys."""
         self.gates: dict[Destination, Gate] = {}
-        """Of destinations that are on their way to another store, or have gone there. Closed by who plans."""
+        """Gates of destinations that are on their way to another store, or have gone there. Closed by who plans."""
         self.expiring = False
         """Some messages that were sent since it was made expire."""
         self.mixed = False
@@ -287,9 +288,9 @@ class Sequencer:
         self._given = 0
         """No seq above it was given out, be it not accepted; counts if `mixed`."""
         self._planning: Sequence[Ticket] = ()
-        """What is planned and not accepted yet, if anything."""
+        """Tickets that are planned and not accepted yet, if any."""
         self.number = 0
-        """Of the last plan that was accepted."""
+        """The number of the last plan that was accepted."""
 
     def load(self, last_seq: int, ids: Iterable[tuple[Key, int]]) -> None:
         """Load the state at open; the catalog is filled. `ids`: of the duplicate window, oldest first. Seqs go on

@@ -38,8 +38,8 @@ LARGE: Final = 4
 """A flag: the body is kept apart, and here is what says which it is (reference.py)."""
 
 REMOVAL: Final = 1
-"""Of a map's value, when it expires (ms): it was never there. What is sent so takes the place of the value before, and
-is dead at once, so that its key has none."""
+"""The expiry (ms) of a map's value that was never there. A value that is sent so takes the place of the value before,
+and is dead at once, so that its key has none."""
 
 _NEVER: Final = 0
 _pack = HEAD.pack

@@ -12,7 +12,7 @@ MESSAGE_ID_BYTES_MAX: Final = 1024
 
 _encode = msgspec.msgpack.Encoder().encode
 unpack_headers = msgspec.msgpack.Decoder(dict[str, Any]).decode
-"""What `pack_headers` made, as it was."""
+"""The inverse of `pack_headers`."""
 
 
 def pack_headers(headers: Headers) -> bytes:

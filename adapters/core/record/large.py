@@ -144,7 +144,7 @@ class StoredBody(LargeBody):
         self.chunk_bytes = chunk_bytes
         self.crc = 0
         self.lasting = True
-        """It was synced, and may be named by a message that is to survive."""
+        """True if the body was synced, and may be named by a message that is to survive."""
         self.names = 0
         """How many messages that are not known to be dead name it."""
         self.promised = False

@@ -7,8 +7,8 @@ from typing import Any, Final
 from ..messages import PRIORITY_MAX
 
 Place = tuple[int, int, int, int, Any]
-"""Where a message is: order, seq, when it expires (ms, 0: never), how often it has been given back, what its backend
-needs to find it."""
+"""The place of a message: order, seq, when it expires (ms, 0: never), how often it has been given back, what its
+backend needs to find it."""
 ORDER: Final = 0
 SEQ: Final = 1
 EXPIRES: Final = 2

@@ -60,7 +60,7 @@ class Listener(Taker):
         self._calling = False
         self._ended = False
         self._home: tuple[Receiving, Feed] | None = None
-        """Where it goes on, since its destination has moved to another store."""
+        """The place where the listener goes on, since its destination has moved to another store."""
 
     def start(self) -> None:
         """Start: from now on the feed stays, and the listener hears of the end of its store."""

@@ -42,7 +42,7 @@ after an error."""
 Write = Callable[[Sequence[Change]], object]
 
 RowsOf = Callable[[DestinationState, SubscriptionState | None, None, int, int], Sequence[Place]]
-"""As Rows.rows."""
+"""A function as Rows.rows."""
 
 
 class Removal:

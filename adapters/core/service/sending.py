@@ -59,11 +59,11 @@ class Sending:
         self._settings = settings = engine.backend.settings
         self._keeper = Keeper(None if engine.backend.volatile else self._nonpersistent, engine.bodies.outgoing)
         self.looker = self._keeper._replace(kept=engine.bodies.looked_at)
-        """Of messages that are looked at before they are sent."""
+        """The ways in which messages are kept that are looked at before they are sent."""
         self.limits = engine.limits = Limits(engine, directory, index_directory)
         self._takes_many = engine.backend.takes_many and not settings.priorities and not self.limits.yields
         self.limited = engine.limited = self.limits.limited
-        """Whether it has limits at all: then what is sent goes by `send_limited`."""
+        """True if the store has quotas at all: then what is sent goes by `send_limited`."""
         self._postpones = engine.backend.postpones
 
     # Tickets
@@ -391,7 +391,7 @@ class Sending:
 
 
 class Keeper(NamedTuple):
-    """How a store keeps messages that are not persistent, and bodies that are not bytes."""
+    """The ways in which a store keeps transient messages, and bodies that are not bytes."""
 
     apart: Callable[[], object] | None
     """Called before a message that is not persistent; None: such ones are kept as the others are."""

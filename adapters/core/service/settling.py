@@ -1,4 +1,4 @@
-"""How messages leave those who hold them: acked, given back, or claimed by a transaction.
+"""The ways in which messages leave those who hold them: acked, given back, or claimed by a transaction.
 
 Whoever is interrupted anywhere in here holds what it held, or the write took effect: a lease that is LEAVING and whose
 ack was not written is LEASED again; one whose ack was written ends when that is applied.
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 _TOKEN: Final = re.compile(r"([0-9a-f]{32})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})")
 
 ENDS_KEPT: Final = 10_000
-"""Of so many tokens it is remembered how they were settled."""
+"""Tokens of which it is remembered how they were settled."""
 COUNTED_AT_ONCE: Final = 1000
 """Messages given back whose deliveries are written together."""
 

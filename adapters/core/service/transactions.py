@@ -402,7 +402,7 @@ class Transactions:
 
 
 class Step(Generic[T]):
-    """A Pending: a change that is queued."""
+    """A Pending whose change is queued."""
 
     def __init__(
         self, writer: Writer, wait: Callable[[Ticket], list[Any]], ticket: Ticket, result: Callable[[Any], T]

@@ -44,7 +44,7 @@ RETURNED_MAX: Final = 10_000
 fetched anew (invariant 10)."""
 
 CLOCK_SECONDS: Final = 1.0
-"""Who waits where a message was skipped looks at the clock so often: it may go back."""
+"""Seconds after which who waits where a message was skipped looks at the clock again: it may go back."""
 
 
 class Rows(Protocol):

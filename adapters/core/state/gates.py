@@ -21,7 +21,7 @@ from ...system import locking
 from ...system.conditions import Event
 
 LOOK_SECONDS: Final = 1.0
-"""Who waits looks so often whether it is in a forked child."""
+"""Seconds after which who waits looks again whether it is in a forked child."""
 
 
 class Gate:
@@ -32,7 +32,7 @@ class Gate:
         self.error: AnabranchError | None = None
         """Set before it opens, where nobody can tell in which of two stores the destination is: who waits raises it."""
         self.reserves = False
-        """It is that of a store to which a copy is made, until that is done or given up."""
+        """True if the gate is that of a store to which a copy is made, until that is done or given up."""
         self._opened = Event()
         self._keeper = threading.get_ident()
         self._generation = locking.generation

@@ -42,23 +42,23 @@ class Feed:
         self.subscription = subscription
         """None for a queue."""
         self.first = Lane()
-        """What was fetched in a store without priorities."""
+        """The lane of what was fetched in a store without priorities."""
         self.lanes: Lanes | None = None
-        """Likewise, in a store with priorities. None: nothing."""
+        """The lanes of what was fetched in a store with priorities. None: nothing."""
         self.held: dict[int, Lease] = {}
         """By seq."""
         self.returned: list[tuple[int, int]] = []
         """A heap of what was released: order and seq."""
         self.returned_places: dict[int, Place] = {}
-        """The same by seq."""
+        """Places of what was released, by seq."""
         self.purging: set[object] = set()
         """Purges under way: nothing is delivered meanwhile."""
         self.passed_at = 0
         """The latest time (ms) by which a message was skipped because it had expired; 0: none was."""
         self.takers: dict[Taker, None] = {}
-        """Who waits for a message, in the order in which they came."""
+        """Takers that wait for a message, in the order in which they came."""
         self.listeners: dict[Taker, None] = {}
-        """Those of them who come again, in that line or not: they hear that the store stops."""
+        """Listeners, which come again, in that line or not: they hear that the store stops."""
 
     @property
     def number(self) -> int:
@@ -123,19 +123,19 @@ _numbers = itertools.count(time.time_ns())
 
 
 class LeaseTime:
-    """For how long a lease lasts (lease_times.py)."""
+    """The time for which a lease lasts (lease_times.py)."""
 
     __slots__ = ("lapsed", "queued", "seconds", "until")
 
     def __init__(self, seconds: float, until: float) -> None:
         self.seconds = seconds
-        """As its holder was told last."""
+        """Seconds, as the lease's holder was told last."""
         self.until = until
         """When it ends (monotonic)."""
         self.queued = until
         """When it is looked at next (likewise)."""
         self.lapsed = False
-        """It is over, and the message was given back."""
+        """True if the time is over, and the message was given back."""
 
     @property
     def says_it_is_over(self) -> str:
@@ -240,7 +240,8 @@ class Taker:
 
     def __init__(self) -> None:
         self.lease: Lease | None = None
-        """What it was given. Set before the message counts as held, so that who is interrupted can give it back."""
+        """The lease that the taker was given. Set before the message counts as held, so that who is interrupted can
+        give it back."""
         self._waiter: Any = None
 
     def prepare(self) -> None:

@@ -1,4 +1,5 @@
-"""How much a store may still take: room is reserved before a send is queued, so that no two senders get the same.
+"""The amount that a store may still take: room is reserved before a send is queued, so that no two senders get the
+same.
 
 A `Room` is one limit: of the store, of a destination, of messages that are not persistent, of a disk. What a call needs
 in several of them it gets together, as a `Grant` (reserving.py).
@@ -37,7 +38,7 @@ What = TypeVar("What")
 
 
 class NoRoomYetError(StoreFullError):
-    """There is none now, and who asked for it wanted to wait for none, or elsewhere."""
+    """No room is there now, and who asked for it wanted to wait for none, or elsewhere."""
 
 
 class _Waiting(threading.local):
@@ -80,9 +81,9 @@ class Grant:
         self.victims: list[Lease] = []
         """Messages that go when it is written, to make room. LEAVING, so that nobody else gets them meanwhile."""
         self.sizes: list[int] = []
-        """Of their records, in bytes."""
+        """Sizes of their records, in bytes."""
         self.dropped: frozenset[int] = frozenset()
-        """Which of the sends that it was asked for are not stored, but dropped."""
+        """Places, among the sends that the grant was asked for, of those that are not stored, but dropped."""
 
     def release_room(self) -> None:
         """Give back the room alone: nobody knows yet whether what it is for has taken effect."""

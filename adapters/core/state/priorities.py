@@ -68,7 +68,7 @@ class Lane:
         self.cursor = cursor
         """All up to this seq has been fetched."""
         self.end = 0
-        """Where this is the delivery's `era`, there is nothing in the rows beyond the cursor: see arrivals.py."""
+        """The delivery's `era` in which there is nothing in the rows beyond the cursor: see arrivals.py."""
         self.ready: deque[Place] | None = None
         """None before the first fetch: a lane may wait long for its turn, and there may be 65,536."""
 
@@ -123,7 +123,7 @@ class Lanes:
         self._heap: list[int] = []
         """Their orders."""
         self._fetched: dict[int, Lane] = {}
-        """Those that may hold something."""
+        """Lanes that may hold something."""
         self._walked = 0
 
     def __len__(self) -> int:

@@ -29,11 +29,12 @@ class SubscriptionState:
         self.count = 0
         """Messages that it has yet to ack. The backend counts them."""
         self.delayed = 0
-        """Those of them that wait for their time, for it alone or for all. Likewise."""
+        """Messages among them that wait for their time, for the subscription alone or for all. The backend counts
+        them."""
         self.expired = 0
         """Messages that it never acked, for their time was over; since open."""
         self.volatile: SubscriptionState | None = None
-        """As of its topic."""
+        """The shadow, as of its topic."""
         self.feed = Feed(topic, self)
         self.own: Any = None
         """The backend's."""
@@ -65,9 +66,10 @@ class DestinationState:
         self.is_map = destination.kind is Kind.MAP
         """Its messages are values, and their ids the keys (keyed.py)."""
         self.declared = False
-        """What is written gives the number its name already."""
+        """True if what is written gives the number its name already."""
         self.removed = False
-        """It was removed, and its number is never used again: a destination of its name is another state."""
+        """True if the destination was removed, and its number is never used again: a destination of its name is another
+        state."""
         self.count = 0
         """Messages held, and their bytes. The backend counts them: `Catalog.count`."""
         self.bytes = 0
@@ -78,7 +80,7 @@ class DestinationState:
         self.crowded: dict[Feed, None] = {}
         """Its feeds where somebody waits who got nothing, since as many messages are leased as may be."""
         self.feed = Feed(self)
-        """Of a queue."""
+        """The feed of a queue."""
         self.subscriptions: dict[SubscriptionKey, SubscriptionState] = {}
         """Replaced, not changed, so that other threads may walk it."""
         self.own: Any = None
@@ -86,9 +88,9 @@ class DestinationState:
         self.room: Room | None = None
         """Its limit, once one is sent to it that has one (reserving.py)."""
         self.volatile: DestinationState | None = None
-        """What shadows it for messages that are not persistent; None before the first (transient/messages.py)."""
+        """The shadow for transient messages; None before the first (transient/messages.py)."""
         self.waiting: dict[bytes, dict[Taker, None]] = {}
-        """Of a map: who waits for the value of a key. They are among the takers of `feed`, too."""
+        """Takers that wait for the value of a map's key. They are among the takers of `feed`, too."""
 
     @property
     def total(self) -> int:
@@ -130,17 +132,17 @@ class Catalog:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.destinations: dict[Destination, DestinationState] = {}
-        """Those too from which somebody receives and to which nothing was sent yet."""
+        """Destinations, those too from which somebody receives and to which nothing was sent yet."""
         self.by_number: dict[int, DestinationState] = {}
         self.subscriptions: dict[int, SubscriptionState] = {}
         """By number."""
         self.leaving: dict[Feed, None] = {}
-        """Those of removed destinations and of subscriptions that have ended, whose messages are still to go, a page at
+        """Feeds of removed destinations and of subscriptions that have ended, whose messages are still to go, a page at
         a time (purging.py). Under the store's lock."""
         self.last_number = 0
         """The highest that a destination or a subscription ever had."""
         self.messages = self.bytes = 0
-        """Of all destinations together."""
+        """Messages, and their bytes, of all destinations together."""
 
     def held(self) -> list[DestinationState]:
         """Return all destinations of which there may be messages, also removed ones. With the store's lock held."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LOOKED_MAX: Final = 512
 """Messages that are looked at before others get their turn."""
 REMEMBERED_MAX: Final = 10_000
-"""Of each sort, so many messages are remembered (invariant 10)."""
+"""Messages that are remembered of each sort (invariant 10)."""
 
 Owner = TypeVar("Owner")
 
@@ -99,7 +99,7 @@ class Remembered(Generic[Owner]):
 
 
 class _Walk:
-    """Over what a backend finds. Each stays the current one until `advance`, so that who is interrupted meets it
+    """A walk over what a backend finds. Each stays the current one until `advance`, so that who is interrupted meets it
     again."""
 
     __slots__ = ("_current", "_found", "broken", "since")
@@ -109,7 +109,7 @@ class _Walk:
         self._found: Iterator[tuple[Any, Place]] = iter(found)
         self._current: tuple[Any, Place] | None = None
         self.broken = False
-        """Who asked for the next one was interrupted: there are no others."""
+        """True if who asked for the next one was interrupted: there are no others."""
 
     def current(self) -> tuple[Any, Place] | None:
         """Return what the walk is at; None at the end."""

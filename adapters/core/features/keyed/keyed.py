@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...operations.plan import Plan
 
 FRESH_MAX: Final = 256
-"""So many keys may be remembered as fresh that are applied."""
+"""Keys that may be remembered as fresh though they are applied."""
 VERSIONS_MAX: Final = 10_000
 """Keys of which is remembered which plan wrote them last."""
 
@@ -60,7 +60,7 @@ class KeyVersions:
     def __init__(self) -> None:
         self._numbers: dict[Key, int] = {}
         self._floor = 0
-        """Of a key that is not in `_numbers`: it may have been written by this plan, and by none after it."""
+        """The version of a key that is not in `_numbers`: this plan may have written it, and none after it has."""
 
     def get(self, key: Key) -> int:
         """Return the number of a plan after which none has written the key."""
@@ -89,7 +89,7 @@ class Written(NamedTuple):
     number: int
     """The plan's."""
     send: Send | None
-    """What it has put there, be it a REMOVAL; None: nothing is left."""
+    """The send that the plan has put there, be it a REMOVAL; None: nothing is left."""
 
 
 class FreshKeys:
@@ -101,7 +101,7 @@ class FreshKeys:
         self._written: dict[Key, Written] = {}
         """Replaced, not shrunk, so that others may read it."""
         self._most = FRESH_MAX
-        """With more keys than these it is looked which of them are applied."""
+        """The number of keys beyond which it is looked which of them are applied."""
         self.whole_at = 0
         """The number of the latest plan that may have written any key: before it is applied nothing here counts."""
 

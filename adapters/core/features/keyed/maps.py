@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from ...engine.writers import Writer
 
 KEY_BYTES_MAX: Final = 480
-"""Of a key in UTF-8: more has no room in the index of a journal."""
+"""Bytes of a key in UTF-8: more has no room in the index of a journal."""
 PAGE: Final = 64
 """Keys that are looked up together."""
 DIGITS_MAX: Final = 1000
-"""Of a number that is incremented."""
+"""Digits of a number that is incremented."""
 _TOO_LONG: Final = 10**DIGITS_MAX
 _NUMBER: Final = re.compile(rb"-?[0-9]+")
 
@@ -57,12 +57,12 @@ class Value(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """At one key."""
+    """A look at one key."""
 
     state: DestinationState | None
     value: Value | None
     number: int
-    """Of the plan behind which it was so."""
+    """The number of the plan behind which it was so."""
 
 
 class Maps:

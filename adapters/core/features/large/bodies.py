@@ -90,16 +90,16 @@ class LargeBodies:
         self._sizes: dict[int, int] = {}
         """Bytes of those, by destination's number: a body that several messages share counts for each."""
         self.bytes = 0
-        """Of all of them."""
+        """Bytes of all destinations' bodies."""
         self._apart: dict[int, dict[int, None]] = {}
-        """Which of those in `_live` are not persistent, likewise by number and seq."""
+        """Transient messages among those in `_live`, likewise by number and seq."""
         self.nonpersistent_bytes = 0
-        """Of these."""
+        """Bytes of the transient messages' bodies."""
         self._suspects: dict[tuple[int, int], None] = {}
         """Messages that may be dead by now: number and seq."""
         self._to_note: deque[tuple[StoredBody, int, int]] = deque()
         self.garbage: deque[BodyRef] = deque()
-        """Of bodies that nobody holds any more. Appended to by whoever lets go of one."""
+        """Bodies that nobody holds any more. Appended to by whoever lets go of one."""
         self.streams: weakref.WeakSet[LargeStream] = weakref.WeakSet()
         self._adopting = threading.RLock()
         """Held by who copies a body from another store, or shares one."""

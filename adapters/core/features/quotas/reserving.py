@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from ...operations.plan import Plan
 
 POLL_SECONDS: Final = 0.1
-"""So often the first in line looks whether there is room, beside being told: some of it is given back by who may take
-no lock, or by the disk, which tells nobody."""
+"""Seconds after which the first in line looks whether there is room, beside being told. Some room is given back by who
+may take no lock, or by the disk, which tells nobody."""
 PATIENCE: Final = 1.0
-"""And the others, whether they are the first by now."""
+"""Seconds after which the others look whether they are the first by now."""
 WRITTEN_SECONDS: Final = 1.0
 """Under `drop_old`: how long one waits for what others are about to write, where all else is held by somebody."""
 
@@ -56,12 +56,12 @@ class Waiter:
         self.request, self.grant, self.submit = request, grant, submit
         self.deadline = monotonic() + seconds
         self.lacking: set[Room] = set()
-        """What was too small for it when it was looked at, now or before."""
+        """Rooms that were too small when the waiter was looked at, now or before."""
         self.granted = False
         self.error: AnabranchError | None = None
         self.signals: SimpleQueue[None] = SimpleQueue()
         self.why: StoreFullError | None = None
-        """What it is told when its time is over."""
+        """The error that the waiter gets when its time is over."""
 
     def wake(self) -> None:
         """Let it look. Takes no lock; any thread may."""

@@ -32,7 +32,7 @@ class Rooms:
         when_full, timeout = settings.when_full, settings.block_timeout
         name = f"store {engine.name!r}"
         self.of_store: Room | None = None
-        """That of all messages."""
+        """The room of all messages."""
         if settings.max_messages is not None or settings.max_bytes is not None:
             self.of_store = Room(
                 name, settings.max_messages, settings.max_bytes, self._held, settings.max_bytes_option,
@@ -50,10 +50,10 @@ class Rooms:
         self._by_pattern = RouteTable((pattern, limit) for limit in settings.limits for pattern in limit.match)
         self._has_patterns = bool(settings.limits)
         self.limited = bool(self.of_store or self._of_nonpersistent or self._of_disks is None or self._has_patterns)
-        """Whether there is any limit."""
+        """True if there is any quota."""
         policies = {when_full, *(limit.when_full for limit in settings.limits)} - {None, WhenFull.FAIL}
         self.yields = self.limited and bool(policies)
-        """Whether something else happens at one than an error."""
+        """True if something else happens at a quota than an error."""
 
     def _held(self) -> Amount:
         """Return how many messages and bytes the store holds. With the store's lock held."""

@@ -77,10 +77,10 @@ class _Written(NamedTuple):
     """The changes that take effect together."""
 
     changes: list[Change]
-    """Of shadows."""
+    """Changes of shadows."""
     ids: dict[Key, int]
     transaction: bytes | None
-    """Of the branch whose outcome it is."""
+    """The transaction of the branch whose outcome it is."""
     plan: Plan | None
 
 
@@ -104,9 +104,9 @@ class Nonpersistent:
         )
         self._kept = MemoryRows(name, directory, options, True, self.shadows, engine.lock)
         self.shadow_rows = self._kept.rows
-        """As Rows.rows, of a shadow and its subscriptions."""
+        """The rows of a shadow and its subscriptions, as Rows.rows."""
         self.rows = MixedRows(engine.catalog, engine.backend, self._kept)
-        """Of all messages of the store."""
+        """The rows of all messages of the store."""
         self._new_cost = NEW_COST
         self._priorities = settings.priorities
         self._window = engine.sequencer.volatile_window
