@@ -253,8 +253,8 @@ class Backend(Rows, Protocol):
         raise AssertionError(f"{self.kind} keeps no maps")
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
-        """Return the first `limit` keys of a map from `start` on, in the order of their bytes, with their values'
-        places."""
+        """Return the first `limit` keys of a map from `start` on, with their values' places. Keys come in the order of
+        their bytes."""
         raise AssertionError(f"{self.kind} keeps no maps")
 
     def large_storage(self) -> LargeStorage | None:

@@ -279,8 +279,8 @@ class Rejecting(Protocol):
         """Reject a message, as Message.reject."""
 
     def _spent(self, store: Store) -> None:
-        """Hear that messages of a store have just been given back for the last time, with a reason that the store knows
-        as long as it is open: they become dead letters soon."""
+        """Hear that messages of a store have just been given back for the last time: they become dead letters soon. The
+        store knows their reason as long as it is open."""
 
 
 class Message(Generic[T_co]):

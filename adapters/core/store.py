@@ -177,8 +177,8 @@ class Store:
 
     @classmethod
     def identify(cls, directory: Path) -> bytes | None:
-        """Return the id of the store in a directory, None if it holds none of this kind or the id does not read.
-        Changes nothing, takes no lock. Raises OSError if the directory cannot be read."""
+        """Return the id of the store in a directory. None if the directory holds none of this kind, or the id does not
+        read. Changes nothing, takes no lock. Raises OSError if the directory cannot be read."""
         return cls.backend_type.identify(directory)  # type: ignore[attr-defined,no-any-return]
 
     @classmethod
@@ -893,8 +893,8 @@ class Store:
         return self._removal.delete(destination)
 
     def idle_mark(self, queue: Destination) -> object:
-        """Return None while there is a message in a queue, or somebody waits or listens there, or a prepared
-        transaction may send there; else what stays the same as long as no message passes through it."""
+        """Return None while a queue has a message, somebody waits or listens there, or a prepared transaction may send
+        there. Else return what stays the same as long as no message passes through it."""
         return self._removal.idle_mark(queue)
 
     def delete_if_idle(self, queue: Destination, gate: Gate) -> bool:
@@ -982,10 +982,10 @@ class Store:
         return self._statistics.depth(destination, subscription)
 
     def counts(self, destination: Destination, subscription: SubscriptionKey | None = None) -> Counts:
-        """Return how many messages are ready, how many leased, how many wait for their time, how many have expired
-        since the store was opened, and how old the next ready one is, in constant time. Of a topic without a
-        subscription the leases of all its subscriptions are counted, what waits for all of them, what expired before
-        one of them had acked it, and the age is that of the oldest which one of them receives next."""
+        """Return how many messages are ready, are leased, wait for their time, and have expired since the store was
+        opened. Tells also how old the next ready one is, in constant time. Of a topic without a subscription the leases
+        of all its subscriptions are counted, what waits for all of them, what expired before one of them had acked it,
+        and the age is that of the oldest which one of them receives next."""
         return self._statistics.counts(destination, subscription)
 
     def find(self, destination: Destination, message_id: str) -> Message | None:

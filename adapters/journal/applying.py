@@ -98,8 +98,8 @@ class Applier:
     # Applying
 
     def apply(self, changes: Sequence[Change], last: Plan) -> None:
-        """Apply changes of the plans that follow what is applied, up to this one, whose `own` is the end of the log
-        after it (JournalEncoder.deliver). Raises StoreFailedError."""
+        """Apply changes of the plans that follow what is applied, up to this one. Its `own` is the end of the log after
+        it (JournalEncoder.deliver). Raises StoreFailedError."""
         index, before, tail = self._index, self._applied.tail, last.own
         index.table = self._log.table
         left, dead = short_lived(changes)

@@ -431,7 +431,7 @@ class MessageRows:
     # What waits
 
     def postpone(self, state: DestinationState, seq: int, number: int, due: int) -> None:
-        """Let a message wait until then, or (0) no longer, for all or for one subscription, if it is still there."""
+        """Let a message that is still there wait until then, or (0) no longer, for all or for one subscription."""
         key, value = self._find(state, seq)
         if value is None:
             return
@@ -759,8 +759,8 @@ class MessageRows:
         return [subscriber.feed for subscriber in state.own.subscriptions.values() if subscriber.own.bit & pending]
 
     def expired(self, start: bytes, now: int) -> tuple[list[tuple[DestinationState, Place]], bytes | None]:
-        """Return a page of those that have expired, from this key of `expiries` on, and the key to go on from; None at
-        the end."""
+        """Return a page of those that have expired, from this key of `expiries` on. Returns also the key to go on from;
+        None at the end."""
         found: list[tuple[DestinationState, Place]] = []
         rows = self._raw(self._expiries_db, start, 0, PAGE)
         for key, value in rows:
@@ -774,8 +774,8 @@ class MessageRows:
         return found, rows[-1][0] + b"\0" if rows else None
 
     def limited(self, start: bytes, least: int) -> tuple[list[tuple[Feed, Place]], bytes | None]:
-        """Return a page of those that have come back so often, from this key of `deliveries` on, and the key to go on
-        from; None at the end."""
+        """Return a page of those that have come back so often, from this key of `deliveries` on. Returns also the key
+        to go on from; None at the end."""
         found: list[tuple[Feed, Place]] = []
         rows = self._raw(self._deliveries_db, start, 0, PAGE) if self.counted else []
         for key, value in rows:
@@ -789,8 +789,8 @@ class MessageRows:
         return found, rows[-1][0] + b"\0" if rows else None
 
     def pending(self, state: DestinationState, ask: Ask) -> Iterator[tuple[int, int]]:
-        """Yield seq, and the bits of those that have yet to ack it, of all a topic's messages, as of `before` if there
-        is one."""
+        """Yield the seq of each of a topic's messages, and the bits of those that have yet to ack it. The bits are as
+        of `before` if there is one."""
         first = 0
         while rows := ask(partial(self._pending_page, state, first)):
             yield from rows

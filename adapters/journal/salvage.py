@@ -92,8 +92,8 @@ class LostRecords(msgspec.Struct):
     message_id: str | None = None
 
     def is_newer(self, record: int) -> bool:
-        """Return whether what was lost may have been anything, since nothing but the journal knew of records from this
-        one on. In a file of copies there are only messages, and the index knows of each that counts."""
+        """Return whether the loss may have been anything, since nothing but the journal knew of records from this one
+        on. In a file of copies there are only messages, and the index knows of each that counts."""
         return bool(self.records) and self.last_record >= record and (record == 1 or self.last_record < w.COPIES)
 
 

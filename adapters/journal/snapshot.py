@@ -286,8 +286,8 @@ def size_expected(kept: Iterable[Segment], states: int, ids: int) -> int:
 
 
 def size_most(segments: Iterable[Segment], allocated: int) -> int:
-    """Return about how many bytes of a snapshot say what is dead in these segments, the last of which may be written up
-    to `allocated`: deflated bits may take all that they took."""
+    """Return about how many bytes of a snapshot say what is dead in these segments. The last one may be written up to
+    `allocated`: deflated bits may take all that they took."""
     sealed = sum(64 + (s.last_lsn + 1 - s.base_lsn) // 8 for s in segments if s.end is not None)
     return sealed + allocated // (8 * RECORD_MIN)
 

@@ -1,5 +1,5 @@
-"""The encoder of a store's log (wal/ticket.py), which writes what many callers asked for as the bytes of one batch, and
-the log as the core's Writer."""
+"""The encoder of a store's log (wal/ticket.py), and the log as the core's Writer. The encoder writes what many callers
+asked for as the bytes of one batch."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class JournalEncoder:
         self._applier: Applier
 
     def start(self, wal: Log, snapshot_at: tuple[int, int], applier: Applier) -> None:
-        """Start with the log to encode for, where the latest snapshot is in it, and what keeps the index up to it."""
+        """Start with the log to encode for, its latest snapshot's place, and what keeps the index up to it."""
         self._log, self.snapshot_at, self._applier = wal, snapshot_at, applier
 
     def load(self) -> None:
@@ -199,8 +199,7 @@ class JournalWriter:
 
 @inner_loop
 def encode_batch(start: Tail, changes: list[Change], counter: int, watermark: int) -> tuple[bytes, Tail]:
-    """Return the batch after `start` that holds a record for each of these changes, at least one, and the log's end
-    behind it."""
+    """Return the batch after `start` with a record for each of these changes, at least one, and the log's end."""
     if len(changes) == 1 and type(changes[0]) is not SendMany:
         return _encode_one(start, changes[0], counter, watermark)
     return _encode_all(start, changes, counter, watermark)

@@ -104,8 +104,7 @@ class Retention:
         ]
 
     def chain(self, number: int) -> tuple[int, ...]:
-        """Return the shortest way from a kept file to one with pending messages, else to any that is kept for
-        itself."""
+        """Return the shortest way from a kept file to one with pending messages, else to one kept for itself."""
         way = self._way_to_pending if number in self._way_to_pending else self._way_to_any
         chain = [number]
         while way[chain[-1]] != chain[-1]:

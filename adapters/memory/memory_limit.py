@@ -89,8 +89,8 @@ class MemoryLimit:
     # Making room
 
     def make_room(self, more: int, keep: Chunk | None = None) -> None:
-        """Make room so that `more` bytes fit, or so that as little as can be is in memory, but for `keep`. Raises what
-        `swap_error` says; what was in memory is then there still, or in the swap."""
+        """Make room for `more` bytes, or leave as little as can be in memory, but for `keep`. Raises what `swap_error`
+        says; what was in memory is then there still, or in the swap."""
         goal = self._max_bytes - self.prepared - more
         if self.used <= goal:
             return

@@ -61,9 +61,8 @@ def is_out_of_files(error: BaseException) -> bool:
 
 @contextmanager
 def disk_errors(what: str) -> Iterator[None]:
-    """Turn the disk's errors, while something is created or opened, into StoreFullError, ConfigError or
-    StoreFailedError, which say what could not be done; nothing took effect that the next try does not find and put
-    right."""
+    """Turn the disk's errors into StoreFullError, ConfigError or StoreFailedError, while something is created or
+    opened. The errors say what could not be done. Nothing took effect that the next try does not find and put right."""
     try:
         yield
     except (OSError, lmdb.Error) as error:

@@ -32,7 +32,7 @@ QUEUE_MAX: Final = 50_000
 """Tickets; who would queue more leads first."""
 SLOW_SYNC_SECONDS: Final = 0.0005
 GATHER_SHARE: Final = 0.25
-"""The share of a slow sync's time for which a leader waits, at most, for all who are likely to come."""
+"""The share of a slow sync's time for which a leader waits at most for all who may come."""
 QUICK_SYNC_SECONDS: Final = 0.00005
 GATHER_MIN: Final = 4
 GATHER_MAX: Final = 8

@@ -307,8 +307,8 @@ class Log(GroupCommit):
             self._starved = False
 
     def _seal_spent(self) -> bool:
-        """Leave, on a disk that one segment fills, the segment that is being written if most of it is needed no more,
-        so that it is released once the rest is. Returns whether it was left."""
+        """Leave the segment that is being written, on a disk that one segment fills, if most of it is needed no more.
+        The segment is released once the rest is needed no more. Returns whether it was left."""
         with self._lead:
             try:
                 self._leader = get_ident()

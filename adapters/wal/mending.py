@@ -296,7 +296,7 @@ class Mender:
         return None
 
     def _replace_missing(self, mark: Watermark, was_released: bool) -> None:
-        """Put, in the place of segments that must be there and are not, one that says that all in it is lost."""
+        """Put a segment in the place of those that must be there and are not: all in it is lost."""
         newest = max(self._headers, default=0)
         if newest < mark.segment:
             before = self._before(mark.segment)
@@ -507,8 +507,8 @@ def _is_of_other_version(path: Path) -> bool:
 
 
 def _find_batch(path: Path, log_id: bytes, nonce: int | None) -> tuple[int, int, int] | None:
-    """Return the nonce of a segment whose header does not read, and offset and first LSN of the first batch that is
-    whole.
+    """Return the nonce of a segment whose header does not read. Returns also offset and first LSN of the first whole
+    batch.
 
     A batch's checksum starts from the segment's seed: it gives that away, and the batch's first record proves it. Any
     nonce with that seed will do.

@@ -172,8 +172,8 @@ class SegmentWriter:
         segment.allocated = target
 
     def sealing_pays(self, needed: int) -> bool:
-        """Return whether going on in a spare file lets half of the segment that is being written be released, or more.
-        Acks might begin such a file, too. So many bytes of the segment are needed still."""
+        """Return whether half of the segment that is being written, or more, can be released by going on in a spare
+        file. Acks might begin such a file, too. So many bytes of the segment are needed still."""
         reserve, dead = self._files.reserve, self.tail.offset - f.HEADER_BYTES - needed
         files = reserve.files
         return len(files) > SHRINKS + (self.promised > 0) and dead >= max(needed, files[0][1] // 2)

@@ -59,7 +59,7 @@ LET_PASS_TIMES: Final = 20
 LET_PASS_SECONDS: Final = 0.00005
 """How often, and how long each time, a receiver lets another one pass before it waits for the lock."""
 COUNT_SECONDS: Final = 1.0
-"""Seconds that a question for a count waits for what is pending to be applied, where it cannot be told before."""
+"""Seconds that a question for a count waits until what is pending is applied, where it cannot be told before."""
 COUNT_PAUSE: Final = 0.001
 COMMITTED_MAX: Final = 100_000
 """Transactions over several stores that are remembered as committed until their coordinator forgets them."""
@@ -551,9 +551,9 @@ class Engine:
             return question()
 
     def reading(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`, which reads bodies with the lock held, all that has returned applied, and its
-        places looked up since. None of the places dies before the lock is let go: a backend that looks one up once more
-        need not ask for what is pending. The backend uses `looked_up` for that."""
+        """Return the result of `work`, which reads bodies with the lock held and all that has returned applied. `work`
+        looks its places up since, and none of them dies before the lock is let go. A backend that looks a place up once
+        more need not ask for what is pending. The backend uses `looked_up` for that."""
         before = self._reader
         try:
             self._reader = threading.get_ident()

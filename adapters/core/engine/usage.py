@@ -46,7 +46,7 @@ SENT: Final = 1
 ACKED: Final = 2
 """amount: 0. who: the subscription's number, 0: for all."""
 ACKED_RANGE: Final = 3
-"""An ack of all, as ACKED, from `seq` on to the one that lies amount + transaction * 2**32 behind it."""
+"""An ack of all, as ACKED, from `seq` on to the one amount + transaction * 2**32 behind it."""
 ENDED: Final = 4
 """A subscription, `who`, has ended."""
 REMOVED: Final = 5

@@ -99,10 +99,10 @@ def read(
     wanted: Callable[[int], bool] | None = lambda seq: True,
     looked: Callable[[int], None] = lambda seq: None,
 ) -> Iterator[Item]:
-    """Yield all that a store holds of a destination behind a seq, and the ids that it remembers, in the order in which
-    they were sent. Holds a page of places and one message at a time, and the ids whose messages are gone, of those with
-    a seq that is `wanted` (None: of none). Others may send and ack meanwhile: then it is as of some moment for each
-    page, and `looked` is told how far it has looked ahead. Raises CorruptionError."""
+    """Yield all that a store holds of a destination behind a seq, and the ids that it remembers. Messages and ids come
+    in the order in which they were sent. Holds a page of places and one message at a time, and the ids whose messages
+    are gone, of those with a seq that is `wanted` (None: of none). Others may send and ack meanwhile: then it is as of
+    some moment for each page, and `looked` is told how far it has looked ahead. Raises CorruptionError."""
     engine = store._engine
     state = engine.catalog.destinations.get(destination)
     if state is None:

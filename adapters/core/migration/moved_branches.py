@@ -1,5 +1,5 @@
-"""The part of a prepared transaction that concerns one destination, moved from its branch in one store to that in
-another. The messages lie in the other store from now on (copying.py).
+"""The part of a prepared transaction for one destination, moved from its branch in one store to that in another. The
+messages lie in the other store from now on (copying.py).
 
     for branch in concerning(source, destination):
         put(target, branch.transaction, with_part(source, target, branch, destination))
@@ -63,8 +63,8 @@ def without(store: Store, transaction: bytes, destination: Destination) -> bytes
 
 
 def with_part(source: Store, target: Store, branch: Branch, destination: Destination) -> bytes:
-    """Return the target's branch of the same transaction, and in it what the one in the source does to this
-    destination, of which the target holds all messages and subscriptions by now."""
+    """Return the target's branch of the same transaction, with what the source's does to this destination. The target
+    holds all messages and subscriptions of the destination by now."""
     other = target._engine.sequencer.prepared.get(branch.transaction)
     part = list(_translated(source, target, branch, destination))
     there = [] if other is None else list(other.changes)

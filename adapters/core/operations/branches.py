@@ -38,7 +38,7 @@ class Branch:
         self.leases: Sequence[Lease] = ()
         """Leases of the messages that the branch acks."""
         self.victims: Sequence[Lease] = ()
-        """Leases of the messages that go to make room for what the branch sends, and that it acks too (`Ack.drops`,
+        """Leases of messages that go to make room for what the branch sends. The branch acks them too (`Ack.drops`,
         reserving.py)."""
         self.dropped: Sequence[tuple[int, Destination]] = ()
         """Places among its sends, and destinations, of messages that are not stored for want of room."""

@@ -38,8 +38,7 @@ CHUNK: Final = 512
 
 
 class WaitingFuture(Promise[Receipt]):
-    """The future of a send that may have to wait for room, so that its destination may have moved to another store
-    before."""
+    """The future of a send that may have to wait for room. Its destination may have moved to another store before."""
 
 
 class Sending:

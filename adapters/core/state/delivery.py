@@ -89,8 +89,8 @@ class Rows(Protocol):
         return 0
 
     def due(self, now: int, limit: int) -> Sequence[tuple[DestinationState, int, Place]]:
-        """Return the first of those that wait and are due by now (ms), of all destinations, by the time when they were
-        due; at most so many. Each with the number of the subscription that it waits for; 0: for all."""
+        """Return the first of those that wait and are due by now (ms), of all destinations, at most so many. They come
+        by the time when they were due. Each with the number of the subscription that it waits for; 0: for all."""
         return ()
 
     def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:

@@ -32,7 +32,7 @@ class Gate:
         self.error: AnabranchError | None = None
         """Set before it opens, where nobody can tell in which of two stores the destination is: who waits raises it."""
         self.reserves = False
-        """True if the gate is that of a store to which a copy is made, until that is done or given up."""
+        """True for the gate of a store to which a copy is made, until that is done or given up."""
         self._opened = Event()
         self._keeper = threading.get_ident()
         self._generation = locking.generation

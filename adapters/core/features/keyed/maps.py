@@ -89,8 +89,8 @@ class Maps:
     def items(
         self, destination: Destination, prefix: str = "", after: str | None = None
     ) -> Iterator[tuple[str, bytes]]:
-        """Yield the keys that begin with a prefix, behind `after`, in the order of their bytes in UTF-8, and their
-        values. A page of them is held at a time; each is as it was when its page was read."""
+        """Yield the keys that begin with a prefix, behind `after`, and their values. Keys come in the order of their
+        bytes in UTF-8. A page of them is held at a time; each is as it was when its page was read."""
         self._require_map(destination)
         first = text_bytes(prefix, "prefix")
         start = first if after is None else max(first, text_bytes(after, "after") + b"\0")

@@ -595,8 +595,8 @@ class LargeBodies:
     # Asking
 
     def violations(self) -> Iterator[str]:
-        """Yield a violation for each body that a message names and is not there whole, and for each that is there
-        without a message."""
+        """Yield a violation for each body that a message names and is not there whole. A body that is there without a
+        message is one, too."""
         if not self.used:
             return
         for name, _ in self.storage.kept():
