@@ -339,7 +339,7 @@ class Message(Generic[T_co]):
         self.priority = priority
         self.expires_at_ms = expires_at_ms
         self.deliveries = deliveries
-        """How often it has been handed out, this time too: 1 the first time. Of a browsed one: how often it came
+        """How often it has been handed out, this time too: 1 the first time. For a browsed message: how often it came
         back."""
         self.subscription = subscription
         """The subscription of a topic's message; None if it was browsed or leased for the topic as a whole."""
@@ -368,7 +368,7 @@ class Message(Generic[T_co]):
         return self.raw_body if self._large is None else self._large
 
     def open(self) -> BinaryIO:
-        """Return a stream of the body, whatever its size; it can seek. Of a large one no more than a chunk is in
+        """Return a stream of the body, whatever its size; it can seek. No more than a chunk of a large body is in
         memory, and what is read was verified: CorruptionError names the file, or the table, and the offset. It may be
         read as long as this message or the stream is held, though it is acked meanwhile, until the store is closed:
         then reading raises ClosedError."""
@@ -409,8 +409,8 @@ class Message(Generic[T_co]):
             self._store.ack([self])
 
     def ack_nowait(self) -> Future[None]:
-        """Do `ack` without waiting: refused at once if the message is not leased. Else the future resolves when `ack`
-        would have returned, on a thread of ours."""
+        """Do `ack` without waiting: refused at once if the message is not leased. Otherwise the future resolves when
+        `ack` would have returned, on a thread of ours."""
         return self._store.ack_nowait([self])
 
     def release(self, delivered: bool = True, delay: float | None = None, reason: Reason | None = None) -> None:

@@ -190,8 +190,8 @@ class Store:
     @property
     def owner(self) -> object:
         """Set by the router that opens it, which the store keeps alive and never looks at: while anything can reach the
-        store, a message say, the router's directory is locked (invariant 8). What Message.reject asks. What works in
-        the background for a store that nobody holds any more reaches it too."""
+        store, a message say, the router's directory is locked (invariant 8). Message.reject asks it. Background work
+        for a store that nobody holds any more reaches it too."""
         return self._engine.owner
 
     @owner.setter
@@ -477,8 +477,8 @@ class Store:
         lease: float | None = None,
     ) -> list[Message]:
         """Lease up to so many, in order: as soon as there is one, all that are there then; none if there is none in
-        `timeout` seconds. What is wrong with a later one (damage, too many leases) is raised by the call that finds it
-        first; a damaged one stays leased, and is logged. Else as `receive`."""
+        `timeout` seconds. An error of a later one (damage, too many leases) is raised by the call that finds it first;
+        a damaged one stays leased, and is logged. All else is as in `receive`."""
         return self._receiving.receive_many(destination, most, timeout, subscription, lease)
 
     def receive_or_watch(
@@ -487,7 +487,7 @@ class Store:
         """Lease the first message of a queue that nobody holds; if there is none, `on_wake` is called once there may be
         one, or the store closes or fails: then what is returned stands in line for it, or this `watch`, if that does
         still. Never waits for a message, also not where as many are leased as may be; does not keep the store from
-        retiring. Else as `receive`."""
+        retiring. All else is as in `receive`."""
         return receive_or_watch(self._receiving, destination, on_wake, watch, lease)
 
     def listen(
@@ -513,9 +513,9 @@ class Store:
         return self._receiving.listen(destination, on_message, credit, subscription, on_end, lease)
 
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
-        """Lease up to so many of the messages that receive skips, of any destination. One of a topic whose time
-        is over is leased for all subscriptions at once (its `subscription` is None), if none of them has leased or
-        claimed it: its ack removes it everywhere. Cheap when there are none. What was received, and let go of without
+        """Lease up to so many of the messages that receive skips, of any destination. One of a topic whose time is over
+        is leased for all subscriptions at once (its `subscription` is None), if none of them has leased or claimed it:
+        its ack removes it everywhere. Cheap when there are none. A message that was received, and let go of without
         being settled, is free from here on (abandoned.py)."""
         if self._abandoned:
             self._engine.ensure_usable()
@@ -858,7 +858,7 @@ class Store:
         """Forget the branch, and its acks are free again, each message at its old place, delivered once more: who had
         acked them can do nothing more with their Message. Once `wait` has returned that is visible; after a crash the
         branch may be prepared again. `wait` returns whether it was prepared here; if it was not, claims are as they
-        were. Else as commit_prepared."""
+        were. All else is as in commit_prepared."""
         return self._transactions.rollback_prepared(transaction)
 
     def recover_prepared(self) -> Sequence[Prepared]:
@@ -884,7 +884,7 @@ class Store:
     # Upkeep
 
     def purge(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
-        """Remove what nobody holds; returns how many. Of a topic: for one subscription, or for all."""
+        """Remove what nobody holds; returns how many. A topic's messages go for one subscription, or for all."""
         return self._removal.purge(destination, subscription)
 
     def delete(self, destination: Destination) -> int:
@@ -894,7 +894,7 @@ class Store:
 
     def idle_mark(self, queue: Destination) -> object:
         """Return None while a queue has a message, somebody waits or listens there, or a prepared transaction may send
-        there. Else return what stays the same as long as no message passes through it."""
+        there. Otherwise return what stays the same as long as no message passes through it."""
         return self._removal.idle_mark(queue)
 
     def delete_if_idle(self, queue: Destination, gate: Gate) -> bool:
@@ -958,8 +958,8 @@ class Store:
             return self.backend.reclaim()
 
     def compact(self) -> int:
-        """Free now also the space for which what is there has to be copied; returns bytes. What pays happens in the
-        background by itself; here less is enough. Others send and receive meanwhile. A disk without room for the
+        """Free now also the space for which what is there has to be copied; returns bytes. Compaction that pays happens
+        in the background by itself; here less is enough. Others send and receive meanwhile. A disk without room for the
         copies is no error."""
         self._engine.ensure_usable()
         with disk_errors(f"store {self.name!r} cannot give back space"):
@@ -983,9 +983,9 @@ class Store:
 
     def counts(self, destination: Destination, subscription: SubscriptionKey | None = None) -> Counts:
         """Return how many messages are ready, are leased, wait for their time, and have expired since the store was
-        opened. Tells also how old the next ready one is, in constant time. Of a topic without a subscription the leases
-        of all its subscriptions are counted, what waits for all of them, what expired before one of them had acked it,
-        and the age is that of the oldest which one of them receives next."""
+        opened. Tells also how old the next ready one is, in constant time. For a topic without a subscription the
+        leases of all its subscriptions are counted, what waits for all of them, what expired before one of them had
+        acked it, and the age is that of the oldest which one of them receives next."""
         return self._statistics.counts(destination, subscription)
 
     def find(self, destination: Destination, message_id: str) -> Message | None:

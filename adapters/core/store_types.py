@@ -54,7 +54,7 @@ class _Counts(NamedTuple):
     """The numbers of messages of a queue, or of a subscription, by where they are. All but `expired` are there now."""
 
     ready: int
-    """Neither leased nor delayed. Of these some may have expired, for a moment, or have reached the delivery limit."""
+    """Neither leased nor delayed. Some of these may have expired, for a moment, or have reached the delivery limit."""
     leased: int
     """By receivers, or claimed by transactions."""
     delayed: int = 0

@@ -319,8 +319,8 @@ class JournalBackend(Backend):
 
     def opened(self) -> None:
         """Complete a salvage, and get spare files back. On a full disk each opening after a kill takes a spare file.
-        What earlier ones took comes back first, so that a process may be killed whenever it has done something, time
-        and again."""
+        Files that earlier openings took come back first, so that a process may be killed whenever it has done
+        something, time and again."""
         if self._report is not None:
             self._applier.needs_snapshot = True  # it says what lost records said that the index still knew
             self._reclaimer.run()

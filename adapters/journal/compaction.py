@@ -251,6 +251,6 @@ class Compactor:
 
 
 def _remove(writer: CopiesWriter) -> None:
-    """Remove a file of copies that no record says counts. What cannot be removed now the next opening removes."""
+    """Remove a file of copies that no record says counts. The next opening removes it if that cannot be done now."""
     with suppress(OSError):
         writer.give_up()

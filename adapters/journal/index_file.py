@@ -65,7 +65,7 @@ class IndexFile:
         """Held while the file's name becomes another file's, and while room is kept in it."""
 
     def create(self, max_dbs: int) -> None:
-        """Make the file anew, empty, and open it. What it had of the disk it keeps (rule J10)."""
+        """Make the file anew, empty, and open it. The file keeps what it had of the disk (rule J10)."""
         self._checksums.void()
         create_lmdb(self.path, MAP_BYTES, self._file_mode)
         self._checksums = PageChecksums(self.path, self._file_mode)  # what the old file held says nothing of this one
@@ -110,8 +110,8 @@ class IndexFile:
 
     def compact(self) -> int:
         """Write the last commit, without the pages that are free, into a file that takes the place of this one (rule
-        X5); returns by how many bytes it is smaller. What was written since is dropped, and the file is open anew, with
-        no transaction. Raises lmdb.Error, OSError, IndexBrokenError; then `reopen`. Killed between the new names of the
+        X5); returns by how many bytes it is smaller. Writes since are dropped, and the file is open anew, with no
+        transaction. Raises lmdb.Error, OSError, IndexBrokenError; then `reopen`. Killed between the new names of the
         file and of its checksums it is found to be in doubt, and the next opening makes the index anew."""
         path = self.path.with_name(self.path.name + ".tmp")
         before = self.path.stat().st_size

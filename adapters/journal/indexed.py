@@ -30,7 +30,7 @@ class IndexedDestination:
         self.subscriptions, self.mask, self.taken, self.newest = {}, 0, 0, 0
 
     def entitled(self, seq: int) -> int:
-        """Return the bits of those whom a message of that seq is for. Of one that takes effect now: all."""
+        """Return the bits of those whom a message of that seq is for. For one that takes effect now: all."""
         if seq > self.newest:
             return self.mask
         bits: int = sum(subscriber.own.bit for subscriber in self.subscriptions.values() if subscriber.start < seq)

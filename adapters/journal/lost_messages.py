@@ -40,8 +40,8 @@ class LostMessages:
         self._told: set[tuple[str, int]] = set()
 
     def add(self, destination: str, place: Place, message_id: str | None, error: CorruptionError) -> None:
-        """Add a lost message to the report. Durable on return. What was told of before, by another subscription, say,
-        is not told again. Raises OSError."""
+        """Add a lost message to the report. Durable on return. A message that was told of before, by another
+        subscription, say, is not told again. Raises OSError."""
         seq, (lsn, offset, length) = place[SEQ], place[OWN]
         with self._lock:
             if (destination, seq) in self._told:

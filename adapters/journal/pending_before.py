@@ -51,7 +51,7 @@ class PendingBefore:
             kept.bits[seq] = bits
 
     def take(self, topic: int, first: int, last: int) -> dict[int, int]:
-        """Return the bits of those between two seqs, by seq. Who asks goes on behind `last`: these are forgotten."""
+        """Return the bits of those between two seqs, by seq. The caller goes on behind `last`: these are forgotten."""
         kept = self._topics.setdefault(topic, _Topic())
         kept.taken = last
         taken: dict[int, int] = {}

@@ -219,7 +219,7 @@ def is_unfinished(directory: Path) -> bool:
 
 
 def complete(directory: Path, report: LossReport, file_mode: int = FILE_MODE) -> Path:
-    """Give the report its name. What it tells of is forgotten durably."""
+    """Give the report its name. The losses that it tells are forgotten durably."""
     path = directory / f"loss-{report.at}.json"
     write_report(path, report, file_mode)
     path.with_name(path.name + UNFINISHED).unlink(missing_ok=True)

@@ -172,8 +172,8 @@ class WriteSnapshot(Change):
 
 
 class Start(NamedTuple):
-    """The state of one moment for a snapshot, copied under the store's lock. What takes longer follows in pages, each
-    under the lock, with others in between (`take`). What they change by then the journal says as well, behind `tail`
+    """The state of one moment for a snapshot, copied under the store's lock. All that takes longer follows in pages,
+    each under the lock, with others in between (`take`). The journal also says what they change by then, behind `tail`
     and before the snapshot. To be told it once more changes nothing (rule X2). But of acks of topics' messages the
     snapshot says what was so at that moment (`pending_before`)."""
 

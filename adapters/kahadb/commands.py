@@ -199,7 +199,7 @@ def decode(payload: bytes) -> Command:
 
 
 class _Fields:
-    """The fields of one protobuf message, by tag. Of a field that comes twice, the last counts."""
+    """The fields of one protobuf message, by tag. The last one of a field that comes twice counts."""
 
     __slots__ = ("_values",)
 

@@ -26,8 +26,8 @@ from .descriptors import limit
 OUT_OF_FILES: Final = frozenset((errno.EMFILE, errno.ENFILE))
 """Errors by which the operating system says that a process, or a machine, can have no more files open."""
 FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG)) | OUT_OF_FILES
-"""Errors by which it says that there is no room now, on a disk or for another open file. What was asked for took no
-effect and may be tried again."""
+"""Errors by which it says that there is no room now, on a disk or for another open file. The request took no effect and
+may be tried again."""
 DENIED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST))
 """Errors by which it says that the place is the wrong one."""
 _ZEROS: Final = memoryview(bytes(1 << 20))
@@ -79,7 +79,7 @@ def disk_errors(what: str) -> Iterator[None]:
 
 
 def require_no_link(path: Path) -> None:
-    """Raise OSError (ELOOP) for a symbolic link. What a data directory holds is none: it would be read, written, cut or
+    """Raise OSError (ELOOP) for a symbolic link. Nothing in a data directory is one: it would be read, written, cut or
     removed where the link leads."""
     if path.is_symlink():
         raise _is_a_link(path)
@@ -115,8 +115,8 @@ def new_directory(path: Path, file_mode: int) -> None:
 
 
 def make_directory(path: Path, file_mode: int = FILE_MODE, is_ours: bool = False) -> None:
-    """Make a directory for files of this mode, and what is missing above it likewise, durably. What is there is left as
-    it is; one that `is_ours`, and not where its user has said, may not be a link. Raises OSError."""
+    """Make a directory for files of this mode, and what is missing above it likewise, durably. A directory that is
+    there is left as it is; one that `is_ours`, and not where its user has said, may not be a link. Raises OSError."""
     if is_ours:
         require_no_link(path)
     missing = [p for p in (path, *path.parents) if not p.exists()]

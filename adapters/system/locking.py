@@ -156,7 +156,7 @@ class _Watch:
         return any(file.identity == identity for file in list(self._held))
 
     def close_left(self) -> None:
-        """Close those whose DirectoryLock is gone. Who had to was interrupted."""
+        """Close those whose DirectoryLock is gone. Whoever had to was interrupted."""
         for file in list(self._held):
             if file.lock() is None:
                 file.close()
@@ -215,7 +215,7 @@ class DirectoryLock:
         replaced: the owner stops then. `describe` says who the owner is, to others in this process."""
         self._path = path
         self._file = str(path)
-        """The same: each prepare asks for it."""
+        """The path as text: each prepare asks for it."""
         self._what = what
         self._file_mode = file_mode
         self._on_lost = on_lost

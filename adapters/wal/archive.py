@@ -49,7 +49,7 @@ class Archive:
         path.unlink()
 
     def trim(self) -> None:
-        """Remove what is beyond the limits. What cannot be removed is logged, and tried again next time."""
+        """Remove what is beyond the limits. A segment that cannot be removed is logged, and tried again next time."""
         if self.max_bytes is None and self.max_age is None:
             return
         try:

@@ -209,8 +209,8 @@ class SegmentFiles:
             self.reserve.put_in(spare)
 
     def names(self) -> File:
-        """Return the directory, open for sync_names. Who changes names when there is no way back opens it before, when
-        running out of descriptors does no harm."""
+        """Return the directory, open for sync_names. Whoever changes names when there is no way back opens it before,
+        when running out of descriptors does no harm."""
         return File(self.directory, os.O_RDONLY | os.O_DIRECTORY)
 
     def sync_names(self, names: File) -> None:

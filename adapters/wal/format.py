@@ -65,7 +65,7 @@ class SegmentHeader:
     durable_lsn: int
     """Known to be on disk when the segment was published."""
     prev_number: int
-    """The segment before, 0 if this is the first. What lies between the two numbers is void."""
+    """The segment before, 0 if this is the first. All that lies between the two numbers is void."""
     prev_end: int
     """The offset where that one ends: what lies past it is void for ever."""
     prev_lsn: int

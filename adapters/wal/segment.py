@@ -40,7 +40,7 @@ class Segment:
         self.generation = header.counter if header.number >= COPIES else 0
         """How often what is in it was copied."""
         self.counts = header.number < COPIES
-        """Its records count. Of copies that is said by a record of the log, and so once that is applied."""
+        """Its records count. For copies a record of the log says that, and so once that is applied."""
         self.allocated = HEADER_BYTES
         self.end: int | None = None
         """The offset where the segment's records end; None while it is the one being written."""

@@ -379,8 +379,8 @@ class Engine:
             self.drain()
 
     def hand_over(self, feed: Feed) -> None:
-        """Give waiting consumers, with the lock held, what there is for them. What is taken in once they stand in line
-        wakes them. What was taken in just before woke nobody, and is looked for again. A failure of the store is looked
+        """Give waiting consumers, with the lock held, what there is for them. Messages taken in once they stand in line
+        wake them. Messages taken in just before woke nobody, and are looked for again. A failure of the store is looked
         for too: nobody in line would be told of it."""
         if self.failed is not None:
             self.ensure_usable()
@@ -539,7 +539,7 @@ class Engine:
     # Asking
 
     def settle(self) -> None:
-        """See that what this thread has committed in a database transaction of its own is seen. Without the lock."""
+        """Wait until what this thread has committed in a database transaction of its own is seen. Without the lock."""
         if self.outbox is not None:
             self.outbox.settle()
 

@@ -41,7 +41,7 @@ def is_moving(messages: Sequence[Message]) -> bool:
 
 def after_move(error: ClosedError, messages: Sequence[Message], call: Callable[[Store, list[Message]], object]) -> None:
     """Repeat a call with messages in hand that has raised this, and done nothing: call again, with those of each store,
-    if one of them has moved, or was about to (by now that may be given up). Else raises the error."""
+    if one of them has moved, or was about to (by now that may be given up). Raises the error otherwise."""
     moved = isinstance(error, LeaseMovedError)
     for message in messages:
         moved |= follow(message)

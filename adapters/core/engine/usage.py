@@ -265,7 +265,7 @@ def _rows(recorder: Recorder, tickets: Iterable[Ticket], now: int) -> Iterator[b
 def _rows_of(
     recorder: Recorder, change: Change, outcome: Any, now: int, transaction: int, flags: int
 ) -> Iterator[bytes]:
-    """`outcome`: what its `plan` returned."""
+    """Yield the rows of a change. `outcome`: what its `plan` returned."""
     buffer = recorder.buffer
     threshold, kind = buffer.threshold, type(change)
     if not isinstance(change, Send | Ack | SendMany | AckRange | Remove | Unsubscribe):

@@ -83,7 +83,8 @@ def raise_error(ticket: Ticket) -> list[Any]:
 
 
 class Direct:
-    """Whoever calls writes, under the store's lock. What an interruption leaves is finished by whoever comes next."""
+    """Whoever calls writes, under the store's lock. The rest of an interrupted write is finished by whoever comes
+    next."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -207,8 +208,8 @@ class Threaded:
             self._require_written(tickets)
 
     def _require_written(self, tickets: Sequence[Ticket]) -> None:
-        """Raise ClosedError for tickets that came after the end of a writer closed meanwhile (rule G7). What was queued
-        before its end is written. The tickets' caller may not wait for them."""
+        """Raise ClosedError for tickets that came after the end of a writer closed meanwhile (rule G7). Tickets queued
+        before its end are written. The tickets' caller may not wait for them."""
         with self._lead:
             self._refuse_queued()
         if any(type(ticket.error) is ClosedError for ticket in tickets):

@@ -123,7 +123,7 @@ class Waiting:
 
     def bring(self, whole: bool = False) -> None:
         """Bring back what is due: the first of it, or the whole, which takes long if a clock has jumped and very many
-        are due at once. What goes wrong is logged: what is due comes later, then."""
+        are due at once. Errors are logged: what is due comes later, then."""
         if self._engine.delivery.next_due > wall_ms():
             return
         first = None

@@ -279,8 +279,8 @@ def common(source: Store, target: Store, destination: Destination) -> int | None
 
 
 def _alike(ours: Stored, there: Stored) -> bool:
-    """Return whether the same has happened to both (rule K6). What is due by now may have been brought back in one of
-    them."""
+    """Return whether the same has happened to both (rule K6). A message that is due by now may have been brought back
+    in one of them."""
     now = wall_ms()
     happened, waits = [], []
     for one in (ours, there):

@@ -101,9 +101,9 @@ class LiveCopy:
     # Copying
 
     def reserve(self) -> None:
-        """Reserve the destination in the target: from here on nobody sends there. What is there then has no row in the
-        placement record, unless it has one by now: what is copied is put in its place. Raises StoreFailedError,
-        ClosedError."""
+        """Reserve the destination in the target: from here on nobody sends there. A destination that is there then has
+        no row in the placement record, unless it has one by now: what is copied is put in its place. Raises
+        StoreFailedError, ClosedError."""
         self.target._sending.write([CloseGate(Gate.passed(self._destination))])
         self._reserved = True
 

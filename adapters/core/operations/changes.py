@@ -288,8 +288,8 @@ class Returned(Change):
 
 
 class Postponed(Change):
-    """The change by which a message waits until a time, or waits no longer: then it is free, at its old place. What is
-    not there any more, or acked, stays as it is."""
+    """The change by which a message waits until a time, or waits no longer: then it is free, at its old place. A
+    message that is not there any more, or acked, stays as it is."""
 
     __slots__ = ("due", "number", "place", "seq", "state")
 

@@ -23,10 +23,10 @@ class Table(Protocol):
     interruption it is done again."""
 
     def put(self, sends: Sequence[Send]) -> None:
-        """Put new messages, all of one destination. Of a topic each is for those whom `entitled` names; without any it
-        is not kept. Their destination and those subscriptions count them. Of a map each takes the place of the message
-        of the same id, which is dead from then on; a REMOVAL (records.py) is dead itself, and so is one that comes
-        after another of a higher seq."""
+        """Put new messages, all of one destination. A topic's message is for those whom `entitled` names; without any
+        it is not kept. Their destination and those subscriptions count them. A map's message takes the place of the
+        message of the same id, which is dead from then on; a REMOVAL (records.py) is dead itself, and so is one that
+        comes after another of a higher seq."""
 
     def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
         """Ack a message: it is dead for the subscription of this number, and for good when all have acked it; number 0:
@@ -70,10 +70,10 @@ class Table(Protocol):
 
 
 def apply_all(changes: Iterable[Change], table: Table) -> None:
-    """Apply changes in order, messages that follow each other to one destination with one call. Of a list this also
-    holds for those that have only acks between them, which come behind them: whoever acks what is not applied yet comes
-    behind it, too. Of anything else the next change is asked for once the one before it is applied, unless both are
-    messages."""
+    """Apply changes in order, messages that follow each other to one destination with one call. In a list this also
+    holds for messages that have only acks between them, which come behind them: whoever acks what is not applied yet
+    comes behind it, too. In anything else the next change is asked for once the one before it is applied, unless both
+    are messages."""
     if type(changes) is list:
         _apply_list(changes, table)
         return

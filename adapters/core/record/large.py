@@ -131,8 +131,8 @@ def chunk_of(name: bytes, number: int, data: bytes | memoryview) -> bytes:
 
 
 class StoredBody(LargeBody):
-    """A LargeBody as its store knows it. Who stages, sends, holds or reads it keeps it, and so does a message that is
-    not dead (large/bodies.py, rule B3)."""
+    """A LargeBody as its store knows it. Whoever stages, sends, holds or reads a body keeps it, and so does a message
+    that is not dead (large/bodies.py, rule B3)."""
 
     __slots__ = ("__weakref__", "bodies", "chunk_bytes", "crc", "lasting", "name", "names", "promised", "shared",
                  "size")  # fmt: skip

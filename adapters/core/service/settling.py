@@ -237,8 +237,8 @@ class Settling:
                 raise
 
     def _count_deliveries(self, changes: list[Change]) -> None:
-        """Write how often they were given back, and until when they wait; nobody waits for the disk. Who is interrupted
-        here and tries again writes the same. If it cannot be written they are free all the same."""
+        """Write how often they were given back, and until when they wait; nobody waits for the disk. A caller that is
+        interrupted here and tries again writes the same. If it cannot be written they are free all the same."""
         try:
             self._write_unsynced(changes)
         except StoreFailedError:
@@ -307,8 +307,8 @@ class Settling:
     def settle(
         self, tokens: Sequence[str], how: Settlement, delivered: bool, delay_ms: int | None
     ) -> list[AnabranchError | None]:
-        """Ack or release each, as `give_back` has it; returns what was wrong with it, None where nothing was. What can
-        be settled is written together."""
+        """Ack or release each, as `give_back` has it; returns what was wrong with it, None where nothing was. All that
+        can be settled is written together."""
         results: list[AnabranchError | None] = [None] * len(tokens)
         taken: dict[int, Lease] = {}
         try:

@@ -175,8 +175,8 @@ class Transactions:
     # Over several stores
 
     def load(self, prepared: Sequence[tuple[bytes, bytes]]) -> None:
-        """Load, at open, branches that wait for their outcome, by transaction and payload. What they ack is claimed
-        before anybody can receive. Raises CorruptionError."""
+        """Load, at open, branches that wait for their outcome, by transaction and payload. Messages that they ack are
+        claimed before anybody can receive. Raises CorruptionError."""
         for transaction, payload in prepared:
             try:
                 branch = self._restored(transaction, payload)

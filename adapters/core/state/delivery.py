@@ -52,8 +52,8 @@ class Rows(Protocol):
 
     def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
         """Return the least order from `order` on of which there may be a message, as in `rows`; None: there is none.
-        Asked only of a store with priorities. What it costs must not grow with the orders that there could be, 65,536.
-        With ALSO_WAITING added to the order, as in `rows`, that is added to what is returned."""
+        Asked only of a store with priorities. The cost must not grow with the orders that there could be, 65,536. With
+        ALSO_WAITING added to the order, as in `rows`, that is added to what is returned."""
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
@@ -76,8 +76,8 @@ class Rows(Protocol):
 
     def expired(self, since: int, now: int) -> Iterable[tuple[DestinationState, Place]]:
         """Return the messages that expire behind `since` and by `now` (ms), in any order. Cheap if there are none. The
-        caller goes on with the result later, when the store may have changed. What has come since, or died, may be in
-        it or not."""
+        caller goes on with the result later, when the store may have changed. Messages that have come since, or died,
+        may be in it or not."""
 
     def limited(self, least: int) -> Iterable[tuple[Feed, Place]]:
         """Return the messages that were given back so often or more often. Asked for at open and when there are many.

@@ -73,9 +73,9 @@ class Lane:
         """None before the first fetch: a lane may wait long for its turn, and there may be 65,536."""
 
     def fetch(self, feed: Feed, rows: Rows, order: int, era: int = 0) -> deque[Place] | None:
-        """Look some ahead; None if nobody holds none. `era`: what `end` is if there is no more. What a transaction
-        prepared before this open has claimed is skipped: a rollback brings it back, after a commit nothing would tell
-        that it is dead."""
+        """Look some ahead; None if nobody holds none. `era`: what `end` is if there is no more. A message claimed by a
+        transaction that was prepared before this open is skipped: a rollback brings it back, after a commit nothing
+        would tell that it is dead."""
         held, ready, self.end = feed.held, self.ready, 0
         if ready is None:
             ready = self.ready = deque()
@@ -177,7 +177,7 @@ class Lanes:
             self._walked = next_order + 1
 
     def _keep(self, order: int, lane: Lane) -> None:
-        """Note a lane that is about to be fetched from. Of the others the most urgent ones keep what they hold."""
+        """Note a lane that is about to be fetched from. The most urgent ones of the others keep what they hold."""
         fetched = self._fetched
         if len(fetched) >= FETCHED_MAX and order not in fetched:
             for used_up in [used_up for used_up, other in fetched.items() if not other.ready]:

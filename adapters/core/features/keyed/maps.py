@@ -210,8 +210,8 @@ class Maps:
     def increment(
         self, destination: Destination, key: str, by: int = 1, expires_at_ms: int = 0, sync: bool = False
     ) -> int:
-        """Add to the decimal number that a key has, 0 if it has none; returns the sum. What is there already keeps its
-        time; `expires_at_ms` is for one that begins. Raises ValueError for what is no number."""
+        """Add to the decimal number that a key has, 0 if it has none; returns the sum. A value that is there already
+        keeps its time; `expires_at_ms` is for one that begins. Raises ValueError for what is no number."""
         total = 0
 
         def decide(there: Value | None) -> tuple[bytes | None, int] | None:

@@ -163,7 +163,7 @@ class LargeBodies:
             send.large.promised = send.large.shared = True
 
     def settle(self) -> None:
-        """Find which messages name the bodies there, and let go of bodies that no message names. What is prepared is
+        """Find which messages name the bodies there, and let go of bodies that no message names. Prepared branches are
         known by then."""
         found, self._found = self._found, {}
         with self._engine.lock:

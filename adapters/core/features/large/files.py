@@ -81,7 +81,7 @@ class LargeFiles:
             self._refuse(name, error)
 
     def _refuse(self, name: bytes, error: OSError) -> NoReturn:
-        """Leave nothing of the body, unless it cannot be removed: then the next open does it. What the page cache made
+        """Leave nothing of the body, unless it cannot be removed: then the next open does it. The page cache's result
         of a failed sync is gone with it, so the store goes on (rule J9)."""
         with suppress(OSError):
             self.remove(name)
