@@ -81,7 +81,7 @@ class LargeBody:
         raise AssertionError("a store keeps bodies of a class of its own")
 
     def __len__(self) -> int:
-        """Return the bytes of memory that the body's message takes, which is what a transaction counts."""
+        """Return how many bytes of memory the body's message takes, which is what a transaction counts."""
         raise AssertionError("likewise")
 
 
@@ -358,7 +358,7 @@ class Message(Generic[T_co]):
 
     @property
     def size(self) -> int:
-        """Return the bytes of the body."""
+        """Return the size of the body in bytes."""
         large = self._large
         return len(self.raw_body) if large is None else large.size
 

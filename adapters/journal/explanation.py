@@ -178,7 +178,7 @@ class StoreExplanation:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the segments."""
+        """Return how many bytes the segments have."""
         return sum(segment.bytes for segment in self.segments)
 
     @property

@@ -144,7 +144,7 @@ class IndexFile:
 
     @property
     def size(self) -> int:
-        """Return the bytes of the file and of its checksums; 0 for what is just being replaced."""
+        """Return how many bytes the file and its checksums have; 0 for what is just being replaced."""
         size = 0
         for path in (self.path, self._checksums.path):
             with suppress(OSError):

@@ -182,7 +182,7 @@ class Chunk:
         )  # fmt: skip
 
     def bytes_of(self, mask: int) -> int:
-        """Return the bytes of the records of some messages."""
+        """Return how many bytes the records of some messages have."""
         if mask == MASKS[len(self.offsets)]:
             return self.total_bytes
         return sum(self.sizes[index] for index in indexes(mask))

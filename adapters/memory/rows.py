@@ -289,18 +289,18 @@ class MemoryRows:
 
     @property
     def memory_bytes(self) -> int:
-        """Return the bytes of memory that all messages take."""
+        """Return how many bytes of memory all messages take."""
         self.finish_all()
         return self.counted_bytes
 
     @property
     def counted_bytes(self) -> int:
-        """Return the bytes of memory as they were counted last. Any thread, without the lock."""
+        """Return how many bytes of memory they take, as counted last. Any thread, without the lock."""
         return self._memory.used + self._memory.prepared
 
     @property
     def swap_bytes(self) -> int:
-        """Return the bytes of the swap files."""
+        """Return how many bytes the swap files have."""
         return self._swap.total_bytes
 
     def violations(self) -> Iterator[str]:

@@ -74,7 +74,7 @@ class SwapFiles:
 
     @property
     def total_bytes(self) -> int:
-        """Return the bytes of all files."""
+        """Return how many bytes all files have."""
         return sum(file.end for file in list(self._files.values()))
 
     @property

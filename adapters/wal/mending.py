@@ -487,7 +487,7 @@ def _kind(loss: Loss) -> int:
 
 
 def _blank_bytes(records: int) -> int:
-    """Return the bytes of a batch in which all is lost."""
+    """Return how many bytes a batch takes in which all is lost."""
     return f.BATCH_HEADER.size + records * f.RECORD_HEADER.size if records > 0 else 0
 
 

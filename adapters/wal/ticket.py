@@ -139,11 +139,11 @@ class Encoder(Protocol):
 
     @property
     def promised(self) -> int:
-        """Return the bytes that what is written has been promised and not used yet (Ticket.promise)."""
+        """Return how many bytes have been promised to what is written, and are not used yet (Ticket.promise)."""
 
     @property
     def spare_bytes(self) -> int:
-        """Return the bytes that a spare file of the reserve has to hold beside tickets that make room: a snapshot."""
+        """Return how many bytes a spare file of the reserve has to hold beside tickets that make room: a snapshot."""
 
     def leaves(self, ticket: Any) -> int:
         """Return OWED, SHRINKS or GROWS. Asked where the disk is full."""

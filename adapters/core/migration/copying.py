@@ -75,7 +75,7 @@ class Stored:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all that the message takes, its body too."""
+        """Return how many bytes the message takes in all, its body too."""
         return len(self.record) + (self.large.size if self.large is not None else 0)
 
 

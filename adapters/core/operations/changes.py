@@ -381,5 +381,5 @@ def uncounted_of(leases: Iterable[Lease]) -> list[Change]:
 
 
 def declaration_bytes(state: DestinationState) -> int:
-    """Return the bytes of a destination's declaration."""
+    """Return how many bytes a destination's name takes in its declaration."""
     return len(state.destination.name.encode()) + SMALL_BYTES

@@ -145,6 +145,6 @@ class Unsubscribe(Change):
 
 
 def subscription_bytes(subscription: Subscription) -> int:
-    """Return the bytes of a subscription's texts."""
+    """Return how many bytes a subscription's texts take."""
     texts = (subscription.client_id, subscription.name, subscription.selector or "")
     return sum(len(text.encode()) for text in texts)

@@ -497,7 +497,7 @@ class LargeBodies:
         return sum([len(those) for those in list(self._live.values())])
 
     def size_of(self, state: DestinationState) -> int:
-        """Return the bytes of the large bodies of a destination."""
+        """Return how many bytes the large bodies of a destination have."""
         return self._sizes.get(state.number, 0)
 
     def size_at(self, state: DestinationState, seq: int) -> int:

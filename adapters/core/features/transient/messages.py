@@ -429,12 +429,12 @@ class Nonpersistent:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the transient messages."""
+        """Return how many bytes the transient messages have."""
         return self.shadows.bytes
 
     @property
     def memory_bytes(self) -> int:
-        """Return the bytes of memory that transient messages take. Without the lock: as counted last."""
+        """Return how many bytes of memory transient messages take. Without the lock: as counted last."""
         if not self._engine.lock._is_owned():  # type: ignore[attr-defined]
             return self._kept.counted_bytes
         self._free()
@@ -442,7 +442,7 @@ class Nonpersistent:
 
     @property
     def swap_bytes(self) -> int:
-        """Return the bytes of the swap files."""
+        """Return how many bytes the swap files have."""
         return self._kept.swap_bytes
 
     @property
