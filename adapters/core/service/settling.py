@@ -386,7 +386,7 @@ class Settling:
 
 
 def _kept_until(messages: list[Message], done: Future[Any]) -> None:
-    """Keep messages until their future is done: as in Settling._ack_leaving."""
+    """Let messages go once their future is done, not before: as in Settling._ack_leaving."""
     messages.clear()
 
 
