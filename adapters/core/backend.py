@@ -1,4 +1,4 @@
-"""What a kind of store has to bring: a place for its bytes. All else is the core's.
+"""The contract of a backend: a backend is a store's place for its bytes, all else is the core's.
 
 A write ends in one of three ways. It is done: then its changes are applied under the store's lock, and seen. It is
 refused: `write` raised an AnabranchError, and nothing of it happened. Or it is unknown, a COMMIT or a sync that was cut
@@ -41,7 +41,7 @@ class NotTakenError(StoreFailedError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the core has to know of a store's options."""
+    """The options of a store that the core has to know."""
 
     priorities: bool = False
     duplicate_window: int = 100_000
@@ -55,7 +55,7 @@ class Settings:
     max_messages: int | None = None
     max_bytes: int | None = None
     max_bytes_option: str = "max_bytes"
-    """What users know `max_bytes` by."""
+    """The name by which users know `max_bytes`."""
     min_free_disk: int | None = None
     when_full: WhenFull = WhenFull.FAIL
     block_timeout: float = 30.0
@@ -67,9 +67,9 @@ class Settings:
     """Bytes of a swap file of theirs."""
     message_bytes_max: int = 1 << 30
     large_message_size: int = 1 << 20
-    """What is read from a file and is longer (bytes) is kept apart from its message."""
+    """A body that is read from a file and is longer (bytes) is kept apart from its message."""
     ticket_bytes_max: int = 1 << 20
-    """Of a send of many so much is written together."""
+    """Bytes that are written together of a send of many."""
     batch_changes_max: int = 1000
     """The most changes that share one write of a thread of the store's own."""
     gather_seconds: float = 0.0
@@ -81,7 +81,7 @@ class Settings:
 
     @classmethod
     def of(cls, options: StoreOptions, **others: Any) -> Settings:
-        """From what every kind's options have; `others` are fields of this class."""
+        """Make the settings from what every kind's options have; `others` are fields of this class."""
         return cls(
             priorities=options.priorities,
             duplicate_window=options.duplicate_window,
@@ -107,13 +107,13 @@ class Settings:
 
 @dataclass(slots=True)
 class Found:
-    """What a backend finds when it is opened, beside destinations and subscriptions, which it puts into the catalog
+    """The state that a backend finds when it is opened. Destinations and subscriptions it puts into the catalog
     itself."""
 
     last_seq: int = 0
     """The highest that was ever given out."""
     ids: Iterable[tuple[tuple[int, bytes], int]] = ()
-    """Of the duplicate window: (destination's number, message id) and seq, oldest first."""
+    """The duplicate window: (destination's number, message id) and seq, oldest first."""
     prepared: Sequence[tuple[bytes, bytes]] = ()
     """Branches that wait for their outcome: transaction and payload."""
     committed: Sequence[bytes] = ()
@@ -138,7 +138,7 @@ class BackendStats:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a backend is given of its store when it is opened."""
+    """The parts of its store that a backend is given when it is opened."""
 
     catalog: Catalog
     lock: threading.RLock
@@ -148,10 +148,10 @@ class Host:
 
 
 class Backend(Rows, Protocol):
-    """One store's. The constructor touches nothing; it is given the same as the store's."""
+    """The backend of one store. The constructor touches nothing; it is given the same as the store's."""
 
     kind: str
-    """As `StoreStats.kind` says it."""
+    """The kind, as `StoreStats.kind` says it."""
     settings: Settings
     volatile: bool
     shared: bool
@@ -181,7 +181,8 @@ class Backend(Rows, Protocol):
 
     @classmethod
     def is_contained(cls, options: Any) -> bool:
-        """Whether all of a store lies in its directory: then a store of one destination goes with that destination."""
+        """Return whether all of a store lies in its directory: then a store of one destination goes with that
+        destination."""
         return False
 
     # `create` and `identify`, class methods, are those of a Store (store.py).
@@ -195,8 +196,8 @@ class Backend(Rows, Protocol):
         interrupted anywhere. Idempotent. Nothing is written meanwhile."""
 
     def writer(self, engine: Engine) -> Writer | None:
-        """Called before `open`. What writes, if the backend brings it itself: then `write` and `took_effect` are never
-        called, and what is written is handed to `Sequencer.accept` and `Engine.take`. None: the core's."""
+        """Return the writer, if the backend brings it itself: then `write` and `took_effect` are never called, and what
+        is written is handed to `Sequencer.accept` and `Engine.take`. None: the core's."""
         return None
 
     def require_owned(self) -> None:
@@ -207,8 +208,8 @@ class Backend(Rows, Protocol):
         or under its lock."""
 
     def took_effect(self, plan: Plan) -> bool:
-        """Whether a write that ended in OutcomeUnknownError has taken effect. Raises AnabranchError if that cannot be
-        told yet. Not asked of a store that has failed with it."""
+        """Return whether a write that ended in OutcomeUnknownError has taken effect. Raises AnabranchError if that
+        cannot be told yet. Not asked of a store that has failed with it."""
         raise AssertionError("after an unknown outcome the store has failed")
 
     def apply(self, changes: Sequence[Change], last: Plan) -> None:
@@ -216,41 +217,44 @@ class Backend(Rows, Protocol):
         `write` has seen to that. `last` is the last of the plans that they are of."""
 
     def recover(self) -> int:
-        """`apply` was interrupted, or a write. Make whole again what is read; returns the number of the last plan that
-        is applied whole: those behind it are applied once more. Not asked of one that is `threaded`."""
+        """Make whole again, after `apply` or a write was interrupted, what is read; returns the number of the last plan
+        that is applied whole: those behind it are applied once more. Not asked of one that is `threaded`."""
         raise AssertionError("what runs on a thread of its own is not interrupted")
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
-        """The records of these messages; None for one that has died meanwhile. Raises CorruptionError where one is
-        damaged, and ReadError where the disk does not give it now. Any thread."""
+        """Return the records of these messages; None for one that has died meanwhile. Raises CorruptionError where one
+        is damaged, and ReadError where the disk does not give it now. Any thread."""
 
     def lose(
         self, state: DestinationState, place: Place, error: CorruptionError, message_id: str | None = None
     ) -> None:
-        """Of one that `salvages`: write down, durably, that this message is lost; it is acked behind that. Any thread,
-        without the lock. Its id, if the caller knows it, else as far as it is to be found. Raises AnabranchError."""
+        """Write down, durably, that this message is lost; an ack follows. Only called for a backend that `salvages`,
+        from any thread, without the lock. `message_id` is given if the caller knows it, else the backend finds what it
+        can. Raises AnabranchError."""
         raise AssertionError(f"{self.kind} does not salvage")
 
     def keyed(self, state: DestinationState, name: bytes) -> Place | None:
-        """Where the value of a map's key is, expired or not; None if there is none."""
+        """Return where the value of a map's key is, expired or not; None if there is none."""
         raise AssertionError(f"{self.kind} keeps no maps")
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
-        """The first `limit` keys of a map from `start` on, in the order of their bytes, with their values' places."""
+        """Return the first `limit` keys of a map from `start` on, with their values' places. Keys come in the order of
+        their bytes."""
         raise AssertionError(f"{self.kind} keeps no maps")
 
     def large_storage(self) -> LargeStorage | None:
-        """Once it is open: where it keeps bodies that are kept apart from their messages; None: in files in the store's
-        directory."""
+        """Return, once the backend is open, where it keeps bodies apart from their messages; None: in files in the
+        store's directory."""
         return None
 
     def sync(self) -> None:
-        """On return all that is written survives a power failure: nothing to do where `write` has seen to that. Raises
+        """Make all that is written survive a power failure: nothing to do where `write` has seen to that. Raises
         StoreFailedError. Any thread."""
         return
 
     def opened(self) -> None:
-        """The store is open: what the backend does before anybody uses it. Raises AnabranchError, which is logged."""
+        """Do what the backend does once the store is open, before anybody uses it. Raises AnabranchError, which is
+        logged."""
         return
 
     def checkpoint(self) -> None:
@@ -266,7 +270,7 @@ class Backend(Rows, Protocol):
         return self.reclaim()
 
     def stats(self) -> BackendStats:
-        """Cheap enough to take every second."""
+        """Return statistics, cheap enough to take every second."""
 
     def check(self) -> Iterator[str]:
         """Walk everything and yield each violation found. Nothing is pending."""

@@ -1,4 +1,4 @@
-"""What is sent and what is received: messages, on their way in and on their way out."""
+"""Messages, on their way in and on their way out."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ else:
 HeaderValue = str | int | float | bool | bytes | None | Sequence["HeaderValue"] | Mapping[str, "HeaderValue"]
 """Plain, or lists and maps of such, as JSON nests them; a tuple comes back as a list."""
 Headers = Mapping[str, HeaderValue]
-"""What a sender may attach to a message: names to values."""
+"""The headers that a sender may attach to a message: names to values."""
 NESTED_MAX: Final = 64
 """How deep lists and maps may nest in a header."""
 
@@ -61,10 +61,10 @@ _NEVER: Final = 0
 
 @runtime_checkable
 class Readable(Protocol):
-    """What a body is read from: a file opened for reading bytes, a pipe, a socket's file."""
+    """A source that a body is read from: a file opened for reading bytes, a pipe, a socket's file."""
 
     def read(self, size: int, /) -> bytes:
-        """So many bytes, or fewer; none at the end."""
+        """Return so many bytes, or fewer; none at the end."""
 
 
 class LargeBody:
@@ -74,14 +74,14 @@ class LargeBody:
     __slots__ = ()
 
     size: int
-    """Of it, in bytes."""
+    """The size of the body, in bytes."""
 
     def open(self) -> BinaryIO:
-        """A stream of its bytes, which can seek. Raises ClosedError once its store is closed."""
+        """Return a stream of its bytes, which can seek. Raises ClosedError once its store is closed."""
         raise AssertionError("a store keeps bodies of a class of its own")
 
     def __len__(self) -> int:
-        """Bytes of memory that its message takes, which is what a transaction counts."""
+        """Return how many bytes of memory the body's message takes, which is what a transaction counts."""
         raise AssertionError("likewise")
 
 
@@ -108,7 +108,7 @@ _PLAIN: Final = frozenset((str, int, float, bool, bytes, type(None)))
 
 
 def plain_body(body: object) -> bytes:
-    """The body as bytes of its own. Raises TypeError."""
+    """Return the body as bytes of its own. Raises TypeError."""
     if isinstance(body, bytes):
         return body
     if isinstance(body, (bytearray, memoryview)):
@@ -118,12 +118,12 @@ def plain_body(body: object) -> bytes:
 
 
 def _is_kept_apart(body: object) -> TypeGuard[Readable | LargeBody]:
-    """Whether a body is one that a store keeps apart, or is to be read from a file, and checked there."""
+    """Return whether a store keeps a body apart, or reads it from a file and checks it there."""
     return isinstance(body, LargeBody | Readable)
 
 
 def plain_headers(headers: Headers) -> dict[str, Any]:
-    """The headers as a dict of their own. Raises TypeError for what is not plain, ValueError for what nests too
+    """Return the headers as a dict of their own. Raises TypeError for what is not plain, ValueError for what nests too
     deep."""
     if not isinstance(headers, Mapping):
         raise TypeError(f"headers map names to plain values; found {type(headers).__name__}")
@@ -142,7 +142,7 @@ def _plain_name(name: object, value: object) -> str:
 
 
 def _plain_value(name: object, value: object, depth: int) -> Any:
-    """A value of derived types (an IntEnum, say) as the plain one that it comes back as; nested ones copied."""
+    """Return a value of derived types (an IntEnum, say) as the plain one that it comes back as; nested ones copied."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, str):
@@ -170,14 +170,14 @@ def _not_plain(name: object, value: object) -> TypeError:
 
 
 def encoded_id(message_id: object) -> bytes:
-    """A message id as it is stored. Raises TypeError, and ValueError for what is not valid unicode."""
+    """Return a message id as it is stored. Raises TypeError, and ValueError for what is not valid unicode."""
     if not isinstance(message_id, str):
         raise TypeError(f"a message_id is a str, not {type(message_id).__name__}: {message_id!r}")
     return encoded_text(message_id, "message_id")
 
 
 def encoded_text(text: str, what: str) -> bytes:
-    """In UTF-8. Raises ValueError for what is not valid unicode."""
+    """Return text in UTF-8. Raises ValueError for what is not valid unicode."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -194,7 +194,8 @@ def checked(
     requeued: bool = False,
     deliver_at_ms: int = 0,
 ) -> Outgoing:
-    """A message that is sent later: copied, and refused now if its types are wrong. Raises TypeError, ValueError."""
+    """Return a message that is sent later: copied, and refused now if its types are wrong. Raises TypeError,
+    ValueError."""
     if message_id is not None:
         encoded_id(message_id)
     if priority is not DEFAULT_PRIORITY or expires_at_ms is not _NEVER:
@@ -239,7 +240,7 @@ DROPPED: Final = -1
 
 
 class Receipt(NamedTuple):
-    """What a send returns."""
+    """The result of a send."""
 
     destination: Destination
     seq: int
@@ -249,7 +250,8 @@ class Receipt(NamedTuple):
 
     @property
     def dropped(self) -> bool:
-        """Whether it was not stored, for want of room, as `when_full: drop_new` says. Its `seq` is -1."""
+        """Return whether the message was not stored, for want of room, as `when_full: drop_new` says. Its `seq` is
+        -1."""
         return self.seq == DROPPED
 
     def __repr__(self) -> str:
@@ -260,7 +262,7 @@ class Receipt(NamedTuple):
 EXPIRED: Final = "expired"
 """Its time is over."""
 DELIVERY_LIMIT: Final = "delivery_limit"
-"""It was given back as often as `max_deliveries` says."""
+"""The reason of a message that was given back as often as `max_deliveries` says."""
 REJECTED: Final = "rejected"
 """Its receiver has rejected it, and said no reason of its own."""
 
@@ -356,11 +358,11 @@ class Rejecting(Protocol):
     """A store's owner, which knows where its dead letters go."""
 
     def reject(self, message: Message[Any], reason: Reason) -> None:
-        """As Message.reject."""
+        """Reject a message, as Message.reject."""
 
     def _spent(self, store: MessageStore) -> None:
-        """Messages of a store have just been given back for the last time, with a reason that the store knows as long
-        as it is open: they become dead letters soon."""
+        """Hear that messages of a store have just been given back for the last time: they become dead letters soon. The
+        store knows their reason as long as it is open."""
 
 
 class Message(Generic[T_co]):
@@ -378,9 +380,9 @@ class Message(Generic[T_co]):
     )  # fmt: skip
 
     _plain: ClassVar[type[Message[Any]]]
-    """What it is once it is settled: its class, or that which its class is one of."""
+    """The class of the message once it is settled: its class, or that which its class is one of."""
     _received: ClassVar[type[Message[Any]]]
-    """What it is while its receiver holds it (ReceivedMessage)."""
+    """The class of the message while its consumer holds it (ReceivedMessage)."""
     body: T_co
     """Bytes, or a value. Raises LargeMessageError for a large one, and DecodeError for bytes that the codec of its
     queue does not take, when it is asked for first."""
@@ -419,44 +421,44 @@ class Message(Generic[T_co]):
         self.priority = priority
         self.expires_at_ms = expires_at_ms
         self.deliveries = deliveries
-        """How often it has been handed out, this time too: 1 the first time. Of a browsed one: how often it came
+        """How often it has been handed out, this time too: 1 the first time. For a browsed message: how often it came
         back."""
         self.subscription = subscription
-        """Of a topic's message: whose it is; None if it was browsed or leased for the topic as a whole."""
+        """The subscription of a topic's message; None if it was browsed or leased for the topic as a whole."""
         self.persistent = persistent
-        """As its sender said; whatever that was, nothing of a memory store survives."""
+        """True if its sender said so; whatever that was, nothing of a memory store survives."""
 
     @property
     def _large(self) -> LargeBody | None:
-        """Its body, if that is kept apart."""
+        """Return the body, if that is kept apart."""
         return None
 
     @property
     def is_large(self) -> bool:
-        """Whether its body is kept apart: then `body` raises LargeMessageError."""
+        """True if the body is kept apart: then `body` raises LargeMessageError."""
         return self._large is not None
 
     @property
     def size(self) -> int:
-        """Bytes of its body."""
+        """Return the size of the body in bytes."""
         large = self._large
         return len(self.raw_body) if large is None else large.size
 
     @property
     def content(self) -> bytes | LargeBody:
-        """Its body as it can be sent on: bytes, or one that is kept apart, which is not read for that."""
+        """Return the body as it can be sent on: bytes, or one that is kept apart, which is not read for that."""
         return self.raw_body if self._large is None else self._large
 
     def open(self) -> BinaryIO:
-        """A stream of its body, whatever its size; it can seek. Of a large one no more than a chunk is in memory, and
-        what is read was verified: CorruptionError names the file, or the table, and the offset. It may be read as long
-        as this message or the stream is held, though it is acked meanwhile, until the store is closed: then reading
-        raises ClosedError."""
+        """Return a stream of the body, whatever its size; it can seek. No more than a chunk of a large body is in
+        memory, and what is read was verified: CorruptionError names the file, or the table, and the offset. It may be
+        read as long as this message or the stream is held, though it is acked meanwhile, until the store is closed:
+        then reading raises ClosedError."""
         return self._store.open_body(self)
 
     def read(self, limit: int | None = None) -> bytes:
-        """All of its body as it is stored, in memory. Raises MessageTooLargeError if it has more than `limit` bytes,
-        and as `open`."""
+        """Return all of the body as it is stored, in memory. Raises MessageTooLargeError if it has more than `limit`
+        bytes, and as `open`."""
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
             raise TypeError(f"limit is a number of bytes, not {type(limit).__name__}: {limit!r}")
         if limit is not None and self.size > limit:
@@ -469,15 +471,15 @@ class Message(Generic[T_co]):
             return stream.read()
 
     def __copy__(self) -> Self:
-        """There is one for each lease."""
+        """Return the message itself: there is one for each lease."""
         return self
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
 
     def ack(self, *, connection: Any = None) -> None:
-        """Done with it: removed for good, durable as its store's policy says. Raises UnknownMessageError if it is not
-        leased, or not any more.
+        """Ack the message: it is removed for good, durable as its store's policy says. Raises UnknownMessageError if it
+        is not leased, or not any more.
 
         With a `connection` of SQLAlchemy's to the database that its store is in, it is removed once the transaction
         there commits. Until then nobody else can settle it; if it is rolled back it is free again, as after a release.
@@ -489,8 +491,8 @@ class Message(Generic[T_co]):
             self._store.ack([self])
 
     def ack_nowait(self) -> Future[None]:
-        """`ack` without waiting: refused at once if it is not leased, else the future resolves when `ack` would have
-        returned, on a thread of ours."""
+        """Do `ack` without waiting: refused at once if the message is not leased. Otherwise the future resolves when
+        `ack` would have returned, on a thread of ours."""
         return self._store.ack_nowait([self])
 
     def release(self, delivered: bool = True, delay: float | None = None, reason: Reason | None = None) -> None:
@@ -504,11 +506,11 @@ class Message(Generic[T_co]):
     def release_nowait(
         self, delivered: bool = True, delay: float | None = None, reason: Reason | None = None
     ) -> Future[None]:
-        """`release` without waiting, as `ack_nowait`."""
+        """Do `release` without waiting, as `ack_nowait`."""
         return self._store.release_nowait([self], delivered, delay, reason)
 
     def extend(self, seconds: float | None = None) -> None:
-        """Its lease ends so many seconds from now; with None as many as it was leased for, and one that has no end has
+        """End the lease so many seconds from now; with None, as many as it was leased for. A lease that has no end has
         none then either. Raises UnknownMessageError if it is not leased, or its time is over."""
         self._store.extend(self, seconds)
 
@@ -525,23 +527,23 @@ class Message(Generic[T_co]):
         owner.reject(self, reason)
 
     def reject_nowait(self, reason: Reason = REJECTED) -> Future[None]:
-        """`reject` without waiting: on a thread of ours, where the future resolves; what is not leased is refused at
-        once."""
+        """Do `reject` without waiting: on a thread of ours, where the future resolves. A message that is not leased is
+        refused at once."""
         require_leased(self)
         return shared().call(lambda: self.reject(reason))
 
     def __enter__(self) -> Self:
-        """`with message:` acks it at the end, and releases it, delivered once more and with the error as the reason, if
-        one is raised; neither if it was settled inside, or a transaction has it. Raises UnknownMessageError for one
-        that was browsed."""
+        """Return the message: `with message:` acks it at the end, and releases it, delivered once more and with the
+        error as the reason, if one is raised; neither if it was settled inside, or a transaction has it. Raises
+        UnknownMessageError for one that was browsed."""
         require_leased(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raises as `ack`: UnknownMessageError too where its lease has run out. After an error that one alone is
-        raised."""
+        """Ack or release the message. Raises as `ack`: UnknownMessageError too where its lease has run out. After an
+        error that one alone is raised."""
         if self._note.is_settled:
             return
         if kind is None:
@@ -552,18 +554,18 @@ class Message(Generic[T_co]):
 
     @property
     def token(self) -> str:
-        """What it can be settled by, with `Router.settle`, by who does not hold this object. It holds while the message
-        is leased, and tells no secret. Raises UnknownMessageError for a message that is not leased."""
+        """Return the token by which `Router.settle` settles the message without this object. A token holds while the
+        message is leased, and tells no secret. Raises UnknownMessageError for a message that is not leased."""
         return self._store.token(self)
 
     @property
     def redelivered(self) -> bool:
-        """Whether it was handed out before."""
+        """True if the message was handed out before."""
         return self.deliveries > 1
 
     @property
     def raw_body(self) -> bytes:
-        """The body as it is stored: the same as `body`, unless that is decoded by a codec."""
+        """Return the body as it is stored: the same as `body`, unless that is decoded by a codec."""
         return cast("bytes", self.body)
 
     def __repr__(self) -> str:
@@ -571,13 +573,15 @@ class Message(Generic[T_co]):
 
 
 class ReceivedMessage(Message[T_co]):
-    """One that was handed to its receiver and is not settled: what becomes of it if nobody has it any more is seen to.
-    Once it is settled it is a Message as any other (`note_settled`): that costs less than to ask each at its end."""
+    """A message that was handed to its consumer and is not settled: what becomes of it if nobody has it any more is
+    seen to. Once it is settled it is a Message as any other (`note_settled`): that costs less than to ask each at its
+    end."""
 
     __slots__ = ()
 
     def __del__(self) -> None:
-        """It may run between any two steps of any thread: abandoned.py."""
+        """Note that the message's holder has let go of it. May run between any two steps of any thread:
+        abandoned.py."""
         try:
             self._store.note_abandoned(self)
         except AttributeError:
@@ -592,13 +596,13 @@ _stored_body: Final = cast(MemberDescriptorType, vars(Message)["body"])
 
 
 class LargeMessage(Message[bytes]):
-    """One whose body is kept apart. A class of its own, so that no other message is asked whether it is one."""
+    """A message whose body is kept apart. A class of its own, so that no other message is asked whether it is one."""
 
     __slots__ = ()
 
     @property
     def body(self) -> bytes:  # type: ignore[override]  # nobody sets it
-        """Raises LargeMessageError."""
+        """Refuse to read the body. Raises LargeMessageError."""
         raise _not_in_memory(self)
 
     @property
@@ -608,7 +612,7 @@ class LargeMessage(Message[bytes]):
 
 
 class ReceivedLargeMessage(LargeMessage):
-    """As ReceivedMessage."""
+    """A large message that was handed to its consumer and is not settled, as ReceivedMessage."""
 
     __slots__ = ()
 
@@ -626,26 +630,27 @@ def _not_in_memory(message: Message[Any]) -> LargeMessageError:
 
 
 def note_received(message: Message[Any]) -> None:
-    """It is handed to its receiver: see ReceivedMessage."""
+    """Note that a message is handed to its consumer: see ReceivedMessage."""
     message.__class__ = message._received
 
 
 def note_settled(messages: Iterable[Message[Any]]) -> None:
-    """Nobody need see to them any more. May be said again, and of any."""
+    """Note that nobody need see to these messages any more. May be said again, and of any."""
     for message in messages:
         message.__class__ = message._plain
 
 
 class DecodedMessage(Message[Any]):
-    """One whose `body` is what a codec makes of the stored bytes, which are in `raw_body`. A class of its own, so that
-    no other message is asked for its codec."""
+    """A message whose `body` is what a codec makes of the stored bytes, which are in `raw_body`. A class of its own, so
+    that no other message is asked for its codec."""
 
     __slots__ = ()
 
     @property
     def body(self) -> Any:  # nobody sets it
-        """What the codec has decoded, when it is asked for first; later the same object again. Raises DecodeError for
-        bytes that the codec does not take, and for those that another codec has made, by the header `content_type`."""
+        """Return what the codec has decoded: decoded when asked for first, later the same object again. Raises
+        DecodeError for bytes that the codec does not take. Also raises it for bytes of another codec, by the header
+        `content_type`."""
         try:
             return self._decoded
         except AttributeError:
@@ -655,7 +660,7 @@ class DecodedMessage(Message[Any]):
 
     @property
     def raw_body(self) -> bytes:
-        """The body as it is stored."""
+        """Return the body as it is stored."""
         raw: bytes | LargeBody = _stored_body.__get__(self)
         if isinstance(raw, bytes):
             return raw
@@ -668,7 +673,7 @@ class DecodedMessage(Message[Any]):
 
 
 class ReceivedDecodedMessage(DecodedMessage):
-    """As ReceivedMessage."""
+    """A decoded message that was handed to its consumer and is not settled, as ReceivedMessage."""
 
     __slots__ = ()
 
@@ -679,7 +684,7 @@ DecodedMessage._plain, DecodedMessage._received = DecodedMessage, ReceivedDecode
 
 
 def decoded(message: Message[Any], decode: Callable[[Message[Any], bytes], Any]) -> Message[Any]:
-    """The same object, whose `body` is from now on what `decode` makes of it and its bytes."""
+    """Return the same object, whose `body` is from now on what `decode` makes of the message and its bytes."""
     message._codec = decode
     # Not a copy: whoever watches over its lease watches this object.
     message.__class__ = ReceivedDecodedMessage if type(message) is message._received else DecodedMessage

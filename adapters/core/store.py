@@ -139,7 +139,7 @@ class Store:
         self._begin()
 
     def _begin(self) -> None:
-        """The state of a store that is not open yet."""
+        """Set the state of a store that is not open yet."""
         owner: object = self._engine.owner if hasattr(self, "_engine") else None
         self._engine: Engine = Engine(self.name, self.backend)
         engine = self._engine
@@ -181,20 +181,21 @@ class Store:
 
     @classmethod
     def identify(cls, directory: Path) -> bytes | None:
-        """The id of the store in a directory, None if it holds none of this kind or the id does not read. Changes
-        nothing, takes no lock. Raises OSError if the directory cannot be read."""
+        """Return the id of the store in a directory. None if the directory holds none of this kind, or the id does not
+        read. Changes nothing, takes no lock. Raises OSError if the directory cannot be read."""
         return cls.backend_type.identify(directory)  # type: ignore[attr-defined,no-any-return]
 
     @classmethod
     def is_contained(cls, options: Any) -> bool:
-        """Whether all of a store lies in its directory. Then a store of one destination goes with that destination."""
+        """Return whether all of a store lies in its directory. Then a store of one destination goes with that
+        destination."""
         return cls.backend_type.is_contained(options)
 
     @property
     def owner(self) -> object:
         """Set by the router that opens it, which the store keeps alive and never looks at: while anything can reach the
-        store, a message say, the router's directory is locked (invariant 8). What Message.reject asks. What works in
-        the background for a store that nobody holds any more reaches it too."""
+        store, a message say, the router's directory is locked (invariant 8). Message.reject asks it. Background work
+        for a store that nobody holds any more reaches it too."""
         return self._engine.owner
 
     @owner.setter
@@ -203,7 +204,8 @@ class Store:
 
     @property
     def usage(self) -> Recorder | None:
-        """What is told of all that takes effect here, until the store is closed (usage.py). Set by the usage log."""
+        """Return the recorder of all that takes effect here, until the store is closed (usage.py). Set by the usage
+        log."""
         return self._engine.usage
 
     @usage.setter
@@ -212,7 +214,7 @@ class Store:
 
     @property
     def failed(self) -> BaseException | None:
-        """Why it has stopped itself, if it has. Never waits."""
+        """Return why the store has stopped itself, if it has. Never waits."""
         return self._engine.failed
 
     def on_failed(self, call: Callable[[BaseException], object]) -> None:
@@ -271,15 +273,15 @@ class Store:
 
     @property
     def last_seq(self) -> int:
-        """The highest seq given out to a persistent message: what is sent from now on comes behind it. Known still when
-        the store is closed."""
+        """Return the highest seq given out to a persistent message: what is sent from now on comes behind it. Known
+        still when the store is closed."""
         if self._engine.failed is not None:
             self._engine.ensure_usable()
         return self._engine.sequencer.last_seq
 
     @property
     def highest_seq(self) -> int:
-        """No seq above it was given out yet: also none of a message that is not persistent."""
+        """Return a seq above which none was given out yet: also none of a transient message."""
         return self._engine.sequencer.highest_seq
 
     def close(self) -> None:
@@ -321,7 +323,7 @@ class Store:
             feed.held.clear()  # leases end with it, also where the same object is opened again
 
     def _look_after_owner(self) -> None:
-        """A store that has lost its directory writes nothing more."""
+        """Look after the directory: a store that has lost it writes nothing more."""
         try:
             self.backend.require_owned()
         except StoreFailedError as error:
@@ -373,8 +375,8 @@ class Store:
         priority: int,
         expires_at_ms: int,
     ) -> Receipt:
-        """`send` of what most messages are, and so without a look for anything else: bytes in memory, persistent, to be
-        delivered at once."""
+        """Do `send` of what most messages are, and so without a look for anything else: bytes in memory, persistent, to
+        be delivered at once."""
         sending = self._sending
         if sending.limited:
             message = Outgoing(body, headers, message_id, priority, expires_at_ms)
@@ -396,7 +398,7 @@ class Store:
         persistent: bool = True,
         deliver_at_ms: int = 0,
     ) -> Future[Receipt]:
-        """The same, without waiting: the future resolves when send would have returned, on a thread of ours.
+        """Do `send` without waiting: the future resolves when send would have returned, on a thread of ours.
 
         Sends of one thread to one destination keep their order. What send would raise, the future raises.
         """
@@ -429,8 +431,8 @@ class Store:
         return self._sending.send_many(destination, messages, sync, done)
 
     def declare(self, destination: Destination, moves: bool = False) -> None:
-        """The destination is there from now on, if it is empty, too. On return that survives a power failure, whatever
-        the policy. Idempotent. `moves`: no gate keeps it out. Raises as `send`."""
+        """Declare a destination: it is there from now on, if it is empty, too. On return that survives a power failure,
+        whatever the policy. Idempotent. `moves`: no gate keeps it out. Raises as `send`."""
         # Also where it is there: what brings it may be on its way to the disk still, and this comes behind it.
         self._sending.write([Declare(self._sending.state(destination))], moves=moves)
         self.sync()
@@ -479,8 +481,8 @@ class Store:
         lease: float | None = None,
     ) -> list[Message]:
         """Lease up to so many, in order: as soon as there is one, all that are there then; none if there is none in
-        `timeout` seconds. What is wrong with a later one (damage, too many leases) is raised by the call that finds it
-        first; a damaged one stays leased, and is logged. Else as `receive`."""
+        `timeout` seconds. An error of a later one (damage, too many leases) is raised by the call that finds it first;
+        a damaged one stays leased, and is logged. All else is as in `receive`."""
         return self._receiving.receive_many(destination, most, timeout, subscription, lease)
 
     def receive_or_watch(
@@ -489,7 +491,7 @@ class Store:
         """Lease the first message of a queue that nobody holds; if there is none, `on_wake` is called once there may be
         one, or the store closes or fails: then what is returned stands in line for it, or this `watch`, if that does
         still. Never waits for a message, also not where as many are leased as may be; does not keep the store from
-        retiring. Else as `receive`."""
+        retiring. All else is as in `receive`."""
         return receive_or_watch(self._receiving, destination, on_wake, watch, lease)
 
     def listen(
@@ -515,9 +517,9 @@ class Store:
         return self._receiving.listen(destination, on_message, credit, subscription, on_end, lease)
 
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
-        """Lease up to so many of the messages that receive skips, of any destination. One of a topic whose time
-        is over is leased for all subscriptions at once (its `subscription` is None), if none of them has leased or
-        claimed it: its ack removes it everywhere. Cheap when there are none. What was received, and let go of without
+        """Lease up to so many of the messages that receive skips, of any destination. One of a topic whose time is over
+        is leased for all subscriptions at once (its `subscription` is None), if none of them has leased or claimed it:
+        its ack removes it everywhere. Cheap when there are none. A message that was received, and let go of without
         being settled, is free from here on (abandoned.py)."""
         if self.abandoned:
             self._engine.ensure_usable()
@@ -527,7 +529,7 @@ class Store:
         return self._receiving.take_undelivered(limit)
 
     def count_expired(self, messages: Iterable[Message]) -> None:
-        """Of what `take_undelivered` gave, these are gone, for their time was over: `counts` tells how many."""
+        """Count messages of `take_undelivered` that are gone, for their time was over: `counts` tells how many."""
         self._statistics.count_expired(message._note for message in messages)
 
     def keep(self, body: object, persistent: bool = True) -> bytes | LargeBody:
@@ -548,7 +550,7 @@ class Store:
         self.abandoned.note(message)
 
     def open_body(self, message: Message[Any]) -> BinaryIO:
-        """As Message.open."""
+        """Open a message's body, as Message.open."""
         content: Any = message.content
         if not isinstance(content, StoredBody):
             return io.BytesIO(content)
@@ -594,7 +596,7 @@ class Store:
             after_move(error, messages, lambda store, some: store.ack_within(connection, some))
 
     def is_enlisted(self, destination: Destination) -> bool:
-        """Whether callers' transactions are open that send to it or ack there."""
+        """Return whether callers' transactions are open that send to a destination or ack there."""
         outbox = self._engine.outbox
         return outbox is not None and outbox.concerns(destination)
 
@@ -609,7 +611,7 @@ class Store:
         return self._engine.outbox
 
     def ack_nowait(self, messages: Sequence[Message[Any]]) -> Future[None]:
-        """`ack` without waiting: what is not leased is refused at once; the future resolves when `ack` would have
+        """Do `ack` without waiting: what is not leased is refused at once; the future resolves when `ack` would have
         returned, on a thread of ours. Until then nobody else can settle these messages."""
         try:
             self._engine.ensure_usable()
@@ -648,21 +650,22 @@ class Store:
             self.tell_spent(messages)
 
     def note_failure(self, messages: Sequence[Message[Any]], reason: Reason) -> None:
-        """The reason why these are about to be given back, which are held. Raises TypeError."""
+        """Note the reason why these are about to be given back, which are held. Raises TypeError."""
         self._failures.note(messages, failure_of(reason))
 
     def failure_of(self, message: Message[Any]) -> Failure | None:
-        """The last reason why a message that is leased was given back, as far as it is known."""
+        """Return the last reason why a message that is leased was given back, as far as it is known."""
         return self._failures.of(message)
 
     def tell_spent(self, messages: Sequence[Message[Any]]) -> None:
-        """These were given back, their failures noted before: the owner hears of it if one was for the last time."""
+        """Tell the owner of messages that were given back for the last time, if some were. Their failures were noted
+        before."""
         most, owner = self.backend.settings.max_deliveries, self._engine.owner
         if most is not None and isinstance(owner, Rejecting) and any(one.deliveries >= most for one in messages):
             owner._spent(self)
 
     def delay_ms(self, delay: float | None) -> int | None:
-        """The delay of a release in milliseconds. Raises as `release`."""
+        """Return the delay of a release in milliseconds. Raises as `release`."""
         if not delay:
             return None if delay is None else delay_ms(delay)
         self._engine.waiting.require()
@@ -675,7 +678,7 @@ class Store:
         delay: float | None = None,
         reason: Reason | None = None,
     ) -> Future[None]:
-        """`release`, likewise."""
+        """Do `release` without waiting, as `ack_nowait`."""
         try:
             self._engine.ensure_usable()
             if reason is not None:
@@ -689,8 +692,8 @@ class Store:
         return future
 
     def extend(self, message: Message[Any], seconds: float | None = None) -> None:
-        """The lease of a message ends so many seconds from now, be that earlier or later than before; with None as
-        many as it was leased for, and nothing happens to one that has no end. Raises UnknownMessageError if it is not
+        """End the lease of a message so many seconds from now, be that earlier or later than before; with None as many
+        as it was leased for, and nothing happens to one that has no end. Raises UnknownMessageError if it is not
         leased, or its time is over; TypeError and ValueError for what is no time."""
         try:
             self._engine.ensure_usable()
@@ -702,13 +705,13 @@ class Store:
     def _after_move(
         error: ClosedError, messages: Sequence[Message], call: Callable[[MessageStore, list[Message]], object]
     ) -> Future[None]:
-        """As `after_move`, on a thread of ours. What is not moving is refused at once."""
+        """Repeat a call as `after_move`, on a thread of ours. A message that is not moving is refused at once."""
         if not is_moving(messages) and not isinstance(error, LeaseMovedError):
             raise error
         return shared().call(lambda: after_move(error, messages, call))
 
     def claim(self, message: Message[Any]) -> None:
-        """A transaction takes a leased message: from now on nobody else may ack or release it (rule X6)."""
+        """Claim a leased message for a transaction: from now on nobody else may ack or release it (rule X6)."""
         try:
             self._engine.ensure_usable()
             self._settling.claim(message)
@@ -716,7 +719,7 @@ class Store:
             after_move(error, [message], lambda store, some: store.claim(some[0]))
 
     def unclaim(self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None) -> None:
-        """The transaction is rolled back, or gives them back: its messages are free again, each at its old place, as by
+        """Free the messages of a transaction that is rolled back, or gives them back: each at its old place, as by
         release."""
         try:
             self._engine.ensure_usable()
@@ -725,8 +728,8 @@ class Store:
             after_move(error, messages, lambda store, some: store.unclaim(some, delivered, delay))
 
     def token(self, message: Message[Any]) -> str:
-        """What a leased message can be settled by, from any thread, without the Message. It begins with the store's id
-        and holds no secret. Raises UnknownMessageError."""
+        """Return the token by which a leased message can be settled from any thread, without the Message. A token
+        begins with the store's id and holds no secret. Raises UnknownMessageError."""
         if not isinstance(message._note, Lease):
             require_leased(message)
             raise UnknownMessageError(f"{message!r} is not leased here any more")
@@ -734,11 +737,11 @@ class Store:
         return self._settling.token(message._note)
 
     def token_of(self, lease: Lease) -> str:
-        """The same of a lease."""
+        """Return the token of a lease."""
         return self._settling.token(lease)
 
     def leased(self, token: str) -> Message:
-        """The message of a token. Raises TypeError, UnknownMessageError."""
+        """Return the message of a token. Raises TypeError, UnknownMessageError."""
         self._engine.ensure_usable()
         message = self._receiving.read(self._settling.lease(token))
         if message is None:
@@ -746,7 +749,7 @@ class Store:
         return message
 
     def note_rejected(self, message: Message[Any]) -> None:
-        """It was acked since it was rejected: who comes with it once more hears that."""
+        """Note that a message was acked since it was rejected: a caller that comes with it once more hears that."""
         lease = message._note
         lease.end = REJECTED
         self._settling.note_ends([lease] if lease.is_kept else ())
@@ -764,16 +767,16 @@ class Store:
     def settle_nowait(
         self, tokens: Sequence[str], how: Settlement, delivered: bool = True, delay: float | None = None
     ) -> Future[list[AnabranchError | None]]:
-        """`settle` without waiting, as `ack_nowait`."""
+        """Do `settle` without waiting, as `ack_nowait`."""
         self._engine.ensure_usable()
         return self._settling.settle_nowait(tokens, how, delivered, self.delay_ms(delay))
 
     # Durable subscriptions
 
     def subscribe(self, subscription: Subscription, retroactive: bool = False) -> bool:
-        """From the messages on that take effect after it (`retroactive`: with all that the topic still holds), keep
-        them for this subscription. Durable on return. False if it was there already; SubscriptionError if it was there
-        with another selector or no_local (unsubscribe first: its backlog would be lost)."""
+        """Keep messages for this subscription, from those on that take effect after it (`retroactive`: with all that
+        the topic still holds). Durable on return. False if it was there already; SubscriptionError if it was there with
+        another selector or no_local (unsubscribe first: its backlog would be lost)."""
         engine = self._engine
         engine.ensure_usable()
         change = self._sending.change(Change(subscription, True, bool(retroactive)))
@@ -789,7 +792,7 @@ class Store:
         return self._removal.unsubscribe(topic, subscription)
 
     def subscriptions(self) -> Sequence[Subscription]:
-        """All, in no order."""
+        """Return all subscriptions, in no order."""
         catalog = self._engine.catalog
         return self._engine.asked(
             lambda: [
@@ -820,7 +823,7 @@ class Store:
         sync: bool | None = None,
         changes: Sequence[Change] = (),
     ) -> Future[list[Receipt]]:
-        """`commit` without waiting, as `ack_nowait`."""
+        """Do `commit` without waiting, as `ack_nowait`."""
         return self._transactions.commit_nowait(sends, acks, sync, changes)
 
     def reserve(
@@ -830,10 +833,10 @@ class Store:
         since: float | None = None,
         wait: bool = True,
     ) -> Grant | None:
-        """Room for these sends, less what these acks free, for a `prepare` that gets what is returned; the room is free
-        again when that is let go of. None where nothing is needed. Waits for it where the store's limits say so, since
-        `since` (monotonic) if that is given; without `wait` it raises NoRoomYetError instead. Raises StoreFullError and
-        MessageTooLargeError (nothing is reserved)."""
+        """Reserve room for these sends, less what these acks free, for a `prepare` that gets what is returned; the room
+        is free again when that is let go of. None where nothing is needed. Waits for it where the store's limits say
+        so, since `since` (monotonic) if that is given; without `wait` it raises NoRoomYetError instead. Raises
+        StoreFullError and MessageTooLargeError (nothing is reserved)."""
         return self._transactions.reserve(sends, acks, since, wait)
 
     def prepare(
@@ -859,10 +862,9 @@ class Store:
         return self._transactions.prepare(transaction, participants, sends, acks, sync, room, changes)
 
     def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
-        """The branch takes effect: its changes, its sends at the ends of their destinations, in order, its acks; all or
-        none. Once
-        `wait` has returned it is visible. It need not be durable: the coordinator keeps its decision until `sync` has
-        returned, and after a crash finds the branch prepared or committed, nothing between.
+        """Let the branch take effect: its changes, its sends at the ends of their destinations, in order, its acks; all
+        or none. Once `wait` has returned it is visible. It need not be durable: the coordinator keeps its decision
+        until `sync` has returned, and after a crash finds the branch prepared or committed, nothing between.
 
         A transaction that is not prepared here is skipped: `wait` returns no receipts. Raises nothing but
         StoreFailedError, StoreFullError and ClosedError; unless the store has failed the branch is prepared still.
@@ -870,27 +872,27 @@ class Store:
         return self._transactions.commit_prepared(transaction)
 
     def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
-        """The branch is forgotten, and its acks are free again, each message at its old place, delivered once more:
-        who had acked them can do nothing more with their Message. Once `wait` has returned that is visible; after a
-        crash the branch may be prepared again. `wait` returns whether it was prepared here; if it was not, claims are
-        as they were. Else as commit_prepared."""
+        """Forget the branch, and its acks are free again, each message at its old place, delivered once more: who had
+        acked them can do nothing more with their Message. Once `wait` has returned that is visible; after a crash the
+        branch may be prepared again. `wait` returns whether it was prepared here; if it was not, claims are as they
+        were. All else is as in commit_prepared."""
         return self._transactions.rollback_prepared(transaction)
 
     def recover_prepared(self) -> Sequence[Prepared]:
-        """All that is prepared and waits for its outcome, oldest first."""
+        """Return all that is prepared and waits for its outcome, oldest first."""
         return self._transactions.recover_prepared()
 
     def committed(self) -> Sequence[bytes]:
-        """The transactions that commit_prepared has committed, not yet forgotten, oldest first; if they are very many,
-        the latest. They survive restarts: when the coordinator's decisions are lost, they tell the outcome."""
+        """Return the transactions that commit_prepared has committed, not yet forgotten, oldest first; if they are very
+        many, the latest. They survive restarts: when the coordinator's decisions are lost, they tell the outcome."""
         return self._engine.asked(lambda: sorted(self._engine.committed))
 
     def forget(self, transactions: Sequence[bytes]) -> None:
-        """No longer say of these that they are committed: all their participants are, durably."""
+        """Forget that these are committed: all their participants are, durably."""
         self._transactions.forget(transactions)
 
     def sync(self) -> None:
-        """On return all that is visible survives a power failure, whatever the policy. Raises StoreFailedError."""
+        """Make all that is visible survive a power failure, whatever the policy. Raises StoreFailedError."""
         self._engine.ensure_usable()
         if self.backend.threaded:
             self._writer.flush()  # who was interrupted does not wait for what it had queued
@@ -899,7 +901,7 @@ class Store:
     # Upkeep
 
     def purge(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
-        """Remove what nobody holds; returns how many. Of a topic: for one subscription, or for all."""
+        """Remove what nobody holds; returns how many. A topic's messages go for one subscription, or for all."""
         return self._removal.purge(destination, subscription)
 
     def delete(self, destination: Destination) -> int:
@@ -908,8 +910,8 @@ class Store:
         return self._removal.delete(destination)
 
     def idle_mark(self, queue: Destination) -> object:
-        """None while there is a message in a queue, or somebody waits or listens there, or a prepared transaction may
-        send there; else what stays the same as long as no message passes through it."""
+        """Return None while a queue has a message, somebody waits or listens there, or a prepared transaction may send
+        there. Otherwise return what stays the same as long as no message passes through it."""
         return self._removal.idle_mark(queue)
 
     def delete_if_idle(self, queue: Destination, gate: Gate) -> bool:
@@ -918,15 +920,15 @@ class Store:
         return self._removal.delete_if_idle(queue, gate)
 
     def forget_gate(self, gate: Gate) -> None:
-        """A destination that left this store is here anew: a gate that stayed behind (rule K12) keeps nobody out."""
+        """Forget a gate that stayed behind (rule K12), so that it keeps nobody out: its destination is here anew."""
         gates = self._engine.sequencer.gates
         if gates.get(gate.destination) is gate:
             gates.pop(gate.destination, None)
 
     def retire(self, to_remove: bool = False) -> bool:
-        """If nobody waits and nobody holds a message, refuse all further calls and return True: the store can then
-        be closed, and opened again later, without anyone noticing. A volatile store refuses as long as it holds
-        anything; one that is `to_remove`, as long as it has a destination: who had found it before may have sent."""
+        """Refuse all further calls and return True, if nobody waits and nobody holds a message: the store can then be
+        closed, and opened again later, without anyone noticing. A volatile store refuses as long as it holds anything;
+        one that is `to_remove`, as long as it has a destination: who had found it before may have sent."""
         engine = self._engine
         try:
             self._writer.flush()
@@ -959,7 +961,7 @@ class Store:
             return True
 
     def _holds_anything(self) -> bool:
-        """Whether closing it would lose something."""
+        """Return whether closing the store would lose something."""
         engine = self._engine
         return bool(
             engine.catalog.messages or len(engine.sequencer.window) or engine.committed or engine.catalog.subscriptions
@@ -973,8 +975,8 @@ class Store:
             return self.backend.reclaim()
 
     def compact(self) -> int:
-        """Free now also the space for which what is there has to be copied; returns bytes. What pays happens in the
-        background by itself; here less is enough. Others send and receive meanwhile. A disk without room for the
+        """Free now also the space for which what is there has to be copied; returns bytes. Compaction that pays happens
+        in the background by itself; here less is enough. Others send and receive meanwhile. A disk without room for the
         copies is no error."""
         self._engine.ensure_usable()
         with disk_errors(f"store {self.name!r} cannot give back space"):
@@ -988,17 +990,17 @@ class Store:
     # Asking
 
     def destinations(self) -> Sequence[Destination]:
-        """Those known to the store, also empty ones."""
+        """Return the destinations known to the store, also empty ones."""
         catalog = self._engine.catalog
         return self._engine.counted(lambda pending: [state.destination for state in catalog.declared()])
 
     def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
-        """Messages held, leased ones included; those that a subscription has yet to ack."""
+        """Return how many messages are held, leased ones included; those that a subscription has yet to ack."""
         return self._statistics.depth(destination, subscription)
 
     def counts(self, destination: Destination, subscription: SubscriptionKey | None = None) -> Counts:
-        """How many messages are ready, how many leased, how many wait for their time, how many have expired since the
-        store was opened, and how old the next ready one is, in constant time. Of a topic without a subscription the
+        """Return how many messages are ready, are leased, wait for their time, and have expired since the store was
+        opened. Tells also how old the next ready one is, in constant time. For a topic without a subscription the
         leases of all its subscriptions are counted, what waits for all of them, what expired before one of them had
         acked it, and the age is that of the oldest which one of them receives next."""
         return self._statistics.counts(destination, subscription)
@@ -1021,7 +1023,7 @@ class Store:
         return None
 
     def stats(self) -> StoreStats:
-        """A consistent picture, cheap enough to take every second."""
+        """Return a consistent picture, cheap enough to take every second."""
         return self._statistics.of_store()
 
     def check(self) -> Iterator[str]:
@@ -1034,7 +1036,7 @@ class Store:
             yield from violations
 
     def _violations(self) -> list[str] | None:
-        """None if something is being removed just now."""
+        """Return the violations; None if something is being removed just now."""
         if self._engine.leaving:
             return None
         violations = list(self.backend.check())

@@ -1,5 +1,5 @@
-"""What a store and its callers say to each other beside messages: subscriptions, outcomes, counts, and the steps of
-transactions over several stores. Who says it is `Store` (core/store.py)."""
+"""The types that a store and its callers exchange beside messages: subscriptions, outcomes, counts, and the steps of
+transactions over several stores. `Store` (core/store.py) uses them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Subscription(NamedTuple):
     selector: str | None = None
     """Kept and handed back for who evaluates it; a store does not."""
     no_local: bool = False
-    """Likewise: the subscriber does not want what its own connection has sent."""
+    """True if the subscriber does not want what its own connection has sent. Kept and handed back likewise."""
 
     @property
     def key(self) -> SubscriptionKey:
@@ -33,7 +33,7 @@ SubscriptionKey = tuple[str, str]
 
 
 class Change(NamedTuple):
-    """What a transaction does to a subscription."""
+    """The change of a subscription in a transaction."""
 
     subscription: Subscription
     subscribe: bool
@@ -42,7 +42,7 @@ class Change(NamedTuple):
 
 
 class Settlement(enum.Enum):
-    """What becomes of a leased message."""
+    """The end of a lease."""
 
     ACK = "ack"
     RELEASE = "release"
@@ -51,20 +51,21 @@ class Settlement(enum.Enum):
 
 
 class _Counts(NamedTuple):
-    """How many messages of a queue, or of a subscription, are where. All but `expired` are there now."""
+    """The numbers of messages of a queue, or of a subscription, by where they are. All but `expired` are there now."""
 
     ready: int
-    """Neither leased nor delayed. Of these some may have expired, for a moment, or have reached the delivery limit."""
+    """Neither leased nor delayed. Some of these may have expired, for a moment, or have reached the delivery limit."""
     leased: int
     """By receivers, or claimed by transactions."""
     delayed: int = 0
-    """They wait for their time."""
+    """Messages that wait for their time."""
     expired: int = 0
     """Gone since the store was opened, dead-lettered or dropped, for their time was over."""
 
 
 class Counts(_Counts):
-    """The same, and how old the next one is, which is no part of the tuple: two that say the same numbers are equal."""
+    """The counts, and how old the next one is, which is no part of the tuple: two that say the same numbers are
+    equal."""
 
     oldest_ready_seconds: float | None = None
     """How long ago the message was sent that is received next: the oldest of the ready ones, in a store with priorities
@@ -77,10 +78,10 @@ class Counts(_Counts):
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What a store says about itself. Counts are since open where not said otherwise."""
+    """The statistics of a store. Counts are since open where not said otherwise."""
 
     name: str
-    """As the configuration calls it; of a store of one destination `name:destination`."""
+    """The name, as the configuration calls the store; of a store of one destination `name:destination`."""
     kind: str
     """`journal`, `sql`, `memory`, or as a third party's adapter is registered."""
     messages: int
@@ -88,7 +89,8 @@ class StoreStats:
     destinations: Mapping[Destination, int]
     """Messages held now, by destination."""
     leased: int
-    """Of `messages`, those that are held by receivers or claimed by transactions; of a topic for each subscription."""
+    """Messages of `messages` that are held by consumers or claimed by transactions; of a topic for each
+    subscription."""
     sends: int
     """Messages that were stored."""
     acks: int
@@ -100,11 +102,12 @@ class StoreStats:
     journal_bytes: int = 0
     """Bytes of the files that hold records; pooled files are in `pool_bytes`."""
     index_bytes: int = 0
-    """Of the index's files, which are made anew from the journal if they are lost. 0 for stores that have none."""
+    """Bytes of the index's files, which are made anew from the journal if they are lost. 0 for stores that have
+    none."""
     capacity_bytes: int = 0
-    """The same files at their full size, which they grow to as they fill."""
+    """Bytes of the same files at their full size, which they grow to as they fill."""
     pool_bytes: int = 0
-    """Of files that were released and are kept to be used again."""
+    """Bytes of files that were released and are kept to be used again."""
     segments: Mapping[str, int] = field(default_factory=dict)
     """Files by state: `active`, `retained`, `copies` (of what lives, made by compaction), `pooled`."""
     live_percent: float = 100.0
@@ -117,20 +120,20 @@ class StoreStats:
     subscriptions: Mapping[Subscription, int] = field(default_factory=dict)
     """Messages that each durable subscription has yet to ack."""
     memory_bytes: int = 0
-    """Of messages that are kept in memory, as the store counts them."""
+    """Bytes of messages that are kept in memory, as the store counts them."""
     swap_bytes: int = 0
-    """Of the swap files."""
+    """Bytes of the swap files."""
     dropped: int = 0
     """Messages that were sent to a topic without any durable subscription, and so were gone at once; and those that
     were dropped since the store was full (`when_full`)."""
     waiting: int = 0
     """Receivers and listeners that wait for a message."""
     large_messages: int = 0
-    """Of `messages`, those whose bodies are kept apart."""
+    """Messages of `messages` whose bodies are kept apart."""
     large_bytes: int = 0
-    """Of these bodies; one that several messages share counts for each."""
+    """Bytes of these bodies; one that several messages share counts for each."""
     delayed: int = 0
-    """Of `messages`, those that wait for their time, of a topic those that do so for all its subscriptions."""
+    """Messages of `messages` that wait for their time, of a topic those that do so for all its subscriptions."""
 
 
 Progress = Callable[[str, int, int], None]
@@ -138,10 +141,10 @@ Progress = Callable[[str, int, int], None]
 
 
 class Listener(Protocol):
-    """What `listen` returns. Threads: all; both may be called from the callback. Neither waits for the disk."""
+    """The result of `listen`. Threads: all; both may be called from the callback. Neither waits for the disk."""
 
     def add_credit(self, more: int) -> None:
-        """So many more messages than were asked for so far are wanted. Raises TypeError, ValueError."""
+        """Ask for so many more messages than were asked for so far. Raises TypeError, ValueError."""
 
     def close(self) -> bool:
         """End it: no callback begins once this has returned. Returns whether one runs, in whatever thread, with a
@@ -152,7 +155,7 @@ class Listener(Protocol):
 # Transactions over several stores
 
 TRANSACTION_BYTES: Final = 32
-"""Of a transaction's id: the coordinator's id (16), its epoch (8) and a number (8), so that they sort by age."""
+"""Bytes of a transaction's id: the coordinator's id (16), its epoch (8) and a number (8), so that they sort by age."""
 
 
 class Prepared(NamedTuple):
@@ -175,18 +178,18 @@ class Pending(Protocol[T_co]):
         """Go on with it in the background. `wait` comes later, perhaps never."""
 
     def wait(self) -> T_co:
-        """Until it is done. Raises what went wrong. May be called by one thread, once."""
+        """Wait until the step is done. Raises what went wrong. May be called by one thread, once."""
 
 
 class Done(Generic[T_co]):
-    """What an adapter returns that had done it all before it returned."""
+    """The result of an adapter that had done it all before it returned."""
 
     def __init__(self, result: T_co) -> None:
         self._result = result
 
     def proceed(self) -> None:
-        """It is done."""
+        """Do nothing: the step is done."""
 
     def wait(self) -> T_co:
-        """What came of it."""
+        """Return the outcome."""
         return self._result

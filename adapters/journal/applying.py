@@ -40,16 +40,16 @@ FULL_PAUSE: Final = 5.0
 
 
 class Applied(NamedTuple):
-    """How far the index is."""
+    """The state up to which the index is."""
 
     number: int
-    """Of the last plan that is in it."""
+    """The number of the last plan that is in the index."""
     tail: Tail
     """The end of the log after that plan."""
 
 
 class Applier:
-    """Of one store that is open. All is called under the store's lock, if not said otherwise."""
+    """The applier of one open store's log. All is called under the store's lock, if not said otherwise."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class Applier:
     # Applying
 
     def apply(self, changes: Sequence[Change], last: Plan) -> None:
-        """Changes of the plans that follow what is applied, up to this one, whose `own` is the end of the log after it
-        (JournalEncoder.deliver). Raises StoreFailedError."""
+        """Apply changes of the plans that follow what is applied, up to this one. Its `own` is the end of the log after
+        it (JournalEncoder.deliver). Raises StoreFailedError."""
         index, before, tail = self._index, self._applied.tail, last.own
         index.table = self._log.table
         left, dead = short_lived(changes)
@@ -153,7 +153,7 @@ class Applier:
         return self._applied.number
 
     def _fail(self, error: lmdb.Error | OSError) -> None:
-        """The store stops. After damage or a failed sync the index's file must not be believed again: the next open
+        """Stop the store. After damage or a failed sync the index's file must not be believed again: the next open
         rebuilds it."""
         self._log.fail(error)
         if not isinstance(error, lmdb.DiskError):
@@ -181,7 +181,8 @@ class Applier:
         self._engine.asked(lambda: self._write_checkpoint(clean=False) if self._index.operations else None)
 
     def _checkpoint_late(self) -> None:
-        """The background has not come to it: the transaction stays bounded, if the disk has room."""
+        """Write a checkpoint to which the background has not come: the transaction stays bounded, if the disk has
+        room."""
         try:
             self._write_checkpoint(clean=False)
         except StoreFullError as error:
@@ -191,7 +192,7 @@ class Applier:
     def _write_checkpoint(
         self, clean: bool, table: SegmentTable | None = None, dropped: frozenset[int] = frozenset()
     ) -> None:
-        """`dropped` segments leave the index; `table` is without them."""
+        """Write a checkpoint; `dropped` segments leave the index, and `table` is without them."""
         self._require_owned()
         engine, index, (_, tail) = self._engine, self._index, self._applied
         amid = engine.interrupted
@@ -237,7 +238,7 @@ class Applier:
             raise refused(f"{self._log.name}: the index cannot be written out: {error}", error) from error
 
     def _checkpoint_at(self, tail: Tail, clean: bool) -> Checkpoint:
-        """Of an index in which all up to `tail` is applied."""
+        """Return the checkpoint of an index in which all up to `tail` is applied."""
         index = self._index
         return Checkpoint(
             version=VERSION, store_id=self._log.log_id, priorities=index.priorities, lsn=tail.lsn,
@@ -247,9 +248,9 @@ class Applier:
         )  # fmt: skip
 
     def _write_in_steps(self) -> None:
-        """On a full disk: what was applied since the last checkpoint needs more pages than the file has. Apply it again
-        and write it out in pieces as small as it takes: what one of them lets go of is free for the next but one
-        (rule J10). Raises lmdb.Error if even a single batch needs more."""
+        """Write the index out in steps, on a full disk: what was applied since the last checkpoint needs more pages
+        than the file has. Apply it again and write it out in pieces as small as it takes: what one of them lets go of
+        is free for the next but one (rule J10). Raises lmdb.Error if even a single batch needs more."""
         index, step = self._index, self._index.operations
         while True:
             step //= 2
@@ -275,7 +276,7 @@ class Applier:
         Replay(index, self._log.table).from_checkpoint(checkpointed, self._applied.tail, after)
 
     def _go_back(self) -> None:
-        """To the last checkpoint."""
+        """Go back to the last checkpoint."""
         index = self._index
         index.abort()
         index.load(self._log.table.all)
@@ -309,12 +310,12 @@ class Applier:
 
     @property
     def tail(self) -> Tail:
-        """How far the index is in the log."""
+        """Return how far the index is in the log."""
         return self._applied.tail
 
     def snapshot(self) -> tuple[list[Segment], bytes]:
-        """The segments that hold no live message any more, and the snapshot that lets them go (rule J6); nothing if
-        the snapshot would be large beside what it frees."""
+        """Return the segments that hold no live message any more, and the snapshot that lets them go (rule J6); nothing
+        if the snapshot would be large beside what it frees."""
         engine, index = self._engine, self._index
         try:
             empty, begun = engine.asked(self._begin_snapshot)
@@ -350,7 +351,7 @@ class Applier:
 
     @property
     def snapshot_bytes(self) -> int:
-        """At most so many a snapshot takes, about. The log's leader asks, without the lock."""
+        """Return at most how many bytes a snapshot takes, about. The log's leader asks, without the lock."""
         table, engine, index = self._log.table, self._engine, self._index
         if table is not self._measured:
             last = table.segments[-1]
@@ -370,7 +371,7 @@ class Applier:
 
     @property
     def may_count(self) -> bool:
-        """Whether the index has room for more rows of messages that were given back, on a full disk too."""
+        """Return whether the index has room for more rows of messages that were given back, on a full disk too."""
         return self._index.rows.counted + self._index.rows.waits - self._counted < COUNTED_MAX
 
     def forget(self, numbers: set[int]) -> None:

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class JournalBackend(Backend):
-    """One store's."""
+    """The backend of one journal store."""
 
     kind = "journal"
     volatile = False
@@ -78,7 +78,7 @@ class JournalBackend(Backend):
         self.salvages = options.on_corruption is OnCorruption.SALVAGE
         self._lost: LostMessages
         self._report: salvage.LossReport | None = None
-        """Of what is lost, until it is complete."""
+        """The report of what is lost, until it is complete."""
         self._is_made = False
         """There are the parts that follow."""
         self._engine: Engine
@@ -102,13 +102,13 @@ class JournalBackend(Backend):
 
     @classmethod
     def is_contained(cls, options: JournalOptions) -> bool:
-        """If its index lies there, too."""
+        """Return whether the index lies in the store's directory, too."""
         return True
 
     # Opening and closing
 
     def writer(self, engine: Engine) -> Writer:
-        """The log, once it is open."""
+        """Return the writer, the log once it is open."""
         self._engine = engine
         self._encoder = JournalEncoder(engine)
         self._writer = JournalWriter(engine)
@@ -159,7 +159,7 @@ class JournalBackend(Backend):
         return Found(opened.seq, opened.ids.items(), opened.prepared, opened.committed)
 
     def _salvage(self, store_id: bytes, error: CorruptionError) -> bool:
-        """Mend what is damaged; whether there was anything to mend. Raises CorruptionError, OSError."""
+        """Mend what is damaged; return whether there was anything to mend. Raises CorruptionError, OSError."""
         directory = self._directory
         said = str(error).removesuffix(f"; {error.step}")  # what is done about it is this
         log.warning("store %s: what can be read of it is salvaged (`on_corruption`): %s", self.name, said)
@@ -169,7 +169,7 @@ class JournalBackend(Backend):
         return report is not None
 
     def _make(self, store_id: bytes) -> None:
-        """The parts of a store that is open."""
+        """Make the parts of a store that is open."""
         options, engine, file_mode = self.options, self._engine, self._directory.file_mode
         files = SegmentFiles(self._directory.journal, options.segment_size, lambda: self._log.count_sync(), file_mode)
         log_options = LogOptions(
@@ -197,12 +197,12 @@ class JournalBackend(Backend):
         self._is_made = True
 
     def _finish(self) -> None:
-        """The log is closed: wait for what may still make or remove files."""
+        """Wait, once the log is closed, for what may still make or remove files."""
         self._compactor.finish()
         self._reclaimer.finish()
 
     def _fill(self, catalog: Catalog) -> None:
-        """What the index holds is what there is."""
+        """Fill the catalog from the index."""
         for state in self._index.states.values():
             if state.own.named:
                 state.declared = True
@@ -232,7 +232,7 @@ class JournalBackend(Backend):
         self._directory.require_lock()
 
     def _lose(self, error: StoreFailedError) -> None:
-        """The lock's file is gone, or is another's: so may the directory be."""
+        """Stop, since the lock's file is gone, or is another's: so may the directory be."""
         self._log.fail(error)
 
     # Writing
@@ -303,7 +303,7 @@ class JournalBackend(Backend):
             self._lost.add(str(state.destination), place, message_id, error)
 
     def _id_of(self, number: int, seq: int) -> str | None:
-        """A message's id, if it is in the duplicate window."""
+        """Return a message's id, if it is in the duplicate window."""
         key = self._engine.asked(
             lambda: next((key for key, one in self._index.duplicates() if one == seq and key[0] == number), None)
         )
@@ -318,8 +318,9 @@ class JournalBackend(Backend):
         self._applier.checkpoint()
 
     def opened(self) -> None:
-        """On a full disk each opening after a kill takes a spare file. What earlier ones took comes back first, so that
-        a process may be killed whenever it has done something, time and again."""
+        """Complete a salvage, and get spare files back. On a full disk each opening after a kill takes a spare file.
+        Files that earlier openings took come back first, so that a process may be killed whenever it has done
+        something, time and again."""
         if self._report is not None:
             self._applier.needs_snapshot = True  # it says what lost records said that the index still knew
             self._reclaimer.run()

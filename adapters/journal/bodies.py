@@ -30,7 +30,7 @@ CHUNK: Final = 64
 """Messages that are taken apart at once: Ctrl-C may have to wait for so many."""
 
 HEAD = struct.Struct("<I4xQB3xIQ")
-"""What a reader looks at in a whole SEND: CRC, LSN, kind, destination, seq."""
+"""The head of a whole SEND, as a reader looks at it: CRC, LSN, kind, destination, seq."""
 assert HEAD.size == SEND_OVERHEAD
 _unpack = HEAD.unpack_from
 
@@ -43,7 +43,7 @@ class Bodies:
         self._engine, self._log = engine, wal
 
     def read(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
-        """Backend.bodies. Raises OutOfDescriptorsError, too."""
+        """Return the records of messages, as Backend.bodies. Raises OutOfDescriptorsError, too."""
         if len(places) == 1:
             return iter((self._one(state, places[0]),))
         return self._page(state, places)
@@ -82,11 +82,11 @@ class Bodies:
         )
 
     def _now(self, state: DestinationState, place: Place) -> Place | None:
-        """Where a message is by now, if it lives."""
+        """Return where a message is by now, if it lives."""
         return self._engine.looked_up(lambda: self._engine.backend.row(state, None, place[SEQ]))
 
     def _page(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
-        """In order; None for what is known to have died since it was looked up."""
+        """Yield the records of a page, in order; None for what is known to have died since it was looked up."""
         for segment, run in self._segments_of(places):
             start, data = self._read_ahead(segment, run)
             for first in range(0, len(run), CHUNK):
@@ -102,7 +102,7 @@ class Bodies:
                     yield body if body is not None else self._one(state, place)
 
     def _segments_of(self, places: Sequence[Place]) -> Iterator[tuple[Segment | None, Sequence[Place]]]:
-        """A page cut where the segment changes; by priority it may come back to one."""
+        """Yield the parts of a page, cut where the segment changes; by priority a page may come back to one."""
         table = self._log.table
         lsns = [place[OWN][0] for place in places]
         segment = table.find(min(lsns))
@@ -119,8 +119,8 @@ class Bodies:
         yield segment, run
 
     def _read_ahead(self, segment: Segment | None, places: Sequence[Place]) -> tuple[int, bytes]:
-        """The bytes of all these places; nothing if that would read too much or cannot be done: each is then read
-        on its own, and errors are told there."""
+        """Return the bytes of all these places; nothing if that would read too much or cannot be done: each is then
+        read on its own, and errors are told there."""
         first = min([place[OWN][1] for place in places])
         last = max([place[OWN][1] + place[OWN][2] for place in places])
         if segment is not None and last - first <= SPAN_BYTES:
@@ -134,7 +134,7 @@ class Bodies:
 
 @inner_loop
 def bodies_of(data: bytes, start: int, seed: int, number: int, places: Sequence[Place]) -> list[bytes | None]:
-    """The same of many, in `data` that was read from offset `start` on."""
+    """Return the records of many messages, as `body_of`, in `data` that was read from offset `start` on."""
     return [
         body_of(data[place[OWN][1] - start : place[OWN][1] - start + place[OWN][2]], seed, number, place)
         for place in places
@@ -143,8 +143,8 @@ def bodies_of(data: bytes, start: int, seed: int, number: int, places: Sequence[
 
 @inner_loop
 def body_of(record: bytes, seed: int, number: int, place: Place) -> bytes | None:
-    """The message's record in the journal's, which was read at a place; None if it is not there (damage, or a file
-    used again)."""
+    """Return the message's record in the journal's, which was read at a place; None if it is not there (damage, or a
+    file used again)."""
     lsn, offset, length = place[OWN]
     if len(record) != length or length < SEND_OVERHEAD:
         return None

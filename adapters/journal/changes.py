@@ -25,12 +25,13 @@ class Copied(NamedTuple):
     """Its destination's."""
     seq: int
     own: tuple[int, int, int]
-    """Where its copy is (encoding.Own)."""
+    """The place of the copy (encoding.Own)."""
 
 
 class Compacted(Change):
-    """A file of copies is whole, and on disk. Of its messages those count that live at this place in the order: no ack
-    can fall between the question and the answer, since both are given by the order of the journal alone."""
+    """The change by which a file of copies, whole and on disk, counts. Of its messages those count that live at this
+    place in the order: no ack can fall between the question and the answer, since both are given by the order of the
+    journal alone."""
 
     __slots__ = ("copies", "messages")
 
@@ -55,4 +56,4 @@ class WriteSnapshot(Change):
         plan.own, plan.is_more = self, True
 
     def apply(self, table: Table) -> None:
-        """It says what is in the index already."""
+        """Do nothing: a snapshot says what is in the index already."""

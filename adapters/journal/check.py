@@ -34,7 +34,7 @@ from .row_format import WAITING
 
 
 class _Counted:
-    """What the index holds."""
+    """The counts of what the index holds."""
 
     def __init__(self) -> None:
         self.messages: Counter[int] = Counter()
@@ -52,19 +52,19 @@ class _Counted:
         """Destination, order and expiry by seq, of those that have one or the other, or whose store orders all."""
 
     def row(self, number: int, place: Place, pending: int, ordered: bool) -> None:
-        """A message."""
+        """Count a message."""
         self.pending[number, pending] += 1
         if ordered or place[ORDER] or place[EXPIRES]:
             self.ordered[place[SEQ]] = (number, place[ORDER], place[EXPIRES])
 
     def record(self, segment: Segment, length: int) -> None:
-        """A record that is needed."""
+        """Count a record that is needed."""
         self.live[segment.number] += 1
         self.live_bytes[segment.number] += length
 
 
 def violations(index: Index, table: SegmentTable, applied: Tail) -> Iterator[str]:
-    """Each violation found, as a sentence. Called under the store's lock, with nothing pending."""
+    """Yield each violation found, as a sentence. Called under the store's lock, with nothing pending."""
     counted = _Counted()
     yield from _segments(table, applied)
     yield from _messages(index, table, counted)

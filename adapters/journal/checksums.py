@@ -50,12 +50,12 @@ class IndexBrokenError(Exception):
 
 
 def checksum(page: bytes) -> int:
-    """The CRC-32C of a page; never 0, which says that the page does not count."""
+    """Return the CRC-32C of a page; never 0, which says that the page does not count."""
     return int(google_crc32c.value(page)) or 1
 
 
 class Files(NamedTuple):
-    """What is written once LMDB has committed. All of them close when nobody holds this any more."""
+    """The files that are written once LMDB has committed. All of them close when nobody holds this any more."""
 
     pages: File
     """The index's file, for reading."""
@@ -65,7 +65,7 @@ class Files(NamedTuple):
 
 
 class PageChecksums:
-    """Of one index file. Every method is called under the store's index lock."""
+    """The checksums of one index file. Every method is called under the store's index lock."""
 
     def __init__(self, index: Path, file_mode: int = FILE_MODE) -> None:
         self.path = path_of(index)
@@ -99,14 +99,14 @@ class PageChecksums:
         return undo
 
     def _read(self) -> tuple[int, int, array[int]]:
-        """Commit, bytes in a page and checksums, as this file says."""
+        """Return commit, bytes in a page and checksums, as this file says."""
         try:
             return decode(read_file(self.path))
         except FileNotFoundError:
             raise IndexBrokenError("its checksums are missing") from None
 
     def void(self) -> None:
-        """What the file says, if it is there, holds no more. Durable on return. Raises OSError."""
+        """Make the file say nothing any more, if it is there. Durable on return. Raises OSError."""
         if self.path.exists():
             file = File(self.path, os.O_RDWR)
             write_all(file.fd, bytes(HEADER.size + CRC.size), 0)
@@ -118,8 +118,8 @@ class PageChecksums:
         extend(file.fd, HEADER.size + CRC.size + SUM_BYTES * pages)
 
     def open_files(self) -> Files | None:
-        """What `write` needs, opened before the commit, when there is a way back: raises OSError if the process can
-        open no more files. None after another error of the disk, which is logged as `write` does."""
+        """Open the files that `write` needs, before the commit, when there is a way back. Raises OSError if the process
+        can open no more files. Returns None after another error of the disk, which is logged as `write` does."""
         try:
             is_new = not self.path.exists()
             pages = File(self._index, os.O_RDONLY)
@@ -132,7 +132,7 @@ class PageChecksums:
             return None
 
     def write(self, files: Files | None) -> None:
-        """After a commit: make the checksums those of it. Raises LmdbDamagedError if its tree is none.
+        """Make the checksums, after a commit, those of it. Raises LmdbDamagedError if its tree is none.
 
         An error of the disk is logged: without checksums the index is good, until the next open rebuilds it.
         """
@@ -164,7 +164,7 @@ class PageChecksums:
             log.debug("%s stays: %s", self.path, stays)
 
     def _of_last_commit(self, fd: int) -> tuple[int, int, array[int]]:
-        """The last commit, bytes in a page, and the checksums of its pages."""
+        """Return the last commit, bytes in a page, and the checksums of its pages."""
         first = _Pages(fd, lm.META.size).meta(0)
         pages = _Pages(fd, first.page_bytes)
         metas = sorted((first, pages.meta(1)), key=lambda meta: meta.commit)
@@ -205,7 +205,7 @@ class _Pages:
         return data
 
     def _read_all(self, pages: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-        """Of pages in order of their numbers, in few calls."""
+        """Yield pages in order of their numbers, read in few calls."""
         size, position = self.page_bytes, 0
         while position < len(pages):
             end = position + 1
@@ -220,12 +220,12 @@ class _Pages:
         return lm.read_meta(self.read(page), page, page * self.page_bytes)
 
     def walk(self, meta: lm.Meta, is_known: Callable[[int], bool], summed: bool = True) -> dict[int, int]:
-        """The checksum of each page of a commit, but of none that is known, nor of those below one. Without `summed`
-        checksums are 0, and pages with nothing below them are not read."""
+        """Return the checksum of each page of a commit, but of none that is known, nor of those below one. Without
+        `summed` checksums are 0, and pages with nothing below them are not read."""
         found: dict[int, int] = {}
 
         def claim(pages: Sequence[int]) -> None:
-            """Pages in order of their numbers, each of which is met for the first time."""
+            """Claim pages in order of their numbers, each of which is met for the first time."""
             if pages:
                 inside = pages[0] >= lm.METAS and pages[-1] <= meta.last_page
                 if not inside or len(set(pages)) != len(pages) or not found.keys().isdisjoint(pages):
@@ -263,7 +263,7 @@ class _Pages:
         return found
 
     def _extent(self, first: int) -> range:
-        """The pages of a value that is too large for a leaf."""
+        """Return the pages of a value that is too large for a leaf."""
         data = self.read(first)
         lm.require_page(data, first, lm.OVERFLOW)
         return range(first, first + lm.overflow_pages(data))
@@ -284,7 +284,7 @@ def _look_into(leaf: bytes, extents: list[int], trees: list[lm.Tree]) -> None:
 
 
 def _different(fd: int, page_bytes: int, sums: array[int]) -> Iterator[int]:
-    """The pages that count and are not as their checksum says."""
+    """Yield the pages that count and are not as their checksum says."""
     for start in range(0, len(sums), CHUNK_PAGES):
         expected = sums[start : start + CHUNK_PAGES]
         data = os.pread(fd, page_bytes * CHUNK_PAGES, start * page_bytes) if any(expected) else b""
@@ -304,13 +304,13 @@ def _repeat_meta(fd: int, page_bytes: int, commit: int) -> None:
 
 
 def encode(commit: int, page_bytes: int, sums: array[int]) -> bytes:
-    """The bytes of the file."""
+    """Return the bytes of the file."""
     header, data = HEADER.pack(MAGIC, commit, page_bytes, len(sums)), sums.tobytes()
     return header + CRC.pack(google_crc32c.value(header + data)) + data
 
 
 def decode(data: bytes) -> tuple[int, int, array[int]]:
-    """Commit, bytes in a page and checksums. Raises IndexBrokenError."""
+    """Return commit, bytes in a page and checksums. Raises IndexBrokenError."""
     begin = HEADER.size + CRC.size
     if len(data) < begin:
         raise IndexBrokenError("its checksums are cut short")
@@ -328,5 +328,5 @@ def decode(data: bytes) -> tuple[int, int, array[int]]:
 
 
 def path_of(index: Path) -> Path:
-    """Where the checksums of an index file lie."""
+    """Return where the checksums of an index file lie."""
     return index.with_suffix(".sums")

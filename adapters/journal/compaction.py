@@ -48,14 +48,14 @@ PAUSE: Final = 0.001
 for 5 ms at a time; with these, one send of some hundred waits for one slice."""
 HURRIED_SLICE: Final = 0.001
 HURRIED_PAUSE: Final = 0.0005
-"""Where segments die faster than they are compacted. Senders that wait for nothing keep the interpreter for 5 ms behind
-each pause: with short slices a busy store would grow for as long as it is busy."""
+"""The pause where segments die faster than they are compacted. Senders that wait for nothing keep the interpreter for 5
+ms behind each pause: with short slices a busy store would grow for as long as it is busy."""
 AGAIN_SECONDS: Final = 5.0
 """Behind a full disk, or one that could not be written or read, it is tried again."""
 
 
 class Compactor:
-    """Of one store that is open. One at a time; any thread may ask for it."""
+    """The compaction of one open store. One at a time; any thread may ask for it."""
 
     def __init__(
         self,
@@ -85,12 +85,12 @@ class Compactor:
     # When
 
     def notice(self) -> None:
-        """It is time to look. Under the store's lock; costs next to nothing where there is nothing to do."""
+        """Look whether to compact. Under the store's lock; costs next to nothing where there is nothing to do."""
         if self._job.last.begun and not self._stopping and self._choose(self._options.compact_min_segments):
             self._job.schedule(0)
 
     def _choose(self, min_segments: int) -> list[Segment]:
-        """And say when to look again, under the store's lock."""
+        """Choose segments to compact, and set when to look again, under the store's lock."""
         table, options = self._log.table, self._options
         sealed = table.sealed(self._applied().segment.number)
         bytes_max = options.segment_size - w.HEADER_BYTES
@@ -169,13 +169,14 @@ class Compactor:
         self._unreadable.update(segment.number for segment in left)
 
     def _is_behind(self) -> bool:
-        """Whether many more segments wait than are compacted together."""
+        """Return whether many more segments wait than are compacted together."""
         percent = self._options.compact_live_percent
         waiting = sum(is_dying(s, percent, w.HEADER_BYTES) for s in self._log.table.segments if s.live)
         return waiting > 2 * self._options.compact_min_segments
 
     def _next_number(self) -> int:
-        """Of a file of copies, behind COPIES: never used before, since each that counts has a record of the log."""
+        """Return the number of the next file of copies, behind COPIES: never used before, since each that counts has a
+        record of the log."""
         last = max((copies.number for copies in self._log.table.copies), default=w.COPIES - 1)
         return max(self._log.tail.lsn, last - w.COPIES + 1)
 
@@ -184,7 +185,8 @@ class Compactor:
         return writer.count < MESSAGES_MAX and end <= self._options.segment_size and writer.takes(len(record.payload))
 
     def _living(self, sources: Sequence[Segment]) -> Iterator[Record]:
-        """The messages of these segments that live, as far as is known. Raises ClosedError once the store closes."""
+        """Yield the messages of these segments that live, as far as is known. Raises ClosedError once the store
+        closes."""
         for source in sources:
             try:
                 skimmer = Skimmer(source, SEND, source.is_dead)
@@ -237,7 +239,7 @@ class Compactor:
         log.debug("%s: %d messages compacted into %s", wal.name, len(messages), copies.path)
 
     def _apply(self) -> None:
-        """Have what was published applied. It takes a while: senders, who only help with applying, do not wait."""
+        """Have what was published applied. Applying takes a while: senders, who only help with it, do not wait."""
         engine = self._engine
         engine.check()
         with engine.lock:
@@ -249,6 +251,6 @@ class Compactor:
 
 
 def _remove(writer: CopiesWriter) -> None:
-    """No record says that it counts. What cannot be removed now the next opening removes."""
+    """Remove a file of copies that no record says counts. The next opening removes it if that cannot be done now."""
     with suppress(OSError):
         writer.give_up()

@@ -18,7 +18,7 @@ from ..wal.files import create_log
 
 
 class StoreDirectory(directory.StoreDirectory):
-    """One store's. The constructor touches nothing. Its id is also in every segment."""
+    """The directory of one journal store. The constructor touches nothing. Its id is also in every segment."""
 
     advice = (
         "If it lies on another disk, mount that first; if only this file is lost, restore it (the segments' headers "
@@ -49,7 +49,7 @@ class StoreDirectory(directory.StoreDirectory):
 
 
 def first_segment(segment_size: int, file_mode: int | None = None) -> Fill:
-    """What a new store's directory holds: an empty segment."""
+    """Return the Fill of a new store's directory: an empty segment."""
 
     def fill(path: Path, store_id: bytes) -> bytes:
         create_log(path / "journal", store_id, segment_size, file_mode or FILE_MODE)

@@ -1,5 +1,5 @@
-"""How each change is written in the journal, and read back: one record each, of the kind that stands beside it below.
-Drawn in docs/format.md, pinned by tests/journal/test_golden.py. All integers are little-endian.
+"""The records by which each change is written in the journal, and read back: one record each, of the kind that stands
+beside it below. Drawn in docs/format.md, pinned by tests/journal/test_golden.py. All integers are little-endian.
 
 What a record's header and a batch are, wal/format.py says; a message's record behind its seq, core/records.py.
 """
@@ -30,8 +30,8 @@ from ..wal.segment import Segment
 from .changes import Compacted, Copied, WriteSnapshot
 
 Own = tuple[int, int, int]
-"""Where a record is: its LSN, its offset in the segment, its length. What a Send and a Branch have as `own`, and a
-Place as its last field."""
+"""The place of a record: its LSN, its offset in the segment, its length. A Send and a Branch have as `own`, and a Place
+as its last field."""
 
 SEND: Final = 1
 ACK: Final = 2
@@ -89,18 +89,18 @@ assert ACK_RECORD.size == w.RECORD_REST.size + ACK_PAYLOAD.size
 
 
 class Numbers(Protocol):
-    """What a record's numbers mean to who reads it: the index, as far as it was filled."""
+    """The meaning of a record's numbers to its reader: the index, as far as it was filled."""
 
     priorities: bool
     states: dict[int, DestinationState]
     subscriptions: dict[int, SubscriptionState]
 
     def find_copies(self, number: int, nonce: int, end: int, count: int) -> Segment:
-        """The file of copies of which a record says so much. Raises CorruptionError where it is not there."""
+        """Return the file of copies of which a record says so much. Raises CorruptionError where it is not there."""
 
 
 class Codec(NamedTuple):
-    """Of one type of change."""
+    """The codec of one type of change."""
 
     kind: int
     encode: Callable[[Any], bytes]
@@ -141,7 +141,7 @@ def require_number(number: int) -> None:
 
 
 def own_of(record: Record) -> Own:
-    """Where it is."""
+    """Return where a record is."""
     return record.lsn, record.offset, record.length
 
 
@@ -309,7 +309,7 @@ def _encode_snapshot(change: WriteSnapshot) -> bytes:
 
 
 def _decode_snapshot(record: Record, numbers: Numbers) -> None:
-    """It says again what was said before it."""
+    """Ignore a snapshot: it says again what was said before it."""
 
 
 def _encode_compacted(change: Compacted) -> bytes:
@@ -324,7 +324,7 @@ def _decode_compacted(record: Record, numbers: Numbers) -> Compacted:
 
 
 def copied_in(copies: Segment) -> Iterator[Copied]:
-    """The messages of a file of copies, from the file. Raises CorruptionError, OSError."""
+    """Yield the messages of a file of copies, from the file. Raises CorruptionError, OSError."""
     reader = BatchReader(copies, w.HEADER_BYTES, copies.base_lsn - 1, copies.end)
     for batch in reader:
         for record in records_of(batch):

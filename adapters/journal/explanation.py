@@ -1,4 +1,4 @@
-"""Why each segment of a journal store is kept: what in it is still needed, and by whom.
+"""The reasons why each segment of a journal store is kept: what in it is still needed, and by whom.
 
     explain_store("orders", directory, scratch)
 
@@ -51,7 +51,7 @@ WRITTEN: Final = "written"
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionShare:
-    """What a durable subscription has yet to ack."""
+    """The messages that a durable subscription has yet to ack."""
 
     client: str
     name: str
@@ -71,14 +71,15 @@ class Reason:
     """Its id, as `anabranch transactions` lists it."""
     messages: int = 0
     bytes: int = 0
-    """Of these records in the segment."""
+    """Bytes of these records in the segment."""
     oldest_sent_at_ms: int | None = None
     expired: int = 0
     """How many of the messages have expired: they go when the store is open."""
     claimed: int = 0
     """How many of them a prepared transaction acks: they go when it is committed."""
     subscriptions: tuple[SubscriptionShare, ...] = ()
-    """Of a topic: who has yet to ack them. A message that several have yet to ack counts for each of them."""
+    """Subscriptions that have yet to ack a topic's messages. A message that several have yet to ack counts for each of
+    them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class SegmentExplanation:
 
     @property
     def key(self) -> int:
-        """No other file of the journal has it."""
+        """Return a number that no other file of the journal has."""
         return self.number + (COPIES if self.generation else 0)
 
     @property
@@ -109,7 +110,7 @@ class SegmentExplanation:
 
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """What the messages of a destination, or of one subscription, keep on disk."""
+    """The disk that messages of a destination, or of one subscription, keep."""
 
     destination: str
     subscription: tuple[str, str] | None
@@ -120,14 +121,14 @@ class Pinning:
     segments: int
     """In so many they lie."""
     kept_bytes: int
-    """What these take on disk. Others may keep the same ones."""
+    """Bytes that these segments take on disk. Others may keep the same ones."""
     freed_bytes: int
-    """What could go if these messages alone were gone."""
+    """Bytes that could go if these messages alone were gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingTransaction:
-    """One that is prepared and waits for its outcome."""
+    """A transaction that is prepared and waits for its outcome."""
 
     id: str
     sends: int
@@ -153,9 +154,9 @@ class StoreExplanation:
     directory: str
     segments: tuple[SegmentExplanation, ...]
     pinning: tuple[Pinning, ...]
-    """Of each destination that holds messages; the one that keeps most first."""
+    """The pinning of each destination that holds messages; the one that keeps most first."""
     subscriptions: tuple[Pinning, ...]
-    """Of each durable subscription; the one that keeps most first."""
+    """The pinning of each durable subscription; the one that keeps most first."""
     transactions: tuple[WaitingTransaction, ...]
     snapshot_bytes: int
     """About what a snapshot would take that lets go of what is not needed. It is written when that frees `WORTH` times
@@ -165,9 +166,9 @@ class StoreExplanation:
     pool: Files
     """Files that wait to become segments again."""
     reserve: Files
-    """What is kept free for acks on a full disk."""
+    """Files that are kept free for acks on a full disk."""
     leftovers: Files
-    """What a crash left: segments that nothing accounts for, unfinished files. The next opening removes them."""
+    """Files that a crash left: segments that nothing accounts for, unfinished files. The next opening removes them."""
     index: Files
     large: Files
     """Large bodies, which lie beside the journal until their messages are gone."""
@@ -177,12 +178,12 @@ class StoreExplanation:
 
     @property
     def bytes(self) -> int:
-        """Of the segments."""
+        """Return how many bytes the segments have."""
         return sum(segment.bytes for segment in self.segments)
 
     @property
     def unneeded(self) -> tuple[SegmentExplanation, ...]:
-        """The segments in which nothing is needed."""
+        """Return the segments in which nothing is needed."""
         return tuple(segment for segment in self.segments if not segment.kept)
 
 
@@ -195,7 +196,7 @@ def explain_store(
     archive_directory: Path | None = None,
     progress: Progress | None = None,
 ) -> StoreExplanation:
-    """Why each segment of the journal store in a directory is kept. Nobody has it open meanwhile.
+    """Return why each segment of the journal store in a directory is kept. Nobody has it open meanwhile.
 
     `scratch` is a directory of the caller's, with room for a copy of the index. Raises PlacementError where there is no
     store, CorruptionError where the journal cannot be read, which says what lies there as far as that is known, and
@@ -245,7 +246,7 @@ def explain_store(
 def _read(
     name: str, store_id: bytes, files: SegmentFiles, path: Path, copy: Path, progress: Progress | None
 ) -> tuple[Index, Opened]:
-    """The index as the next opening would have it, in `copy`."""
+    """Return the index as the next opening would have it, in `copy`."""
     for original, copied in ((path, copy), (path_of(path), path_of(copy))):
         with suppress(FileNotFoundError):
             shutil.copyfile(original, copied)
@@ -266,7 +267,7 @@ def _bring_up(
 
 
 def _leave(survey: object, files: object) -> None:
-    """Nobody is shown more than this explanation: what may not be on disk yet is left as it is."""
+    """Leave what may not be on disk yet as it is: nobody is shown more than this explanation."""
 
 
 class _Tally:
@@ -278,9 +279,9 @@ class _Tally:
         self.messages = self.bytes = self.expired = self.claimed = 0
         self.oldest = oldest
         self.waiting: Counter[int] = Counter()
-        """Of a topic: how many messages, by the bits of those who have yet to ack them."""
+        """The number of a topic's messages, by the bits of those who have yet to ack them."""
         self.waiting_bytes: Counter[int] = Counter()
-        """Likewise their bytes."""
+        """Their bytes, by the same bits."""
 
     def add(self, place: Place, pending: int, now_ms: int, claimed: bool) -> None:
         length = place[OWN][2]
@@ -293,13 +294,13 @@ class _Tally:
             self.waiting_bytes[pending] += length
 
     def for_bit(self, bit: int) -> tuple[int, int]:
-        """Messages and bytes that the subscription of this bit has yet to ack."""
+        """Return messages and bytes that the subscription of this bit has yet to ack."""
         mine = [bits for bits in self.waiting if bits & bit]
         return sum(self.waiting[bits] for bits in mine), sum(self.waiting_bytes[bits] for bits in mine)
 
 
 class _Found:
-    """What the index holds, by segment and destination."""
+    """The content of the index, by segment and destination."""
 
     def __init__(self, index: Index, opened: Opened, now_ms: int) -> None:
         self._index, self._table = index, opened.survey.table()
@@ -336,7 +337,7 @@ class _Found:
             yield WaitingTransaction(branch.transaction.hex(), len(branch.sends), len(branch.acks), length, number)
 
     def _sent_at(self, segment: Segment, state: DestinationState, place: Place) -> int | None:
-        """When a message was sent (ms); None if it does not read back, which is noted."""
+        """Return when a message was sent (ms); None if it does not read back, which is noted."""
         _, offset, length = place[OWN]
         try:
             record = os.pread(segment.open().fd, length, offset)
@@ -351,7 +352,7 @@ class _Found:
         return sent_at_ms(body)
 
     def segment(self, segment: Segment) -> SegmentExplanation:
-        """Why it is kept."""
+        """Return why a segment is kept."""
         reasons = [self._reason(segment, *one) for one in self._tallies.get(segment.number, {}).items()]
         reasons.sort(key=lambda reason: (-reason.bytes, reason.destination))
         reasons += [
@@ -388,7 +389,7 @@ class _Found:
         )
 
     def pinned_by(self, state: DestinationState, segments: Mapping[int, SegmentExplanation]) -> Pinning:
-        """What all messages of a destination keep; `segments` by key."""
+        """Return what all messages of a destination keep; `segments` by key."""
         mine = [segments[number] for number in self._lying_in.get(state.number, ())]
         alone = [segment for segment in mine if len(segment.reasons) == 1]
         tallies = [self._tallies[segment.key][state.number] for segment in mine]
@@ -404,7 +405,7 @@ class _Found:
         )
 
     def held_for(self, subscriber: SubscriptionState, segments: Mapping[int, SegmentExplanation]) -> Pinning:
-        """What is kept until a subscription has acked it; `segments` by key."""
+        """Return what is kept until a subscription has acked it; `segments` by key."""
         topic, bit = subscriber.topic, subscriber.own.bit
         mine, alone = [], []
         messages = size = 0
@@ -434,7 +435,7 @@ class _Found:
 
 
 def _branches(index: Index, opened: Opened) -> list[Branch]:
-    """The prepared ones, with where their records are."""
+    """Return the prepared branches, with where their records are."""
     own = dict(index.transactions.prepared())
     catalog = Catalog()  # of its own: to name a destination makes none in the index
     branches = []
@@ -446,7 +447,7 @@ def _branches(index: Index, opened: Opened) -> list[Branch]:
 
 
 def _snapshot_bytes(index: Index, opened: Opened) -> int:
-    """As Applier asks whether one is worth it."""
+    """Return the size of a snapshot, as Applier asks whether one is worth it."""
     table: SegmentTable = opened.survey.table()
     rows = len(opened.ids) + index.transactions.count + len(index.subscriptions) + index.rows.counted
     return snapshot.size_expected([s for s in (*table.segments[:-1], *table.copies) if s.live], len(index.states), rows)

@@ -56,7 +56,7 @@ NUMBER = struct.Struct(">Q")
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
-    """What an index file reflects. Positions are batch boundaries."""
+    """The state of the journal that an index file reflects. Positions are batch boundaries."""
 
     version: int
     store_id: bytes
@@ -67,7 +67,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     segment: int
     nonce: int
     offset: int
-    """Where the batch after that LSN begins."""
+    """The offset where the batch after that LSN begins."""
     seq: int
     last_segment: int
     """The highest segment number by then."""
@@ -106,11 +106,11 @@ class Index:
         self.states: dict[int, DestinationState] = {}
         """By number: those that are there, and those that were at the last checkpoint."""
         self.subscriptions: dict[int, SubscriptionState] = {}
-        """Likewise."""
+        """Subscriptions by number, likewise."""
         self._gone: dict[DestinationState, None] = {}
-        """Those of them that are no more."""
+        """Destinations of `states` that are no more."""
         self._ended: dict[SubscriptionState, None] = {}
-        """Likewise."""
+        """Subscriptions of `subscriptions` that are no more."""
         self.last_number = 0
         """The highest that a destination or a subscription had, as far as is applied."""
         self.rows = MessageRows(self.priorities, self.states, catalog, self.remember, self._remove_live)
@@ -118,9 +118,9 @@ class Index:
         self._duplicates = 0
         """Ids that are kept of the duplicate window."""
         self._ids: Counter[int] = Counter()
-        """The same by destination's number."""
+        """The number of these ids, by destination's number."""
         self.find_copies: Callable[[int, int, int, int], Segment]
-        """As Numbers' (encoding.py), of what is being replayed."""
+        """A function as Numbers' (encoding.py), of what is being replayed."""
         self.operations = 0
         """Applied since the last checkpoint."""
         self.emptied = False
@@ -179,7 +179,7 @@ class Index:
         self.transactions.lend(self._txn)
 
     def abort(self) -> None:
-        """Back to the checkpoint, on disk's side; `load` does memory's."""
+        """Go back to the checkpoint, on disk's side; `load` does memory's."""
         if self._txn is None:  # `compact` was interrupted, or has failed
             self.file.reopen()
             self._open_tables()
@@ -252,7 +252,7 @@ class Index:
         self, number: int, topic: int, client: str, name: str, selector: str | None, no_local: bool, start: int,
         slot: int, count: int, ended: bool, waiting: int,
     ) -> None:  # fmt: skip
-        """The same object as before: what is held for it is not the index's."""
+        """Load a subscription into the same object as before: what is held for it is not the index's."""
         state = self.states[topic]
         subscriber = self.subscriptions.get(number)
         if subscriber is None:
@@ -274,14 +274,14 @@ class Index:
         return state
 
     def segment_rows(self) -> dict[int, tuple[int, int, int, int]]:
-        """number -> (base LSN, last LSN, end or 0, live) of each segment that the checkpoint knows."""
+        """Return number -> (base LSN, last LSN, end or 0, live) of each segment that the checkpoint knows."""
         return {
             NUMBER.unpack(key)[0]: tuple(msgspec.msgpack.decode(value)[:4])
             for key, value in self._txn.cursor(db=self._segments_db)
         }
 
     def log_checkpoint(self, checkpoint: Checkpoint) -> LogCheckpoint:
-        """What the checkpoint says to the log that it is of."""
+        """Return the checkpoint as its log is told it."""
         # One without live messages may just have been released; if it is there it may be needed to rebuild.
         kept = {
             number: Kept(end, last_lsn, required=bool(live))
@@ -293,8 +293,8 @@ class Index:
         )  # fmt: skip
 
     def held(self, segment: int | None) -> tuple[dict[str, int | None], str]:
-        """How many messages of which destinations lie in a segment, or in all of them (None), by the last checkpoint;
-        and what was looked at, in words: in a large store a single segment is not."""
+        """Return how many messages of which destinations lie in a segment, or in all of them (None), by the last
+        checkpoint; and what was looked at, in words: in a large store a single segment is not."""
         txn = self._txn
         rows = {ID.unpack(key)[0]: msgspec.msgpack.decode(row) for key, row in txn.cursor(db=self._destinations_db)}
         names = {number: str(Destination(Kind(kind), name)) for number, (kind, name, *_) in rows.items()}
@@ -313,7 +313,7 @@ class Index:
         return held, f"{where} by the index's last checkpoint"
 
     def duplicates(self) -> Iterator[tuple[tuple[int, bytes], int]]:
-        """(destination, message id), seq; oldest first."""
+        """Yield (destination, message id), seq; oldest first."""
         for key, value in self._txn.cursor(db=self._duplicates_db):
             number, message_id = msgspec.msgpack.decode(value)
             yield (number, message_id), NUMBER.unpack(key)[0]
@@ -335,7 +335,7 @@ class Index:
             self._complete(state, number)
 
     def _complete(self, state: DestinationState, number: int) -> None:
-        """Nothing is left of a destination that was removed, or for a subscription that has ended."""
+        """Complete the removal of a destination, or the end of a subscription, of which nothing is left."""
         subscriber = state.own.subscriptions.get(number)
         if state.own.leaving and not number:
             state.own.leaving = False
@@ -397,7 +397,7 @@ class Index:
             self.ack_range(subscriber.topic, 0, SEQ_MAX, subscriber.number)
 
     def complete_removals(self) -> None:
-        """Nothing is left of what was removed, and for what has ended: at once, while nobody else is there."""
+        """Remove what is left of what was removed, and for what has ended: at once, while nobody else is there."""
         for feed in list(self._catalog.leaving):
             self.ack_range(feed.state, 0, SEQ_MAX, feed.number)
 
@@ -417,7 +417,7 @@ class Index:
         self.transactions.forget(transactions)
 
     def _remove_live(self, lsn: int, length: int, what: object) -> None:
-        """A record is live no more."""
+        """Note that a record is live no more."""
         segment = self.table.find(lsn)
         if segment is None:
             raise AssertionError(f"index: record {lsn} of {what} lies in no segment")
@@ -427,7 +427,8 @@ class Index:
             self.emptied |= not segment.live
 
     def _remove_prepared(self, lsn: int, length: int, what: object) -> None:
-        """A transaction has its outcome: its segment may be compacted from now on, as small as its record may be."""
+        """Note that a transaction has its outcome: its segment may be compacted from now on, as small as its record may
+        be."""
         self._remove_live(lsn, length, what)
         segment = self.table.find(lsn)
         if segment is not None and segment.end is not None:
@@ -447,7 +448,8 @@ class Index:
             self._duplicates -= 1
 
     def _forget_duplicates(self, destination: int) -> None:
-        """From the latest back to its first: of a queue that was there for a moment they are among the last."""
+        """Forget a destination's ids from the latest back to its first: of a queue that was there for a moment they are
+        among the last."""
         keys: list[bytes] = []
         count = self._ids.pop(destination, 0)
         with self._txn.cursor(db=self._duplicates_db) as cursor:
@@ -461,7 +463,7 @@ class Index:
         self._duplicates -= len(keys)
 
     def take_copies(self, copies: Segment, messages: Sequence[Copied]) -> None:
-        """The messages in a file of copies that live are there from now on, and nowhere else."""
+        """Take over the messages in a file of copies that live: they are there from now on, and nowhere else."""
         dead = []
         for number, seq, own in messages:
             if self.rows.move(number, seq, own, f"message {seq}"):
@@ -475,7 +477,7 @@ class Index:
         self.operations += len(messages)
 
     def drop_segments(self, numbers: Iterable[int]) -> None:
-        """Released segments: their rows go with the next checkpoint."""
+        """Drop released segments: their rows go with the next checkpoint."""
         for number in numbers:
             self._txn.delete(NUMBER.pack(number), db=self._segments_db)
 
@@ -507,7 +509,7 @@ class Index:
             self._let_go_of_removed()
 
     def _let_go_of_removed(self) -> None:
-        """Nothing goes back to before this checkpoint any more."""
+        """Let go of what was removed: nothing goes back to before this checkpoint any more."""
         for state in self._gone:
             if self.states.get(state.number) is state:
                 del self.states[state.number]
@@ -526,11 +528,11 @@ class Index:
     # Asking
 
     def committed(self, ask: Ask = at_once) -> list[bytes]:
-        """The transactions that are committed and not forgotten; oldest first."""
+        """Return the transactions that are committed and not forgotten; oldest first."""
         return [bytes(key) for key, place in self.rows.pages(self.transactions.db, ask) if not place]
 
     def there(self) -> tuple[list[DestinationState], list[SubscriptionState]]:
-        """All destinations and subscriptions, also those whose messages are still to go."""
+        """Return all destinations and subscriptions, also those whose messages are still to go."""
         states, subscriptions = list(self.states.values()), list(self.subscriptions.values())
         if self._gone:
             states = [state for state in states if state not in self._gone]
@@ -560,7 +562,7 @@ def _subscription_row(subscriber: SubscriptionState) -> bytes:
 
 
 def is_of_index(error: Exception) -> bool:
-    """Whether opening a store failed for what its index file says: its pages are as they were written, but what was
-    written may be wrong. That shows as an error of LMDB, or as whatever nonsense makes Python raise."""
+    """Return whether opening a store failed for what its index file says. Its pages are as they were written, but what
+    was written may be wrong. That shows as an error of LMDB, or as whatever nonsense makes Python raise."""
     cause = error.__cause__ if isinstance(error, AnabranchError) else error
     return cause is not None and not isinstance(cause, (OSError, AnabranchError, lmdb.DiskError))

@@ -38,18 +38,18 @@ MARGIN_SHARE: Final = 8
 """LMDB writes pages anew instead of over themselves, and uses again those of the last commit but one. So a small index
 takes as many pages more as it has, a large one such a share of them and some: its commits are made as small as that."""
 AHEAD_PAGES: Final = 256
-"""It is allocated by so many pages more than it needs, so that this is not done each time."""
+"""Pages that are allocated beyond what the file needs, so that this is not done each time."""
 SEND_BYTES: Final = 128
 """At most so many a message takes, about."""
 COPIES: Final = 3
-"""Of a long row: the one that counts, that of the commit before, and the one that is being written."""
+"""Copies of a long row: the one that counts, that of the commit before, and the one that is being written."""
 
 SHORT_WRITE_MAX: Final = 1 << 20
 """Bytes; LMDB writes a quarter of that at once."""
 
 
 class IndexFile:
-    """One file. The constructor touches nothing."""
+    """The file of one index. The constructor touches nothing."""
 
     def __init__(self, path: Path, file_mode: int = FILE_MODE) -> None:
         self.path, self._file_mode = path, file_mode
@@ -65,7 +65,7 @@ class IndexFile:
         """Held while the file's name becomes another file's, and while room is kept in it."""
 
     def create(self, max_dbs: int) -> None:
-        """Make the file anew, empty, and open it. What it had of the disk it keeps (rule J10)."""
+        """Make the file anew, empty, and open it. The file keeps what it had of the disk (rule J10)."""
         self._checksums.void()
         create_lmdb(self.path, MAP_BYTES, self._file_mode)
         self._checksums = PageChecksums(self.path, self._file_mode)  # what the old file held says nothing of this one
@@ -86,7 +86,7 @@ class IndexFile:
         self._pages = self.env.info()["last_pgno"] + 1
 
     def begin(self) -> Any:
-        """Back to the last commit, if there is anything to undo. Returns the transaction from now on."""
+        """Go back to the last commit, if there is anything to undo. Returns the transaction from now on."""
         if self.txn is not None:
             self.txn.abort()
         self.txn = self.env.begin(write=True, buffers=False)
@@ -102,15 +102,16 @@ class IndexFile:
         self.env = None
 
     def reopen(self) -> None:
-        """After `compact` was interrupted, or has failed: the file as its name says. Raises lmdb.Error, OSError."""
+        """Open again, after `compact` was interrupted or has failed, the file as its name says. Raises lmdb.Error,
+        OSError."""
         self.close()
         self._checksums = PageChecksums(self.path, self._file_mode)
         self._open(self._max_dbs)
 
     def compact(self) -> int:
         """Write the last commit, without the pages that are free, into a file that takes the place of this one (rule
-        X5); returns by how many bytes it is smaller. What was written since is dropped, and the file is open anew, with
-        no transaction. Raises lmdb.Error, OSError, IndexBrokenError; then `reopen`. Killed between the new names of the
+        X5); returns by how many bytes it is smaller. Writes since are dropped, and the file is open anew, with no
+        transaction. Raises lmdb.Error, OSError, IndexBrokenError; then `reopen`. Killed between the new names of the
         file and of its checksums it is found to be in doubt, and the next opening makes the index anew."""
         path = self.path.with_name(self.path.name + ".tmp")
         before = self.path.stat().st_size
@@ -143,7 +144,7 @@ class IndexFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the file and of its checksums; 0 for what is just being replaced."""
+        """Return how many bytes the file and its checksums have; 0 for what is just being replaced."""
         size = 0
         for path in (self.path, self._checksums.path):
             with suppress(OSError):
@@ -151,7 +152,7 @@ class IndexFile:
         return size
 
     def open_checksums(self) -> Files | None:
-        """What `write_checksums` needs. Raises OSError if the process can open no more files."""
+        """Open the files that `write_checksums` needs. Raises OSError if the process can open no more files."""
         return self._checksums.open_files()
 
     def commit(self) -> None:
@@ -164,7 +165,8 @@ class IndexFile:
             self.env.set_mapsize(2 * info["map_size"])
 
     def write_checksums(self, files: Files | None) -> None:
-        """Of the last commit, before the next transaction can write any page. `files` are `open_checksums`'."""
+        """Write the checksums of the last commit, before the next transaction can write any page. `files` are
+        `open_checksums`'."""
         self._checksums.write(files)
 
     def reserve(self, sends: int, segments: int, dead_bytes: int) -> None:
@@ -188,8 +190,8 @@ class IndexFile:
 
 
 def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:
-    """One file, no lock file: the directory's lock is the owner's. Raises OSError if no file can be opened any more,
-    which says nothing about this one; lmdb.Error."""
+    """Open one file, without a lock file: the directory's lock is the owner's. Raises OSError if no file can be opened
+    any more, which says nothing about this one; lmdb.Error."""
     require_no_link(path)
     try:
         with large_blocks_mapped():
@@ -205,8 +207,9 @@ def open_lmdb(path: Path, map_bytes: int, max_dbs: int) -> Any:
 
 
 def create_lmdb(path: Path, map_bytes: int, file_mode: int = FILE_MODE) -> None:
-    """An empty file, as LMDB writes it. Made under another name and renamed, since LMDB refuses a file that a power
-    failure met before its first commit (rule X5). One that is there is emptied, and keeps its place on the disk."""
+    """Create an empty file, as LMDB writes it. Made under another name and renamed, since LMDB refuses a file that a
+    power failure met before its first commit (rule X5). One that is there is emptied, and keeps its place on the
+    disk."""
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.unlink(missing_ok=True)
     with suppress(FileNotFoundError):
@@ -222,9 +225,9 @@ def create_lmdb(path: Path, map_bytes: int, file_mode: int = FILE_MODE) -> None:
 
 
 def is_for_room(error: lmdb.Error, path: Path) -> bool:
-    """Whether LMDB failed at a commit to this file for want of space. Where a write came out short it says EIO, and
-    that is how a disk that is just getting full says it first. Trying again later is right even if it was another EIO:
-    a commit that failed has touched no page of the one before."""
+    """Return whether LMDB failed at a commit to this file for want of space. Where a write came out short LMDB says
+    EIO: a disk that is just getting full says it so first. Trying again later is right even if it was another EIO. A
+    commit that failed has touched no page of the one before."""
     if isinstance(error, lmdb.DiskError):
         return True
     if os.strerror(errno.EIO) not in str(error):

@@ -55,7 +55,7 @@ DEPTH_MAX: Final = 32
 """LMDB's own limit of a tree's depth."""
 PAGE_SIZES: Final = frozenset(1 << bits for bits in range(9, 17))
 PAGE_BYTES_MAX: Final = 1 << 15
-"""Where the machine's pages are larger, LMDB makes a new file with pages of this size."""
+"""The size of pages with which LMDB makes a new file where the machine's pages are larger."""
 
 
 class LmdbDamagedError(lmdb.CorruptedError):
@@ -85,7 +85,7 @@ class Tree(NamedTuple):
 
 
 class Meta(NamedTuple):
-    """What one commit starts from."""
+    """The state from which one commit starts."""
 
     free: Tree
     main: Tree
@@ -99,12 +99,12 @@ class Meta(NamedTuple):
 
 
 def read_tree(data: bytes, at: int = 0) -> Tree:
-    """The tree that is written at `at`. Raises struct.error where the data end."""
+    """Return the tree that is written at `at`. Raises struct.error where the data end."""
     return Tree._make(TREE.unpack_from(data, at))
 
 
 def empty_file(map_bytes: int) -> bytes:
-    """What LMDB writes into a new file."""
+    """Return the bytes that LMDB writes into a new file."""
     page_bytes = min(mmap.PAGESIZE, PAGE_BYTES_MAX)
     free = TREE.pack(page_bytes, INTEGER_KEYS | NO_DIRECTORY, 0, 0, 0, 0, 0, NO_PAGE)
     main = TREE.pack(0, 0, 0, 0, 0, 0, 0, NO_PAGE)
@@ -113,7 +113,8 @@ def empty_file(map_bytes: int) -> bytes:
 
 
 def read_meta(page: bytes, number: int, offset: int) -> Meta:
-    """A meta page, or at least its beginning; `offset` in bytes is where in the file. Raises LmdbDamagedError."""
+    """Return a meta page, or at least its beginning; `offset` in bytes is where in the file. Raises
+    LmdbDamagedError."""
     if len(page) < META.size:
         raise LmdbDamagedError(offset + len(page), "it is cut short")
     own_number, flags, magic, version, _, free, main, last_page, commit = META.unpack_from(page)
@@ -130,8 +131,8 @@ def require_page(page: bytes, number: int, kind: int) -> None:
 
 
 def node_offsets(page: bytes) -> tuple[int, ...]:
-    """Where the nodes of a branch or a leaf begin, in the order of their keys. The head of each lies in the page; what
-    follows it may not. Raises LmdbDamagedError."""
+    """Return where the nodes of a branch or a leaf begin, in the order of their keys. The head of each lies in the
+    page; what follows it may not. Raises LmdbDamagedError."""
     number, _, _, end, begin = PAGE.unpack_from(page)
     if not PAGE.size <= end <= begin <= len(page) or end % 2:
         raise LmdbDamagedError(number * len(page), f"page {number} is damaged: its nodes begin at {begin}")
@@ -142,10 +143,10 @@ def node_offsets(page: bytes) -> tuple[int, ...]:
 
 
 def children(branch: bytes) -> list[int]:
-    """The numbers of the pages below a branch. Raises LmdbDamagedError."""
+    """Return the numbers of the pages below a branch. Raises LmdbDamagedError."""
     return [low | high << 32 for low, high, _ in map(NODE.unpack_from, repeat(branch), node_offsets(branch))]
 
 
 def overflow_pages(first: bytes) -> int:
-    """How many pages a row takes, which is too large for its leaf; this is the first, and alone has a header."""
+    """Return how many pages a row takes, which is too large for its leaf; this is the first, and alone has a header."""
     return int(OVERFLOW_PAGES.unpack_from(first)[0])

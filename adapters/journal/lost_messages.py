@@ -30,7 +30,7 @@ MESSAGES_MAX: Final = 1000
 
 
 class LostMessages:
-    """Of one opening of a store. Threads: all. The constructor touches nothing."""
+    """The messages lost during one opening of a store. Threads: all. The constructor touches nothing."""
 
     def __init__(self, name: str, directory: Path, file_mode: int) -> None:
         self._name, self._directory, self._file_mode = name, directory, file_mode
@@ -40,8 +40,8 @@ class LostMessages:
         self._told: set[tuple[str, int]] = set()
 
     def add(self, destination: str, place: Place, message_id: str | None, error: CorruptionError) -> None:
-        """Durable on return. What was told of before, by another subscription, say, is not told again. Raises
-        OSError."""
+        """Add a lost message to the report. Durable on return. A message that was told of before, by another
+        subscription, say, is not told again. Raises OSError."""
         seq, (lsn, offset, length) = place[SEQ], place[OWN]
         with self._lock:
             if (destination, seq) in self._told:
@@ -79,7 +79,7 @@ class LostMessages:
         return LossReport(self._name, at, f"damaged-{at}", [], since_record=w.COPIES)
 
     def _keep(self, path: Path, offset: int, length: int, aside: Path) -> None:
-        """The bytes, as they read now."""
+        """Keep the bytes, as they read now."""
         make_directory(aside, self._file_mode, is_ours=True)
         with open_to_read(path) as file:
             data = os.pread(file.fileno(), length, offset)

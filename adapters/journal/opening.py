@@ -35,13 +35,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Opened:
-    """What there is once the index is up to the log."""
+    """The parts that there are once the index is up to the log."""
 
     survey: Survey
     seq: int
     """The highest that was ever given out."""
     ids: dict[tuple[int, bytes], int]
-    """Of the duplicate window, oldest first."""
+    """The duplicate window, oldest first."""
     prepared: list[tuple[bytes, bytes]]
     """Transaction and payload of each branch that waits for its outcome."""
     committed: list[bytes]
@@ -102,7 +102,7 @@ def bring_up(
 def _survey(
     name: str, store_id: bytes, files: SegmentFiles, index: Index, is_salvaging: bool
 ) -> tuple[Checkpoint | None, Survey]:
-    """The index if it can be used, else an empty one (None), and what the journal says."""
+    """Return the index if it can be used, else an empty one (None), and what the journal says."""
     try:
         checkpoint = index.open()
         try:
@@ -125,14 +125,14 @@ def _survey(
 def _open_copies(
     surveyed: Survey, files: SegmentFiles, store_id: bytes, number: int, nonce: int, end: int, count: int
 ) -> Segment:
-    """A file of copies that a record behind what the survey had looked at speaks of. Raises CorruptionError."""
+    """Open a file of copies that a record behind what the survey had looked at speaks of. Raises CorruptionError."""
     copies = open_copies(files, number, end, base_of(number) + count - 1, store_id, nonce)
     surveyed.add_copies(copies)
     return copies
 
 
 def _payload(transaction: bytes, own: Own, table: SegmentTable) -> bytes | None:
-    """What is behind the transaction's id in the PREPARE record at a place; None where that is lost. Raises
+    """Return what is behind the transaction's id in the PREPARE record at a place; None where that is lost. Raises
     CorruptionError."""
     lsn, offset, length = own
     segment = table.find(lsn)
@@ -148,7 +148,7 @@ def _payload(transaction: bytes, own: Own, table: SegmentTable) -> bytes | None:
 
 
 def _is_lost(segment: Segment, lsn: int) -> bool:
-    """Whether there is none any more in the place of this record."""
+    """Return whether the record in this place is lost."""
     for batch in BatchReader(segment, w.HEADER_BYTES, segment.base_lsn - 1, segment.end):
         if batch.last_lsn >= lsn:
             return any(record.lsn == lsn and record.kind == w.LOST for record in records_of(batch))

@@ -1,4 +1,5 @@
-"""Who had yet to ack a topic's messages when a snapshot began: it is taken page by page, with others in between."""
+"""The subscriptions that had yet to ack a topic's messages when a snapshot began. A snapshot is taken page by page,
+with other changes in between."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class PendingBefore:
     All is called under the store's lock."""
 
     def __init__(self, last_seq: int) -> None:
-        """Of messages up to `last_seq`."""
+        """Keep the bits of messages up to `last_seq`."""
         self._last_seq = last_seq
         self._topics: dict[int, _Topic] = {}
         """By number."""
@@ -38,11 +39,11 @@ class PendingBefore:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all is kept."""
+        """Return whether all is kept."""
         return self._left > 0
 
     def keep(self, topic: int, seq: int, bits: int) -> None:
-        """One that is about to change."""
+        """Keep the bits of a message that is about to change."""
         kept = self._topics.setdefault(topic, _Topic())
         if kept.taken < seq <= self._last_seq and seq not in kept.bits and self._left:
             self._left -= 1
@@ -50,7 +51,7 @@ class PendingBefore:
             kept.bits[seq] = bits
 
     def take(self, topic: int, first: int, last: int) -> dict[int, int]:
-        """The bits of those between two seqs, by seq. Who asks goes on behind `last`: these are forgotten."""
+        """Return the bits of those between two seqs, by seq. The caller goes on behind `last`: these are forgotten."""
         kept = self._topics.setdefault(topic, _Topic())
         kept.taken = last
         taken: dict[int, int] = {}

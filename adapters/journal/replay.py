@@ -50,9 +50,9 @@ file counts for nothing."""
 
 
 MALFORMED: Final = (struct.error, ValueError, KeyError, DestinationError)
-"""What decoding raises for bytes that are no record."""
+"""Errors that decoding raises for bytes that are no record."""
 IMPOSSIBLE: Final = (*MALFORMED, IndexError, OverflowError, TypeError, lmdb.BadValsizeError)
-"""What applying raises for records that never were written one after another."""
+"""Errors that applying raises for records that never were written one after another."""
 UNNAMED: Final = "salvaged"
 """Messages of a destination whose name is lost are in the queue of this name, a dot and the destination's number."""
 
@@ -79,9 +79,9 @@ class Replay:
         self.seq = 0
         """The highest that was met."""
         self._met = _Seqs()
-        """Those of all messages whose records were read."""
+        """Seqs of all messages whose records were read."""
         self._sent = 0
-        """That of the message before: one that is not above it may be there already."""
+        """The seq of the message before: one that is not above it may be there already."""
         self._after: Callable[[Tail], None] = lambda position: None
         self.is_mended = False
         """There was a record in the place of which there is none any more: it may have declared a destination."""
@@ -97,7 +97,7 @@ class Replay:
     def from_checkpoint(
         self, checkpoint: Checkpoint, end: Tail, after: Callable[[Tail], None] = lambda position: None
     ) -> None:
-        """All that lies between the index's checkpoint and `end`; `after` is called behind each batch. Raises
+        """Apply all that lies between the index's checkpoint and `end`; `after` is called behind each batch. Raises
         CorruptionError, OSError, and what `after` raises."""
         self._after = after
         rows = self._index.rows
@@ -117,7 +117,7 @@ class Replay:
                 self._segment(segment, offset, lsn, end.offset if segment is end.segment else segment.end)
 
     def everything(self, survey: Survey, progress: Progress | None) -> None:
-        """The whole journal, into an empty index. Raises CorruptionError, OSError."""
+        """Apply the whole journal, to an empty index. Raises CorruptionError, OSError."""
         try:
             self._everything(survey, progress)
         except IMPOSSIBLE as error:
@@ -156,7 +156,8 @@ class Replay:
             done = _report(progress, done, end or 0, total)
 
     def _declare_early(self, survey: Survey) -> None:
-        """Without a snapshot, files of copies are read before the records that declare their messages' destinations."""
+        """Declare destinations early: without a snapshot, files of copies are read before the records that declare
+        their messages' destinations."""
         for segment in survey.chain:
             for batch in BatchReader(segment, w.HEADER_BYTES, segment.base_lsn - 1, segment.end):
                 for record in records_of(batch):
@@ -189,8 +190,8 @@ class Replay:
             index.subscribe(SubscriptionState(number, state, subscription, start))
 
     def _restore_rest(self, latest: snapshots.Snapshot) -> None:
-        """All live messages that the snapshot reflects are in the index: who has acked them, how often they have come
-        back."""
+        """Restore the rest once all live messages that the snapshot reflects are in the index: who has acked them, how
+        often they have come back."""
         index = self._index
         for number, acked in latest.acked:
             topic = index.subscriptions[number].topic
@@ -209,7 +210,7 @@ class Replay:
             index.ack_range(ended.topic, 0, SEQ_MAX, number)
 
     def _find_copies(self, number: int, nonce: int, end: int, count: int) -> Segment:
-        """As Numbers' (encoding.py)."""
+        """Return the file of copies of which a record says so much, as Numbers' (encoding.py)."""
         for copies in self._table.copies:
             if copies.number == number and copies.nonce == nonce:
                 return copies
@@ -222,8 +223,8 @@ class Replay:
     def _old_segment(
         self, segment: Segment, dead: bytes, end: int | None, reflected: Callable[[], None] | None = None
     ) -> None:
-        """One that a snapshot reflects, as far as it does: of that part only what is live. `reflected` is called where
-        that part ends."""
+        """Apply a segment that a snapshot reflects, as far as it does: of that part only what is live. `reflected` is
+        called where that part ends."""
         segment.dead = bytearray(dead) if dead else None
         self._segment(segment, w.HEADER_BYTES, segment.base_lsn - 1, end, dead, reflected)
 
@@ -253,7 +254,8 @@ class Replay:
             reflected()
 
     def _apply(self, batch: Batch, changes: Iterator[Change]) -> None:
-        """What a batch says. Where the index is filled from the beginning, it is not the index that is wrong."""
+        """Apply the changes of a batch. Where the index is filled from the beginning, it is not the index that is
+        wrong."""
         try:
             apply_all(changes, self._index)
         except IMPOSSIBLE as error:
@@ -264,7 +266,7 @@ class Replay:
             raise CorruptionError(str(batch.segment.path), batch.offset, reason, w.RESTORE) from error
 
     def _changes(self, batch: Batch) -> Iterator[Change]:
-        """What a batch says."""
+        """Yield the changes of a batch."""
         for record in records_of(batch):
             if record.kind == SEND:
                 send = self._send(record)
@@ -295,9 +297,9 @@ class Replay:
                 yield change
 
     def _compacted(self, change: Compacted) -> Iterator[Change]:
-        """In a mended journal the segments may be lost from which messages were copied, with the snapshot that let them
-        go. Those of which no other record was read count from here on; the others that are not there have died, some
-        of them while the file was being written."""
+        """Let a file of copies count. In a mended journal the segments may be lost from which messages were copied,
+        with the snapshot that let them go. Those of which no other record was read count from here on; the others that
+        are not there have died, some of them while the file was being written."""
         there, known = self._index.rows, {}
         states = self._index.states
         yield Forget(())  # what is told before is applied first
@@ -313,7 +315,7 @@ class Replay:
                     yield self._send(record)
 
     def _name(self, change: Change) -> None:
-        """A destination, or a subscription, comes or goes. Raises ValueError for what cannot come."""
+        """Note a destination, or a subscription, that comes or goes. Raises ValueError for what cannot come."""
         if isinstance(change, Remove):
             self._removed.add(change.state.number)
             self._names.pop(change.state.destination, None)
@@ -330,8 +332,8 @@ class Replay:
                 raise ValueError(f"{state.destination} has two numbers, {state.number} too")
 
     def _live(self, batch: Batch, dead: bytes) -> Iterator[Change]:
-        """The messages and prepared branches of a batch whose bit is not set in `dead`. The message ids the snapshot
-        tells, but for the keys of maps."""
+        """Yield the messages and prepared branches of a batch whose bit is not set in `dead`. The message ids the
+        snapshot tells, but for the keys of maps."""
         base_lsn = batch.segment.base_lsn
         for record in records_of(batch):
             if record.kind == SEND:
@@ -351,7 +353,7 @@ class Replay:
                     yield decode_prepare(record, self._index)
 
     def _is_there(self, send: Send) -> bool:
-        """Whether it was met before, as what told that it was copied is lost: then it is dead here."""
+        """Return whether a message was met before, as what told that it was copied is lost: then it is dead here."""
         segment = self._table.find(send.own[0])
         if segment is None or self._index.rows.row(send.state, None, send.seq) is None:
             return False
@@ -374,8 +376,8 @@ class Replay:
         return send
 
     def _again(self, send: Send, record: Record) -> Iterator[Change]:
-        """A message may be one that was met before: then it is none, unless the journal was mended. Yields what lets
-        those before it be applied. Raises CorruptionError."""
+        """Raise CorruptionError for a message that was met before, unless the journal was mended. Yields what lets
+        those before it be applied."""
         yield Forget(())
         if not self.is_mended and self._index.rows.row(send.state, None, send.seq) is not None:
             raise _malformed(record, ValueError(f"there is another message {send.seq} of {send.state.destination}"))
@@ -403,7 +405,8 @@ class _Seqs:
 
 
 def _malformed(record: Record, error: Exception) -> CorruptionError:
-    """Its checksum is right, so these bytes were written; but they are none that this version writes."""
+    """Return the error for bytes that were written, as their checksum is right, and are none that this version
+    writes."""
     reason = f"record {record.lsn} of kind {record.kind} does not parse: {error}"
     return CorruptionError(str(record.segment.path), record.offset, reason, w.RESTORE)
 

@@ -16,7 +16,7 @@ assert KEY.size == 12
 KEY_SEQ = struct.Struct(">4xQ")
 assert KEY_SEQ.size == 12
 PREFIX_BYTES: Final = 4
-"""What the keys of one destination's messages share."""
+"""Bytes that the keys of one destination's messages share."""
 WHERE = struct.Struct("<QII")
 """An Own (encoding.py)."""
 assert WHERE.size == 16
@@ -28,7 +28,7 @@ MORE_AT: Final = WHERE.size + MORE.size
 LANE_KEY = struct.Struct(">IHQ")
 assert LANE_KEY.size == 14
 LANE_PREFIX_BYTES: Final = 6
-"""What the keys of one order of a destination share."""
+"""Bytes that the keys of one order of a destination share."""
 EXPIRY_KEY = struct.Struct(">QQ")
 assert EXPIRY_KEY.size == 16
 DELIVERIES_KEY = struct.Struct(">QI")
@@ -66,7 +66,7 @@ Packed = tuple[list[tuple[bytes, bytes]], int]
 
 @inner_loop
 def pack_rows(number: int, sends: Sequence[Send]) -> Packed | None:
-    """The rows of a queue's messages in a store without priorities; None if one of them expires."""
+    """Return the rows of a queue's messages in a store without priorities; None if one of them expires."""
     puts, size = [], 0
     pack_key, pack_where = KEY.pack, WHERE.pack
     for send in sends:
@@ -80,7 +80,7 @@ def pack_rows(number: int, sends: Sequence[Send]) -> Packed | None:
 
 @inner_loop
 def rows_of_many(number: int, sends: SendMany) -> Iterable[tuple[bytes, bytes]]:
-    """Likewise, of messages that follow each other in the journal; each row once it is asked for."""
+    """Yield the rows of messages that follow each other in the journal; each row once it is asked for."""
     lsn, offset = sends.own
     head = SEND_OVERHEAD + len(sends.head)
     for at, body in enumerate(sends.bodies):
@@ -91,7 +91,7 @@ def rows_of_many(number: int, sends: SendMany) -> Iterable[tuple[bytes, bytes]]:
 
 @inner_loop
 def places_of(rows: list[tuple[bytes, bytes]]) -> list[Place]:
-    """What the rows of a queue's messages say."""
+    """Return the places that the rows of a queue's messages say."""
     unpack_seq, unpack_where, plain = KEY_SEQ.unpack, WHERE.unpack, WHERE.size
     return [
         (0, *unpack_seq(key), 0, 0, unpack_where(value))
@@ -102,20 +102,20 @@ def places_of(rows: list[tuple[bytes, bytes]]) -> list[Place]:
 
 
 def expiry_key(since: int) -> bytes:
-    """In `expiries`, all that expires later (ms) comes behind it."""
+    """Return a key of `expiries`: all that expires later (ms) comes behind it."""
     return EXPIRY_KEY.pack(since + 1, 0)
 
 
 def is_waiting(key: bytes) -> bool:
-    """Whether it is the key of a message that waits as a whole: the number's highest bit."""
+    """Return whether this is the key of a message that waits as a whole: the number's highest bit."""
     return key[0] >= 0x80
 
 
 def more_of(order: int, expires: int, pending: int) -> bytes:
-    """What a row has behind where its message is."""
+    """Return what a row has behind where its message is."""
     return MORE.pack(expires, order) + pending.to_bytes((pending.bit_length() + 7) // 8, "little")
 
 
 def with_pending(value: bytes, pending: int) -> bytes:
-    """The same row of a topic's message with other bits."""
+    """Return the same row of a topic's message with other bits."""
     return value[:MORE_AT] + pending.to_bytes((pending.bit_length() + 7) // 8, "little")

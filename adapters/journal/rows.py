@@ -76,17 +76,17 @@ FIRST_KEY: Final = b"\0"
 TABLES: Final = 7
 
 Ask = Callable[[Callable[[], Any]], Any]
-"""What calls a question under the store's lock, if who asks has not got it."""
+"""A function that calls a question under the store's lock, if who asks has not got it."""
 
 
 def at_once(question: Callable[[], Any]) -> Any:
-    """The Ask of who has the lock."""
+    """Answer a question at once, as the Ask of who has the lock."""
     return question()
 
 
 def short_lived(changes: Sequence[Change]) -> tuple[Sequence[Change], Sequence[Send]]:
-    """What is left of the changes without the messages of queues that are acked by a later one of them, and without
-    these acks; and those messages."""
+    """Split off the messages of queues that a later one of the changes acks. Returns the changes without these messages
+    and their acks, and the messages."""
     sends: dict[int, Send] = {}
     dead: list[Send] = []
     if Ack not in set(map(type, changes)):
@@ -108,7 +108,7 @@ def _seq_of(row: Row) -> int:
 
 
 class MessageRows:
-    """Of one index, which lends its transaction. Every method is called under the store's lock."""
+    """The rows of one index, which lends its transaction. Every method is called under the store's lock."""
 
     def __init__(
         self,
@@ -124,13 +124,13 @@ class MessageRows:
         self._remember, self._remove_live = remember, remove_live
         self._txn: Any = None
         self.changed: dict[DestinationState, None] = {}
-        """Those whose rows in the index say something else by now."""
+        """Destinations whose rows in the index say something else by now."""
         self.changed_subscriptions: dict[SubscriptionState, None] = {}
-        """Likewise."""
+        """Subscriptions whose rows in the index say something else by now."""
         self.counted = 0
         """Rows in `deliveries`: nothing is looked up there while there are none."""
         self.waits = 0
-        """Likewise, in `waits`."""
+        """Rows in `waits`: nothing is looked up there while there are none."""
         self.before: PendingBefore | None = None
         """While a snapshot is being taken."""
         self.on_damage: Callable[[lmdb.Error], None] = lambda error: None
@@ -147,7 +147,7 @@ class MessageRows:
         self._dues_db = env.open_db(b"dues")
 
     def lend(self, txn: Any) -> None:
-        """The transaction from now on."""
+        """Use this transaction from now on."""
         self._txn = txn
 
     def load(self) -> None:
@@ -158,8 +158,8 @@ class MessageRows:
     # Changing
 
     def put(self, sends: Sequence[Send], table: SegmentTable) -> None:
-        """New messages of one destination, each of which has in `own` where its record is; or many, which say that of
-        the first."""
+        """Put new messages of one destination, each of which has in `own` where its record is; or many, which say that
+        of the first."""
         if type(sends) is SendMany:
             segment = table.find(sends.own[0])
             if segment is None:
@@ -196,7 +196,7 @@ class MessageRows:
         self._count(state, segment, len(puts), size)
 
     def _count(self, state: DestinationState, segment: Segment, count: int, size: int) -> None:
-        """So many messages have come, whose records take so many bytes together."""
+        """Count so many messages that have come, whose records take so many bytes together."""
         segment.live += count
         segment.live_bytes += size
         segment.changed = True
@@ -204,7 +204,7 @@ class MessageRows:
         self.changed[state] = None
 
     def _put_values(self, state: DestinationState, sends: Sequence[Send], segment: Segment) -> None:
-        """Of a map: each takes the place of what its key had before."""
+        """Put the values of a map: each takes the place of what its key had before."""
         txn, number, own = self._txn, state.number, ID.pack(state.number)
         for send in sends:
             seq, name = send.seq, send.name
@@ -219,7 +219,7 @@ class MessageRows:
             self._count(state, segment, 1, send.own[2])
 
     def _pack_with_more(self, sends: Sequence[Send], segment: Segment) -> Packed:
-        """What pack_rows returns, of messages whose rows say more than where they are."""
+        """Return what pack_rows returns, of messages whose rows say more than where they are."""
         puts, size = [], 0
         for send in sends:
             own = send.own
@@ -235,8 +235,8 @@ class MessageRows:
         return puts, size
 
     def _put_more(self, state: DestinationState, send: Send) -> bytes | None:
-        """What a new message's row has behind its place, and its rows elsewhere. None for a topic's that nobody is to
-        have: it is dead at once."""
+        """Return what a new message's row has behind its place, and put its rows elsewhere. None for a topic's that
+        nobody is to have: it is dead at once."""
         pending = 0
         if state.is_topic:
             own: IndexedDestination = state.own
@@ -254,8 +254,8 @@ class MessageRows:
         return more_of(send.order, send.expires_at_ms, pending)
 
     def put_dead(self, sends: Sequence[Send], table: SegmentTable) -> bool:
-        """New messages of queues that are acked already: no row tells of them. Returns whether a segment that takes no
-        more holds no live message now."""
+        """Take in new messages of queues that are acked already: no row tells of them. Returns whether a segment that
+        takes no more holds no live message now."""
         for send in sends:
             if send.name is not None and not send.state.is_map:
                 self._remember((send.state.number, send.name), send.seq)
@@ -269,7 +269,7 @@ class MessageRows:
         return emptied
 
     def move(self, number: int, seq: int, own: tuple[int, int, int], what: object) -> bool:
-        """From now on this message of a destination is there. False: it has died."""
+        """Move a message of a destination: from now on it is there. False: it has died."""
         key = _pack_key(number, seq)
         value = self._txn.get(key, db=self._messages_db)
         if value is None and self.waits:
@@ -283,7 +283,7 @@ class MessageRows:
         return True
 
     def remove(self, state: DestinationState, seq: int) -> None:
-        """It is dead, for all."""
+        """Remove a message that is dead, for all."""
         value = self._txn.pop(_pack_key(state.number, seq), db=self._messages_db)
         if value is not None:
             self._removed(state, seq, value)
@@ -293,7 +293,7 @@ class MessageRows:
                 self._removed(state, seq, value, WAITING)
 
     def _removed(self, state: DestinationState, seq: int, value: bytes, waiting: int = 0) -> None:
-        """`waiting`: what was added to its destination's number."""
+        """Follow the removal of a message's row. `waiting`: what was added to its destination's number."""
         lsn, _, length = _unpack_where(value)
         if self.waits:
             self._forget_waits(state, seq, value, waiting)
@@ -320,14 +320,14 @@ class MessageRows:
             self.changed[state] = None
 
     def replaced_by(self, sends: Sequence[Send]) -> None:
-        """The values of maps among these, which are dead already, took the place of those before them: the others that
-        are applied with them are in the rows."""
+        """Remove the values that values of maps among these have replaced. These are dead already; the others that are
+        applied with them are in the rows."""
         for send in sends:
             if send.state.is_map and send.name is not None:
                 self._remove_before(send.state, send.name, send.seq)
 
     def _remove_before(self, state: DestinationState, name: bytes, seq: int) -> bool:
-        """The value that a key of a map had before this seq is dead. False if it has a later one."""
+        """Remove the value that a key of a map had before this seq. False if it has a later one."""
         former = self._txn.get(ID.pack(state.number) + name, db=self._keys_db)
         last = KEYED_SEQ.unpack(former)[0] if former is not None else 0
         if 0 < last <= seq:
@@ -335,20 +335,20 @@ class MessageRows:
         return last <= seq
 
     def _forget_key(self, state: DestinationState, seq: int, name: bytes) -> None:
-        """Its value is dead: it has none, unless that was put anew."""
+        """Forget the key of a value that is dead: the key has none, unless that was put anew."""
         key = ID.pack(state.number) + name
         if self._txn.get(key, db=self._keys_db) == KEYED_SEQ.pack(seq):
             self._txn.delete(key, db=self._keys_db)
 
     def ack_for(self, state: DestinationState, seq: int, number: int) -> None:
-        """It is dead for one subscription."""
+        """Ack a message for one subscription."""
         subscriber = state.own.subscriptions.get(number)
         key, value = self._find(state, seq)
         if subscriber is not None and value is not None:
             self._ack_rows(state, subscriber, ((key, value),))
 
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> int:
-        """All between two seqs are dead, for one subscription or (number 0) for all. Returns how many rows were looked
+        """Ack all between two seqs, for one subscription or (number 0) for all. Returns how many rows were looked
         at."""
         count = 0
         if state.delayed:
@@ -356,7 +356,7 @@ class MessageRows:
         return count + self._ack_range(state, state.number, first, last, number)
 
     def _ack_range(self, state: DestinationState, under: int, first: int, last: int, number: int) -> int:
-        """Of those whose rows are under this number."""
+        """Ack the messages between two seqs whose rows are under this number."""
         if not number:
             return self._remove_range(state, under, first, last)
         count = 0
@@ -373,7 +373,7 @@ class MessageRows:
     def _ack_rows(
         self, state: DestinationState, subscriber: SubscriptionState, rows: Sequence[tuple[bytes, bytes]]
     ) -> None:
-        """These are dead for a subscription."""
+        """Ack these messages for a subscription."""
         bit, kept = subscriber.own.bit, 0
         for key, value in rows:
             pending = int.from_bytes(value[MORE_AT:], "little")
@@ -410,7 +410,7 @@ class MessageRows:
         return count
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
-        """It was given back so often by now, if it is still there."""
+        """Set how often a message was given back by now, if it is still there."""
         row = self._row(state, seq)
         if row is None or (state.is_topic and not self._is_pending(state, number, row[1])):
             return
@@ -431,7 +431,7 @@ class MessageRows:
     # What waits
 
     def postpone(self, state: DestinationState, seq: int, number: int, due: int) -> None:
-        """It waits until then, or (0) no longer, for all or for one subscription, if it is still there."""
+        """Let a message that is still there wait until then, or (0) no longer, for all or for one subscription."""
         key, value = self._find(state, seq)
         if value is None:
             return
@@ -474,7 +474,7 @@ class MessageRows:
             self._count_waiting(state, pending, more)
 
     def _count_waiting(self, state: DestinationState, pending: int, more: int) -> None:
-        """So many more messages wait for those that have these bits."""
+        """Count so many more messages that wait for the subscriptions with these bits."""
         for subscriber in state.own.subscriptions.values() if pending else ():
             if subscriber.own.bit & pending:
                 subscriber.delayed += more
@@ -486,7 +486,7 @@ class MessageRows:
         self.waits += 1
 
     def _delete_wait(self, seq: int, number: int) -> bool:
-        """Whether there was one."""
+        """Delete a wait; return whether there was one."""
         value = self._txn.pop(DELIVERIES_KEY.pack(seq, number), db=self._waits_db)
         if value is None:
             return False
@@ -495,13 +495,13 @@ class MessageRows:
         return True
 
     def _wait_no_longer(self, subscriber: SubscriptionState, seq: int) -> None:
-        """A message does not wait for this subscription alone."""
+        """End a message's wait for this subscription alone."""
         if self._delete_wait(seq, subscriber.number):
             subscriber.delayed -= 1
             self.changed_subscriptions[subscriber] = None
 
     def _forget_waits(self, state: DestinationState, seq: int, value: bytes, waiting: int) -> None:
-        """It is dead."""
+        """Forget the waits of a message that is dead."""
         if waiting:
             self._delete_wait(seq, 0)
             state.delayed -= 1
@@ -518,7 +518,7 @@ class MessageRows:
                     self._delete_wait(seq, number)
 
     def _find(self, state: DestinationState, seq: int) -> tuple[bytes, bytes | None]:
-        """A message's row, wherever it is."""
+        """Return a message's row, wherever it is."""
         key = _pack_key(state.number, seq)
         value = self._txn.get(key, db=self._messages_db)
         if value is None and state.delayed:
@@ -551,20 +551,20 @@ class MessageRows:
         return max((WAIT.unpack(value)[0] for value in found if value is not None), default=0)
 
     def all_waits(self, ask: Ask = at_once) -> Iterator[tuple[int, int, int, int]]:
-        """Seq, subscription, until when and destination of all that wait."""
+        """Yield seq, subscription, until when and destination of all that wait."""
         if self.waits:
             for key, value in self.pages(self._waits_db, ask):
                 yield (*DELIVERIES_KEY.unpack(key), *WAIT.unpack(value))
 
     def all_dues(self) -> Iterator[tuple[int, int, int, int]]:
-        """Until when, seq, subscription and destination, for checking."""
+        """Yield until when, seq, subscription and destination, for checking."""
         for key, value in self.pages(self._dues_db):
             yield (*DUE_KEY.unpack(key), ID.unpack(value)[0])
 
     def begin(self, subscriber: SubscriptionState) -> None:
-        """All that the topic holds from its start on is for it: of a retroactive one everything. But for what only
-        subscriptions that have ended were to ack: an opening removes that without a word in the journal, so a rebuild
-        would meet it here where the store did not."""
+        """Begin a subscription: all that the topic holds from its start on is for it, of a retroactive one everything.
+        But for what only subscriptions that have ended were to ack: an opening removes that without a word in the
+        journal, so a rebuild would meet it here where the store did not."""
         state = subscriber.topic
         self._begin(subscriber, state.number)
         if state.delayed:
@@ -585,7 +585,7 @@ class MessageRows:
     # Asking
 
     def _by_seq(self, state: DestinationState, first: int, count: int, also: int = 0) -> list[Row]:
-        """`also`: WAITING, for those too that wait."""
+        """Return rows by seq. `also`: WAITING, for those too that wait."""
         rows = self._raw(self._messages_db, KEY.pack(state.number, first), PREFIX_BYTES, count)
         found = [read_row(KEY_SEQ.unpack(key)[0], value) for key, value in rows]
         if also and state.delayed:
@@ -596,7 +596,7 @@ class MessageRows:
         return found
 
     def _raw(self, db: Any, start: bytes, prefix_bytes: int, count: int) -> list[tuple[bytes, bytes]]:
-        """Up to `count` rows from `start` on that share its prefix. Callers go on behind the last, so with one
+        """Return up to `count` rows from `start` on that share its prefix. Callers go on behind the last, so with one
         that lies before `start` they would never come to an end."""
         try:
             with self._txn.cursor(db=db) as cursor:
@@ -614,7 +614,7 @@ class MessageRows:
         return rows
 
     def _by_order(self, state: DestinationState, order: int, first: int, count: int, also: int = 0) -> list[Row]:
-        """In a store with priorities."""
+        """Return rows by order, in a store with priorities."""
         lane = self._raw(self._lanes_db, LANE_KEY.pack(state.number, order, first), LANE_PREFIX_BYTES, count)
         if also and state.delayed:
             start = LANE_KEY.pack(state.number | also, order, first)
@@ -665,7 +665,7 @@ class MessageRows:
         return places
 
     def _scan(self, state: DestinationState, after: int, count: int) -> list[Place]:
-        """The commonest: of a queue by seq."""
+        """Return the places of the commonest scan: of a queue by seq."""
         rows = self._raw(self._messages_db, KEY.pack(state.number, after + 1), PREFIX_BYTES, count)
         return places_of(rows)
 
@@ -673,7 +673,7 @@ class MessageRows:
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int,
         limit: int, also: int,
     ) -> list[Place]:  # fmt: skip
-        """Those that a subscription has yet to ack, or of one order."""
+        """Return the messages that a subscription has yet to ack, or of one order."""
         bit = 0
         if subscription is not None:
             if state.own.subscriptions.get(subscription.number) is not subscription or not subscription.count:
@@ -719,7 +719,7 @@ class MessageRows:
         return self._with_deliveries(state, number, row[0]) if self.counted else row[0]
 
     def keyed(self, state: DestinationState, name: bytes) -> Place | None:
-        """As Backend.keyed."""
+        """Return where the value of a key is, as Backend.keyed."""
         try:
             seq = self._txn.get(ID.pack(state.number) + name, db=self._keys_db)
         except lmdb.Error as error:
@@ -728,7 +728,7 @@ class MessageRows:
         return None if seq is None else self.row(state, None, KEYED_SEQ.unpack(seq)[0])
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> list[tuple[bytes, Place]]:
-        """As Backend.keys."""
+        """Return keys and their values' places, as Backend.keys."""
         found: list[tuple[bytes, Place]] = []
         for key, value in self._raw(self._keys_db, ID.pack(state.number) + start, PREFIX_BYTES, limit):
             place = self.row(state, None, KEYED_SEQ.unpack(value)[0])
@@ -740,7 +740,8 @@ class MessageRows:
         return found
 
     def _with_deliveries(self, state: DestinationState, number: int, place: Place) -> Place:
-        """Of a topic as a whole (number 0) the most of any subscription."""
+        """Return a place with its count of deliveries; of a topic as a whole (number 0), the most of any
+        subscription."""
         seq = place[SEQ]
         if state.is_topic and not number:
             rows = self._raw(self._deliveries_db, DELIVERIES_KEY.pack(seq, 0), 8, PAGE)
@@ -758,8 +759,8 @@ class MessageRows:
         return [subscriber.feed for subscriber in state.own.subscriptions.values() if subscriber.own.bit & pending]
 
     def expired(self, start: bytes, now: int) -> tuple[list[tuple[DestinationState, Place]], bytes | None]:
-        """A page of those that have expired, from this key of `expiries` on, and the key to go on from; None at the
-        end."""
+        """Return a page of those that have expired, from this key of `expiries` on. Returns also the key to go on from;
+        None at the end."""
         found: list[tuple[DestinationState, Place]] = []
         rows = self._raw(self._expiries_db, start, 0, PAGE)
         for key, value in rows:
@@ -773,7 +774,8 @@ class MessageRows:
         return found, rows[-1][0] + b"\0" if rows else None
 
     def limited(self, start: bytes, least: int) -> tuple[list[tuple[Feed, Place]], bytes | None]:
-        """A page of those that have come back so often, from this key of `deliveries` on. Likewise."""
+        """Return a page of those that have come back so often, from this key of `deliveries` on. Returns also the key
+        to go on from; None at the end."""
         found: list[tuple[Feed, Place]] = []
         rows = self._raw(self._deliveries_db, start, 0, PAGE) if self.counted else []
         for key, value in rows:
@@ -787,8 +789,8 @@ class MessageRows:
         return found, rows[-1][0] + b"\0" if rows else None
 
     def pending(self, state: DestinationState, ask: Ask) -> Iterator[tuple[int, int]]:
-        """Seq, and the bits of those that have yet to ack it, of all a topic's messages, as of `before` if there is
-        one."""
+        """Yield the seq of each of a topic's messages, and the bits of those that have yet to ack it. The bits are as
+        of `before` if there is one."""
         first = 0
         while rows := ask(partial(self._pending_page, state, first)):
             yield from rows
@@ -801,27 +803,27 @@ class MessageRows:
         return sorted(page.items())
 
     def pages(self, db: Any, ask: Ask = at_once) -> Iterator[tuple[bytes, bytes]]:
-        """All rows. No cursor is open while the caller looks at one (rule X1)."""
+        """Yield all rows. No cursor is open while the caller looks at one (rule X1)."""
         start = FIRST_KEY
         while rows := ask(partial(self._raw, db, start, 0, PAGE)):
             yield from rows
             start = rows[-1][0] + b"\0"
 
     def all_deliveries(self, ask: Ask = at_once) -> Iterator[tuple[int, int, int, int]]:
-        """Seq, subscription, count and destination of all that were given back."""
+        """Yield seq, subscription, count and destination of all that were given back."""
         if self.counted:
             for key, value in self.pages(self._deliveries_db, ask):
                 yield (*DELIVERIES_KEY.unpack(key), *DELIVERIES.unpack(value))
 
     def all(self) -> Iterator[tuple[int, Place, int]]:
-        """Destination, place and pending bits of every message, for checking."""
+        """Yield destination, place and pending bits of every message, for checking."""
         for key, value in self.pages(self._messages_db):
             number, seq = KEY.unpack(key)
             place, pending = read_row(seq, value)
             yield number & ~WAITING, place, pending
 
     def all_waiting(self) -> Iterator[tuple[int, int, int]]:
-        """Destination, seq and pending bits of every message that waits as a whole, for checking."""
+        """Yield destination, seq and pending bits of every message that waits as a whole, for checking."""
         start = KEY.pack(WAITING, 0)
         while rows := self._raw(self._messages_db, start, 0, PAGE):
             for key, value in rows:
@@ -830,16 +832,17 @@ class MessageRows:
             start = rows[-1][0] + b"\0"
 
     def all_keys(self) -> Iterator[tuple[int, bytes, int]]:
-        """Destination, key and seq, for checking."""
+        """Yield destination, key and seq, for checking."""
         for key, value in self.pages(self._keys_db):
             yield ID.unpack_from(key)[0], key[ID.size :], KEYED_SEQ.unpack(value)[0]
 
     def all_lanes(self) -> Iterator[tuple[int, int, int]]:
-        """Destination, order and seq, for checking; to a destination's number WAITING is added where they wait."""
+        """Yield destination, order and seq, for checking; to a destination's number WAITING is added where they
+        wait."""
         for key, _ in self.pages(self._lanes_db):
             yield LANE_KEY.unpack(key)
 
     def all_expiries(self) -> Iterator[tuple[int, int, int]]:
-        """Expiry (ms), seq and destination, for checking."""
+        """Yield expiry (ms), seq and destination, for checking."""
         for key, value in self.pages(self._expiries_db):
             yield (*EXPIRY_KEY.unpack(key), ID.unpack(value)[0])

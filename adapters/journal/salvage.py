@@ -66,7 +66,7 @@ _KINDS: Final = {
 
 
 class LostMessage(msgspec.Struct, frozen=True):
-    """One that the index knows, and the journal has no more."""
+    """A message that the index knows, and the journal has no more."""
 
     destination: str
     seq: int
@@ -85,20 +85,20 @@ class LostRecords(msgspec.Struct):
     last_record: int
     reason: str
     reads_as: str | None = None
-    """What its damaged bytes look like, where one record was in it: nothing vouches for that."""
+    """The look of its damaged bytes, where one record was in it: nothing vouches for that."""
     destination: int | str | None = None
-    """Likewise: whose it was."""
+    """The destination of that record, likewise."""
     seq: int | None = None
     message_id: str | None = None
 
     def is_newer(self, record: int) -> bool:
-        """Whether what was in it may have been anything, since nothing but the journal knew of records from this one
+        """Return whether the loss may have been anything, since nothing but the journal knew of records from this one
         on. In a file of copies there are only messages, and the index knows of each that counts."""
         return bool(self.records) and self.last_record >= record and (record == 1 or self.last_record < w.COPIES)
 
 
 class LossReport(msgspec.Struct):
-    """What a store has lost."""
+    """The losses of a store."""
 
     store: str
     at: str
@@ -107,17 +107,17 @@ class LossReport(msgspec.Struct):
     """The directory in which they are."""
     lost: list[LostRecords]
     messages: list[LostMessage] = []
-    """Those that are lost for sure."""
+    """Messages that are lost for sure."""
     transactions: list[str] = []
     """Prepared ones that are lost with what they would have done here."""
     since_record: int = 1
-    """What is there is known from the index up to the record before this one; what is lost of the records from it on
-    may also have been acks, whose messages are delivered again."""
+    """The first record that the index did not know: what is lost of the records from it on may also have been acks,
+    whose messages are delivered again."""
     version: int = 1
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was lost but what could be made anew."""
+        """Return whether nothing was lost but what could be made anew."""
         return (
             not self.messages
             and not self.transactions
@@ -138,7 +138,7 @@ def find_losses(
 
 
 def made_for_priorities(index_path: Path, store_id: bytes) -> bool:
-    """What the store's option `priorities` was when its index was made; False where that cannot be read."""
+    """Return the store's option `priorities` when its index was made; False where that cannot be read."""
     index = Index(index_path, store_id, Catalog(), 0, None)
     try:
         return index.open().priorities
@@ -149,7 +149,8 @@ def made_for_priorities(index_path: Path, store_id: bytes) -> bool:
 
 
 def store_id_of(journal: Path) -> bytes | None:
-    """Whose segments these are, as most of their headers say; None where none of them reads."""
+    """Return the id of the store whose segments these are, as most of their headers say; None where none of them
+    reads."""
     found: Counter[bytes] = Counter()
     for path in journal.glob(f"*{SEGMENT_SUFFIX}"):
         with suppress(CorruptionError):
@@ -213,12 +214,12 @@ def _unfinished(directory: Path) -> Path | None:
 
 
 def is_unfinished(directory: Path) -> bool:
-    """Whether the store has been mended, and was not opened since."""
+    """Return whether the store has been mended, and was not opened since."""
     return _unfinished(directory) is not None
 
 
 def complete(directory: Path, report: LossReport, file_mode: int = FILE_MODE) -> Path:
-    """Give the report its name. What it tells of is forgotten durably."""
+    """Give the report its name. The losses that it tells are forgotten durably."""
     path = directory / f"loss-{report.at}.json"
     write_report(path, report, file_mode)
     path.with_name(path.name + UNFINISHED).unlink(missing_ok=True)
@@ -226,14 +227,14 @@ def complete(directory: Path, report: LossReport, file_mode: int = FILE_MODE) ->
 
 
 def reports(directory: Path) -> Iterator[tuple[Path, LossReport]]:
-    """Those of a store's directory, oldest first."""
+    """Yield the reports in a store's directory, oldest first."""
     for path in sorted(directory.glob("loss-*.json")):
         with suppress(msgspec.MsgspecError):
             yield path, msgspec.json.decode(path.read_bytes(), type=LossReport)
 
 
 def summary(report: LossReport) -> str:
-    """In a line."""
+    """Return the report in a line."""
     parts = [count_of(len(report.messages), "message")] if report.messages else []
     if report.transactions:
         parts.append(count_of(len(report.transactions), "prepared transaction"))
@@ -255,12 +256,12 @@ def summary(report: LossReport) -> str:
 
 
 def write_report(path: Path, report: LossReport, file_mode: int) -> None:
-    """Durable on return. Raises OSError."""
+    """Write the report. Durable on return. Raises OSError."""
     replace_file(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n", file_mode)
 
 
 def _hints(path: Path, store_id: bytes) -> Hints:
-    """What the index says, if it can be used."""
+    """Return what the index says, if it can be used."""
     index = Index(path, store_id, Catalog(), 0, None)
     try:
         checkpoint = index.open()
@@ -305,7 +306,7 @@ def _of_loss(loss: Loss, directory: Path) -> LostRecords:
 
 
 def _guess(lost: LostRecords, remnant: bytes) -> None:
-    """What a damaged record looks like."""
+    """Guess what a damaged record was from what it looks like."""
     kind = w.RECORD_HEADER.unpack_from(remnant)[3]
     payload = remnant[w.RECORD_HEADER.size :]
     lost.reads_as = _KINDS.get(kind, f"record of kind {kind}")

@@ -33,19 +33,19 @@ assert WAIT.size == 24
 RECORD_MIN: Final = 44
 """No message takes fewer bytes in a segment."""
 ID_BYTES: Final = 64
-"""What an id takes, and a name."""
+"""Bytes that an id takes, and a name."""
 WAIT_BYTES: Final = 16
-"""What a message that waits takes, deflated."""
+"""Bytes that a message that waits takes, deflated."""
 INFLATED_MAX: Final = 1 << 30
-"""Of rows, more than any snapshot has."""
+"""Bytes of rows, more than any snapshot has."""
 PIECE_ROWS: Final = 4096
-"""So many are inflated at once."""
+"""Rows that are inflated at once."""
 WORTH: Final = 4
 """A snapshot is written when it frees at least so many times its own size."""
 
 
 def inflated(data: bytes, most: int) -> bytes:
-    """Raises ValueError for what was not deflated, or is more than `most` bytes."""
+    """Return inflated bytes. Raises ValueError for what was not deflated, or is more than `most` bytes."""
     work = zlib.decompressobj()
     try:
         plain = work.decompress(data, most + 1)  # of 0 there would be no limit
@@ -57,7 +57,7 @@ def inflated(data: bytes, most: int) -> bytes:
 
 
 def inflated_rows(data: bytes, row: struct.Struct) -> Iterator[tuple[int, ...]]:
-    """Rows one after another, deflated, of which only a piece is in memory. Raises ValueError as `inflated`,
+    """Yield rows one after another, deflated, of which only a piece is in memory. Raises ValueError as `inflated`,
     struct.error for half a row."""
     work, rest, total = zlib.decompressobj(), data, 0
     while not work.eof:
@@ -72,7 +72,7 @@ def inflated_rows(data: bytes, row: struct.Struct) -> Iterator[tuple[int, ...]]:
 
 
 def _dead_bytes_max(size: int) -> int:
-    """What says which records are dead in a file of so many bytes takes at most so many."""
+    """Return at most how many bytes say which records are dead in a file of so many bytes."""
     return min(size, INFLATED_MAX) // (8 * RECORD_HEADER.size) + 2 * DEAD_BYTES_MORE
 
 
@@ -88,7 +88,7 @@ class KeptSegment(msgspec.Struct, frozen=True, array_like=True):
     """The bits of Segment.dead, deflated."""
 
     def dead_bits(self) -> bytes:
-        """Raises ValueError."""
+        """Return the bits that `dead` holds. Raises ValueError."""
         return inflated(self.dead, _dead_bytes_max(self.end)) if self.dead else b""
 
 
@@ -96,7 +96,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """The payload of a SNAPSHOT record, in msgpack."""
 
     lsn: int
-    """It reflects all up to this one."""
+    """The LSN up to which the snapshot reflects all."""
     seq: int
     """The highest given out by then."""
     first_needed: int
@@ -104,9 +104,10 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     last_number: int
     """The highest that a destination or a subscription had by then."""
     kept: list[KeptSegment]
-    """Those before `first_needed` that hold live messages. Others before it are released, or about to be."""
+    """Segments before `first_needed` that hold live messages. Others before it are released, or about to be."""
     first_dead: bytes
-    """Which messages of the segment `first_needed` are dead, of those up to `lsn`; deflated bits as of a kept one."""
+    """Bits of the messages of the segment `first_needed` that are dead, of those up to `lsn`; deflated as of a kept
+    one."""
     destinations: list[tuple[int, int, str]]
     """Number, kind, name."""
     subscriptions: list[tuple[int, int, str, str, str | None, bool, int]]
@@ -122,15 +123,15 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """Transactions over several stores that are committed here and not forgotten yet. Those that are prepared have
     their records in `kept` segments, as live messages have."""
     removed: list[int] = []
-    """Those of `destinations` that are removed, with messages still to go."""
+    """Destinations among `destinations` that are removed, with messages still to go."""
     ended: list[int] = []
-    """Those of `subscriptions` that have ended, likewise."""
+    """Subscriptions among `subscriptions` that have ended, with messages still to go."""
     waits: bytes = b""
-    """What waits for its time: seq, until when (ms), subscription (0: a queue, or all of a topic's), destination;
-    deflated."""
+    """Messages that wait for their time: seq, until when (ms), subscription (0: a queue, or all of a topic's),
+    destination; deflated."""
 
     def first_dead_bits(self, size: int) -> bytes:
-        """`size`: of that segment's file. Raises ValueError."""
+        """Return the bits that `first_dead` holds. `size`: of that segment's file. Raises ValueError."""
         return inflated(self.first_dead, _dead_bytes_max(size))
 
     def encode(self) -> bytes:
@@ -138,7 +139,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 def decode(payload: bytes) -> Snapshot:
-    """Raises ValueError for what is no snapshot."""
+    """Return the snapshot in a payload. Raises ValueError for what is no snapshot."""
     try:
         return msgspec.msgpack.decode(payload, type=Snapshot)
     except msgspec.MsgspecError as error:
@@ -146,21 +147,21 @@ def decode(payload: bytes) -> Snapshot:
 
 
 def needed_by(payload: bytes) -> Needed:
-    """Which segments a snapshot's payload says must be there."""
+    """Return which segments a snapshot's payload says must be there."""
     latest = decode(payload)
     return Needed(latest.first_needed, {kept.number: Kept(kept.end, kept.last_lsn) for kept in latest.kept}, latest.lsn)
 
 
 class Start(NamedTuple):
-    """What a snapshot says of one moment. It is copied under the store's lock; what takes longer follows in pages, each
-    under the lock, with others in between (`take`): what they change by then the journal says as well, behind `tail`
-    and before the snapshot, and to be told it once more changes nothing (rule X2). But for acks of topics' messages,
-    of which it says what was so at that moment (`pending_before`)."""
+    """The state of one moment for a snapshot, copied under the store's lock. All that takes longer follows in pages,
+    each under the lock, with others in between (`take`). The journal also says what they change by then, behind `tail`
+    and before the snapshot. To be told it once more changes nothing (rule X2). But of acks of topics' messages the
+    snapshot says what was so at that moment (`pending_before`)."""
 
     tail: Tail
     """The index as it stands reflects all up to here."""
     kept: list[tuple[Segment, bytes]]
-    """With the bits of what is dead in them."""
+    """Kept segments, with the bits of what is dead in them."""
     first_dead: bytes
     states: list[DestinationState]
     subscriptions: list[SubscriptionState]
@@ -170,7 +171,7 @@ class Start(NamedTuple):
 
 
 def start(tail: Tail, kept: Iterable[Segment], index: Index, catalog: Catalog) -> Start:
-    """Called under the store's lock. From now on the index keeps what `take` needs, until `end`."""
+    """Start a snapshot, under the store's lock. From now on the index keeps what `take` needs, until `end`."""
     with_dead = [(segment, bytes(segment.dead or b"")) for segment in kept]
     first_dead = bytes(tail.segment.dead or b"")
     index.rows.before = before = PendingBefore(tail.counter)
@@ -178,7 +179,7 @@ def start(tail: Tail, kept: Iterable[Segment], index: Index, catalog: Catalog) -
 
 
 def take(begun: Start, index: Index, sequencer: Sequencer, ask: Ask) -> Snapshot:
-    """The rest. Called without the lock, which `ask` takes for each page."""
+    """Take the rest. Called without the lock, which `ask` takes for each page."""
     tail, states, subscriptions = begun.tail, begun.states, begun.subscriptions
     bits: dict[DestinationState, list[tuple[int, int]]] = {}
     for subscriber in subscriptions:
@@ -203,7 +204,7 @@ def take(begun: Start, index: Index, sequencer: Sequencer, ask: Ask) -> Snapshot
 
 
 def end(index: Index) -> None:
-    """Taken, or given up."""
+    """End the snapshot, taken or given up."""
     index.rows.before = None
 
 
@@ -215,8 +216,8 @@ def _subscription(subscriber: SubscriptionState) -> tuple[int, int, str, str, st
 def _acked(
     topic: DestinationState, subscriptions: Sequence[tuple[int, int]], last_seq: int, rows: MessageRows, ask: Ask
 ) -> Iterator[tuple[int, bytes]]:
-    """For each subscription of a topic, given by number and bit, the ranges of messages that it has acked, or that are
-    not for it, of those up to a seq."""
+    """Return, for each subscription of a topic, given by number and bit, the ranges of messages that it has acked, or
+    that are not for it, of those up to a seq."""
     runs: list[tuple[int, int, int]] = []  # first and last seq of neighbours that the same ones have yet to ack
     for seq, pending in rows.pending(topic, ask):
         if seq > last_seq:
@@ -242,7 +243,7 @@ def _acked(
 
 
 def _waits(rows: Iterable[tuple[int, int, int, int]], last_seq: int) -> bytes:
-    """Of messages up to a seq; empty if none waits."""
+    """Return the packed waits of messages up to a seq; empty if none waits."""
     packed = bytearray()
     for seq, number, due, destination in rows:
         if seq <= last_seq:
@@ -251,22 +252,22 @@ def _waits(rows: Iterable[tuple[int, int, int, int]], last_seq: int) -> bytes:
 
 
 def waits_of(waits: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """What `Snapshot.waits` holds: seq, until when, subscription, destination."""
+    """Return what `Snapshot.waits` holds: seq, until when, subscription, destination."""
     return inflated_rows(waits, WAIT) if waits else iter(())  # type: ignore[return-value]
 
 
 def ranges_of(acked: bytes) -> Iterator[tuple[int, int]]:
-    """What `Snapshot.acked` holds of one subscription."""
+    """Return what `Snapshot.acked` holds of one subscription."""
     return inflated_rows(acked, RANGE)  # type: ignore[return-value]
 
 
 def size_expected(kept: Iterable[Segment], states: int, ids: int) -> int:
-    """About how many bytes a snapshot would take, without making it."""
+    """Return about how many bytes a snapshot would take, without making it."""
     return sum(40 + len(s.dead or b"") // 8 for s in kept) + 40 * states + 30 * ids
 
 
 def size_most(segments: Iterable[Segment], allocated: int) -> int:
-    """About how many bytes of a snapshot say what is dead in these segments, the last of which may be written up to
+    """Return about how many bytes of a snapshot say what is dead in these segments. The last one may be written up to
     `allocated`: deflated bits may take all that they took."""
     sealed = sum(64 + (s.last_lsn + 1 - s.base_lsn) // 8 for s in segments if s.end is not None)
     return sealed + allocated // (8 * RECORD_MIN)

@@ -17,7 +17,8 @@ from .row_format import WHERE
 
 
 class TransactionRows:
-    """Of one index, which lends its transaction. Every method is called under the store's lock."""
+    """The rows of one index's transactions; the index lends its transaction. Every method is called under the store's
+    lock."""
 
     def __init__(self, remove_live: Callable[[int, int, object], None]) -> None:
         """`remove_live` as of MessageRows."""
@@ -31,7 +32,7 @@ class TransactionRows:
         self.db = env.open_db(b"transactions")
 
     def lend(self, txn: Any) -> None:
-        """The transaction from now on."""
+        """Use this transaction from now on."""
         self._txn = txn
 
     def load(self) -> None:
@@ -40,7 +41,7 @@ class TransactionRows:
         self._committed = self.count - len(self.prepared())
 
     def prepare(self, branch: Branch, table: SegmentTable) -> None:
-        """Its record retains its segment as a live message does."""
+        """Keep a prepared branch: its record retains its segment as a live message does."""
         lsn, _, length = branch.own
         segment = table.find(lsn)
         if segment is None:
@@ -52,7 +53,7 @@ class TransactionRows:
         segment.add_live(length)
 
     def settle(self, transaction: bytes, committed: bool) -> None:
-        """It has its outcome."""
+        """Record the outcome of a transaction."""
         value = self._txn.pop(transaction, db=self.db)
         self.count -= value is not None
         if value:
@@ -62,7 +63,7 @@ class TransactionRows:
             self.remember_committed(transaction)
 
     def remember_committed(self, transaction: bytes) -> None:
-        """Until it is forgotten, or the oldest of too many."""
+        """Remember a committed transaction until it is forgotten, or the oldest of too many."""
         self._txn.put(transaction, b"", db=self.db)
         self.count += 1
         self._committed += 1
@@ -73,7 +74,7 @@ class TransactionRows:
                 self.forget([oldest])
 
     def forget(self, transactions: Iterable[bytes]) -> None:
-        """Of committed ones; others stay."""
+        """Forget committed transactions; others stay."""
         for transaction in transactions:
             if self._txn.get(transaction, db=self.db) == b"":
                 self._txn.delete(transaction, db=self.db)
@@ -81,6 +82,6 @@ class TransactionRows:
                 self._committed -= 1
 
     def prepared(self) -> list[tuple[bytes, Own]]:
-        """Each that waits for its outcome, and where its record is; oldest first."""
+        """Return each branch that waits for its outcome, and where its record is; oldest first."""
         with self._txn.cursor(db=self.db) as cursor:
             return [(bytes(key), WHERE.unpack(place)) for key, place in cursor if place]

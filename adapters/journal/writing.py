@@ -1,5 +1,5 @@
-"""What many callers asked for, as the bytes of one batch: the encoder of a store's log (wal/ticket.py), and the log as
-the core's Writer."""
+"""The encoder of a store's log (wal/ticket.py), and the log as the core's Writer. The encoder writes what many callers
+asked for as the bytes of one batch."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _LEAVES: Final[dict[type, int]] = {
     **dict.fromkeys((Ack, AckRange, Returned, Postponed, Remove, Unsubscribe, Forget, Unchanged), SHRINKS),
     **dict.fromkeys((Commit, Rollback, WriteSnapshot, Dropped), OWED),
 }
-"""What leaves of the log's reserve what a ticket needs (wal/ticket.py); all others GROW."""
+"""Spare files of the log's reserve that each change has to leave (wal/ticket.py); all others GROW."""
 
 HEAVY_BYTES: Final = 16 << 10
-"""What is written and not applied yet is held in memory: so many bytes count as a change more."""
+"""Bytes that count as a change more: what is written and not applied yet is held in memory."""
 
 _NO_TICKETS: list[Any] = []
 
@@ -77,11 +77,11 @@ class JournalEncoder:
         self._applier: Applier
 
     def start(self, wal: Log, snapshot_at: tuple[int, int], applier: Applier) -> None:
-        """The log that it encodes for, where the latest snapshot is in it, and what keeps the index up to it."""
+        """Start with the log to encode for, its latest snapshot's place, and what keeps the index up to it."""
         self._log, self.snapshot_at, self._applier = wal, snapshot_at, applier
 
     def load(self) -> None:
-        """The core knows what is prepared."""
+        """Count what is promised to prepared branches: the core knows them by now."""
         self.promised = sum(branch.promise for branch in self._sequencer.prepared.values())
 
     @property
@@ -183,7 +183,7 @@ class JournalWriter:
         raise self._engine.refusal()
 
     def start(self, wal: Log, close: Callable[[], None]) -> None:
-        """From now on it is this log's. `close` is called after the log's."""
+        """Start: from now on the writer is this log's. `close` is called after the log's."""
         self._log, self._close = wal, close
         self.submit, self.submit_all, self.wait = wal.submit, wal.submit_all, wal.wait
         self.proceed, self.flush, self.refuse_more = wal.proceed, wal.flush, wal.refuse_more
@@ -199,15 +199,14 @@ class JournalWriter:
 
 @inner_loop
 def encode_batch(start: Tail, changes: list[Change], counter: int, watermark: int) -> tuple[bytes, Tail]:
-    """The batch after `start` that holds a record for each of these changes, at least one, and the log's end behind
-    it."""
+    """Return the batch after `start` with a record for each of these changes, at least one, and the log's end."""
     if len(changes) == 1 and type(changes[0]) is not SendMany:
         return _encode_one(start, changes[0], counter, watermark)
     return _encode_all(start, changes, counter, watermark)
 
 
 def _encode_one(start: Tail, change: Change, counter: int, watermark: int) -> tuple[bytes, Tail]:
-    """The same of one."""
+    """Return the batch of one change, and the log's end behind it."""
     segment, offset, lsn, _ = start
     lsn += 1
     at = offset + _BATCH_BYTES
@@ -227,7 +226,7 @@ def _encode_one(start: Tail, change: Change, counter: int, watermark: int) -> tu
 
 
 def _record(change: Change, lsn: int, at: int) -> bytes:
-    """A record without its CRC, which stands at an offset in its segment."""
+    """Return a record without its CRC, which stands at an offset in its segment."""
     if type(change) is Send:
         body = change.record
         size = len(body) + _SEND_BYTES
@@ -243,7 +242,7 @@ def _record(change: Change, lsn: int, at: int) -> bytes:
 
 
 def _encode_all(start: Tail, changes: Sequence[Change], counter: int, watermark: int) -> tuple[bytes, Tail]:
-    """And of many."""
+    """Return the batch of many changes, and the log's end behind it."""
     segment, first, lsn, _ = start
     seed, offset = segment.seed, first + _BATCH_BYTES
     parts = [b""]

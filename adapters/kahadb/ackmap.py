@@ -48,7 +48,7 @@ class _Instance:
 
 
 def read_ack_map(data: bytes) -> dict[int, frozenset[int]]:
-    """File -> files that hold messages which its acks end. Raises AckMapError."""
+    """Return file -> files that hold messages which its acks end. Raises AckMapError."""
     if data[:4] != _STREAM_HEADER:
         raise AckMapError("no Java serialisation")
     try:

@@ -22,7 +22,7 @@ class CommandError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KahaDestination:
-    """Where a message is stored: always a single destination."""
+    """The destination that a message is stored in: always a single one."""
 
     type: int
     name: str
@@ -185,7 +185,7 @@ Command = (
 
 
 def decode(payload: bytes) -> Command:
-    """The command in a record's payload. Raises CommandError."""
+    """Return the command in a record's payload. Raises CommandError."""
     try:
         size, at = _varint(payload, 1)
         if at + size != len(payload):
@@ -199,7 +199,7 @@ def decode(payload: bytes) -> Command:
 
 
 class _Fields:
-    """The fields of one protobuf message, by tag. Of a field that comes twice, the last counts."""
+    """The fields of one protobuf message, by tag. The last one of a field that comes twice counts."""
 
     __slots__ = ("_values",)
 

@@ -50,13 +50,13 @@ class Carried(NamedTuple):
     """A message as a store of ours keeps it."""
 
     record: bytes
-    """As core/records.py makes it."""
+    """The record, as core/records.py makes it."""
     deliveries: int
 
 
 def carried(command: AddMessage, limit: int) -> Carried:
-    """A stored message of ActiveMQ's as one of ours. `limit`: the most bytes that body, headers and id may take. Raises
-    NotCarriedError."""
+    """Return a stored message of ActiveMQ's as one of ours. `limit`: the most bytes that body, headers and id may take.
+    Raises NotCarriedError."""
     try:
         info = read_message(command.message)
         if info.type == _BLOB:
@@ -79,11 +79,11 @@ def carried(command: AddMessage, limit: int) -> Carried:
 
 
 _HEAD_BYTES: Final = len(encode_sent(b"", {}, "x", 0, 0, 0)) - 2
-"""Of a record, what is not its id, headers and body: empty headers take a byte."""
+"""Bytes of a record that are not its id, headers and body: empty headers take a byte."""
 
 
 def _message_id(command: AddMessage, info: MessageInfo) -> str:
-    """JMSMessageID, as a client of the broker sees it."""
+    """Return the JMSMessageID, as a client of the broker sees it."""
     if info.text_view is None:
         return command.message_id
     return info.text_view if info.text_view.startswith("ID:") else f"ID:{info.text_view}"
@@ -123,7 +123,8 @@ def _body(message: bytes, info: MessageInfo, limit: int) -> bytes:
 
 
 def _inflated_bytes(content: bytes, limit: int) -> bytes:
-    """Of a bytes message: its length goes before it, and ActiveMQ compresses what lies behind it in its buffer too."""
+    """Return the inflated body of a bytes message: its length goes before it, and ActiveMQ compresses what lies behind
+    it in its buffer too."""
     (length,) = struct.unpack_from(">i", content)
     if length > limit:
         raise NotCarriedError(TOO_LARGE)
@@ -134,7 +135,7 @@ def _inflated_bytes(content: bytes, limit: int) -> bytes:
 
 
 def _inflated(data: bytes, limit: int) -> bytes:
-    """Never more than a little beyond `limit`: a few bytes may stand for gigabytes."""
+    """Return inflated bytes, never more than a little beyond `limit`: a few bytes may stand for gigabytes."""
     inflater = zlib.decompressobj()
     plain = inflater.decompress(data, limit + 5)
     if len(plain) > limit + 4:
@@ -148,7 +149,7 @@ def _inflated(data: bytes, limit: int) -> bytes:
 
 
 def read_properties(data: bytes) -> dict[str, Any]:
-    """The properties of a message: ActiveMQ's marshalled map. Raises OpenWireError, IndexError, struct.error."""
+    """Return the properties of a message: ActiveMQ's marshalled map. Raises OpenWireError, IndexError, struct.error."""
     values = _Values(data)
     found = values.mapping(0)
     if values.at != len(data):
@@ -164,7 +165,7 @@ class _Values:
         self.at = 0
 
     def mapping(self, depth: int) -> dict[str, Any]:
-        """int32 count (-1: there is none), then name and value of each."""
+        """Return a map, which is int32 count (-1: there is none), then name and value of each."""
         return {self._string(">H"): self._value(depth) for _ in range(self._number(">i"))}
 
     def _value(self, depth: int) -> Any:

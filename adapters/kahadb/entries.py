@@ -36,9 +36,9 @@ class Entry(NamedTuple):
     record: Record
     command: Command
     rewritten: bool
-    """It lies in a file that ack compaction made: a copy of a record of another file."""
+    """True if the record lies in a file that ack compaction made: a copy of a record of another file."""
     repeated: bool
-    """That other file is still there, so that the copy must not count."""
+    """True if that other file is still there, so that the copy must not count."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
 
 def read_entries(journal: Journal, report: Report, summaries: dict[int, FileSummary] | None = None) -> Iterator[Entry]:
-    """Every record with its command. A record whose command cannot be decoded is reported and left out."""
+    """Yield every record with its command. A record whose command cannot be decoded is reported and left out."""
     numbers = {file.number for file in journal.files.files}
     paths = {file.number: str(file.path) for file in journal.files.files}
     current, rewritten, repeated = 0, False, False
@@ -66,7 +66,7 @@ def read_entries(journal: Journal, report: Report, summaries: dict[int, FileSumm
 
 
 class Outcome(enum.Enum):
-    """How a transaction stands where the journal ends."""
+    """The state of a transaction where the journal ends."""
 
     OPEN = "open"
     PREPARED = "prepared"
@@ -101,7 +101,7 @@ class Transaction:
         """Bytes of its Prepare, Commit or Rollback records."""
         self.first = self.last = first
         self.ended: tuple[int, int] | None = None
-        """Where its Commit or Rollback record lies, if that is there."""
+        """The place of its Commit or Rollback record, if that is there."""
         self.files: tuple[int, ...] = ()
         """The files that hold its operations."""
         self.only_copies = True
@@ -153,26 +153,26 @@ class Outcomes:
         return outcomes
 
     def find(self, transaction_id: TransactionId, place: tuple[int, int]) -> Transaction | None:
-        """The transaction of that id to which a record at `place` belongs."""
+        """Return the transaction of that id to which a record at `place` belongs."""
         found = self._transactions.get(transaction_id.text)
         while found is not None and found.previous is not None and place < found.first:
             found = found.previous
         return found
 
     def is_committed(self, entry: Entry, transaction_id: TransactionId | None) -> bool:
-        """Whether the operation in `entry` took effect."""
+        """Return whether the operation in `entry` took effect."""
         if transaction_id is None:
             return True
         found = self.find(transaction_id, entry.place)
         return found is not None and found.outcome is Outcome.COMMITTED
 
     def place_of(self, entry: Entry, transaction_id: TransactionId | None) -> tuple[int, int]:
-        """Where the record lies that made the committed operation in `entry` take effect."""
+        """Return where the record lies that made the committed operation in `entry` take effect."""
         found = None if transaction_id is None else self.find(transaction_id, entry.place)
         return entry.place if found is None or found.ended is None else found.ended
 
     def count(self) -> Counter[Outcome]:
-        """How many transactions ended how."""
+        """Return how many transactions ended how."""
         counts: Counter[Outcome] = Counter()
         for latest in self._transactions.values():
             transaction: Transaction | None = latest
@@ -182,7 +182,7 @@ class Outcomes:
         return counts
 
     def unfinished(self) -> tuple[Transaction, ...]:
-        """Those that are open or prepared where the journal ends."""
+        """Return the transactions that are open or prepared where the journal ends."""
         return tuple(self._unfinished.values())
 
     def _apply(self, entry: Entry) -> None:
@@ -226,7 +226,7 @@ class Outcomes:
         self._unfinished.pop(command.transaction.text, None)
 
     def _restart(self) -> None:
-        """A broker that starts discards what was not prepared."""
+        """Discard what was not prepared, as a broker that starts does."""
         for text, transaction in list(self._unfinished.items()):
             if transaction.outcome is Outcome.OPEN:
                 transaction.outcome = Outcome.DISCARDED
@@ -245,7 +245,7 @@ class Outcomes:
 
 
 def broker_time(info: MessageInfo | None) -> float | None:
-    """Seconds since the epoch at which the broker took the message; the client's clock where it has none."""
+    """Return the seconds since the epoch at which the broker took the message; the client's clock where it has none."""
     if info is None:
         return None
     milliseconds = info.broker_in_time or info.timestamp
@@ -253,7 +253,7 @@ def broker_time(info: MessageInfo | None) -> float | None:
 
 
 def message_info(command: AddMessage) -> MessageInfo | None:
-    """What the stored message says; None if it cannot be read."""
+    """Return what the stored message says; None if it cannot be read."""
     try:
         return read_message(command.message)
     except OpenWireError:

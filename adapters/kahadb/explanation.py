@@ -47,7 +47,7 @@ class FileExplanation:
 
 @dataclass(frozen=True, slots=True)
 class PendingDestination:
-    """What a destination's pending messages cost."""
+    """The cost of a destination's pending messages."""
 
     destination: str
     messages: int
@@ -60,7 +60,7 @@ class PendingDestination:
     """Files that they keep, directly or by chains of acks. Others may keep the same files."""
     kept_bytes: int
     freed_bytes: int
-    """What clean-up could remove if this destination alone were emptied."""
+    """Bytes that clean-up could remove if this destination alone were emptied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class StoreExplanation:
 
     @property
     def summary(self) -> str:
-        """Who keeps what, in one sentence."""
+        """Return who keeps what, in one sentence."""
         files = self.files
         only_acks = sum(file.only_acks for file in files)
         free = [file for file in files if not file.kept]
@@ -138,7 +138,7 @@ class Explanation:
     damages: tuple[Damage, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries, lists, strings and numbers."""
+        """Return plain dictionaries, lists, strings and numbers."""
         found: dict[str, Any] = asdict(self)
         for store, plain in zip(self.stores, found["stores"], strict=True):
             plain.update(summary=store.summary, bytes=store.bytes)
@@ -148,7 +148,8 @@ class Explanation:
 
 
 def explain(directory: str | Path, progress: Callable[[int, int], None] | None = None) -> Explanation:
-    """Why ActiveMQ keeps each file of a KahaDB or mKahaDB directory, from the journal alone (db.data is not read).
+    """Return why ActiveMQ keeps each file of a KahaDB or mKahaDB directory, from the journal alone (db.data is not
+    read).
 
     Files in an archive are history: counted, not explained. `progress` is called with (bytes read, bytes in all) as
     each of two readings goes on. Raises TraceError where there is no live journal. Nothing is written.

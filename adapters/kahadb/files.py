@@ -1,4 +1,4 @@
-"""Which files make up a KahaDB journal: found, numbered, and never written to.
+"""The files that make up a KahaDB journal: found, numbered, and never written to.
 
 A KahaDB directory holds `db-1.log`, `db-2.log` and so on; files that the broker no longer needed are gone, or lie in
 an archive directory beside or inside it. An mKahaDB directory holds one KahaDB directory per store.
@@ -62,19 +62,20 @@ class StoreFiles:
 
     @property
     def live(self) -> StoreFiles:
-        """The same store without its archive: what the broker itself sees."""
+        """Return the same store without its archive: what the broker itself sees."""
         return StoreFiles(self.name, self.directory, tuple(f for f in self.files if not f.archived))
 
     @property
     def gaps(self) -> tuple[tuple[int, int], ...]:
-        """First and last of each run of numbers between files that have none: collected by the broker, or lost."""
+        """Return the first and last of each run of numbers between files that have none: collected by the broker, or
+        lost."""
         pairs = itertools.pairwise(file.number for file in self.files)
         return tuple((before + 1, after - 1) for before, after in pairs if after - before > 1)
 
 
 @dataclass(frozen=True, slots=True)
 class KahaDirectory:
-    """What a directory turned out to be: one store, or the stores of an mKahaDB and its transaction store."""
+    """The content of a directory: one store, or the stores of an mKahaDB and its transaction store."""
 
     directory: Path
     stores: tuple[StoreFiles, ...]
@@ -82,7 +83,7 @@ class KahaDirectory:
 
 
 def name_range(first: int, last: int) -> str:
-    """`db-3.log`, or `db-3.log to db-8.log`."""
+    """Return `db-3.log`, or `db-3.log to db-8.log`."""
     return f"db-{first}.log" if first == last else f"db-{first}.log to db-{last}.log"
 
 

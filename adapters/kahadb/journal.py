@@ -52,7 +52,8 @@ class _Batch(NamedTuple):
 
 
 class _BadBatchError(Exception):
-    """Why the bytes at a place are not a whole batch; `torn` if they may be one that was never finished."""
+    """The bytes at a place are not a whole batch, for this reason; `torn` if they may be one that was never
+    finished."""
 
     def __init__(self, reason: str, torn: bool = False) -> None:
         super().__init__(reason)
@@ -70,12 +71,12 @@ class FileReader:
         self._report = report
         self._is_last = is_last
         self.checked = checked
-        """Whether the last batch had a checksum; to begin with, that of the file before."""
+        """True if the last batch had a checksum; to begin with, that of the file before."""
         self._size = stream.seek(0, 2)
         self.saw_end_mark = self._read(max(0, self._size - len(END_MARK)), len(END_MARK)) == END_MARK
         self.ended_without_mark: int | None = None
         self.end = 0
-        """Where the data ends, once it was read."""
+        """The offset where the data ends, once it was read."""
 
     def __iter__(self) -> Iterator[Record]:
         position = 0
@@ -96,7 +97,8 @@ class FileReader:
             self.checked, position = batch.checked, batch.end
 
     def _batch(self, position: int) -> _Batch | None:
-        """The batch at `position`; None if the data properly ends there; raises _BadBatchError for anything else."""
+        """Return the batch at `position`; None if the data properly ends there; raises _BadBatchError for anything
+        else."""
         header = self._read(position, BATCH_HEADER.size)
         if header[:16] == BATCH_MAGIC:
             return self._load(position, header)
@@ -153,7 +155,7 @@ class FileReader:
         ]
 
     def _resume(self, bad: int) -> int | None:
-        """The next place after `bad` where a whole batch lies."""
+        """Return the next place after `bad` where a whole batch lies."""
         position = bad + 1
         while (position := self._find(BATCH_MAGIC, position)) >= 0:
             try:
@@ -184,7 +186,7 @@ class FileReader:
         return self._stream.read(length)
 
     def _find(self, pattern: bytes, position: int) -> int:
-        """Where `pattern` is next, at or after `position`; -1 if nowhere."""
+        """Return where `pattern` is next, at or after `position`; -1 if nowhere."""
         overlap = len(pattern) - 1
         while position < self._size:
             chunk = self._read(position, _CHUNK + overlap)
@@ -198,7 +200,7 @@ class FileReader:
 
 @dataclass(frozen=True, slots=True)
 class FileSummary:
-    """What reading one file found."""
+    """The findings of reading one file."""
 
     number: int
     used_bytes: int
@@ -217,7 +219,8 @@ class Journal:
         self.total_bytes = sum(file.bytes for file in files.files)
 
     def records(self, report: Report, summaries: dict[int, FileSummary] | None = None) -> Iterator[Record]:
-        """Every whole record. `report` gets each Damage, `summaries` what each file held, as the reading goes on."""
+        """Yield every whole record. `report` gets each Damage, `summaries` what each file held, as the reading goes
+        on."""
         unmarked: list[tuple[JournalFile, int, bool]] = []
         marked, checked, done = False, False, 0
         last = self.write_file()
@@ -243,7 +246,7 @@ class Journal:
         _report_unmarked(unmarked, marked, report)
 
     def write_file(self) -> JournalFile | None:
-        """The file that the broker was writing: the last with data in it that ack compaction did not make.
+        """Return the file that the broker was writing: the last with data in it that ack compaction did not make.
 
         Compaction files get numbers above that of the file being written.
         """
@@ -254,7 +257,8 @@ class Journal:
         return self.files.files[-1] if self.files.files else None
 
     def looks_like_one(self) -> bool:
-        """Whether any file begins as a journal file does; tells a damaged journal from something else altogether."""
+        """Return whether any file begins as a journal file does; tells a damaged journal from something else
+        altogether."""
         heads = [_head(file) for file in self.files.files]
         return any(head[:16] == BATCH_MAGIC or head[:5] == END_MARK for head in heads)
 

@@ -60,7 +60,7 @@ class XaTransaction(NamedTuple):
 
 
 class MessageInfo(NamedTuple):
-    """What a stored message says about itself. Times are milliseconds since the epoch; sizes are bytes."""
+    """The fields of a stored message. Times are milliseconds since the epoch; sizes are bytes."""
 
     type: int
     transaction: LocalTransaction | XaTransaction | None
@@ -83,12 +83,13 @@ class MessageInfo(NamedTuple):
     text_view: str | None
     """The message id as its sender wrote it, where that is not the broker's own form."""
     original_destination: str | None
-    """Where it was sent to first, of a dead letter say. As `reply_to`: `queue://name`, or another scheme."""
+    """The destination that it was sent to first, of a dead letter say. As `reply_to`: `queue://name`, or another
+    scheme."""
     reply_to: str | None
     group_sequence: int
     user: str | None
     body_at: int
-    """Where the content begins among the bytes that were read; `body_size` says how far it reaches."""
+    """The place where the content begins among the bytes that were read; `body_size` says how far it reaches."""
     properties_at: int
     properties_size: int
 
@@ -110,7 +111,7 @@ class SubscriptionInfo(NamedTuple):
 
 
 def read_message(data: bytes) -> MessageInfo:
-    """The message in an AddMessage command. Raises OpenWireError."""
+    """Return the message in an AddMessage command. Raises OpenWireError."""
     try:
         return _message(data, has_text_view=True)
     except _MALFORMED:
@@ -122,7 +123,7 @@ def read_message(data: bytes) -> MessageInfo:
 
 
 def read_ack(data: bytes) -> AckInfo:
-    """The ack in a RemoveMessage command. Raises OpenWireError."""
+    """Return the ack in a RemoveMessage command. Raises OpenWireError."""
     try:
         return _ack(data)
     except (IndexError, struct.error):
@@ -130,7 +131,7 @@ def read_ack(data: bytes) -> AckInfo:
 
 
 def read_subscription(data: bytes) -> SubscriptionInfo:
-    """The subscription in a Subscription command. Raises OpenWireError."""
+    """Return the subscription in a Subscription command. Raises OpenWireError."""
     try:
         return _subscription(data)
     except (IndexError, struct.error):
@@ -256,7 +257,7 @@ class _Reader:
         return found
 
     def skip(self, count: int) -> int:
-        """Step over `count` bytes; where they began. Past the end, the next thing read fails."""
+        """Step over `count` bytes; return where they began. Past the end, the next thing read fails."""
         at = self._at
         self._at = at + count
         return at
@@ -292,7 +293,7 @@ class _Reader:
             self._at += 2 + _UNSIGNED_SHORT.unpack_from(self._data, self._at)[0]
 
     def skip_bytes(self) -> int:
-        """Step over a byte array; how long it is."""
+        """Step over a byte array; return how long it is."""
         length = self.int32() if self.flag() else 0
         if length < 0:
             raise OpenWireError(f"a byte array of length {length}, at byte {self._at}")
@@ -313,7 +314,7 @@ class _Reader:
         return _SCHEMES[kind] + (self.text() or "")
 
     def message_id(self) -> str | None:
-        """Step over a message id; its text view, if it has one."""
+        """Step over a message id; return its text view, if it has one."""
         if not self.flag():
             return None
         if (kind := self.uint8()) != _MESSAGE_ID:
@@ -370,7 +371,7 @@ class _Reader:
 
 
 def modified_utf8(data: bytes) -> str:
-    """Java's form of UTF-8: NUL in two bytes, characters outside the basic plane as two surrogates."""
+    """Return text in Java's form of UTF-8: NUL in two bytes, characters outside the basic plane as two surrogates."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,5 @@
-"""What a broker has yet to deliver: each destination's pending messages and durable subscriptions, read by location.
+"""The messages that a broker has yet to deliver: each destination's pending messages and durable subscriptions, read by
+location.
 
     with pending_of("/var/lib/activemq/kahadb") as pending:
         for found in pending.destinations:
@@ -52,11 +53,12 @@ class PendingDestination:
     count: int = 0
     """Messages."""
     bytes: int = 0
-    """Of their records."""
+    """Bytes of their records."""
     _parts: list[tuple[_Records, list[Message]]] = field(default_factory=list)
 
     def messages(self) -> Iterator[PendingMessage]:
-        """In the broker's order. May be called again. Raises TraceError if a file has changed meanwhile, OSError."""
+        """Yield messages in the broker's order. May be called again. Raises TraceError if a file has changed meanwhile,
+        OSError."""
         for records, messages in self._parts:
             for message in messages:
                 yield PendingMessage(records.read(message), frozenset(message.waiting or ()))
@@ -75,24 +77,24 @@ class PendingDestination:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """What a directory holds."""
+    """The pending messages of a directory."""
 
     directory: Path
     destinations: tuple[PendingDestination, ...]
-    """Those with messages or subscriptions, by name."""
+    """Destinations with messages or subscriptions, by name."""
     unfinished: tuple[Transaction, ...]
     """Prepared, which wait for their outcome; and open, which a broker discards when it starts."""
     damages: tuple[Damage, ...]
 
     @property
     def prepared(self) -> tuple[Transaction, ...]:
-        """The XA transactions that were left prepared."""
+        """Return the XA transactions that were left prepared."""
         return tuple(one for one in self.unfinished if one.outcome is Outcome.PREPARED)
 
 
 @contextmanager
 def pending_of(directory: str | Path, progress: Progress | None = None) -> Iterator[Pending]:
-    """What the KahaDB or mKahaDB in a directory has pending, by its live files; while the block runs it can be read.
+    """Read what the KahaDB or mKahaDB in a directory has pending, by its live files, for as long as the block runs.
 
     Raises TraceError where there is no live journal, StoreLockedError where a broker runs. What is damaged is in
     `damages`. `progress` is called with (bytes read, bytes in all), from 0 again for each of two readings of a store.
@@ -135,7 +137,7 @@ def _replayed(
 
 
 def _decided(found: KahaDirectory, report: Report) -> frozenset[str]:
-    """mKahaDB's own journal holds a Prepare for each transaction that was decided."""
+    """Return the ids of decided transactions: mKahaDB's own journal holds a Prepare for each."""
     if found.transaction_store is None:
         return frozenset()
     entries = read_entries(Journal(found.transaction_store), report)
@@ -144,7 +146,7 @@ def _decided(found: KahaDirectory, report: Report) -> frozenset[str]:
 
 @contextmanager
 def _unused(directory: Path) -> Iterator[None]:
-    """Raises StoreLockedError if a broker has the directory; it cannot take it while the block runs."""
+    """Keep a broker out while the block runs. Raises StoreLockedError if a broker has the directory."""
     try:
         fd = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -180,7 +182,7 @@ class _Records:
             self._open.popitem()[1].close()
 
     def read(self, message: Message) -> AddMessage:
-        """The record of a pending message."""
+        """Return the record of a pending message."""
         stream = self._stream(message.file)
         stream.seek(message.offset)
         data = stream.read(message.bytes)

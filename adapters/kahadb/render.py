@@ -13,7 +13,8 @@ _CHAIN_MAX = 6
 
 
 def render_text(explanation: Explanation, width: int = 120) -> str:
-    """The whole explanation for a terminal of `width` columns, kept to unless names are longer; ends in a newline."""
+    """Return the whole explanation for a terminal of `width` columns, kept to unless names are longer; ends in a
+    newline."""
     lines: list[str] = []
     for store in explanation.stores:
         if len(explanation.stores) > 1:

@@ -60,7 +60,7 @@ class Message:
         self.id = message_id
         self.trace_id = trace_id
         self.file, self.offset, self.bytes = entry.record[:3]
-        """Where its latest record lies, and that record's length."""
+        """The place of its latest record, and that record's length."""
         self.turn = effective[0] << 32 | effective[1]
         """Orders a destination's messages as the broker does: by the place of the record that sent them, or of the
         Commit of their transaction."""
@@ -80,7 +80,7 @@ class DurableSubscription:
 
 @dataclass(slots=True)
 class DestinationState:
-    """What one destination holds."""
+    """The state of one destination."""
 
     messages: dict[str, Message] = field(default_factory=dict)
     subscriptions: dict[str, DurableSubscription] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class DestinationState:
 
 
 class Replay:
-    """Feed it every entry in order. Not for threads."""
+    """The state of a store, which is fed every entry in order. Not for threads."""
 
     def __init__(self, outcomes: Outcomes) -> None:
         self._outcomes = outcomes
@@ -102,12 +102,12 @@ class Replay:
         self.ack_map: dict[int, frozenset[int]] | None = None
         """The broker's own view of the two above, at its last checkpoint; None if it left none that can be read."""
         self.since_ack_map: dict[int, set[int]] = defaultdict(set)
-        """What acks and outcomes behind that map add to it."""
+        """Acks and outcomes behind that map, as they add to it."""
         self.counts: Counter[str] = Counter()
         """`sends_repeated`, `acks_repeated`, `acks_unknown`, `updates`, `sends_without_subscription`."""
 
     def apply(self, entry: Entry) -> list[Effect]:
-        """What the record did."""
+        """Apply the record of an entry; return what it did."""
         if entry.repeated:
             return []
         command = entry.command
@@ -130,7 +130,7 @@ class Replay:
         return []
 
     def references(self) -> dict[int, set[int]]:
-        """File -> the files without which nothing needs its acks and outcomes, as the broker has it.
+        """Return file -> the files without which nothing needs its acks and outcomes, as the broker has it.
 
         That is its own map, brought up to date. It knows what the records alone do not tell: that compaction moved a
         file's acks to another one, and where messages were that have been rewritten in files that are gone.
@@ -147,7 +147,8 @@ class Replay:
         return references
 
     def missing(self, files: StoreFiles) -> list[Damage]:
-        """Files that the broker still had at its last checkpoint and that are gone. With an archive, gaps tell."""
+        """Return the files that the broker still had at its last checkpoint and that are gone. With an archive, gaps
+        tell."""
         if files.has_archive or self.ack_map is None:
             return []
         present = {file.number for file in files.files}
@@ -156,7 +157,7 @@ class Replay:
         return [Damage(str(files.directory / f"db-{number}.log"), 0, reason, "missing") for number in sorted(named)]
 
     def pending(self) -> int:
-        """How many messages are not acked (a topic message counts once, however many subscriptions want it)."""
+        """Return how many messages are not acked (a topic message counts once, however many subscriptions want it)."""
         return sum(len(state.messages) for state in self.destinations.values())
 
     def _add(self, entry: Entry, command: AddMessage) -> list[Effect]:
@@ -274,7 +275,7 @@ class Replay:
 
 
 def _end(destination: KahaDestination, message: Message, *, is_record: bool) -> list[Effect]:
-    """The message leaves whoever still wants it: an ack for each ack that is left."""
+    """Take the message from whoever still wants it: an ack for each ack that is left."""
     keys: list[str | None] = [None] if message.waiting is None else list(sorted(message.waiting)[: message.acks_left])
     return [
         Effect(ACK, destination, message.trace_id, subscription=key, is_record=is_record and i == 0)
@@ -283,7 +284,7 @@ def _end(destination: KahaDestination, message: Message, *, is_record: bool) -> 
 
 
 class SeenIds:
-    """Which message ids a destination ever had, as ranges of each producer's numbers: small where they are dense."""
+    """The message ids that a destination ever had, as ranges of each producer's numbers: small where they are dense."""
 
     __slots__ = ("_other", "_producers")
 
@@ -292,7 +293,7 @@ class SeenIds:
         self._other: set[str] = set()
 
     def add(self, message_id: str) -> bool:
-        """Whether it is new."""
+        """Add an id; return whether it is new."""
         producer, _, text = message_id.rpartition(":")
         if not (text.isascii() and text.isdigit() and len(text) < 19):
             is_new = message_id not in self._other

@@ -1,4 +1,4 @@
-"""Which journal files ActiveMQ keeps, by the rules of MessageDatabase.checkpointUpdate in ActiveMQ 5.17.
+"""The journal files that ActiveMQ keeps, by the rules of MessageDatabase.checkpointUpdate in ActiveMQ 5.17.
 
 A file is kept if
 1. it is the one being written, or comes after it;
@@ -40,15 +40,16 @@ class Reason:
     text: str
     destination: str | None = None
     messages: int = 0
-    """Of `pending-messages`: how many lie here. Of `acks`: how many acks here are of messages in `files`."""
+    """The number of messages here, for `pending-messages`. For `acks`: how many acks here are of messages in
+    `files`."""
     bytes: int = 0
     oldest_message_id: str | None = None
     files: tuple[int, ...] = ()
-    """Of `acks`: the kept files that it is kept for."""
+    """The kept files for which the file is kept, for `acks`."""
 
 
 class Retention:
-    """Which files are kept, and for what: rules 1 to 4 give `direct`, rule 5 the rest."""
+    """The files that are kept, and for what: rules 1 to 4 give `direct`, rule 5 the rest."""
 
     def __init__(
         self, files: StoreFiles, replay: Replay, unfinished: Iterable[Transaction], write_file: JournalFile | None
@@ -70,7 +71,7 @@ class Retention:
         self._way_to_any = self.reaching(self.direct)
 
     def sweep(self, direct: Iterable[int]) -> set[int]:
-        """Rule 5, in the broker's own single pass from the lowest file up."""
+        """Apply rule 5, in the broker's own single pass from the lowest file up."""
         kept = set(direct)
         for number in self.numbers:
             if number not in kept and any(needed in kept for needed in self.references.get(number, ())):
@@ -78,7 +79,7 @@ class Retention:
         return kept
 
     def reaching(self, roots: Iterable[int]) -> dict[int, int]:
-        """Kept files from which the roots are reached by acks -> the next file on a shortest way there."""
+        """Return kept files from which the roots are reached by acks -> the next file on a shortest way there."""
         needed_by: dict[int, list[int]] = defaultdict(list)
         for number, needed in self.references.items():
             if number in self.kept:
@@ -95,7 +96,7 @@ class Retention:
         return way
 
     def roots(self, destination: str | None = None) -> list[int]:
-        """Files with pending messages, of one destination or of any."""
+        """Return files with pending messages, of one destination or of any."""
         return [
             number
             for number, reasons in self.direct.items()
@@ -103,7 +104,7 @@ class Retention:
         ]
 
     def chain(self, number: int) -> tuple[int, ...]:
-        """From a kept file the shortest way to one with pending messages, else to any that is kept for itself."""
+        """Return the shortest way from a kept file to one with pending messages, else to one kept for itself."""
         way = self._way_to_pending if number in self._way_to_pending else self._way_to_any
         chain = [number]
         while way[chain[-1]] != chain[-1]:
@@ -111,7 +112,8 @@ class Retention:
         return tuple(chain)
 
     def root(self, number: int) -> tuple[str, ...]:
-        """Why a file is kept for itself: its destinations with pending messages, else the kinds of its reasons."""
+        """Return why a file is kept for itself: its destinations with pending messages, else the kinds of its
+        reasons."""
         reasons = self.direct[number]
         pending = tuple(r.destination for r in reasons if r.kind == PENDING and r.destination is not None)
         return pending or tuple(reason.kind for reason in reasons)

@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the journal held, and what it could not tell."""
+    """The content of the journal, and what it could not tell."""
 
     stores: int
     files: int
@@ -76,7 +76,7 @@ class Findings:
         return self.sends + self.acks
 
     def warnings(self) -> tuple[str, ...]:
-        """What a user should know before trusting the trace, a sentence each."""
+        """Return what a user should know before trusting the trace, a sentence each."""
         lines = [str(damage) for damage in self.damages]
         if self.missing_files:
             names = ", ".join(self.missing_files)
@@ -115,7 +115,7 @@ class KahaTrace:
 
     @property
     def findings(self) -> Findings:
-        """Known once the trace was read to its end; reads it if it was not."""
+        """Return the findings, known once the trace was read to its end; reads it if it was not."""
         if self._findings is None:
             for _ in self:
                 pass
@@ -126,7 +126,7 @@ class KahaTrace:
         self._damages[damage] = None
 
     def _decisions(self, store: StoreFiles | None) -> frozenset[str]:
-        """mKahaDB's own journal holds a Prepare for each transaction that was decided."""
+        """Return the ids of decided transactions: mKahaDB's own journal holds a Prepare for each."""
         if store is None:
             return frozenset()
         entries = read_entries(Journal(store), self._note)
@@ -160,7 +160,7 @@ class KahaTrace:
 
 
 def usage_trace(directory: str | Path, progress: Progress | None = None) -> KahaTrace:
-    """The usage trace of a KahaDB or mKahaDB directory, its archive included where there is one.
+    """Return the usage trace of a KahaDB or mKahaDB directory, its archive included where there is one.
 
     `progress` is called with (bytes read, bytes in all), from 0 again for each store and each reading. Raises
     TraceError where there is no journal to read; damage inside a journal is in the findings instead. Nothing is
@@ -170,7 +170,7 @@ def usage_trace(directory: str | Path, progress: Progress | None = None) -> Kaha
 
 
 class _Counts:
-    """What one reading counts, over all stores."""
+    """The counts of one reading, over all stores."""
 
     def __init__(self) -> None:
         self.records = self.sends = self.acks = self.pending = self.interpolated = 0
@@ -304,7 +304,7 @@ class _Clock:
 
 
 def _by_clock(events: Iterator[UsageEvent], store: int) -> Iterator[tuple[float, int, UsageEvent]]:
-    """Events under a clock that never goes back, so that merging keeps each store's own order."""
+    """Yield events under a clock that never goes back, so that merging keeps each store's own order."""
     latest = float("-inf")
     for event in events:
         latest = max(latest, event.ts)
@@ -312,7 +312,7 @@ def _by_clock(events: Iterator[UsageEvent], store: int) -> Iterator[tuple[float,
 
 
 def _report_gaps(files: StoreFiles, report: Report) -> None:
-    """With an archive no number should be missing: the broker moves files there instead of deleting them."""
+    """Report numbers that are missing beside an archive: the broker moves files there instead of deleting them."""
     if files.has_archive:
         for first, last in files.gaps:
             reason = f"{name_range(first, last)} missing: neither in the live directory nor in the archive"

@@ -1,4 +1,4 @@
-"""What each change does to the messages in memory.
+"""The effect of each change on the messages in memory.
 
 It runs on the thread of whoever calls, under the store's lock, and Ctrl-C may strike anywhere:
 
@@ -30,7 +30,7 @@ LANES_KEPT: Final = 16
 
 
 class MemoryTable(Table):
-    """Of one store that is open."""
+    """The table of one open store."""
 
     def __init__(self, catalog: Catalog, memory: MemoryLimit, swap: SwapFiles, priorities: bool) -> None:
         self._catalog, self._memory, self._swap, self._priorities = catalog, memory, swap, priorities
@@ -39,14 +39,14 @@ class MemoryTable(Table):
         self.soonest = 0
         """No message that was not given expires before; 0: none does."""
         self.dues = Dues()
-        """What waits for its time, by that."""
+        """Messages that wait, by their time."""
         self.given = 0
-        """What has expired by then (ms) was given to who asked, or some of it."""
+        """The time (ms) by which what has expired was given to who asked, or some of it."""
         self.prepared: dict[bytes, int] = {}
         """Bytes of memory that each prepared transaction takes."""
         self.ahead: dict[int, tuple[Address, Sequence[Send]]] = {}
-        """What the plan that is being written has in the swap already, and no chunk has yet: by the first seq of an
-        entry, its address and messages."""
+        """Sends of the plan being written that are in the swap already, and in no chunk yet. By the first seq of an
+        entry: its address and messages."""
 
     def finish(self) -> None:
         """Make whole what was interrupted, and count anew all that is counted (B2)."""
@@ -92,14 +92,15 @@ class MemoryTable(Table):
             )
 
     def _is_dropped(self, chunk: Chunk) -> bool:
-        """Whether nothing of it lives, so that it is dropped."""
+        """Drop a chunk in which nothing lives; return whether that was so."""
         if chunk.is_dead and self._is_full(chunk):
             self._drop(chunk)
             return True
         return False
 
     def _is_full(self, chunk: Chunk) -> bool:
-        """Whether it takes no more messages. One that does is kept when it is empty, unless there are many such."""
+        """Return whether a chunk takes no more messages. One that does is kept when it is empty, unless there are many
+        such."""
         return bool(
             chunk.sealed or chunk.addresses or (self._priorities and len(chunk.lane.messages.lanes) > LANES_KEPT)
         )
@@ -111,7 +112,7 @@ class MemoryTable(Table):
             self._replace(sends)
 
     def _replace(self, sends: Sequence[Send]) -> None:
-        """Values are there, and take the place of those that their keys had before."""
+        """Replace the values that keys had before by those that are there."""
         messages: DestinationMessages = sends[0].state.own
         keys, memory = messages.keys, self._memory
         assert keys is not None
@@ -131,7 +132,7 @@ class MemoryTable(Table):
             memory.unfinished = None
 
     def _forget_key(self, messages: DestinationMessages, seq: int) -> None:
-        """Of a map: a value is about to be dead. While its chunk is being changed."""
+        """Forget the key of a map's value that is about to be dead. While its chunk is being changed."""
         keys = messages.keys
         assert keys is not None
         before = keys.cost
@@ -178,7 +179,7 @@ class MemoryTable(Table):
         return True
 
     def _add(self, lane: Lane, sends: Sequence[Send]) -> None:
-        """At the end of a lane, but for those that are there already."""
+        """Add sends at the end of a lane, but for those that are there already."""
         last, chunk_bytes = lane.last, self._memory.chunk_bytes
         if sends and sends[0].seq <= last:
             sends = [send for send in sends if send.seq > last]
@@ -205,7 +206,7 @@ class MemoryTable(Table):
                 self._extend(chunk, some)
 
     def _add_chunk(self, lane: Lane, sends: Sequence[Send], address: Address | None = None) -> None:
-        """A new one. `address`: where its records are, if they do not stay in memory."""
+        """Add a new chunk. `address`: where its records are, if they do not stay in memory."""
         if lane.chunks and not lane.chunks[-1].sealed:
             self._seal(lane.chunks[-1])
         self._memory.unfinished = nothing
@@ -256,7 +257,7 @@ class MemoryTable(Table):
                     subscriber.count += 1
 
     def _seal(self, chunk: Chunk) -> None:
-        """Nothing more comes into it."""
+        """Seal a chunk: nothing more comes into it."""
         self._memory.unfinished = chunk.seal
         chunk.seal()
         if not self._is_dropped(chunk):
@@ -307,7 +308,7 @@ class MemoryTable(Table):
         memory.unfinished = None
 
     def _done(self, messages: DestinationMessages, chunk: Chunk, mask: int, number: int) -> None:
-        """Some messages of a chunk are dead for a subscription, or for all."""
+        """Note that some messages of a chunk are dead for a subscription, or for all."""
         subscriber = messages.subscriptions.get(number) if number else None
         if number and subscriber is None:
             return  # it has ended
@@ -331,7 +332,7 @@ class MemoryTable(Table):
         self._memory.unfinished = None
 
     def _kill(self, messages: DestinationMessages, chunk: Chunk, mask: int) -> None:
-        """Some messages of a chunk that live are dead for all."""
+        """Kill some messages of a chunk that live, for all."""
         if not mask:
             return
         for subscriber in messages.subscriptions.values():
@@ -354,7 +355,7 @@ class MemoryTable(Table):
         self._catalog.count(messages.state, -mask.bit_count(), -chunk.bytes_of(mask))
 
     def _drop(self, chunk: Chunk) -> None:
-        """Nothing of it lives. Idempotent, but for what is counted."""
+        """Drop a chunk in which nothing lives. Idempotent, but for what is counted."""
         chunk.waits = {}
         chunk.lane.messages.drop(chunk)
         self.expiring.pop(chunk, None)
@@ -378,7 +379,7 @@ class MemoryTable(Table):
                 self._done(messages, chunk, chunk.between(first, last), number)
 
     def _drop_removed(self, messages: DestinationMessages, chunks: Sequence[Chunk], is_last: bool) -> None:
-        """Of a destination that is no more: nothing of it is counted, but its memory."""
+        """Drop chunks of a destination that is no more: nothing of it is counted, but its memory."""
         memory = self._memory
         memory.unfinished = nothing
         for chunk in chunks:
@@ -391,7 +392,7 @@ class MemoryTable(Table):
         memory.unfinished = None
 
     def _drop_ended(self, messages: DestinationMessages, chunk: Chunk, number: int) -> None:
-        """Of a chunk what was only for a subscription that has ended."""
+        """Drop from a chunk what was only for a subscription that has ended."""
         self._memory.unfinished = chunk.mend
         self._kill(messages, chunk, chunk.live & ~messages.wanted(chunk))
         chunk.acked.pop(number, None)
@@ -420,7 +421,7 @@ class MemoryTable(Table):
 
     @staticmethod
     def _forget_waits(chunk: Chunk, mask: int, number: int | None = None) -> None:
-        """Some messages of a chunk do not wait any more for one subscription, or for anybody."""
+        """Forget the waits of some messages of a chunk for one subscription, or for anybody."""
         for key in [key for key in chunk.waits if mask >> key[1] & 1 and number in (None, key[0])]:
             chunk.waits.pop(key, None)
         chunk.count_waiting()
@@ -492,8 +493,8 @@ class MemoryTable(Table):
             self._memory.unfinished = None
 
     def _pass_over_unwanted(self, messages: DestinationMessages, chunk: Chunk, subscriber: SubscriptionState) -> None:
-        """What only subscriptions that have ended were to ack is not for one that begins. It still goes a page at a
-        time: until then this one counts as having acked it."""
+        """Pass over, for a subscription that begins, what only subscriptions that have ended were to ack. Such messages
+        still go a page at a time: until then this one counts as having acked them."""
         pending = messages.pending(subscriber, chunk)
         unwanted = pending & ~messages.wanted(chunk) if pending else 0
         if unwanted:
@@ -522,14 +523,14 @@ class MemoryTable(Table):
         self._memory.prepared = sum(self.prepared.values())
 
     def forget(self, transactions: Sequence[bytes]) -> None:
-        """Nothing is kept of them here."""
+        """Do nothing: nothing is kept of committed transactions here."""
 
 
 def takes(count: int, size: int, more: int, chunk_bytes: int) -> bool:
-    """Whether a chunk of so many messages and bytes takes one of `more` bytes."""
+    """Return whether a chunk of so many messages and bytes takes one of `more` bytes."""
     return count == 0 or (count < MESSAGES_MAX and size + more <= chunk_bytes)
 
 
 def memory_of_branch(branch: Branch) -> int:
-    """Bytes that a prepared transaction takes until its outcome."""
+    """Return how many bytes a prepared transaction takes until its outcome."""
     return sum(memory_of(len(send.record)) for send in branch.sends)

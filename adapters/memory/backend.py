@@ -20,7 +20,7 @@ from .rows import CHANGE_COST, NEW_COST, MemoryRows
 
 
 class MemoryBackend(MemoryRows, Backend):
-    """One store's."""
+    """The backend of one memory store."""
 
     kind = "memory"
     volatile = True
@@ -74,7 +74,7 @@ class MemoryBackend(MemoryRows, Backend):
         self.directory.require_lock()
 
     def _lost(self, error: StoreFailedError) -> None:
-        """The lock's file is gone, or is another's: so may the swap files be."""
+        """Stop, since the lock's file is gone, or is another's: so may the swap files be."""
         self._host.fail(error)
 
     # Writing: there is room

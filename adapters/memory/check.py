@@ -25,7 +25,7 @@ from .swap_files import SwapFiles
 
 
 def violations(catalog: Catalog, memory: MemoryLimit, swap: SwapFiles) -> Iterator[str]:
-    """Each violation found, as a sentence. Under the store's lock."""
+    """Yield each violation found, as a sentence. Under the store's lock."""
     states = list(catalog.destinations.values())
     chunks: list[Chunk] = []
     others = 0

@@ -13,11 +13,11 @@ from ..system import directory
 
 
 class StoreDirectory(directory.StoreDirectory):
-    """One store's. The constructor touches nothing."""
+    """The directory of one memory store. The constructor touches nothing."""
 
     advice = "Nothing is lost with it, since a memory store keeps nothing: remove the directory, and it is made anew"
 
     def unlock(self) -> None:
-        """Idempotent. The lock's file goes too."""
+        """Unlock the directory. Idempotent. The lock's file goes too."""
         with suppress(OSError):
             self._lock.release(remove=True)

@@ -1,4 +1,4 @@
-"""Which chunks are in memory, so that all of it takes no more than `max_bytes` (invariant 10).
+"""The limit of memory: which chunks are in memory, so that all of it takes no more than `max_bytes` (invariant 10).
 
 What makes room, in this order: chunks that were loaded again and are not the first of their lane, those used longest
 ago first; sealed ones that never left memory, from the newest message on, which is the last that anybody will ask for;
@@ -34,7 +34,7 @@ _resident = attrgetter("resident")
 
 
 class MemoryLimit:
-    """Of one store. Under its lock."""
+    """The memory of one store. Under its lock."""
 
     def __init__(self, name: str, swap: SwapFiles, max_bytes: int) -> None:
         self._name, self._swap, self._max_bytes = name, swap, max_bytes
@@ -48,15 +48,15 @@ class MemoryLimit:
         self.loaded: OrderedDict[Chunk, None] = OrderedDict()
         """The one that was used longest ago first."""
         self.unfinished: Callable[[], object] | None = None
-        """What makes whole again what is changing right now, should that be interrupted; may be called again. Whoever
-        finds one calls it, and then has all that is counted counted anew (backend.py)."""
+        """A function that makes whole again what is changing right now, should that be interrupted; may be called
+        again. Whoever finds one calls it, and then has all that is counted counted anew (backend.py)."""
 
     def fits(self, more: int) -> bool:
-        """Whether so many bytes more are within the limit."""
+        """Return whether so many bytes more are within the limit."""
         return self.used + self.prepared + more <= self._max_bytes
 
     def count(self, chunk: Chunk) -> None:
-        """It takes more or less by now."""
+        """Count what a chunk takes more or less by now."""
         cost = chunk.cost
         self.used += cost - chunk.charge
         chunk.charge = cost
@@ -76,7 +76,7 @@ class MemoryLimit:
             self.loaded[chunk] = None
 
     def forget(self, chunk: Chunk) -> None:
-        """It is no more. Idempotent, but for what is counted."""
+        """Forget a chunk that is no more. Idempotent, but for what is counted."""
         self.used -= chunk.charge
         chunk.charge = 0
         self.kept.pop(chunk, None)
@@ -89,8 +89,8 @@ class MemoryLimit:
     # Making room
 
     def make_room(self, more: int, keep: Chunk | None = None) -> None:
-        """So that `more` bytes fit, or so that as little as can be is in memory, but for `keep`. Raises what
-        `swap_error` says; what was in memory is then there still, or in the swap."""
+        """Make room for `more` bytes, or leave as little as can be in memory, but for `keep`. Raises what `swap_error`
+        says; what was in memory is then there still, or in the swap."""
         goal = self._max_bytes - self.prepared - more
         if self.used <= goal:
             return
@@ -110,7 +110,7 @@ class MemoryLimit:
         return chain([chunk for chunk in loaded if chunk.lane.chunks[0] is not chunk], behind, others)
 
     def _evict(self, chunk: Chunk) -> None:
-        """Out of memory, into the swap what was never there."""
+        """Move a chunk out of memory, into the swap what was never there."""
         if chunk.is_out:
             return
         addresses, length = chunk.addresses, len(chunk)
@@ -129,7 +129,7 @@ class MemoryLimit:
         self.unfinished = None
 
     def write(self, records: Sequence[bytes]) -> Address:
-        """A new entry of the swap; one of which nobody gets to know goes when all is counted anew. Raises what
+        """Write a new entry of the swap; one of which nobody gets to know goes when all is counted anew. Raises what
         `swap_error` says."""
         self.unfinished = nothing
         try:
@@ -139,13 +139,14 @@ class MemoryLimit:
             raise self._swap_error(error) from error
 
     def _do(self, step: Callable[[], object]) -> None:
-        """It is done whole, now or by who comes next."""
+        """Do a step whole, now or at the next call."""
         self.unfinished = step
         step()
         self.unfinished = nothing
 
     def _swap_error(self, error: OSError) -> StoreFullError | StoreFailedError:
-        """What is told to who needed the room. The store goes on: nothing is lost, and it may be emptied."""
+        """Return the error for a caller that needed the room. The store goes on: nothing is lost, and it may be
+        emptied."""
         what = f"store {self._name!r}: max_bytes, {self._max_bytes}, are in memory and a swap file in"
         if is_out_of_files(error):
             return refused(f"{what} {self._swap.directory} cannot be written: {error}", error)
@@ -157,7 +158,7 @@ class MemoryLimit:
         )
 
     def full(self) -> StoreFullError:
-        """Even where everything is swapped, it does not fit."""
+        """Return the error that it does not fit, even where everything is swapped."""
         return StoreFullError(
             f"store {self._name!r}: what tells where its messages are takes {self.used} bytes of memory; max_bytes is "
             f"{self._max_bytes}: ack some or raise it. Nothing was sent"
@@ -166,7 +167,8 @@ class MemoryLimit:
     # Reading
 
     def record(self, chunk: Chunk, index: int) -> bytes | None:
-        """A message's; None if it is dead. Raises ReadError, StoreFailedError, OutOfDescriptorsError."""
+        """Return a message's record; None if the message is dead. Raises ReadError, StoreFailedError,
+        OutOfDescriptorsError."""
         if chunk.dead >> index & 1:
             return None
         if index >= chunk.out:
@@ -176,7 +178,8 @@ class MemoryLimit:
         return self._load(chunk)[index]
 
     def records(self, chunk: Chunk) -> list[bytes | None]:
-        """Those of a chunk, dead ones too unless they are gone, without keeping them. Raises the same."""
+        """Return the records of a chunk, dead ones too unless they are gone, without keeping them. Raises what `record`
+        raises."""
         if not chunk.out:
             return chunk.records
         records: list[bytes | None] = []
@@ -191,7 +194,7 @@ class MemoryLimit:
         return records + chunk.records[chunk.written - chunk.out :]
 
     def _load(self, chunk: Chunk) -> list[bytes | None]:
-        """The same, kept in memory if there are others to be read and they fit."""
+        """Return a chunk's records, kept in memory if there are others to be read and they fit."""
         records = self.records(chunk)
         live = chunk.live
         if live.bit_count() > 1:
@@ -216,4 +219,4 @@ class MemoryLimit:
 
 
 def nothing() -> None:
-    """There is nothing to make whole but what is counted."""
+    """Do nothing: there is nothing to make whole but what is counted."""

@@ -1,5 +1,5 @@
-"""Messages lie in chunks: some hundred that follow each other in one destination (and, with priorities, of one
-priority). A chunk is the unit of swapping.
+"""The chunks in which messages lie: some hundred that follow each other in one destination (and, with priorities, of
+one priority). A chunk is the unit of swapping.
 
 K1  A chunk's messages are in the order of their seqs, and the chunks of a lane too.
 K2  The last chunk of a lane may be open: messages are added, also behind some that are swapped already. Any other is
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from .messages import DestinationMessages
 
 MESSAGES_MAX: Final = 1024
-"""Of one chunk."""
+"""Messages of one chunk."""
 MASKS: Final = tuple((1 << n) - 1 for n in range(MESSAGES_MAX + 1))
 BITS: Final = tuple(1 << n for n in range(MESSAGES_MAX))
 CHUNK_COST: Final = 1000
 """Bytes of memory that a chunk takes beside its records, with the most compact of its arrays."""
 ADDRESS_COST: Final = 250
-"""Likewise, each of its entries in the swap."""
+"""Bytes of memory that each of a chunk's entries in the swap takes."""
 COUNT_COST: Final = 128
-"""Likewise, how often one message has been given back."""
+"""Bytes of memory for how often one message has been given back."""
 WAIT_COST: Final = 320
-"""Likewise, until when one message waits."""
+"""Bytes of memory for until when one message waits."""
 NUMBERS_COST: Final = 12
 """Bytes that an open chunk keeps of each message: offset and size."""
 
@@ -42,8 +42,8 @@ _first = attrgetter("first")
 
 
 def memory_of(size: int) -> int:
-    """Bytes that a record of this size takes in memory, its place in the list of its chunk, which grows ahead,
-    included."""
+    """Return how many bytes a record of this size takes in memory. Its place in the list of its chunk, which grows
+    ahead, is included."""
     # 33: what a bytes object takes beside. CPython gives out multiples of 16 bytes up to 512; beyond it malloc keeps
     # 8 to 16 for itself.
     return 9 + ((size + 48) & ~15 if size <= 479 else (size + 64) & ~15)
@@ -61,11 +61,11 @@ class Lane:
 
     @property
     def last(self) -> int:
-        """The seq of its last message, dead or not; 0 if there is none."""
+        """Return the seq of the lane's last message, dead or not; 0 if there is none."""
         return self.chunks[-1].last if self.chunks else 0
 
     def find(self, seq: int) -> tuple[Chunk, int] | None:
-        """Chunk and index of a message, dead or not."""
+        """Return chunk and index of a message, dead or not."""
         at = bisect_right(self.chunks, seq, key=_first) - 1
         if at < 0:
             return None
@@ -74,7 +74,7 @@ class Lane:
         return (chunk, index) if index < len(chunk.offsets) and chunk.seq(index) == seq else None
 
     def after(self, seq: int) -> Iterator[tuple[Chunk, int]]:
-        """Each chunk that has messages behind `seq`, with the index of the first of them."""
+        """Yield each chunk that has messages behind `seq`, with the index of the first of them."""
         chunks = self.chunks
         at = max(0, bisect_right(chunks, seq, key=_first) - 1) if seq else 0
         while at < len(chunks):
@@ -85,19 +85,19 @@ class Lane:
             at += 1
 
     def between(self, first: int, last: int) -> list[Chunk]:
-        """The chunks that may have messages between two seqs, both included."""
+        """Return the chunks that may have messages between two seqs, both included."""
         start = max(0, bisect_right(self.chunks, first, key=_first) - 1)
         return self.chunks[start : bisect_right(self.chunks, last, key=_first)]
 
     def drop(self, chunk: Chunk) -> None:
-        """Idempotent."""
+        """Drop a chunk. Idempotent."""
         at = bisect_left(self.chunks, chunk.first, key=_first)
         if at < len(self.chunks) and self.chunks[at] is chunk:
             del self.chunks[at]
 
 
 class Chunk:
-    """Under the store's lock."""
+    """Messages of a lane that follow each other. Under the store's lock."""
 
     __slots__ = (
         "_array_bytes", "acked", "addresses", "charge", "counts", "dead", "expiries", "first", "lane", "offsets", "out",
@@ -109,11 +109,11 @@ class Chunk:
         self.first = first
         """The seq of its first message."""
         self.offsets: Sequence[int] = array("Q")
-        """Of each message: its seq, less `first`. A message is there once it is in here: all else comes before."""
+        """The seq of each message, less `first`. A message is there once it is in here: all else comes before."""
         self.sizes: array[int] | Packed = array("I")
-        """Of each message: bytes of its record."""
+        """Bytes of each message's record."""
         self.records: list[bytes | None] = []
-        """Those in memory: of the message at `out`, and so on. None for a dead one."""
+        """Records in memory: of the message at `out`, and so on. None for a dead one."""
         self.out = 0
         self.written = 0
         self.addresses: tuple[Address, ...] = ()
@@ -126,17 +126,17 @@ class Chunk:
         self.waits: dict[tuple[int, int], int] = {}
         """Subscription's number (0: for all), index -> until when the message waits (ms)."""
         self.waiting: dict[int, int] = {}
-        """The same by subscription's number: a bit for each message that waits. Follows from `waits`."""
+        """Subscription's number (0: for all) -> a bit for each message that waits. Follows from `waits`."""
         self.expiries: array[int] | Packed | None = None
         """When each message expires; None if none does."""
         self.soonest = 0
         """No live message that was not given to who asked for expired ones expires before; 0: none does."""
         self.total_bytes = 0
-        """Of all messages ever in it."""
+        """Bytes of all messages ever in the chunk."""
         self.resident = 0
         """Bytes of memory that its records take now."""
         self.charge = 0
-        """What `cost` said when it was last counted."""
+        """The cost, as `cost` said when it was last counted."""
         self.sealed = False
         self._array_bytes = 0
 
@@ -155,40 +155,40 @@ class Chunk:
 
     @property
     def live(self) -> int:
-        """A bit for each message that lives."""
+        """Return a bit for each message that lives."""
         return MASKS[len(self.offsets)] & ~self.dead
 
     @property
     def is_dead(self) -> bool:
-        """Nothing of it lives."""
+        """Return whether nothing of the chunk lives."""
         return self.dead == MASKS[len(self.offsets)]
 
     @property
     def is_out(self) -> bool:
-        """Nothing of it is in memory."""
+        """Return whether nothing of the chunk is in memory."""
         return self.out == len(self.offsets)
 
     @property
     def is_written(self) -> bool:
-        """All of it is in the swap."""
+        """Return whether all of the chunk is in the swap."""
         return self.written == len(self.offsets)
 
     @property
     def cost(self) -> int:
-        """Bytes of memory that it takes."""
+        """Return how many bytes of memory the chunk takes."""
         return (
             CHUNK_COST + self.resident + self._array_bytes + ADDRESS_COST * len(self.addresses) + 64 * len(self.acked)
             + COUNT_COST * len(self.counts) + WAIT_COST * len(self.waits)
         )  # fmt: skip
 
     def bytes_of(self, mask: int) -> int:
-        """Of the records of some messages."""
+        """Return how many bytes the records of some messages have."""
         if mask == MASKS[len(self.offsets)]:
             return self.total_bytes
         return sum(self.sizes[index] for index in indexes(mask))
 
     def between(self, first: int, last: int) -> int:
-        """A bit for each message between two seqs, both included."""
+        """Return a bit for each message between two seqs, both included."""
         start = bisect_left(self.offsets, first - self.first) if first > self.first else 0
         return MASKS[bisect_right(self.offsets, last - self.first)] >> start << start
 
@@ -209,7 +209,7 @@ class Chunk:
         self.offsets.extend(offsets)  # type: ignore[attr-defined]
 
     def append(self, seq: int, record: bytes) -> int:
-        """The same of one that never expires, where none does; returns how many bytes of memory it takes."""
+        """Add a message that never expires, where none does; return how many bytes of memory it takes."""
         size = len(record)
         more = memory_of(size)
         self.sizes.append(size)  # type: ignore[union-attr]
@@ -250,13 +250,13 @@ class Chunk:
         self.waiting = waiting
 
     def waits_for(self, number: int) -> int:
-        """A bit for each message that waits, for all or for this subscription."""
+        """Return a bit for each message that waits, for all or for this subscription."""
         if not number:
             return self.waiting.get(0, 0)
         return self.waiting.get(0, 0) | self.waiting.get(number, 0)
 
     def seal(self) -> None:
-        """No more messages are added. Idempotent."""
+        """Seal the chunk: no more messages are added. Idempotent."""
         self.offsets = packed_ascending(self.offsets)
         if isinstance(self.sizes, array):
             self.sizes = Packed(self.sizes)
@@ -271,7 +271,7 @@ class Chunk:
 
 
 def longer(numbers: array[int] | Packed | None, length: int, more: Sequence[int]) -> array[int]:
-    """With more of them behind the first `length`; 0 for those that had none."""
+    """Return the numbers with more of them behind the first `length`; 0 for those that had none."""
     if numbers is None:
         numbers = array("Q", bytes(8 * length))
     assert isinstance(numbers, array)
@@ -280,7 +280,7 @@ def longer(numbers: array[int] | Packed | None, length: int, more: Sequence[int]
 
 
 def indexes(mask: int) -> Iterator[int]:
-    """Which bits are set, from the lowest."""
+    """Yield which bits are set, from the lowest."""
     bits = f"{mask:b}"[::-1]
     at = bits.find("1")
     while at >= 0:

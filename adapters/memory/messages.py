@@ -24,11 +24,11 @@ STEP: Final = 64
 """Messages of a lane that are looked up at once where those of several are brought into one order."""
 
 Spot = tuple[Chunk, int]
-"""Where a message is: its chunk, and its index in it."""
+"""The place of a message: its chunk, and its index in it."""
 
 
 class DestinationMessages:
-    """Of one queue, topic or map. Under the store's lock."""
+    """The messages of one queue, topic or map. Under the store's lock."""
 
     __slots__ = ("keys", "lanes", "orders", "state", "subscriptions")
 
@@ -39,18 +39,18 @@ class DestinationMessages:
         self.orders = Orders()
         """Theirs."""
         self.keys = KeyIndex() if state.is_map else None
-        """Of a map: the seqs of its values."""
+        """Keys of a map, and the seqs of its values."""
         self.subscriptions: dict[int, SubscriptionState] = {}
         """By number: those that have begun and not ended. (The core's own list is ahead of what is applied.)"""
 
     @property
     def cost(self) -> int:
-        """Bytes of memory that it takes, beside its chunks."""
+        """Return how many bytes of memory the destination takes, beside its chunks."""
         keys = self.keys.cost if self.keys is not None else 0
         return DESTINATION_COST + SUBSCRIPTION_COST * len(self.subscriptions) + keys
 
     def lane(self, order: int) -> Lane:
-        """Made if it is not there."""
+        """Return the lane of an order, made if it is not there."""
         lane = self.lanes.get(order)
         if lane is None:
             self.orders.add(order)  # first: an order that has no lane does no harm
@@ -58,13 +58,14 @@ class DestinationMessages:
         return lane
 
     def keep(self, lane: Lane) -> None:
-        """It has a message: it may have been dropped when its last chunk was. Idempotent."""
+        """Keep a lane that has a message: it may have been dropped when its last chunk was. Idempotent."""
         if self.lanes.get(lane.order) is not lane:
             self.orders.add(lane.order)
             self.lanes[lane.order] = lane
 
     def drop(self, chunk: Chunk) -> None:
-        """Nothing of it lives. In a store with priorities its lane goes with its last chunk. Idempotent."""
+        """Drop a chunk in which nothing lives. In a store with priorities its lane goes with its last chunk.
+        Idempotent."""
         lane = chunk.lane
         lane.drop(chunk)
         if lane.order and not lane.chunks and self.lanes.get(lane.order) is lane:
@@ -72,12 +73,12 @@ class DestinationMessages:
             self.orders.discard(lane.order)
 
     def chunks(self) -> Iterator[Chunk]:
-        """All of them. They may be dropped meanwhile."""
+        """Yield all chunks. They may be dropped meanwhile."""
         for lane in list(self.lanes.values()):
             yield from list(lane.chunks)
 
     def find(self, seq: int, order: int | None = None) -> Spot | None:
-        """A message, dead or not. `order`: its order, if that is known."""
+        """Return a message, dead or not. `order`: its order, if that is known."""
         if order is not None:
             lane = self.lanes.get(order)
             return lane.find(seq) if lane is not None else None
@@ -88,7 +89,7 @@ class DestinationMessages:
         return None
 
     def pending(self, subscriber: SubscriptionState | None, chunk: Chunk) -> int:
-        """A bit for each message of a chunk that lives and that the subscription, if it is about one, has yet to
+        """Return a bit for each message of a chunk that lives and that the subscription, if it is about one, has yet to
         ack."""
         if subscriber is None:
             return chunk.live
@@ -98,7 +99,7 @@ class DestinationMessages:
         return mask
 
     def wanted(self, chunk: Chunk, but: SubscriptionState | None = None) -> int:
-        """A bit for each message of a topic's chunk that any subscription, `but` one, has yet to ack."""
+        """Return a bit for each message of a topic's chunk that any subscription, `but` one, has yet to ack."""
         mask = 0
         for subscriber in self.subscriptions.values():
             if subscriber is not but:
@@ -106,7 +107,7 @@ class DestinationMessages:
         return mask
 
     def feeds(self, spot: Spot) -> list[Feed]:
-        """Those that have yet to ack a message."""
+        """Return the feeds that have yet to ack a message."""
         if not self.state.is_topic:
             return [self.state.feed]
         chunk, index = spot
@@ -119,19 +120,19 @@ class DestinationMessages:
     # Places, as the core knows them
 
     def keyed(self, name: bytes) -> Place | None:
-        """As of Backend (adapters/core/backend.py)."""
+        """Return where a key's value is, as of Backend (adapters/core/backend.py)."""
         assert self.keys is not None
         seq = self.keys.get(name)
         return self.row(None, seq, None) if seq is not None else None
 
     def keyed_from(self, start: bytes, limit: int) -> list[tuple[bytes, Place]]:
-        """Likewise, Backend.keys."""
+        """Return keys and their values' places, as Backend.keys."""
         assert self.keys is not None
         found = [(name, self.row(None, seq, None)) for name, seq in self.keys.page(start, limit)]
         return [(name, place) for name, place in found if place is not None]
 
     def rows(self, subscriber: SubscriptionState | None, order: int | None, after: int, limit: int) -> list[Place]:
-        """As of Rows (adapters/core/state/delivery.py)."""
+        """Return messages, as of Rows (adapters/core/state/delivery.py)."""
         if order is not None:
             also = bool(order & ALSO_WAITING)
             lane = self.lanes.get(order & ~ALSO_WAITING)
@@ -150,7 +151,7 @@ class DestinationMessages:
     def _rows(
         self, subscriber: SubscriptionState | None, lane: Lane, after: int, limit: int, also: bool
     ) -> list[Place]:
-        """`also`: those too that wait."""
+        """Return rows of a lane. `also`: those too that wait."""
         found: list[Place] = []
         number = subscriber.number if subscriber is not None else 0
         order = lane.order
@@ -176,7 +177,7 @@ class DestinationMessages:
         return found
 
     def row(self, subscriber: SubscriptionState | None, seq: int, order: int | None) -> Place | None:
-        """Likewise."""
+        """Return where one message is, as of Rows."""
         spot = self.find(seq, order)
         if spot is None or not self.pending(subscriber, spot[0]) >> spot[1] & 1:
             return None
@@ -184,7 +185,7 @@ class DestinationMessages:
 
 
 def place_of(spot: Spot, number: int) -> Place:
-    """For the feed of this number."""
+    """Return the place for the feed of this number."""
     chunk, index = spot
     count = chunk.counts.get((number, index), 0)
     return chunk.lane.order, chunk.seq(index), chunk.expires_at(index), count, spot

@@ -37,18 +37,18 @@ class Packed:
 
 
 def packed_ascending(offsets: Sequence[int]) -> Sequence[int]:
-    """The same numbers, which begin with 0 and grow."""
+    """Return the same numbers, which begin with 0 and grow."""
     last = offsets[-1]
     return range(len(offsets)) if last == len(offsets) - 1 else array(_code(last), offsets)
 
 
 def _code(most: int) -> str:
-    """Of the array that holds numbers up to this one."""
+    """Return the type code of the array that holds numbers up to this one."""
     return next(code for code, end in _CODES if most < end)
 
 
 def bytes_of(numbers: object) -> int:
-    """Bytes of memory, beside what an empty one takes."""
+    """Return how many bytes of memory numbers take, beside what an empty one takes."""
     if isinstance(numbers, Packed):
         return 160 + bytes_of(numbers.offsets) if numbers.offsets is not None else 0
     return len(numbers) * numbers.itemsize if isinstance(numbers, array) else 0

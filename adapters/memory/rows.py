@@ -34,17 +34,17 @@ from .swap_files import SwapFiles
 log = logging.getLogger(__name__)
 
 PAGE_BYTES: Final = 256 * 1024
-"""So much is read under the lock at once, or one message."""
+"""Bytes that are read under the lock at once, or one message."""
 NUMBERS_MAX: Final = NUMBERS_COST + 16
 """At most so many bytes an open chunk keeps of each message, when it expires included."""
 CHANGE_COST: Final = 128
 """At most so many bytes of memory a change takes beside what it says itself."""
 NEW_COST: Final = CHUNK_COST + DESTINATION_COST
-"""Likewise, a destination and its first chunk."""
+"""Bytes of memory, at most, that a destination and its first chunk take."""
 
 
 class MemoryRows:
-    """Of one store that is open. Under its lock, but for `bodies`."""
+    """The rows of one open store. Under its lock, but for `bodies`."""
 
     def __init__(
         self, name: str, directory: Path, options: MemoryOptions, priorities: bool, catalog: Catalog,
@@ -62,7 +62,7 @@ class MemoryRows:
         self._swap.wipe()
 
     def let_go(self, clean: bool) -> None:
-        """All is gone, the swap files too if `clean`: else the files there may be another's."""
+        """Let go of all, the swap files too if `clean`: else the files there may be another's."""
         for state in self._catalog.held():
             for chunk in state.own.chunks() if state.own is not None else ():
                 chunk.dead |= chunk.live
@@ -77,32 +77,32 @@ class MemoryRows:
     # Writing: there is room
 
     def finish_all(self) -> None:
-        """Nothing is pending: what was written ahead is some interrupted write's."""
+        """Finish all while nothing is pending: what was written ahead is some interrupted write's."""
         if self._memory.unfinished is not None or self._table.ahead:
             self._table.ahead = {}
             self._table.finish()
 
     def reserve(self, key: bytes, sends: Sequence[Send]) -> None:
-        """Room for what is sent later, until `free`. Raises as `make_room`."""
+        """Reserve room for what is sent later, until `free`. Raises as `make_room`."""
         size = sum(memory_of(len(send.record)) for send in sends)
         self._memory.make_room(size)
         self._table.prepared[key] = size
         self._memory.prepared = sum(self._table.prepared.values())
 
     def free(self, key: bytes) -> None:
-        """Idempotent."""
+        """Free reserved room. Idempotent."""
         self._table.prepared.pop(key, None)
         self._memory.prepared = sum(self._table.prepared.values())
 
     def require_room(self, changes: Sequence[Change], size: int, reserved: Sequence[bytes] = ()) -> None:
-        """For changes that follow, which take at most so many bytes. Raises as `make_room`."""
+        """Require room for changes that follow, which take at most so many bytes. Raises as `make_room`."""
         self.finish_all()
         if reserved or not self._memory.fits(size):
             self.make_room(changes, reserved)
 
     def make_room(self, changes: Sequence[Change], reserved: Sequence[bytes] = ()) -> None:
-        """For changes that follow. Raises StoreFullError and StoreFailedError, and then nothing was written; not for
-        what only frees room, nor where there are keys of what was `reserved`."""
+        """Make room for changes that follow. Raises StoreFullError and StoreFailedError, and then nothing was written;
+        not for what only frees room, nor where there are keys of what was `reserved`."""
         sends = [
             send for send in changes
             if type(send) is Send and (send.entitled or not send.state.is_topic) and not is_removal(send)
@@ -154,13 +154,13 @@ class MemoryRows:
     # Applying
 
     def apply_changes(self, changes: Sequence[Change]) -> None:
-        """For which `make_room` was called last. May be done again."""
+        """Apply changes, for which `make_room` was called last. May be done again."""
         apply_all(changes, self._changeable())
         if self._table.ahead:
             self._table.ahead = {}
 
     def declare(self, state: DestinationState) -> None:
-        """As of Table, and so the next three."""
+        """Declare a destination, as of Table, and so the next three."""
         self._changeable().declare(state)
 
     def subscribe(self, subscriber: SubscriptionState) -> None:
@@ -173,13 +173,13 @@ class MemoryRows:
         self._changeable().remove(state)
 
     def _changeable(self) -> MemoryTable:
-        """With nothing half done in it (B2)."""
+        """Return the table with nothing half done in it (B2)."""
         if self._memory.unfinished is not None:
             self._table.finish()
         return self._table
 
     def mend(self) -> None:
-        """`apply_changes` was interrupted: make whole what is there, for it to be done again."""
+        """Make whole what is there, for `apply_changes` to be done again: it was interrupted."""
         self._table.finish()
 
     def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
@@ -201,7 +201,7 @@ class MemoryRows:
         return state.own.row(subscription, seq, order) if state.own is not None else None
 
     def keyed(self, state: DestinationState, name: bytes) -> Place | None:
-        """As of Backend, and so the next."""
+        """Return where a key's value is, as of Backend, and so the next."""
         return state.own.keyed(name) if state.own is not None else None
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
@@ -213,7 +213,8 @@ class MemoryRows:
         return messages.feeds(spot) if messages is not None and spot is not None else ()
 
     def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
-        """Chunks that hold nothing but what was given before are skipped, unless the same is asked for again."""
+        """Yield expired messages. Chunks that hold nothing but what was given before are skipped, unless the same is
+        asked for again."""
         table = self._table
         again = since < table.given
         if not again and (not table.soonest or now < table.soonest):
@@ -270,7 +271,7 @@ class MemoryRows:
                 at += 1
 
     def _page(self, places: Sequence[Place], at: int) -> list[bytes | None]:
-        """As many from the one at `at` as are read at once. The lock is not held longer."""
+        """Return as many records from the one at `at` as are read at once. The lock is not held longer."""
         memory, size = self._memory, 0
         page: list[bytes | None] = []
         with self._lock:
@@ -288,26 +289,26 @@ class MemoryRows:
 
     @property
     def memory_bytes(self) -> int:
-        """Of memory that all of it takes."""
+        """Return how many bytes of memory all messages take."""
         self.finish_all()
         return self.counted_bytes
 
     @property
     def counted_bytes(self) -> int:
-        """The same as it was counted last. Any thread, without the lock."""
+        """Return how many bytes of memory they take, as counted last. Any thread, without the lock."""
         return self._memory.used + self._memory.prepared
 
     @property
     def swap_bytes(self) -> int:
-        """Of the swap files."""
+        """Return how many bytes the swap files have."""
         return self._swap.total_bytes
 
     def violations(self) -> Iterator[str]:
-        """As of check.py."""
+        """Yield violations, as of check.py."""
         self.finish_all()
         yield from check.violations(self._catalog, self._memory, self._swap)
 
 
 def is_removal(send: Send) -> bool:
-    """Whether a message of a map takes a key's value away."""
+    """Return whether a message of a map takes a key's value away."""
     return send.state.is_map and send.expires_at_ms == REMOVAL

@@ -32,7 +32,7 @@ ENTRY: Final = struct.Struct("<4sII")
 assert ENTRY.size == 12
 MAGIC: Final = b"ABsw"
 LENGTH: Final = struct.Struct("<I")
-"""Of a record."""
+"""The length of a record."""
 assert LENGTH.size == 4
 _CRC_FROM: Final = 8
 
@@ -54,7 +54,7 @@ class SwapFile:
 
 
 class Address(NamedTuple):
-    """Where an entry is."""
+    """The place of an entry."""
 
     file: SwapFile
     offset: int
@@ -62,7 +62,7 @@ class Address(NamedTuple):
 
 
 class SwapFiles:
-    """Those of one store. Under the store's lock. The constructor touches nothing."""
+    """The swap files of one store. Under the store's lock. The constructor touches nothing."""
 
     def __init__(self, directory: Path, roll_over_bytes: int, file_mode: int | None = None) -> None:
         self.directory = directory / "swap"
@@ -74,12 +74,12 @@ class SwapFiles:
 
     @property
     def total_bytes(self) -> int:
-        """Of all files."""
+        """Return how many bytes all files have."""
         return sum(file.end for file in list(self._files.values()))
 
     @property
     def entries(self) -> set[Address]:
-        """All that are kept; their lengths are 0."""
+        """Return all entries that are kept; their lengths are 0."""
         return {Address(file, offset, 0) for file in list(self._files.values()) for offset in file.entries}
 
     def wipe(self) -> None:
@@ -92,7 +92,7 @@ class SwapFiles:
             pass
 
     def write(self, records: Sequence[bytes]) -> Address:
-        """A new entry. Raises OSError, and then none is there."""
+        """Write a new entry. Raises OSError, and then none is there."""
         file = self._file()
         offset = file.end
         tail = ENTRY.pack(MAGIC, 0, len(records))[_CRC_FROM:] + struct.pack(f"<{len(records)}I", *map(len, records))
@@ -108,7 +108,7 @@ class SwapFiles:
         return address
 
     def _file(self) -> SwapFile:
-        """The one that is written to."""
+        """Return the file that is written to."""
         file = self._current
         if file is None or file.end >= self._roll_over_bytes or file.number not in self._files:
             make_directory(self.directory, self._file_mode, is_ours=True)
@@ -119,7 +119,7 @@ class SwapFiles:
         return file
 
     def read(self, address: Address) -> list[bytes]:
-        """The records of an entry. Raises ReadError, which names file and offset (invariant 9), and OSError."""
+        """Return the records of an entry. Raises ReadError, which names file and offset (invariant 9), and OSError."""
         file, offset, length = address
         with open_to_read(file.path) as opened:
             fd = opened.fileno()
@@ -143,7 +143,7 @@ class SwapFiles:
         return records
 
     def release(self, address: Address) -> None:
-        """The entry is not needed any more. Idempotent: an interrupted one is done again."""
+        """Release an entry that is not needed any more. Idempotent: an interrupted one is done again."""
         file = address.file
         file.entries.discard(address.offset)
         if not file.entries:
@@ -166,7 +166,7 @@ def _damaged(address: Address, reason: str) -> ReadError:
 
 
 def _write_all(path: Path, offset: int, pieces: list[bytes], file_mode: int) -> None:
-    """Raises OSError; what was written until then lies beyond the file's end (F1)."""
+    """Write all of the data. Raises OSError; what was written until then lies beyond the file's end (F1)."""
     left = sum(map(len, pieces))
     with os.fdopen(open_file(path, os.O_WRONLY | os.O_CREAT, file_mode), "wb", buffering=0) as file:
         views = [memoryview(piece) for piece in pieces if piece]

@@ -1,4 +1,4 @@
-"""What waits for its time in memory, in the order of these times."""
+"""The waits of messages in memory, in the order of their times."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .message_chunks import Chunk
 
 
 class Dues:
-    """Of one store; under its lock. What a chunk does not say any more (`Chunk.waits`) is skipped. Interrupted it has
-    one too many, which is skipped, or seen twice, which does no harm."""
+    """The waits of one store; under its lock. A wait that a chunk does not say any more (`Chunk.waits`) is skipped. An
+    interruption leaves one too many, which is skipped, or seen twice, which does no harm."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Chunk, int, int]] = []
@@ -22,18 +22,18 @@ class Dues:
         return len(self._heap)
 
     def add(self, due: int, chunk: Chunk, index: int, number: int) -> None:
-        """One more, which waits until then (ms)."""
+        """Add a message that waits until then (ms)."""
         heapq.heappush(self._heap, (due, next(self._numbers), chunk, index, number))
 
     def first(self) -> int:
-        """The least time; 0: nothing waits."""
+        """Return the least time; 0: nothing waits."""
         heap = self._heap
         while heap and not _waits(heap[0]):
             heapq.heappop(heap)
         return heap[0][0] if heap else 0
 
     def until(self, now: int, limit: int) -> Iterator[tuple[Chunk, int, int]]:
-        """Chunk, index and subscription of the first ones that are due by then, in order; they stay. So many are
+        """Yield chunk, index and subscription of the first ones that are due by then, in order; they stay. So many are
         looked at in the heap and no more: who has them due one after the other takes some time for each, not for all
         that wait."""
         self.first()

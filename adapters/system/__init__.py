@@ -1,4 +1,5 @@
-"""What every part stands on: files, locks, descriptors, disks, clocks and background threads. Imports policies alone.
+"""The ground that every part stands on: files, locks, descriptors, disks, clocks and background threads. Imports
+policies alone.
 
     with locking.DirectoryLock(directory): ...           # one owner for a directory, gone with its process
     files.replace_file(path, data)                       # the old content or the new one, whatever crash comes

@@ -27,8 +27,8 @@ FORCE_PURE: Final = "ANABRANCH_PURE"
 
 
 def find_compiled(environment: Mapping[str, str]) -> ModuleType | None:
-    """The module of the compiled loops; None if there is none that can be loaded, or the environment does not want
-    it."""
+    """Return the module of the compiled loops; None if there is none that can be loaded, or the environment does not
+    want it."""
     if environment.get(FORCE_PURE, "0") not in ("", "0"):
         return None
     try:
@@ -43,13 +43,13 @@ def find_compiled(environment: Mapping[str, str]) -> ModuleType | None:
 _compiled = find_compiled(os.environ)
 
 accelerated: Final[bool] = _compiled is not None
-"""Whether the compiled loops are used."""
+"""True if the compiled loops are used."""
 
 PURE: Final[dict[str, Callable[..., Any]]] = {}
 """The loops in Python, by name."""
 
 
 def inner_loop(loop: Callable[P, R]) -> Callable[P, R]:
-    """The compiled loop of this one's name; this one itself where nothing is compiled."""
+    """Return the compiled loop of this one's name; this one itself where nothing is compiled."""
     PURE[loop.__name__] = loop
     return loop if _compiled is None else getattr(_compiled, loop.__name__)

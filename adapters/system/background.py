@@ -48,7 +48,7 @@ R = TypeVar("R")
 
 
 class Outcome(NamedTuple, Generic[T, R]):
-    """What became of one call of `for_each`: its value, or the error that it raised."""
+    """The outcome of one call of `for_each`: its value, or the error that it raised."""
 
     item: T
     value: R | None
@@ -64,7 +64,7 @@ class Background:
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
         self._jobs: list[tuple[float, int, Job]] = []
-        """What is scheduled, as a heap by its time (monotonic). Only the clock takes jobs out."""
+        """Jobs that are scheduled, as a heap by their time (monotonic). Only the clock takes jobs out."""
         self._numbers = itertools.count()
         self._running: dict[int, deque[Job]] = {}
         """By the id of the object whose job runs: its next ones, which wait for that. Never the main thread's to
@@ -87,8 +87,8 @@ class Background:
                 self._condition.notify()
 
     def schedule_while_alive(self, delay: float, method: Job) -> None:
-        """As `schedule`, for a bound method; skipped if nobody holds its object any more by then. For what an
-        object does for its holders alone: a timer must not keep alive, and locked, what they have let go of."""
+        """Schedule a bound method, as `schedule`; it is skipped if nobody holds its object any more by then. For what
+        an object does for its holders alone. A timer must not keep alive, and locked, what they have let go of."""
         alive = weakref.WeakMethod(method)
 
         def run() -> None:
@@ -151,7 +151,7 @@ class Background:
                 self._walks = [other for other in self._walks if other is not walk]
 
     def _start(self) -> None:
-        """With the lock held."""
+        """Start the threads, unless they run. With the lock held."""
         if self._threads:
             return
         try:
@@ -248,12 +248,12 @@ class _Pool:
         self._queue.put(job)
 
     def is_behind(self) -> bool:
-        """Whether jobs wait and no thread is free."""
+        """Return whether jobs wait and no thread is free."""
         return len(self._since) >= self._count and not self._queue.empty()
 
     def _wanted(self) -> int:
-        """Threads: the usual number, and for each that has been at one job for long two more, so that their number
-        doubles while the next ones are held up too."""
+        """Return how many threads to have: the usual number, and two more for each that has been at one job for long.
+        So their number doubles while the next ones are held up too."""
         now = monotonic()
         slow = sum(now - since > SLOW_SECONDS for since in list(self._since.values()))
         return min(self._size + 2 * slow, THREADS_MAX)
@@ -279,7 +279,7 @@ class _Pool:
             self._count -= 1
 
     def _may_leave(self) -> bool:
-        """Whether this thread, which had nothing to do, is one too many; it is not counted any more then."""
+        """Return whether this thread, which had nothing to do, is one too many; it is not counted any more then."""
         with self._lock:
             if self._count <= self._size:
                 return False
@@ -332,7 +332,7 @@ class _Walk(Generic[T, R]):
             del item, outcome
 
     def outcomes_of(self, count: int, deadline: float | None) -> list[Outcome[T, R]]:
-        """So many, or as many as there are by the deadline (monotonic)."""
+        """Return so many outcomes, or as many as there are by the deadline (monotonic)."""
         outcomes: list[Outcome[T, R]] = []
         with suppress(Empty):
             while len(outcomes) < count:
@@ -368,10 +368,10 @@ class CoalescedJob:
     __slots__ = ("_method", "last")
 
     def __init__(self, method: Job, never: bool = False) -> None:
-        """With `never` it is as if it were always scheduled already."""
+        """Make a job of a method; with `never` as if it were always scheduled already."""
         self._method = weakref.WeakMethod(method)
         self.last = _Run(self._method, begun=not never)
-        """Where it has not begun there is no need to schedule another: for who asks often."""
+        """The last run. Where it has not begun there is no need to schedule another: for who asks often."""
 
     def schedule(self, delay: float) -> None:
         """Run it once `delay` seconds have passed; if it is scheduled already, when it was to run then."""
@@ -392,8 +392,8 @@ def _started(name: str, target: Callable[[], None]) -> threading.Thread:
 
 
 def _run(job: Job) -> None:
-    """Whatever it raises, its thread goes on: a SystemExit, say, or the CancelledError of a future's callback. A thread
-    that ended would be counted still, and never be replaced."""
+    """Run a job, and go on whatever it raises: a SystemExit, say, or the CancelledError of a future's callback. A
+    thread that ended would be counted still, and never be replaced."""
     try:
         job()
     except BaseException:
@@ -404,13 +404,13 @@ _shared = Background()
 
 
 def shared() -> Background:
-    """The process's one."""
+    """Return the process's one Background."""
     return _shared
 
 
 def unstruck(call: Callable[[], R]) -> R:
-    """What `call` returns, or raises, on a thread that no signal strikes. For what is not ours, and keeps a lock that a
-    signal can leave locked. It needs nothing that this thread may hold."""
+    """Return or raise what `call` does, on a thread that no signal strikes. For foreign code with a lock that a signal
+    can leave locked. `call` needs nothing that this thread may hold."""
     if threading.get_ident() != threading.main_thread().ident:
         return call()
     return shared().call(call).result()

@@ -8,7 +8,7 @@ from ...policies.errors import ClockError
 
 
 def now_ms() -> int:
-    """Now, in milliseconds since the epoch. Raises ClockError if that is negative."""
+    """Return the time now, in milliseconds since the epoch. Raises ClockError if that is negative."""
     now = time.time_ns() // 1_000_000
     if now < 0:
         raise before_1970(now)
@@ -16,7 +16,8 @@ def now_ms() -> int:
 
 
 def now_us() -> int:
-    """The same in microseconds: what numbers that must not come again begin from. Raises ClockError."""
+    """Return the time now in microseconds since the epoch: numbers that must not come again begin from it. Raises
+    ClockError."""
     now = time.time_ns() // 1_000
     if now < 0:
         raise before_1970(now // 1_000)
@@ -24,7 +25,8 @@ def now_us() -> int:
 
 
 def before_1970(now: int) -> ClockError:
-    """What is raised at such a time (ms). For the send that asks the clock itself, since a call would cost."""
+    """Return the error for a time (ms) before 1970. For the send that asks the clock itself, since a call would
+    cost."""
     return ClockError(
         f"this machine's clock stands {-now / 1000:.3f} s before 1970, and times are kept in milliseconds since then; "
         "set the clock, and try again. Nothing was done"

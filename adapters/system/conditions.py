@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def unless_busy(lock: threading.Lock | threading.RLock, work: Callable[[], T], seconds: float = 0.0) -> T | None:
-    """What `work` returns, with the lock held; None if another thread holds it, for so long at least."""
+    """Return the result of `work`, done with the lock held; None if another thread holds it, for so long at least."""
     taken: list[bool] = []
     try:
         # Taken and noted in one step, and let go of with no call before it.
@@ -46,7 +46,7 @@ class _Condition(threading.Condition):
 
 
 class Event(threading.Event):
-    """As that of `threading`."""
+    """An event as that of `threading`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from weakref import ReferenceType, WeakSet, ref
 
 LIMIT_MAX: Final = 1 << 16
-"""What is shared out of a higher limit, or of none."""
+"""Descriptors that are shared out of a higher limit, or of none."""
 READING_MAX: Final = 256
 """Segments that are kept open for reading, however many files the process may have open."""
 STORE: Final = 4
@@ -30,7 +30,7 @@ STORE: Final = 4
 
 
 class Shares(NamedTuple):
-    """How many descriptors are for what."""
+    """The numbers of descriptors, by what they are for."""
 
     application: int
     stores: int
@@ -39,13 +39,13 @@ class Shares(NamedTuple):
 
 
 def limit() -> int:
-    """How many files this process may have open: `ulimit -n`, the soft limit."""
+    """Return how many files this process may have open: `ulimit -n`, the soft limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return LIMIT_MAX if soft == resource.RLIM_INFINITY else min(soft, LIMIT_MAX)
 
 
 def shares() -> Shares:
-    """How the limit of now is shared out."""
+    """Return how the limit of now is shared out."""
     allowed = limit()
     application = allowed // 4
     part = (allowed - application) / 16
@@ -53,7 +53,8 @@ def shares() -> Shares:
 
 
 class Readable(Protocol):
-    """What keeps a file open for reading. Whoever reads holds the file itself, which closes when nobody does."""
+    """An object that keeps a file open for reading. Whoever reads holds the file itself, which closes when nobody
+    does."""
 
     file: Any
 
@@ -75,7 +76,7 @@ class ReadFiles:
         return len(self._recent)
 
     def used(self, readable: Readable) -> None:
-        """Its file was opened, or is used once more."""
+        """Note that a file was opened, or is used once more."""
         key = ref(readable)
         if key is self._latest:
             return
@@ -89,7 +90,7 @@ class ReadFiles:
         del closed  # not before: nobody waits while a file of another store closes, whose disk may hang
 
     def _make_room(self, most: int, closed: list[Any]) -> None:
-        """For one more. The files that are let go of come into `closed`."""
+        """Make room for one more file. The files that are let go of come into `closed`."""
         while len(self._recent) >= most:
             key = next(iter(self._recent))
             oldest = key()
@@ -119,7 +120,7 @@ class ReadFiles:
         return any_open
 
     def after_fork(self) -> None:
-        """In a child: another thread of the parent may have held the lock."""
+        """Start anew in a child: another thread of the parent may have held the lock."""
         self._lock = threading.RLock()
 
 

@@ -34,20 +34,20 @@ one that it is to have: another where other nodes have the same store."""
 
 
 def nothing(path: Path, store_id: bytes) -> bytes:
-    """The Fill of a store that has its id alone."""
+    """Return the id alone, as the Fill of a store that has nothing else."""
     return store_id
 
 
 def is_empty(path: Path) -> bool:
-    """Whether a directory is there, with nothing in it."""
+    """Return whether a directory is there, with nothing in it."""
     return path.is_dir() and next(path.iterdir(), None) is None
 
 
 class StoreDirectory:
-    """One store's. The constructor touches nothing."""
+    """The directory of one store. The constructor touches nothing."""
 
     advice: ClassVar[str]
-    """What to do where store.id is lost."""
+    """Advice on what to do where store.id is lost."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class StoreDirectory:
         return store_id
 
     def identify(self) -> bytes | None:
-        """The id that is written here, None if there is none that reads. Raises OSError."""
+        """Return the id that is written here, None if there is none that reads. Raises OSError."""
         try:
             store_id = bytes.fromhex(read_file(self.path / "store.id").decode().strip())
         except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -92,7 +92,7 @@ class StoreDirectory:
         return store_id if len(store_id) == 16 else None
 
     def read_id(self) -> bytes:
-        """Raises PlacementError if this is no store's directory."""
+        """Return the id that is written here. Raises PlacementError if this is no store's directory."""
         store_id = self.identify()
         if store_id is None:
             what = "damaged" if (self.path / "store.id").exists() else "missing"
@@ -100,8 +100,9 @@ class StoreDirectory:
         return store_id
 
     def lock(self) -> bytes:
-        """Returns the id. Raises StoreLockedError, PlacementError if there is no such store, ConfigError if it cannot
-        be used, and OSError if there is no room for it now, or something in it is a symbolic link."""
+        """Lock the directory; return the id. Raises StoreLockedError, PlacementError if there is no such store,
+        ConfigError if it cannot be used, and OSError if there is no room for it now, or something in it is a symbolic
+        link."""
         if not self.path.is_dir():
             raise PlacementError(f"{self.path}, the directory of store {self.name!r}, is missing; nothing was created")
         try:
@@ -119,16 +120,16 @@ class StoreDirectory:
         return store_id
 
     def _locked(self, store_id: bytes) -> None:
-        """It has just been locked."""
+        """Do what follows once the directory has just been locked."""
 
     def require_lock(self) -> None:
         """Raise StoreFailedError if the lock was lost: see DirectoryLock."""
         self._lock.require()
 
     def look_after_lock(self) -> None:
-        """If the lock was lost, `on_lost` has been called on return."""
+        """Look after the lock: if it was lost, `on_lost` has been called on return."""
         self._lock.lost()
 
     def unlock(self) -> None:
-        """Idempotent."""
+        """Unlock the directory. Idempotent."""
         self._lock.release()

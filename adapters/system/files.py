@@ -1,5 +1,5 @@
-"""What every part that keeps files needs: what a disk's errors mean, how files are made and written, how they and their
-names are made durable. What differs from platform to platform is in policies/platform_files.py and here."""
+"""The needs of every part that keeps files. Here is what a disk's errors mean, and how files are made, written and made
+durable with their names. What differs from platform to platform is in policies/platform_files.py and here."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .acceleration import inner_loop
 from .descriptors import limit
 
 OUT_OF_FILES: Final = frozenset((errno.EMFILE, errno.ENFILE))
-"""What the operating system says of a process, and of a machine, that can have no more files open."""
+"""Errors by which the operating system says that a process, or a machine, can have no more files open."""
 FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG)) | OUT_OF_FILES
-"""What it says where there is no room now, on a disk or for another open file: what was asked for took no effect and
+"""Errors by which it says that there is no room now, on a disk or for another open file. The request took no effect and
 may be tried again."""
 DENIED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST))
-"""And of a place that is the wrong one."""
+"""Errors by which it says that the place is the wrong one."""
 _ZEROS: Final = memoryview(bytes(1 << 20))
 """Once and for all: made for each store, they would stay behind in its memory."""
 
@@ -42,8 +42,9 @@ MAKE_ROOM: Final = (
 
 
 def refused(what: str, error: OSError, after: str = "", how: str = "") -> StoreFullError:
-    """What to raise, `from` the error, for one that is in FULL. `what`: what was refused, and why. It says then what to
-    do before the same is tried again, and `after` that; `how`: in which ways a full disk gets room."""
+    """Return the error to raise, `from` the given one, for an error that is in FULL. `what`: what was refused, and why.
+    The text then says what to do before the same is tried again, and `after` that. `how`: in which ways a full disk
+    gets room."""
     if error.errno == errno.EMFILE:
         step = f"raise `ulimit -n` (it is {limit()}) or have fewer files open, and try again"
     elif error.errno == errno.ENFILE:
@@ -54,14 +55,14 @@ def refused(what: str, error: OSError, after: str = "", how: str = "") -> StoreF
 
 
 def is_out_of_files(error: BaseException) -> bool:
-    """Whether no more files could be opened, and nothing else is wrong."""
+    """Return whether no more files could be opened, and nothing else is wrong."""
     return isinstance(error, OutOfDescriptorsError) or (isinstance(error, OSError) and error.errno in OUT_OF_FILES)
 
 
 @contextmanager
 def disk_errors(what: str) -> Iterator[None]:
-    """While something is created or opened: the disk's errors become StoreFullError, ConfigError or StoreFailedError,
-    which say what could not be done; nothing took effect that the next try does not find and put right."""
+    """Turn the disk's errors into StoreFullError, ConfigError or StoreFailedError, while something is created or
+    opened. The errors say what could not be done. Nothing took effect that the next try does not find and put right."""
     try:
         yield
     except (OSError, lmdb.Error) as error:
@@ -78,15 +79,14 @@ def disk_errors(what: str) -> Iterator[None]:
 
 
 def require_no_link(path: Path) -> None:
-    """Raise OSError (ELOOP) for a symbolic link. What a data directory holds is none: it would be read, written, cut or
+    """Raise OSError (ELOOP) for a symbolic link. Nothing in a data directory is one: it would be read, written, cut or
     removed where the link leads."""
     if path.is_symlink():
         raise _is_a_link(path)
 
 
 def require_no_links(directory: Path) -> None:
-    """The same for all that is in a directory, however deep, which is looked for without following any. Raises
-    OSError."""
+    """Raise OSError for a symbolic link in a directory, however deep. The search follows none."""
     with os.scandir(directory) as entries:
         for entry in entries:
             if entry.is_symlink():
@@ -101,7 +101,7 @@ def _is_a_link(path: str | Path) -> OSError:
 
 
 def directory_mode(file_mode: int) -> int:
-    """The mode of a directory whose files have `file_mode`: who may read them may enter it, and list it."""
+    """Return the mode of a directory whose files have `file_mode`: who may read them may enter it, and list it."""
     return file_mode | (file_mode & 0o444) >> 2
 
 
@@ -115,8 +115,8 @@ def new_directory(path: Path, file_mode: int) -> None:
 
 
 def make_directory(path: Path, file_mode: int = FILE_MODE, is_ours: bool = False) -> None:
-    """Make a directory for files of this mode, and what is missing above it likewise, durably. What is there is left as
-    it is; one that `is_ours`, and not where its user has said, may not be a link. Raises OSError."""
+    """Make a directory for files of this mode, and what is missing above it likewise, durably. A directory that is
+    there is left as it is; one that `is_ours`, and not where its user has said, may not be a link. Raises OSError."""
     if is_ours:
         require_no_link(path)
     missing = [p for p in (path, *path.parents) if not p.exists()]
@@ -167,7 +167,7 @@ def _open_file(path: Path, flags: int, file_mode: int) -> int:
 
 
 def open_to_read(path: Path) -> BinaryIO:
-    """As Path.open("rb"), of no symbolic link. Raises OSError."""
+    """Open a file as Path.open("rb"), but no symbolic link. Raises OSError."""
     return open(path, "rb", opener=_open_file_to_read)  # in one step: the descriptor is never without an owner
 
 
@@ -176,13 +176,14 @@ def _open_file_to_read(path: str, flags: int) -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """All that is in a small file. Raises OSError."""
+    """Return all that is in a small file. Raises OSError."""
     with open_to_read(path) as file:
         return file.read()
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """pwrite until all is written; the kernel may write less, most often just before it says that the disk is full."""
+    """Call pwrite until all is written; the kernel may write less, most often just before it says that the disk is
+    full."""
     written = os.pwrite(fd, data, offset)
     while written < len(data):
         view = memoryview(data)[written:]
@@ -191,17 +192,17 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 @inner_loop
 def write_small(fd: int, data: bytes, offset: int) -> None:
-    """write_all, for what is not synced now. Compiled, a write of up to 16 KiB does not hand the interpreter to other
-    threads, which takes longer than the write; once two within a second took more than a millisecond, the second of
-    them waiting for the disk, all do for twenty times as long as it took: a slow disk stops the other threads for a
+    """Do write_all, for what is not synced now. Compiled, a write of up to 16 KiB does not hand the interpreter to
+    other threads, which takes longer than the write; once two within a second took more than a millisecond, the second
+    of them waiting for the disk, all do for twenty times as long as it took: a slow disk stops the other threads for a
     twentieth of the time."""
     write_all(fd, data, offset)
 
 
 @inner_loop
 def write_synced(fd: int, data: bytes, offset: int) -> None:
-    """write_all, then sync_data. Compiled, other threads take their turn once meanwhile instead of twice: whoever hands
-    the interpreter over may have to wait for it."""
+    """Do write_all, then sync_data. Compiled, other threads take their turn once meanwhile instead of twice: whoever
+    hands the interpreter over may have to wait for it."""
     write_all(fd, data, offset)
     sync_data(fd)
 
@@ -225,7 +226,7 @@ def replace_file(path: Path, data: bytes, file_mode: int = FILE_MODE) -> None:
 
 
 def unfinished(path: Path, store_id: bytes) -> Path:
-    """What a store's directory is called until it is whole."""
+    """Return the path of a store's directory until it is whole."""
     return path.with_name(f".{path.name}.{store_id.hex()}.tmp")
 
 
@@ -239,7 +240,8 @@ def remove_directory(path: Path, store_id: bytes) -> None:
 
 
 def sweep_unfinished(directory: Path, name: str | None = None) -> int:
-    """Remove what a crash left of stores that were being made in a directory (of the one store `name`); how many."""
+    """Remove what a crash left of stores that were being made in a directory (of the one store `name`); return how
+    many."""
     if not directory.is_dir():
         return 0
     pattern = re.compile(rf"\.{re.escape(name) if name is not None else '.+'}\.[0-9a-f]{{32}}\.tmp")

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 WATCH_SECONDS: Final = 1.0
 """How often it is looked whether the locks' files are still there."""
 _GONE: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ESTALE))
-"""What the operating system says of a file that is not there; any other error says nothing about it."""
+"""Errors by which the operating system says that a file is not there; any other error says nothing about it."""
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 _ROOT: Final = __name__.partition(".")[0]
 _COMMANDS: Final = f"{_ROOT}.router.cli."
@@ -57,7 +57,7 @@ class _LockFile:
 
     def __init__(self, lock: DirectoryLock, opened_at: str, table: dict[_LockFile, None]) -> None:
         self.opened_at = opened_at
-        """As `_caller` says."""
+        """The place where the directory was opened, as `_caller` says."""
         self.identity: tuple[int, int] | None = None
         """Device and inode of the file that was opened."""
         self._descriptors: list[int] = []
@@ -112,7 +112,7 @@ class _LockFile:
         self._table.pop(self, None)
 
     def leave(self) -> None:
-        """In a forked child: close it, so that the lock ends with the parent. That unlocks nothing."""
+        """Close the file in a forked child, so that the lock ends with the parent. That unlocks nothing."""
         with suppress(OSError, IndexError):  # a thread of the parent was just opening or closing it
             found = os.fstat(self._descriptors[-1])
             if (found.st_dev, found.st_ino) == self.identity:
@@ -125,7 +125,7 @@ class _LockFile:
             pass  # it was closed before; or is now, whatever the operating system says
 
     def _left(self, _: object) -> None:
-        """Nobody holds the DirectoryLock any more."""
+        """Close the file: nobody holds the DirectoryLock any more."""
         self.close()
 
 
@@ -139,7 +139,7 @@ class _Watch:
         self._due = False
 
     def open(self, lock: DirectoryLock, opened_at: str) -> _LockFile:
-        """A file that will be locked for it."""
+        """Return a file that will be locked for a DirectoryLock."""
         file = _LockFile(lock, opened_at, self._held)
         self._held[file] = None
         with self._lock:
@@ -147,22 +147,22 @@ class _Watch:
         return file
 
     def of(self, identity: tuple[int, int] | None) -> list[DirectoryLock]:
-        """Those that hold the file of that device and inode."""
+        """Return the locks that hold the file of that device and inode."""
         locks = [file.lock() for file in list(self._held) if file.identity == identity]
         return [lock for lock in locks if lock is not None and lock.held]
 
     def knows(self, identity: tuple[int, int] | None) -> bool:
-        """Whether a file of this process is that one."""
+        """Return whether a file of this process is that one."""
         return any(file.identity == identity for file in list(self._held))
 
     def close_left(self) -> None:
-        """Close those whose DirectoryLock is gone. Who had to was interrupted."""
+        """Close those whose DirectoryLock is gone. Whoever had to was interrupted."""
         for file in list(self._held):
             if file.lock() is None:
                 file.close()
 
     def _look_later(self) -> None:
-        """With the lock held."""
+        """Schedule the next look, unless it is due already. With the lock held."""
         if self._held and not self._due:
             # No method of ours: the next look does not wait for one whose disk hangs.
             shared().schedule(WATCH_SECONDS, partial(_Watch._look, self))
@@ -200,8 +200,8 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class DirectoryLock:
-    """Held from `acquire` to `release`, or until nobody holds this object any more: who can write in the directory
-    holds it. A forked child does not hold the lock, and never releases it (rule D4)."""
+    """A lock that is held from `acquire` to `release`, or until nobody holds this object any more: who can write in the
+    directory holds it. A forked child does not hold the lock, and never releases it (rule D4)."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class DirectoryLock:
         replaced: the owner stops then. `describe` says who the owner is, to others in this process."""
         self._path = path
         self._file = str(path)
-        """The same: each prepare asks for it."""
+        """The path as text: each prepare asks for it."""
         self._what = what
         self._file_mode = file_mode
         self._on_lost = on_lost
@@ -227,7 +227,8 @@ class DirectoryLock:
         self._looking = threading.Lock()
 
     def acquire(self) -> None:
-        """Raises StoreLockedError at once if it is held, and OSError where the file cannot be opened or locked."""
+        """Acquire the lock. Raises StoreLockedError at once if it is held, and OSError where the file cannot be opened
+        or locked."""
         if self.held:
             raise self._refusal()
         try:
@@ -262,18 +263,18 @@ class DirectoryLock:
 
     @property
     def held(self) -> bool:
-        """Whether this process holds it."""
+        """Return whether this process holds the lock."""
         return self._identity is not None and self._generation == generation
 
     def described(self) -> str:
-        """Who holds it, to others in this process."""
+        """Return who holds the lock, in words for others in this process."""
         owner = f": {self._describe()}" if self._describe is not None else ""
         opened_at = self._open.opened_at if self._open is not None else ""
         return f"this process{owner}{_opened(opened_at)}"
 
     def lost(self) -> StoreFailedError | None:
-        """Why it is held no more, if the file was deleted or replaced since `acquire`; asks the operating system, at
-        the price of one stat."""
+        """Return why the lock is held no more, if the file was deleted or replaced since `acquire`; asks the operating
+        system, at the price of one stat."""
         identity, file = self._identity, self._open
         if self._lost is None and identity is not None and file is not None and self._generation == generation:
             found = _found(self._file, identity) if file.is_open else "was unlocked by the garbage collector"
@@ -289,7 +290,7 @@ class DirectoryLock:
         return self._lost
 
     def look_after(self) -> None:
-        """As `lost`, unless another thread is at it, since the disk hangs."""
+        """Look for a loss as `lost`, unless another thread is at it, since the disk hangs."""
         unless_busy(self._looking, self.lost)
 
     def require(self) -> None:
@@ -299,8 +300,8 @@ class DirectoryLock:
             raise StoreFailedError(str(error)) from error
 
     def release(self, remove: bool = False) -> None:
-        """Idempotent. With `remove` the file goes while it is locked: who has it open by then finds that it has no name
-        any more, and tries again."""
+        """Release the lock. Idempotent. With `remove` the file goes while it is locked: who has it open by then finds
+        that it has no name any more, and tries again."""
         file, identity = self._open, self._identity
         self._identity = None  # first: what is being removed was not lost
         if file is not None and self._generation == generation:
@@ -313,7 +314,7 @@ class DirectoryLock:
 
 
 def _found(path: str, identity: tuple[int, int]) -> str | None:
-    """What has become of the file that was opened; None if it is there, or if that cannot be said."""
+    """Return what has become of the file that was opened; None if it is there, or if that cannot be said."""
     try:
         found = os.stat(path)  # noqa: PTH116  a path of pathlib's takes half as long again
     except OSError as error:
@@ -322,7 +323,7 @@ def _found(path: str, identity: tuple[int, int]) -> str | None:
 
 
 def gone_directory(path: str | Path, what: str) -> str:
-    """That a directory above this path is not there any more, while `what` was open; empty where all are."""
+    """Return the text that a directory above this path was lost while `what` was open; empty where all are there."""
     gone = [directory for directory in Path(path).parents if not directory.exists()]
     if not gone:
         return ""
@@ -333,8 +334,8 @@ def gone_directory(path: str | Path, what: str) -> str:
 
 
 def _caller() -> str:
-    """Where code has called that is neither ours nor Python's own: `file:line`. Of a command its name, in backquotes.
-    Empty where there is none, as in a thread of ours."""
+    """Return where code has called that is neither ours nor Python's own: `file:line`. Returns the name of a command,
+    in backquotes. Empty where there is none, as in a thread of ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
@@ -350,7 +351,7 @@ def _caller() -> str:
 
 
 def owner_of(path: Path) -> str:
-    """Who holds a lock file, or held it last: this process, or another one as the file's text says."""
+    """Return who holds a lock file, or held it last: this process, or another one as the file's text says."""
     with suppress(OSError):
         found = path.stat()
         for lock in _watch.of((found.st_dev, found.st_ino)):

@@ -23,7 +23,7 @@ _IS_GIVEN: Final = any(
 
 @contextmanager
 def large_blocks_mapped() -> Iterator[None]:
-    """Blocks of LIST_BYTES and more are taken from the system here, and given back once they are freed.
+    """Take blocks of LIST_BYTES and more from the system here, to give them back once they are freed.
 
     A list that LMDB gets from the system takes only the memory that is used of it; one that lies where another was
     freed is cleared, and takes all: 2 MiB for each store that is opened after others were closed. Bodies shall not be

@@ -22,7 +22,7 @@ from typing import Final, Generic, TypeVar
 TELL_SECONDS: Final = 60.0
 """The log tells of one thing no more often."""
 TOLD_MAX: Final = 1000
-"""So many things are remembered with the time when they were told last; with more the log tells more often."""
+"""Things that are remembered with the time when they were told last; with more the log tells more often."""
 
 Thing = TypeVar("Thing", bound=Hashable)
 
@@ -41,7 +41,7 @@ class RareWarnings(Generic[Thing]):
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to tell now."""
+        """Return whether there is something to tell now."""
         return self._due <= monotonic()
 
     def count(self, things: Iterable[Thing] = ()) -> None:

@@ -14,7 +14,7 @@ from .locking import owner_of
 
 @contextmanager
 def kept_closed(lock_file: Path, what: str) -> Iterator[None]:
-    """While the block runs, nobody opens what the lock file guards (locking.py); others may read it too.
+    """Keep closed, while the block runs, what the lock file guards (locking.py); others may read it too.
 
     Who tries to open it is refused, and told of the last owner. Where there is no lock file, `what` was never open
     there, or the directory is a copy: then it is looked at the end whether somebody has opened it meanwhile. Raises

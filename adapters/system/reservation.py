@@ -15,7 +15,7 @@ class Reservation(Generic[What]):
     __slots__ = ("_given_back", "_left", "what")
 
     def __init__(self, what: What, given_back: deque[What], taken: deque[What] | None = None) -> None:
-        """What is to be given back is told by `taken`, in the same step for Ctrl-C: it strikes after calls."""
+        """Tell `taken` of what is to be given back, in the same step for Ctrl-C: it strikes after calls."""
         self.what = what
         self._given_back = given_back
         self._left = iter((what,))

@@ -17,11 +17,11 @@ from typing import Final
 from .reservation import Reservation
 
 KNOWN_SECONDS: Final = 1.0
-"""So long what the file system has said holds, less what was reserved since."""
+"""Seconds for which what the file system has said holds, less what was reserved since."""
 KNOWN_BYTES: Final = 1 << 20
-"""And as long as less than this was reserved since: what is written takes more space than it counts for."""
+"""Bytes reserved since beyond which it does not hold: what is written takes more space than it counts for."""
 ASKED_SECONDS: Final = 0.01
-"""Where that is too little it is asked again after so long."""
+"""Seconds after which the file system is asked again where that is too little."""
 
 
 class Volume:
@@ -29,26 +29,26 @@ class Volume:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        """Where it is mounted."""
+        """The path where the disk is mounted."""
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
         self._reserved: deque[int] = deque()
         self._given_back: deque[int] = deque()
         self._in_flight = 0
         """Bytes that are reserved, as far as they are counted."""
         self._free = self._since = 0
-        """As the file system has said, less what was reserved since then; how much that is."""
+        """Free bytes as the file system has said, less what was reserved since then; how much that is."""
         self._asked_at = -KNOWN_SECONDS
 
     def reserve(self, size: int) -> Reservation[int]:
-        """So many bytes are about to be written, until that is released."""
+        """Reserve so many bytes that are about to be written, until the reservation is released."""
         with self._lock:
             self._free -= size
             self._since += size
             return Reservation(size, self._given_back, self._reserved)
 
     def free(self, wanted: int) -> int:
-        """Bytes that are free for who has no special rights, less what is reserved. As it was lately, if that is at
-        least `wanted`."""
+        """Return how many bytes are free for who has no special rights, less what is reserved. As it was lately, if
+        that is at least `wanted`."""
         with self._lock:
             age = time.monotonic() - self._asked_at
             old = age >= KNOWN_SECONDS or self._since >= KNOWN_BYTES
@@ -76,7 +76,7 @@ _lock = threading.Lock()
 
 
 def volume_of(path: Path) -> Volume:
-    """The disk that a directory is on. Raises OSError if that is not there."""
+    """Return the disk that a directory is on. Raises OSError if that is not there."""
     device, top = path.stat().st_dev, path.absolute()
     while top != top.parent and top.parent.stat().st_dev == device:
         top = top.parent  # a store's directory may be removed while others are on the same disk

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A directory of one log's. One thread at a time."""
+    """The archive directory of one log. One thread at a time."""
 
     directory: Path
     max_bytes: int | None = None
@@ -49,7 +49,7 @@ class Archive:
         path.unlink()
 
     def trim(self) -> None:
-        """Remove what is beyond the limits. What cannot be removed is logged, and tried again next time."""
+        """Remove what is beyond the limits. A segment that cannot be removed is logged, and tried again next time."""
         if self.max_bytes is None and self.max_age is None:
             return
         try:

@@ -32,7 +32,7 @@ END_MAX: Final = (1 << 32) - 1
 
 
 def base_of(number: int) -> int:
-    """The first LSN of a file of copies, by its number."""
+    """Return the first LSN of a file of copies, by its number."""
     return f.COPIES + (number - f.COPIES) * RECORDS_MAX
 
 
@@ -40,7 +40,7 @@ class CopiesWriter:
     """One file while it is being written. One thread."""
 
     def __init__(self, files: SegmentFiles, log_id: bytes, number: int, generation: int) -> None:
-        """Makes it, under an unfinished name. `number`: behind COPIES. Raises OSError."""
+        """Make the file, under an unfinished name. `number`: behind COPIES. Raises OSError."""
         self._files, self._log_id, self._number, self._generation = files, log_id, f.COPIES + number, generation
         self._nonce = int.from_bytes(os.urandom(8), "little")
         self._seed = f.segment_seed(log_id, self._nonce)
@@ -51,17 +51,18 @@ class CopiesWriter:
         self._batch: list[bytes] = []
         self._batch_at, self._batch_lsn = f.HEADER_BYTES, self._base_lsn
         self.end = f.HEADER_BYTES + f.BATCH_HEADER.size
-        """Where the next record goes."""
+        """The offset where the next record goes."""
         self.count = 0
         """Records in it."""
 
     def takes(self, size: int) -> bool:
-        """Whether there is room for a payload of so many bytes. Every file takes one that a segment has taken."""
+        """Return whether there is room for a payload of so many bytes. Every file takes one that a segment has
+        taken."""
         end = self.end + f.RECORD_HEADER.size + size
         return self.count < RECORDS_MAX - 1 and (end <= END_MAX or not self.count)
 
     def add(self, kind: int, payload: bytes) -> tuple[int, int, int]:
-        """One more record. Returns its LSN, its offset and its length. Raises OSError."""
+        """Add a record. Returns its LSN, its offset and its length. Raises OSError."""
         if self.end - self._batch_at >= BATCH_BYTES:
             self._write_batch()
         lsn, offset = self._base_lsn + self.count, self.end

@@ -25,13 +25,13 @@ _BY_TOP: Final = {entry >> 24: index for index, entry in enumerate(_TABLE)}
 
 
 def start_of(crc: int, data: bytes) -> int:
-    """What the checksum of `data` was started from, if it ended with `crc`: extend(start_of(crc, data), data) is
-    `crc`."""
+    """Return the checksum from which that of `data` was started, if it ended with `crc`: extend(start_of(crc, data),
+    data) is `crc`."""
     return _back(crc ^ ALL, data) ^ ALL
 
 
 def nonce_for(start: int, crc: int) -> int:
-    """A number whose eight bytes, little-endian, bring the checksum from `start` to `crc`."""
+    """Return a number whose eight bytes, little-endian, bring the checksum from `start` to `crc`."""
     forward = start ^ ALL
     for _ in range(4):  # four bytes of zeros
         forward = _TABLE[forward & 0xFF] ^ forward >> 8

@@ -56,7 +56,7 @@ class SegmentFiles:
         """`count_sync` is called before each wait for the disk."""
         self.directory = directory
         self.segment_bytes = segment_bytes
-        """Of a segment, unless one ticket needs a larger one."""
+        """Bytes of a segment, unless one ticket needs a larger one."""
         self.file_mode = file_mode
         self.pool: list[tuple[Path, int]] = []
         """Files to use again and their sizes."""
@@ -70,8 +70,8 @@ class SegmentFiles:
         return segment_path(self.directory, number)
 
     def _named(self, start: str, end: str) -> list[Path]:
-        """The files whose names begin and end so, in no order; none if there is no directory. Path.glob would find none
-        either where the directory cannot be read. Raises OSError."""
+        """Return the files whose names begin and end so, in no order; none if there is no directory. Path.glob would
+        find none either where the directory cannot be read. Raises OSError."""
         try:
             paths = list(self.directory.iterdir())
         except FileNotFoundError:
@@ -79,7 +79,8 @@ class SegmentFiles:
         return [path for path in paths if path.name.startswith(start) and path.name.endswith(end)]
 
     def headers(self) -> Iterator[SegmentHeader]:
-        """Of all published segments, in no order. Raises CorruptionError for one that has no valid header."""
+        """Yield the headers of all published segments, in no order. Raises CorruptionError for one that has no valid
+        header."""
         for path in self._named("", SEGMENT_SUFFIX):
             header = read_header(path)
             if self.path(header.number) != path:
@@ -87,7 +88,7 @@ class SegmentFiles:
             yield header
 
     def copies(self) -> dict[int, Path]:
-        """The files of copies by number; what is in them is not looked at. Raises OSError."""
+        """Return the files of copies by number; what is in them is not looked at. Raises OSError."""
         paths = self._named("", COPIES_SUFFIX)
         return {COPIES | int(path.stem): path for path in paths if path.stem.isdigit()}
 
@@ -208,8 +209,8 @@ class SegmentFiles:
             self.reserve.put_in(spare)
 
     def names(self) -> File:
-        """The directory, open for sync_names. Who changes names when there is no way back opens it before, when running
-        out of descriptors does no harm."""
+        """Return the directory, open for sync_names. Whoever changes names when there is no way back opens it before,
+        when running out of descriptors does no harm."""
         return File(self.directory, os.O_RDONLY | os.O_DIRECTORY)
 
     def sync_names(self, names: File) -> None:
@@ -234,7 +235,7 @@ def _fill(file: File, end: int, capacity: int) -> None:
 
 
 def _number(path: Path) -> int:
-    """Of the segment that a file was; 0 if it was none."""
+    """Return the number of the segment that a file was; 0 if it was none."""
     try:
         return read_header(path).number
     except CorruptionError:
@@ -242,8 +243,8 @@ def _number(path: Path) -> int:
 
 
 def _fill_up(path: Path, size: int) -> bool:
-    """Whether a file is allocated up to `size`. A little that is missing is made up for, if the disk has it: a segment
-    is not grown to its end when the batch after its last one does not fit."""
+    """Return whether a file is allocated up to `size`. Fills a little that is missing, if the disk has it: a segment is
+    not grown to its end when the batch after its last one does not fit."""
     try:
         missing = size - path.stat().st_size
         if missing > FILL_MAX:
@@ -259,14 +260,14 @@ def _fill_up(path: Path, size: int) -> bool:
 
 
 def segment_path(directory: Path, number: int) -> Path:
-    """Where a segment of the log in a directory lies, or a file of copies."""
+    """Return where a segment of the log in a directory lies, or a file of copies."""
     if number >= COPIES:
         return directory / f"{number - COPIES:012d}{COPIES_SUFFIX}"
     return directory / f"{number:012d}{SEGMENT_SUFFIX}"
 
 
 def read_header(path: Path) -> SegmentHeader:
-    """The header of one segment file. Raises CorruptionError."""
+    """Return the header of one segment file. Raises CorruptionError."""
     with open_to_read(path) as file:
         return SegmentHeader.decode(file.read(HEADER_BYTES), str(path))
 

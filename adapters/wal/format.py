@@ -20,7 +20,7 @@ VERSION: Final = 3
 MAGIC: Final = b"ANBRSEG\n"
 
 RESTORE: Final = "restore it from a backup, or go on with all that can be read: see `anabranch salvage --help`"
-"""What to do about a store's file that is damaged or gone."""
+"""Advice on what to do about a store's file that is damaged or gone."""
 
 HEADER_BYTES: Final = 4096
 """A segment's first page holds its header; batches follow."""
@@ -54,10 +54,10 @@ LOST: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """What a segment says of itself and of the one before (rule J1)."""
+    """The header of a segment, which tells of it and of the one before (rule J1)."""
 
     log_id: bytes
-    """Whose log it is: 16 random bytes, a store's id (rule I4)."""
+    """The id of the log: 16 random bytes, a store's id (rule I4)."""
     number: int
     nonce: int
     base_lsn: int
@@ -65,9 +65,9 @@ class SegmentHeader:
     durable_lsn: int
     """Known to be on disk when the segment was published."""
     prev_number: int
-    """The segment before, 0 if this is the first. What lies between the two numbers is void."""
+    """The segment before, 0 if this is the first. All that lies between the two numbers is void."""
     prev_end: int
-    """Where that one ends: what lies past it is void for ever."""
+    """The offset where that one ends: what lies past it is void for ever."""
     prev_lsn: int
     """The last LSN of that one."""
     counter: int
@@ -80,7 +80,7 @@ class SegmentHeader:
     """The file's size once it is full."""
 
     def encode(self) -> bytes:
-        """A whole page, zeros after the header."""
+        """Return the header as a whole page, zeros behind it."""
         fields = (
             self.number, self.nonce, self.base_lsn, self.durable_lsn, self.prev_number, self.prev_end,
             self.prev_lsn, self.counter, self.snapshot_number, self.snapshot_offset, self.capacity,
@@ -90,7 +90,7 @@ class SegmentHeader:
 
     @classmethod
     def decode(cls, page: bytes, path: str) -> SegmentHeader:
-        """Raises CorruptionError; its text tells a newer version from damage."""
+        """Return the header in a page. Raises CorruptionError; its text tells a newer version from damage."""
         if len(page) < SEGMENT_HEADER.size or page[:8] != MAGIC:
             raise CorruptionError(path, 0, "not a journal segment: its header is missing or damaged", RESTORE)
         _, version, flags, crc, log_id, *fields = SEGMENT_HEADER.unpack_from(page)
@@ -108,12 +108,12 @@ class SegmentHeader:
 
 
 def segment_seed(log_id: bytes, nonce: int) -> int:
-    """Where the checksums of a segment start from."""
+    """Return the number from which the checksums of a segment start."""
     return int(crc32c(crc32c(0, log_id), nonce.to_bytes(8, "little")))
 
 
 def encode_batch_header(seed: int, offset: int, length: int, count: int, base_lsn: int, watermark: int) -> bytes:
-    """The header of a batch at `offset` whose records take `length` bytes (rule J2)."""
+    """Return the header of a batch at `offset` whose records take `length` bytes (rule J2)."""
     rest = BATCH_REST.pack(length, count, base_lsn, watermark)
     return BATCH_MAGIC + CRC.pack(crc32c(seed ^ offset, rest)) + rest
 
@@ -131,7 +131,8 @@ class BatchHeader:
 
 
 def decode_batch_header(data: bytes, seed: int, offset: int) -> BatchHeader | None:
-    """None if `data` does not begin with a batch header of this segment at this offset."""
+    """Return the header of a batch. None if `data` does not begin with a batch header of this segment at this
+    offset."""
     if len(data) < BATCH_HEADER.size or data[:4] != BATCH_MAGIC:
         return None
     rest = data[8 : BATCH_HEADER.size]

@@ -32,12 +32,13 @@ QUEUE_MAX: Final = 50_000
 """Tickets; who would queue more leads first."""
 SLOW_SYNC_SECONDS: Final = 0.0005
 GATHER_SHARE: Final = 0.25
-"""Where a sync takes longer, a leader waits for all who are likely to come, at most for this share of its time."""
+"""The share of a slow sync's time for which a leader waits at most for all who may come."""
 QUICK_SYNC_SECONDS: Final = 0.00005
 GATHER_MIN: Final = 4
 GATHER_MAX: Final = 8
-"""Where it is neither slow nor quicker than this, for so many, if they are so many, at most for as long as it takes:
-the work for more keeps the interpreter busy during a sync. With fewer, parking costs about as much as it saves."""
+"""Tickets for which a leader waits where a sync is neither slow nor quicker than this. It waits for them if they are so
+many, at most for as long as the sync takes: the work for more keeps the interpreter busy during a sync. With fewer,
+parking costs about as much as it saves."""
 
 
 class GroupCommit(ABC):
@@ -66,37 +67,37 @@ class GroupCommit(ABC):
         likely to come again at once, just after a leader that did not wait for them has begun the next sync: then they
         would wait for two."""
         self._gathering: threading.Lock | None = None
-        """What a leader waits for: released once so many are queued."""
+        """The lock for which a leader waits: released once so many are queued."""
         self._gather_seconds = 0.0
         self._starved = False
         """Tickets that make room wait at the head of the queue for some to be made first."""
         self._closed = True
-        """It takes no more tickets."""
+        """True if no more tickets are taken."""
         self._ended = True
         """Nor is any written. Set with the lead, once nothing is queued."""
         self._generation = locking.generation
 
     @abstractmethod
     def _lead_once(self) -> None:
-        """With `_lead` held: finish what an interrupted leader left, then write one batch of what is queued."""
+        """Finish what an interrupted leader left, then write one batch of what is queued. With `_lead` held."""
 
     @abstractmethod
     def _has_work(self) -> bool:
-        """Whether anything is queued, or written by halves."""
+        """Return whether anything is queued, or written by halves."""
 
     @abstractmethod
     def _stop(self) -> None:
-        """It has just failed."""
+        """Do what follows once the log has just failed."""
 
     @abstractmethod
     def _relieve(self) -> None:
-        """Without the lead: make room for tickets that wait for it."""
+        """Make room, without the lead, for tickets that wait for it."""
 
     # Whether it can be used
 
     @property
     def forked(self) -> bool:
-        """Whether this is a forked child of the process that opened it."""
+        """Return whether this is a forked child of the process that opened the log."""
         return self._generation != locking.generation
 
     def ensure_usable(self) -> None:
@@ -145,8 +146,8 @@ class GroupCommit(ABC):
         return ticket
 
     def _require_written(self, tickets: Sequence[Ticket]) -> None:
-        """It was closed since it was asked whether it takes tickets (rule G7). Who closes it writes what is queued, and
-        then ends it: raise ClosedError if these came after that. Their caller may not wait for them."""
+        """Raise ClosedError for tickets that came after the end of a log closed meanwhile (rule G7). Closing writes
+        what is queued, and then ends it. The tickets' caller may not wait for them."""
         with self._lead:
             if self._ended:
                 self._dismiss([ticket for ticket in tickets if not ticket.done], self._refusal())
@@ -155,7 +156,7 @@ class GroupCommit(ABC):
             raise self._refusal()
 
     def submit_first(self, ticket: Ticket) -> None:
-        """Before all that are queued: those wait for what it does."""
+        """Queue a ticket before all that are queued: those wait for what it does."""
         self.ensure_usable()
         self._refuse_reentry()
         with self._lead:
@@ -203,7 +204,8 @@ class GroupCommit(ABC):
                 raise
 
     def flush(self) -> None:
-        """Until all that is queued now is written, or refused on a full disk. Raises StoreFailedError, ClosedError."""
+        """Wait until all that is queued now is written, or refused on a full disk. Raises StoreFailedError,
+        ClosedError."""
         ticket = Ticket((), 0, sync=False)
         self.submit(ticket)
         with contextlib.suppress(StoreFullError):  # it takes no room itself; it shared a batch with what did
@@ -212,7 +214,7 @@ class GroupCommit(ABC):
     # Waiting: lead or follow
 
     def wait(self, ticket: Ticket) -> list[Any]:
-        """Until the ticket is done; returns its outcomes. Raises StoreFullError if nothing was written for want of
+        """Wait until the ticket is done; return its outcomes. Raises StoreFullError if nothing was written for want of
         room, OutcomeUnknownError if the log failed while it wrote, and what the encoder raised. An interruption leaves
         the outcome unknown (rule G3)."""
         lead = self._lead
@@ -293,7 +295,7 @@ class GroupCommit(ABC):
             self._gathering = None
 
     def _synced(self, seconds: float) -> None:
-        """A sync that took so long has ended; its tickets are still queued."""
+        """Note the end of a sync that took so long; its tickets are still queued."""
         queued = len(self._queue)
         if seconds > SLOW_SYNC_SECONDS:
             self._expected = queued if queued > 1 else 0
@@ -303,7 +305,7 @@ class GroupCommit(ABC):
             self._gather_seconds = seconds
 
     def _take(self) -> tuple[list[Ticket], int]:
-        """The tickets of the next batch and its size, at most; they stay at the head of the queue until they are
+        """Return the tickets of the next batch and its size, at most; they stay at the head of the queue until they are
         done."""
         queue = self._unsynced_queue or self._queue
         if queue and queue[0].done:

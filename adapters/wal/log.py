@@ -72,7 +72,7 @@ class Log(GroupCommit):
         """The end of the log when that was last so: nothing can have died until it is another. -1: what makes the log
         hold more has found room since."""
         self._most = 0
-        """So many tickets are tried together, the disk being full; 0: as many as there are."""
+        """Tickets that are tried together, the disk being full; 0: as many as there are."""
 
     # Opening and closing
 
@@ -84,11 +84,11 @@ class Log(GroupCommit):
         self._closed = self._ended = False
 
     def resume(self) -> None:
-        """After an orderly end: go on in the last segment."""
+        """Go on, after an orderly end, in the last segment."""
         self._writer.vouch()
 
     def begin_segment(self, base_lsn: int) -> None:
-        """After a crash: go on in a fresh segment, with LSNs never seen before (rules I1, J5). Raises OSError."""
+        """Go on, after a crash, in a fresh segment, with LSNs never seen before (rules I1, J5). Raises OSError."""
         self._writer.begin(base_lsn)
 
     def close(self) -> None:
@@ -113,13 +113,13 @@ class Log(GroupCommit):
             self._mark()
 
     def let_go(self) -> None:
-        """After close: wait until nothing of ours makes files any more, since the directory may soon be another's."""
+        """Wait, after close, until nothing of ours makes files any more, since the directory may soon be another's."""
         self._closed = True
         self._writer.let_go()
         self._syncer.let_go()
 
     def fail(self, cause: BaseException) -> None:
-        """As GroupCommit's; a directory that was deleted is told as that."""
+        """Stop for good as GroupCommit's; a directory that was deleted is told as that."""
         gone = gone_directory(self.files.directory / "*", self.name) if isinstance(cause, FileNotFoundError) else ""
         super().fail(StoreFailedError(gone) if gone else cause)
 
@@ -135,40 +135,40 @@ class Log(GroupCommit):
 
     @property
     def table(self) -> SegmentTable:
-        """The segments, oldest first."""
+        """Return the segments, oldest first."""
         return self._writer.table
 
     @property
     def tail(self) -> Tail:
-        """Where the next batch goes."""
+        """Return where the next batch goes."""
         return self._writer.tail
 
     @property
     def last_number(self) -> int:
-        """The highest segment number ever given out."""
+        """Return the highest segment number ever given out."""
         return self._writer.last_number
 
     @property
     def durable_lsn(self) -> int:
-        """All up to it is on disk."""
+        """Return an LSN: all up to it is on disk."""
         return self._syncer.durable_lsn
 
     @property
     def starved(self) -> bool:
-        """Whether tickets wait for segments to be released, the disk being full and the reserve used."""
+        """Return whether tickets wait for segments to be released, the disk being full and the reserve used."""
         return self._starved or self.files.reserve.is_short
 
     @property
     def syncs(self) -> int:
-        """How often it has waited for the disk since it was made."""
+        """Return how often the log has waited for the disk since it was made."""
         return self._syncer.count
 
     def count_sync(self) -> None:
-        """Somebody has waited for the disk on its behalf."""
+        """Count that somebody has waited for the disk on the log's behalf."""
         self._syncer.count += 1
 
     def add_copies(self, copies: Segment) -> None:
-        """A file of copies is there: its records may be found from now on."""
+        """Add a file of copies: its records may be found from now on."""
         self._writer.add_copies(copies)
 
     def forget_segments(self, numbers: set[int]) -> None:
@@ -219,7 +219,7 @@ class Log(GroupCommit):
             self._leader = 0
 
     def _promised(self, tickets: list[Ticket]) -> int:
-        """Bytes that are promised once this batch is written (rule J10)."""
+        """Return how many bytes are promised once this batch is written (rule J10)."""
         if len(tickets) == 1:
             return self._encoder.promised + tickets[0].promise
         return self._encoder.promised + sum([ticket.promise for ticket in tickets])
@@ -267,8 +267,8 @@ class Log(GroupCommit):
         return True
 
     def _may_be_relieved(self, error: OSError | None = None) -> bool:
-        """Whether to look, for what makes the log hold more, if anything can be released: once after each change, where
-        it is counted what is needed."""
+        """Return whether tickets that make the log hold more should look if anything can be released. Once after each
+        change, where it is counted what is needed."""
         tail = self._writer.tail
         return (
             not self._hopeless and self._hopeless_lsn != tail.lsn
@@ -281,12 +281,12 @@ class Log(GroupCommit):
         return needed is not None and self._writer.sealing_pays(needed)
 
     def _fewer(self, tickets: list[Ticket]) -> tuple[list[Ticket], int]:
-        """The first of them, as many as may be tried together, and the size of their batch."""
+        """Return the first of the tickets, as many as may be tried together, and the size of their batch."""
         tickets = tickets[: self._most]
         return tickets, f.BATCH_HEADER.size + sum(ticket.size for ticket in tickets)
 
     def _relieve(self) -> None:
-        """Without the lead: have segments released for those tickets that wait for room. If none is, the tickets get
+        """Have segments released, without the lead, for those tickets that wait for room. If none is, the tickets get
         their error next."""
         if self.releasing == get_ident():
             return
@@ -307,8 +307,8 @@ class Log(GroupCommit):
             self._starved = False
 
     def _seal_spent(self) -> bool:
-        """On a disk that one segment fills: leave the segment that is being written if most of it is needed no more,
-        so that it is released once the rest is. Returns whether it was left."""
+        """Leave the segment that is being written, on a disk that one segment fills, if most of it is needed no more.
+        The segment is released once the rest is needed no more. Returns whether it was left."""
         with self._lead:
             try:
                 self._leader = get_ident()
@@ -385,7 +385,7 @@ class Log(GroupCommit):
             self._synced(monotonic() - began)
 
     def _lose(self, batch: WriteBatch, error: Exception) -> None:
-        """The write or the sync failed: the log has failed, and what the batch became is unknown."""
+        """Fail, since the write or the sync has failed: what the batch became is unknown."""
         self.fail(error)
         what = f"{self.name} failed while it wrote: {error}. Whether this operation took effect shows once it is opened"
         unknown = OutcomeUnknownError(f"{what} again; {self._advice}" if self._advice else f"{what} again")
@@ -399,7 +399,8 @@ class Log(GroupCommit):
         return self._writer.tail
 
     def _overdue(self) -> bool:
-        """Under `periodic`, who comes after the interval waits for the disk: the loss stays bounded (rule G5)."""
+        """Return whether the interval of `periodic` is over: who comes then waits for the disk, and the loss stays
+        bounded (rule G5)."""
         since = self._syncer.dirty_since
         return since is not None and monotonic() - since > self.options.sync_interval
 
@@ -413,7 +414,7 @@ class Log(GroupCommit):
                 raise self._failure() from error
 
     def _mark(self) -> None:
-        """An empty batch, whose watermark vouches for all before it (rule J4)."""
+        """Write an empty batch, whose watermark vouches for all before it (rule J4)."""
         try:
             with self._lead:
                 self._mark_once()
@@ -442,14 +443,14 @@ class Log(GroupCommit):
         return IDLE_SECONDS * NEVER_IDLES if self._never else IDLE_SECONDS
 
     def _until_idle(self) -> float:
-        """Seconds until nobody has written for so long that a mark is due; 0 once it is."""
+        """Return the seconds until nobody has written for so long that a mark is due; 0 once it is."""
         return max(0.0, self._last_write + self._idle_seconds() - monotonic())
 
     def _schedule_idle(self) -> None:
         self._idle_job.schedule(self.options.sync_interval if self._periodic else self._idle_seconds())
 
     def _idle(self) -> None:
-        """Some time after a write: sync what is due, and once nobody writes any more leave a mark."""
+        """Sync, some time after a write, what is due, and once nobody writes any more leave a mark."""
         if self._closed or self.failed is not None:
             return
         try:

@@ -47,7 +47,7 @@ UNTOLD: Final = (
 )
 UNNEEDED: Final = "the file is missing, in which nothing was that still counts"
 SEEK_BYTES: Final = 16 << 20
-"""So far a whole batch is looked for where a segment's header is damaged."""
+"""Bytes through which a whole batch is looked for where a segment's header is damaged."""
 
 
 class Copies(NamedTuple):
@@ -61,16 +61,16 @@ class Copies(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What the owner knows of the log from elsewhere, and trusts."""
+    """The knowledge of the log that its owner has from elsewhere, and trusts."""
 
     needed: Needed | None = None
-    """Which segments there must be."""
+    """The segments that there must be."""
     needed_by: Callable[[bytes], Needed] | None = None
-    """The same as the payload of a snapshot says it, where `needed` is not known."""
+    """A function that tells them by the payload of a snapshot, where `needed` is not known."""
     copies_in: Callable[[Record], Copies | None] = lambda record: None
     """The file of copies that a record speaks of."""
     mark: Watermark | None = None
-    """As the log's own: what was there, and on disk."""
+    """The watermark, as the log's own: what was there, and on disk."""
     boundary: tuple[int, int, int] = (0, 0, 0)
     """A place between two batches: segment, offset, the last LSN before it."""
     bases: Mapping[int, int] = field(default_factory=dict)
@@ -92,29 +92,29 @@ class _Scanned:
 
 
 class Mender:
-    """Of one log that nobody has open. `look`, then `write`."""
+    """The mender of one log that nobody has open. `look`, then `write`."""
 
     def __init__(self, directory: Path, log_id: bytes, hints: Hints | None = None, file_mode: int = FILE_MODE) -> None:
         self._directory, self._log_id, self._file_mode = directory, log_id, file_mode
         self._hints = hints or Hints()
         self._headers: dict[int, f.SegmentHeader] = {}
         self._changed: dict[int, list[tuple[int, bytes]]] = {}
-        """What is to be written, by segment: offset and bytes."""
+        """Writes to do, by segment: offset and bytes."""
         self._missing: set[int] = set()
         """Segments that are made anew."""
         self._losses: list[Loss] = []
         self._scanned: dict[int, _Scanned] = {}
         self._needed = self._hints.needed
         self._is_unsure = False
-        """What told which files of copies count is lost: they are all kept."""
+        """True if what told which files of copies count is lost: they are all kept."""
         self._ends: dict[int, Kept] = {}
-        """Of files of copies."""
+        """Ends of files of copies."""
         self._watermark = self._newest = 0
 
     # Looking
 
     def look(self) -> list[Loss]:
-        """All that is lost, in the order of the log. Nothing is written. Raises CorruptionError for what is not
+        """Return all that is lost, in the order of the log. Nothing is written. Raises CorruptionError for what is not
         damage: a segment of another version or of another log; and OSError."""
         numbers = sorted(number for number in map(_number, self._directory.glob(f"*{SEGMENT_SUFFIX}")) if number)
         mark = WatermarkFile(self._directory, self._log_id).read() or Watermark(0, 0, 0)
@@ -149,7 +149,7 @@ class Mender:
         return segment_path(self._directory, number)
 
     def _read_headers(self, numbers: list[int]) -> set[int]:
-        """The numbers of those that do not read."""
+        """Read the headers; return the numbers of those that do not read."""
         damaged = set()
         for number in numbers:
             path = self._path(number)
@@ -168,7 +168,7 @@ class Mender:
         return damaged
 
     def _is_void(self, number: int) -> bool:
-        """Whether a later header passes over it (rule J1)."""
+        """Return whether a later header passes over a segment (rule J1)."""
         return any(header.prev_number < number < header.number for header in self._headers.values())
 
     def _make_header(self, number: int, nonce: int, offset: int, base_lsn: int) -> None:
@@ -207,8 +207,8 @@ class Mender:
                     self._scanned[number] = self._scan(number)
 
     def _known_end(self, number: int, chained: bool = False) -> tuple[int | None, int]:
-        """Where a segment's records end and the last LSN there, if anything says so; `chained`: the segment after
-        it."""
+        """Return where a segment's records end and the last LSN there, if anything says so. `chained`: the segment
+        after it says so."""
         for header in self._headers.values():
             if header.prev_number == number:
                 return header.prev_end, header.prev_lsn
@@ -262,12 +262,13 @@ class Mender:
         return found
 
     def _boundary(self, number: int) -> tuple[int, int]:
-        """That of the hints, offset and last LSN, if it is in this segment; else (0, 0)."""
+        """Return the offset and last LSN of the hints' boundary, if it is in this segment; else (0, 0)."""
         segment, offset, lsn = self._hints.boundary
         return (offset, lsn) if segment == number else (0, 0)
 
     def _next_batch(self, segment: Segment, offset: int, lsn: int, stop: int) -> tuple[int, int] | None:
-        """Where the batch after the one that is not whole begins, and the LSN before it; None if nothing tells."""
+        """Return where the batch after the one that is not whole begins, and the LSN before it; None if nothing
+        tells."""
         found = self._find_next_batch(segment, offset, lsn, stop)
         known = self._boundary(segment.number)
         if known[0] > offset and known[1] >= lsn and (found is None or known[0] < found[0]):
@@ -295,7 +296,7 @@ class Mender:
         return None
 
     def _replace_missing(self, mark: Watermark, was_released: bool) -> None:
-        """Segments that must be there and are not: in their place one that says that all in it is lost."""
+        """Put a segment in the place of those that must be there and are not: all in it is lost."""
         newest = max(self._headers, default=0)
         if newest < mark.segment:
             before = self._before(mark.segment)
@@ -328,13 +329,13 @@ class Mender:
                 self._make_segment(number, None, base, self._before(number), kept.end, kept.last_lsn)
 
     def _before(self, number: int) -> tuple[int, int, int]:
-        """The segment before this one, where it ends and its last LSN."""
+        """Return the segment before this one, where it ends and its last LSN."""
         older = max((other for other in self._scanned if other < number), default=0)
         previous = self._scanned.get(older)
         return (older, previous.end, previous.last_lsn) if previous is not None else (0, 0, 0)
 
     def _begin_at(self, number: int) -> None:
-        """Nothing tells what was before this segment, nor whether it was still needed: the log begins here."""
+        """Let the log begin here: nothing tells what was before this segment, nor whether it was still needed."""
         header = self._headers[number]
         self._losses.append(
             Loss(
@@ -354,7 +355,7 @@ class Mender:
         end: int,
         last_lsn: int,
     ) -> None:
-        """A segment in which all is lost, from LSN `base` to `last_lsn`, which ends at `end`."""
+        """Make a segment in which all is lost, from LSN `base` to `last_lsn`, which ends at `end`."""
         room = (end - f.HEADER_BYTES - f.BATCH_HEADER.size) // f.RECORD_HEADER.size
         base = max(base, last_lsn - max(room, 0) + 1)
         near = min(self._headers, key=lambda other: abs(other - number), default=0)
@@ -396,7 +397,7 @@ class Mender:
             self._changed.setdefault(newest, []).append((0, self._headers[newest].encode()))
 
     def _mend_copies(self, was_released: bool) -> None:
-        """The files of copies that count, as segments. `was_released`: there was a snapshot."""
+        """Mend the files of copies that count, as segments. `was_released`: there was a snapshot."""
         needed = self._needed
         there = {number for number in map(_copies_number, self._directory.glob(f"*{COPIES_SUFFIX}")) if number}
         counting: dict[int, tuple[int | None, Kept]] = {}
@@ -428,8 +429,8 @@ class Mender:
             self._scanned[number] = self._scan(number)
 
     def _adopt(self, numbers: set[int], counting: dict[int, tuple[int | None, Kept]]) -> None:
-        """Files of copies of which nothing tells any more whether what is in them counts: all of it does. One whose
-        header does not read says nothing of where it ends."""
+        """Adopt files of copies of which nothing tells any more whether what is in them counts: all of it does. One
+        whose header does not read says nothing of where it ends."""
         for number in numbers:
             path = self._path(number)
             with suppress(CorruptionError):
@@ -481,12 +482,12 @@ class Mender:
 
 
 def _kind(loss: Loss) -> int:
-    """Of the first record in it, by what its damaged bytes look like."""
+    """Return the kind of a loss's first record, by what its damaged bytes look like."""
     return int(f.RECORD_HEADER.unpack_from(loss.remnant)[3]) if len(loss.remnant) >= f.RECORD_HEADER.size else 0
 
 
 def _blank_bytes(records: int) -> int:
-    """What a batch takes in which all is lost."""
+    """Return how many bytes a batch takes in which all is lost."""
     return f.BATCH_HEADER.size + records * f.RECORD_HEADER.size if records > 0 else 0
 
 
@@ -495,7 +496,7 @@ def _number(path: Path) -> int:
 
 
 def _is_of_other_version(path: Path) -> bool:
-    """Whether the header is whole, and of another version."""
+    """Return whether the header is whole, and of another version."""
     with open_to_read(path) as file:
         page = file.read(f.SEGMENT_HEADER.size)
     if len(page) < f.SEGMENT_HEADER.size or page[:8] != f.MAGIC:
@@ -506,7 +507,8 @@ def _is_of_other_version(path: Path) -> bool:
 
 
 def _find_batch(path: Path, log_id: bytes, nonce: int | None) -> tuple[int, int, int] | None:
-    """The nonce of a segment whose header does not read, and offset and first LSN of the first batch that is whole.
+    """Return the nonce of a segment whose header does not read. Returns also offset and first LSN of the first whole
+    batch.
 
     A batch's checksum starts from the segment's seed: it gives that away, and the batch's first record proves it. Any
     nonce with that seed will do.

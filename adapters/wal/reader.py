@@ -26,7 +26,7 @@ class Record(NamedTuple):
     offset: int
     """In the segment's file."""
     length: int
-    """Of the whole record."""
+    """The length of the whole record."""
 
 
 class Batch(NamedTuple):
@@ -61,7 +61,7 @@ class BatchReader:
         self._window, self._window_at = b"", 0
 
     def _read(self, offset: int, size: int) -> bytes:
-        """`size` bytes, fewer at the limit."""
+        """Return `size` bytes, fewer at the limit."""
         size = min(size, self._limit - offset)
         if size <= 0:
             return b""
@@ -87,7 +87,7 @@ class BatchReader:
         return Batch(self._segment, self.offset, header, records)
 
     def headers_beyond(self) -> Iterator[f.BatchHeader]:
-        """Valid batch headers from `offset` on: that of the batch which is not whole, and what the hole hides."""
+        """Yield valid batch headers from `offset` on: that of the batch which is not whole, and what the hole hides."""
         position = self.offset
         while position < self._limit:
             data = read_at(self._file, position, min(WINDOW, self._limit - position))
@@ -102,7 +102,7 @@ class BatchReader:
 
 
 def read_at(file: File, offset: int, size: int) -> bytes:
-    """All of it, or up to the end of the file. Raises OSError."""
+    """Return all bytes that were asked for, or those up to the end of the file. Raises OSError."""
     fd = file.fd
     data = os.pread(fd, size, offset)
     while 0 < len(data) < size:
@@ -115,8 +115,8 @@ def read_at(file: File, offset: int, size: int) -> bytes:
 
 @inner_loop
 def is_whole(records: bytes, seed: int, start: int, base_lsn: int, count: int) -> bool:
-    """Whether these are the records of a batch, as many and with those LSNs, which begin at offset `start`; `seed` is
-    their segment's."""
+    """Return whether these bytes are the records of a batch, as many and with those LSNs. They begin at offset `start`;
+    `seed` is their segment's."""
     position, unpack = 0, f.RECORD_HEADER.unpack_from
     for lsn in range(base_lsn, base_lsn + count):
         if position + f.RECORD_HEADER.size > len(records):
@@ -133,7 +133,7 @@ def is_whole(records: bytes, seed: int, start: int, base_lsn: int, count: int) -
 
 @inner_loop
 def records_of(batch: Batch) -> list[Record]:
-    """The records of a batch that was read whole."""
+    """Return the records of a batch that was read whole."""
     records = []
     position, start = 0, batch.offset + f.BATCH_HEADER.size
     while position < len(batch.records):
@@ -146,7 +146,7 @@ def records_of(batch: Batch) -> list[Record]:
 
 
 def read_record(segment: Segment, kind: int, lsn: int, offset: int, length: int) -> bytes | None:
-    """The payload of the record at a place; None if it is not there whole. Raises OSError."""
+    """Return the payload of the record at a place; None if it is not there whole. Raises OSError."""
     record = read_at(segment.reading(), offset, length)
     if len(record) != length or length < f.RECORD_HEADER.size:
         return None

@@ -44,7 +44,7 @@ class Reclaimer:
         wal.relief = self.run
 
     def notice(self) -> None:
-        """A segment may have become free."""
+        """Note that a segment may have become free."""
         self._job.schedule(0)
 
     def _run_in_background(self) -> None:
@@ -108,7 +108,7 @@ class Reclaimer:
         return sum(segment.capacity for segment in free)
 
     def _pool_files(self) -> int:
-        """So many files the pool may hold."""
+        """Return how many files the pool may hold."""
         options = self._log.options
         if options.pool_files < 0:
             return sys.maxsize

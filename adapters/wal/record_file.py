@@ -40,9 +40,9 @@ MAGIC: Final = b"ABrecs\x00\x01"
 SLOT_BYTES: Final = 512
 """A slot has a sector of its own."""
 COPY_BYTES: Final = 64
-"""Where in it the second copy begins."""
+"""The offset in a slot where the second copy begins."""
 FIRST: Final = 2 * SLOT_BYTES
-"""Where records may begin."""
+"""The first offset where records may begin."""
 SPARE: Final = 64 * 1024
 """Bytes that are free besides, and the least that is written anew."""
 AHEAD: Final = 128 * 1024
@@ -58,11 +58,11 @@ class DamagedError(Exception):
 
 
 class Slot(NamedTuple):
-    """What one commit says."""
+    """The page of one commit."""
 
     version: int
     number: int
-    """Of the commit."""
+    """The number of the commit."""
     start: int
     end: int
     crc: int
@@ -104,7 +104,8 @@ class RecordFile:
         sync_directory(self._path.parent)
 
     def open(self) -> tuple[int, list[bytes]]:
-        """The records' version, and all of them in the order in which they came. Raises DamagedError, OSError."""
+        """Open the file; return the records' version, and all of them in the order in which they came. Raises
+        DamagedError, OSError."""
         self._file, self._slot = File(self._path, os.O_RDWR), None
         slot, data = self._read()
         records = list(_split(data, slot.start))
@@ -114,7 +115,7 @@ class RecordFile:
         return slot.version, records
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         self._file = self._slot = None
 
     @property
@@ -124,7 +125,7 @@ class RecordFile:
         return self._file.fd
 
     def _read(self) -> tuple[Slot, bytes]:
-        """The last commit, durable now, and its records' bytes."""
+        """Return the last commit, durable now, and its records' bytes."""
         self._allocated = os.fstat(self._fd).st_size
         slots = [self._read_slot(number) for number in range(2)]
         slot = max((*slots[0], *slots[1]), key=lambda slot: slot.number)
@@ -140,7 +141,7 @@ class RecordFile:
         return slot, data
 
     def _read_slot(self, number: int) -> list[Slot]:
-        """Its copies that are right, at least one."""
+        """Return the copies of a slot that are right, at least one."""
         at = number * SLOT_BYTES
         data = os.pread(self._fd, 2 * COPY_BYTES, at)
         if len(data) != 2 * COPY_BYTES:
@@ -171,8 +172,8 @@ class RecordFile:
             self._allocated = os.fstat(self._fd).st_size
 
     def is_crowded(self, size: int) -> bool:
-        """Whether, instead of adding a record of so many bytes, all that counts should be written anew: most of what is
-        there counts no more, or else there would be no room to do so later."""
+        """Return whether all that counts should be written anew, instead of adding a record of so many bytes. Then most
+        of what is there counts no more, or else there would be no room to do so later."""
         slot = self._last()
         end = slot.end + NUMBER.size + size
         length = end - slot.start
@@ -180,13 +181,13 @@ class RecordFile:
         return length > 2 * self._whole + SPARE or not has_room
 
     def append(self, record: bytes) -> None:
-        """One more. Durable on return. Raises OSError."""
+        """Append a record. Durable on return. Raises OSError."""
         slot = self._last()
         data = NUMBER.pack(len(record)) + record
         self._commit(slot, slot.start, slot.end, data, crc32c(slot.crc, data))
 
     def replace(self, record: bytes) -> None:
-        """One instead of all that are there. Durable on return. Raises OSError."""
+        """Replace all records that are there by one. Durable on return. Raises OSError."""
         slot = self._last()
         data = NUMBER.pack(len(record)) + record
         start = FIRST if slot.start - FIRST >= len(data) else slot.end
@@ -194,7 +195,7 @@ class RecordFile:
         self._whole = len(data)
 
     def _commit(self, last: Slot, start: int, at: int, data: bytes, crc: int) -> None:
-        """As F3 says, with `data` written at an offset."""
+        """Commit as F3 says, with `data` written at an offset."""
         self._slot = None  # until it is done: interrupted, the file tells
         write_all(self._fd, data, at)
         sync_data(self._fd)

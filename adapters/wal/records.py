@@ -25,7 +25,7 @@ class RecordTicket(Ticket):
 
 
 def record_ticket(records: Sequence[RecordOf], sync: bool = False, shrinks: bool = False) -> Ticket:
-    """A ticket for a log with a RecordEncoder."""
+    """Return a ticket for a log with a RecordEncoder."""
     ticket = RecordTicket(records, sum([_RECORD_BYTES + len(payload) for _, payload, _ in records]), sync)
     ticket.shrinks = shrinks
     return ticket
@@ -67,7 +67,7 @@ class RecordEncoder:
         return None
 
     def reserve(self, size: int) -> None:
-        """What is read of it is kept in memory."""
+        """Reserve nothing: what is read of the log is kept in memory."""
 
     def encode(self, tail: Tail, tickets: list[Ticket], watermark: int) -> RecordBatch:
         if len(tickets) == 1:  # the commonest
@@ -94,7 +94,7 @@ class RecordEncoder:
 
 
 def encode_records(tail: Tail, records: Sequence[RecordOf], watermark: int) -> tuple[bytes, Tail]:
-    """The batch after `tail` that holds these records, and the log's end behind it."""
+    """Return the batch after `tail` that holds these records, and the log's end behind it."""
     seed, lsn, offset = tail.segment.seed, tail.lsn, tail.offset + f.BATCH_HEADER.size
     parts = [b""]
     for kind, payload, _ in records:

@@ -19,7 +19,7 @@ from .ticket import Tail
 
 
 def records(survey: Survey) -> Iterator[Record]:
-    """All records of the segments that are needed whole, in order. Raises CorruptionError, OSError."""
+    """Yield all records of the segments that are needed whole, in order. Raises CorruptionError, OSError."""
     for link, segment in enumerate(survey.chain):
         end = survey.end.offset if link == survey.end.link else segment.end
         reader = BatchReader(segment, f.HEADER_BYTES, segment.base_lsn - 1, end)
@@ -53,13 +53,14 @@ def settle(survey: Survey, files: SegmentFiles) -> None:
 
 
 def resume_in(survey: Survey) -> bool:
-    """Whether the log may go on in its last segment: after a clean close, or if that segment is still empty (J5)."""
+    """Return whether the log may go on in its last segment: after a clean close, or if that segment is still empty
+    (J5)."""
     return survey.clean or (survey.end.offset == f.HEADER_BYTES and survey.highest_lsn == survey.end.lsn)
 
 
 def take_over(survey: Survey, wal: Log, counter: int = 0) -> None:
-    """From reading to writing: the one durable step of recovery (rule J5). `counter`: what Tail.counter is to be.
-    Raises OSError."""
+    """Take over, from reading to writing: the one durable step of recovery (rule J5). `counter`: what Tail.counter is
+    to be. Raises OSError."""
     last = survey.chain[-1]
     last.end = None
     tail = Tail(last, survey.end.offset, survey.end.lsn, counter)

@@ -28,12 +28,12 @@ FILES: Final = 2
 BYTES_MIN: Final = 32 * 1024
 BYTES_MAX: Final = 1024 * 1024
 SHARE: Final = 16
-"""What one has for tickets that make room is this part of what the log holds, within the two."""
+"""The part of what the log holds that a file has for tickets that make room, within the two."""
 PAGE_BYTES: Final = 4096
 
 
 class Reserve:
-    """Of one log's directory. The leader keeps and takes files, who releases segments puts some in.
+    """The reserve of one log's directory. The leader keeps and takes files; releasing segments puts some in.
 
     `_lock` guards making files and putting them in; `files` is replaced, never changed.
     """
@@ -73,11 +73,11 @@ class Reserve:
 
     @property
     def is_short(self) -> bool:
-        """Whether a file was taken, and none has come back."""
+        """Return whether a file was taken, and none has come back."""
         return len(self.files) < FILES
 
     def find(self, size: int) -> tuple[Path, int] | None:
-        """The smallest that has so many bytes."""
+        """Return the smallest file that has so many bytes."""
         return next((file for file in self.files if file[1] >= size), None)
 
     def _make(self, size: int) -> None:
@@ -91,7 +91,7 @@ class Reserve:
         self._set([*self.files, (path, size)])
 
     def taken(self, path: Path) -> None:
-        """One of them is about to become a segment."""
+        """Note that a file is about to become a segment."""
         with self._lock:
             self._set([file for file in self.files if file[0] != path])
 
@@ -110,7 +110,7 @@ class Reserve:
         return spare, size
 
     def put_in(self, files: list[tuple[Path, int]]) -> None:
-        """What `make_of` returned, once the new names are durable."""
+        """Put in the files that `make_of` returned, once the new names are durable."""
         with self._lock:
             self._set([*self.files, *files])
 

@@ -14,7 +14,7 @@ from .file import File
 from .format import COPIES, HEADER_BYTES, SegmentHeader
 
 DEAD_BYTES_MORE: Final = 63
-"""What says which records are dead grows by so many bytes more than it has to."""
+"""Bytes by which the bits of dead records grow beyond what they have to."""
 
 
 class Segment:
@@ -40,10 +40,10 @@ class Segment:
         self.generation = header.counter if header.number >= COPIES else 0
         """How often what is in it was copied."""
         self.counts = header.number < COPIES
-        """Its records count. Of copies that is said by a record of the log, and so once that is applied."""
+        """Its records count. For copies a record of the log says that, and so once that is applied."""
         self.allocated = HEADER_BYTES
         self.end: int | None = None
-        """Where its records end; None while it is the one being written."""
+        """The offset where the segment's records end; None while it is the one being written."""
         self.last_lsn = header.base_lsn - 1
         self.live = 0
         """Records in it that its owner needs."""
@@ -55,11 +55,12 @@ class Segment:
 
     @property
     def taken(self) -> int:
-        """Bytes of the disk that it takes beside its header."""
+        """Return how many bytes of the disk the segment takes beside its header."""
         return max(self.end or 0, self.allocated) - HEADER_BYTES
 
     def open(self) -> File:
-        """The file, for reading; kept open for a while. Hold what it returns while you use its fd. Raises OSError."""
+        """Return the file, for reading; kept open for a while. Hold what it returns while you use its fd. Raises
+        OSError."""
         file = self.file
         if file is None:
             try:
@@ -78,17 +79,17 @@ class Segment:
         read_files.forget(self)
 
     def reading(self) -> File:
-        """The file, for one pass over all of it: not kept open for that."""
+        """Return the file, for one pass over all of it: not kept open for that."""
         return self.file or File(self.path, os.O_RDONLY)
 
     def add_live(self, length: int) -> None:
-        """A record of so many bytes is needed."""
+        """Count a record of so many bytes that is needed."""
         self.live += 1
         self.live_bytes += length
         self.changed = True
 
     def remove_live(self, lsn: int, length: int) -> None:
-        """The record with this LSN is needed no more. Only once for each that was added."""
+        """Note that the record with this LSN is needed no more. Only once for each that was added."""
         self.mark_dead(lsn)
         self.live -= 1
         self.live_bytes -= length
@@ -107,7 +108,7 @@ class Segment:
         self.changed = True
 
     def is_dead(self, lsn: int) -> bool:
-        """Whether the record with this LSN is marked dead. Any thread may ask."""
+        """Return whether the record with this LSN is marked dead. Any thread may ask."""
         ordinal, dead = lsn - self.base_lsn, self.dead
         return dead is not None and ordinal >> 3 < len(dead) and bool(dead[ordinal >> 3] & 1 << (ordinal & 7))
 
@@ -125,21 +126,21 @@ class SegmentTable:
         self.all = (*self.segments, *self.copies)
         """In order of their LSNs: those of copies lie behind all others."""
         self._found = (None, *self.segments, None, *self.copies)
-        """What is found from each of `_bases` on: between the log and the first copies nothing."""
+        """Segments found from each of `_bases` on: between the log and the first copies nothing."""
         self._bases = [
             0, *[segment.base_lsn for segment in self.segments],
             COPIES, *[segment.base_lsn for segment in self.copies],
         ]  # fmt: skip
 
     def find(self, lsn: int) -> Segment | None:
-        """The segment whose records include this LSN, if it is still there."""
+        """Return the segment whose records include this LSN, if it is still there."""
         segment = self._found[bisect_right(self._bases, lsn) - 1]
         if segment is None or (segment.end is not None and lsn > segment.last_lsn):
             return None
         return segment
 
     def sealed(self, before: int) -> list[Segment]:
-        """The segments before this one, by number, and the files of copies that count."""
+        """Return the segments before this one, by number, and the files of copies that count."""
         return [s for s in self.segments if s.number < before] + [s for s in self.copies if s.counts]
 
     def without(self, gone: set[int]) -> SegmentTable:
@@ -148,5 +149,5 @@ class SegmentTable:
         )
 
     def with_copies(self, copies: Segment) -> SegmentTable:
-        """One more file of copies: the latest."""
+        """Return the table with one more file of copies: the latest."""
         return SegmentTable(self.segments, (*self.copies, copies))

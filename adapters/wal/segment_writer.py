@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 GRANT_MIN: Final = 8 * 1024
 GRANT_MAX: Final = 256 * 1024
-"""So many bytes are written before it is looked again whether the reserve is whole: a part of what the segment holds,
+"""Bytes that are written before it is looked again whether the reserve is whole: a part of what the segment holds,
 within these."""
 PROMISED_MIN: Final = 8 * 1024
 """Bytes; once anything was promised so many are kept on for what is promised next."""
@@ -42,13 +42,13 @@ class SegmentWriter:
     ) -> None:
         self.table = SegmentTable(())
         self.tail: Tail
-        """Where the next batch goes; there is none before `start`."""
+        """The place where the next batch goes; there is none before `start`."""
         self.last_number = 0
         """The highest segment number ever seen (rule I1)."""
         self.limit = 0
         """Up to this offset of the tail's segment anything may be written: there is room, and the reserve is whole."""
         self.promised = 0
-        """So many bytes the reserve keeps for what was promised."""
+        """Bytes that the reserve keeps for what was promised."""
         self.must_roll = False
         """Nothing more may be written to the tail's segment: the header of the next one may be seen already."""
         self._name, self._log_id = name, log_id
@@ -92,7 +92,7 @@ class SegmentWriter:
             segment.close()  # an open file keeps its space on the disk
 
     def add_copies(self, copies: Segment) -> None:
-        """One more file of copies is there. Any thread."""
+        """Add a file of copies to the table. Any thread."""
         with self._table_lock:
             self.table = self.table.with_copies(copies)
             self._sealed_bytes = self._sealed()
@@ -120,7 +120,7 @@ class SegmentWriter:
             self._use_reserve(size, leaves + (leaves != OWED and promised > 0))
 
     def _grow(self, size: int, promised: int) -> None:
-        """The same for what makes a log hold more."""
+        """Make room for tickets that make a log hold more."""
         if self.must_roll or self.tail.offset + size > self.tail.segment.capacity:
             self.roll(size)
         end = self.tail.offset + size
@@ -136,7 +136,7 @@ class SegmentWriter:
         self.limit = min(self.tail.segment.allocated, end + grant)
 
     def _use_reserve(self, size: int, leaves: int) -> None:
-        """The same where the disk is full, for what makes room."""
+        """Make room from the reserve where the disk is full, for tickets that make room."""
         reserve = self._files.reserve
         self.limit = 0
         if self.must_roll or self.tail.offset + size > self.tail.segment.allocated:
@@ -172,8 +172,8 @@ class SegmentWriter:
         segment.allocated = target
 
     def sealing_pays(self, needed: int) -> bool:
-        """Whether to go on in a spare file, one that acks might begin as well, lets half of the segment that is being
-        written be released, or more. So many bytes of it are needed still."""
+        """Return whether half of the segment that is being written, or more, can be released by going on in a spare
+        file. Acks might begin such a file, too. So many bytes of the segment are needed still."""
         reserve, dead = self._files.reserve, self.tail.offset - f.HEADER_BYTES - needed
         files = reserve.files
         return len(files) > SHRINKS + (self.promised > 0) and dead >= max(needed, files[0][1] // 2)
@@ -185,7 +185,7 @@ class SegmentWriter:
     # The next segment
 
     def begin(self, base_lsn: int) -> None:
-        """After a crash, go on in a new segment with LSNs never seen before (rules I1, J5). Raises OSError."""
+        """Go on, after a crash, in a new segment with LSNs never seen before (rules I1, J5). Raises OSError."""
         try:
             self.roll(0, base_lsn)
         except OSError as error:

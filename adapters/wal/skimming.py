@@ -21,14 +21,15 @@ class Skimmer:
     """One pass over a segment. `offset` says how far it read as a segment does."""
 
     def __init__(self, segment: Segment, kind: int, is_dead: Callable[[int], bool]) -> None:
-        """Of the records of this kind those are wanted whose LSN is not dead. Raises OSError."""
+        """Skim the records of this kind whose LSN is not dead. Raises OSError."""
         self.offset = f.HEADER_BYTES
         self._segment, self._kind, self._is_dead = segment, kind, is_dead
         self._file = segment.reading()
         self._end = segment.end if segment.end is not None else os.fstat(self._file.fd).st_size
 
     def __iter__(self) -> Iterator[Record | None]:
-        """The wanted ones, in order, and None behind each batch. Ends early where the segment does not read back."""
+        """Yield the wanted records, in order, and None behind each batch. Ends early where the segment does not read
+        back."""
         lsn, window, window_at = self._segment.base_lsn, b"", 0
         while self.offset < self._end:
             at, size = self.offset - window_at, f.BATCH_HEADER.size

@@ -14,10 +14,10 @@ from .reader import read_at
 from .segment import Segment
 
 REMNANT_BYTES: Final = 64 << 10
-"""So much of what is lost is shown to the log's owner, who may make something of it."""
+"""Bytes of what is lost that are shown to the log's owner, who may make something of it."""
 _LSN = struct.Struct("<Q")
 LSN_AT: Final = 8
-"""Where a record's header has its LSN."""
+"""The offset of the LSN in a record's header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Loss:
     last_lsn: int
     """One before the first: no record was lost, but the header in front of some."""
     remnant: bytes = b""
-    """What stands there, damaged, up to REMNANT_BYTES of it."""
+    """The bytes that stand there, damaged, up to REMNANT_BYTES of them."""
     reason: str = "it does not read back"
 
 
@@ -47,13 +47,13 @@ class Stretch:
         self._first, self._last, self._open_ended = first_lsn, last_lsn, open_ended
 
     def blank(self, watermark: int) -> bytes:
-        """All of it is lost."""
+        """Return the bytes that stand there if all is lost."""
         return self._encode(
             [(f.BATCH_HEADER.size, self._end - self._start, self._first, self._last, False)], b"", watermark
         )
 
     def mend(self, watermark: int) -> tuple[bytes, list[Loss]]:
-        """The bytes that stand there instead, and what is lost."""
+        """Return the bytes that stand there instead, and what is lost."""
         data = read_at(self._segment.reading(), self._start, self._end - self._start)
         data += bytes(self._end - self._start - len(data))  # a file that was cut short
         parts = self._parts(data)
@@ -71,7 +71,8 @@ class Stretch:
         return self._encode(parts, data, watermark), losses
 
     def _parts(self, data: bytes) -> list[_Part]:
-        """What there is behind the batch's header: records that are whole, and gaps with the LSNs that are missing."""
+        """Return what there is behind the batch's header: records that are whole, and gaps with the LSNs that are
+        missing."""
         parts: list[_Part] = []
         position, lsn = f.BATCH_HEADER.size, self._first
         while lsn <= self._last:
@@ -97,14 +98,14 @@ class Stretch:
         return _representable(parts)
 
     def _claimed(self, data: bytes, position: int) -> int:
-        """Where the damaged record at a place would end, if its length is right."""
+        """Return where the damaged record at a place would end, if its length is right; 0 if it cannot be."""
         if position + f.RECORD_HEADER.size > len(data):
             return 0
         end = position + f.RECORD_HEADER.size + int(f.RECORD_HEADER.unpack_from(data, position)[1])
         return end if end <= len(data) else 0
 
     def _record(self, data: bytes, position: int) -> tuple[int, int] | None:
-        """LSN and length of the record at a place; None if it is not whole."""
+        """Return LSN and length of the record at a place; None if it is not whole."""
         if position + f.RECORD_HEADER.size > len(data):
             return None
         crc, length, lsn, _, _, _ = f.RECORD_HEADER.unpack_from(data, position)
@@ -116,7 +117,7 @@ class Stretch:
         return lsn, end - position
 
     def _following(self, data: bytes, position: int, lsn: int) -> tuple[int, int] | None:
-        """Place and LSN of the first whole record behind a damaged one."""
+        """Return place and LSN of the first whole record behind a damaged one."""
         claimed = self._claimed(data, position)
         if claimed and (found := self._record(data, claimed)) is not None and found[0] == lsn + 1:
             return claimed, found[0]
@@ -132,7 +133,7 @@ class Stretch:
         return None
 
     def _encode(self, parts: list[_Part], data: bytes, watermark: int) -> bytes:
-        """As batches: one, or one more wherever a batch's header alone is lost."""
+        """Return the parts as batches: one, or one more wherever a batch's header alone is lost."""
         out, records, base, count, header_at = bytearray(), bytearray(), self._first, 0, 0
         seed = self._segment.seed
 
@@ -169,7 +170,7 @@ _BLANK: Final = bytes(_ZEROS)
 
 
 def _representable(parts: list[_Part]) -> list[_Part]:
-    """Such that each gap can be filled: else the record before it counts as lost, too."""
+    """Return parts in which each gap can be filled: else the record before it counts as lost, too."""
     fitting: list[_Part] = []
     for part in parts:
         while not _fits(part):
@@ -182,7 +183,7 @@ def _representable(parts: list[_Part]) -> list[_Part]:
 
 
 def _fits(part: _Part) -> bool:
-    """A gap without LSNs is the headers of batches; any other has room for its records."""
+    """Return whether a gap has room: one without LSNs is the headers of batches; any other has room for its records."""
     start, end, first, last, whole = part
     if last < first:
         return (end - start) % f.BATCH_HEADER.size == 0
@@ -190,6 +191,6 @@ def _fits(part: _Part) -> bool:
 
 
 def lost_record(seed: int, offset: int, lsn: int, size: int) -> bytes:
-    """A record of so many bytes, its header included, that stands where another one was."""
+    """Return a record of so many bytes, its header included, that stands where another one was."""
     rest = f.RECORD_REST.pack(size - f.RECORD_HEADER.size, lsn, f.LOST, 0, 0) + bytes(size - f.RECORD_HEADER.size)
     return f.CRC.pack(crc32c(seed ^ offset, rest)) + rest

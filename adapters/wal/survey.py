@@ -1,5 +1,6 @@
-"""What a log says when it is opened: which segments count, where the log ends, and whether what is broken was torn by a
-crash (never acknowledged: cut) or is damage (CorruptionError). Decides, and writes nothing (rules J4, J5, J7)."""
+"""The survey of a log when it is opened: which segments count, and where the log ends. Broken bytes were torn by a
+crash (never acknowledged: cut), or they are damage (CorruptionError). Decides, and writes nothing (rules J4, J5,
+J7)."""
 
 from __future__ import annotations
 
@@ -26,33 +27,33 @@ class Kept(NamedTuple):
     end: int
     last_lsn: int
     required: bool = True
-    """It must be there; else it may have been released."""
+    """True if the segment must be there; else it may have been released."""
 
 
 class Needed(NamedTuple):
-    """What a snapshot says about segments (rule J6)."""
+    """The segments that are needed, as a snapshot says (rule J6)."""
 
     first: int
-    """This one and all after it are needed whole."""
+    """The first segment from which all are needed whole."""
     kept: Mapping[int, Kept]
-    """Those before it that are needed in part, by number."""
+    """Segments before it that are needed in part, by number."""
     since: int = 0
-    """What is said behind this LSN it does not know."""
+    """The LSN behind which the snapshot knows nothing of what is said."""
 
 
 class Checkpoint(NamedTuple):
-    """What the owner knows from elsewhere, durably: how far it has read the log. Reading begins there."""
+    """The owner's durable knowledge of how far it has read the log. Reading begins there."""
 
     lsn: int
     """All up to it was on disk."""
     segment: int
     nonce: int
     offset: int
-    """Where the batch after that LSN begins."""
+    """The offset where the batch after that LSN begins."""
     last_number: int
     """The highest segment number by then."""
     snapshot: tuple[int, int]
-    """Where the latest snapshot was by then, as Encoder.snapshot_at."""
+    """The place of the latest snapshot by then, as Encoder.snapshot_at."""
     clean: bool
     """The log was closed in order there."""
     kept: Mapping[int, Kept]
@@ -69,7 +70,7 @@ class Position(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """What the journal says."""
+    """The result of `survey`."""
 
     older: list[Segment]
     """Segments before the chain that still hold live messages, oldest first."""
@@ -79,18 +80,18 @@ class Survey:
     watermark: int
     """All up to this LSN is known to be on disk."""
     unsynced: list[tuple[Segment, int, int]]
-    """What is above the watermark and counts: segment, from, to."""
+    """Stretches above the watermark that count: segment, from, to."""
     highest_lsn: int
     """The highest LSN ever seen, void ones included (rule I1)."""
     highest_number: int
     highest_counter: int
-    """As the headers say; records may say more."""
+    """The highest counter, as the headers say; records may say more."""
     clean: bool
     """Closed in order: the log goes on where it ended."""
     snapshot_at: tuple[int, int]
-    """Where the latest snapshot is, (0, 0) without one."""
+    """The place of the latest snapshot, (0, 0) without one."""
     snapshot: bytes | None = None
-    """What it says; None without one, or if a checkpoint stands in for it."""
+    """The payload of the latest snapshot; None without one, or if a checkpoint stands in for it."""
     void: list[Path] = field(default_factory=list)
     """Files that nothing accounts for: released, or void by rule J1."""
     copies: list[Segment] = field(default_factory=list)
@@ -100,7 +101,7 @@ class Survey:
         return SegmentTable((*self.older, *self.chain), sorted(self.copies, key=lambda copies: copies.base_lsn))
 
     def add_copies(self, copies: Segment) -> None:
-        """A record of the log accounts for one more."""
+        """Add a file of copies that a record of the log accounts for."""
         self.copies.append(copies)
         self.void = [path for path in self.void if path != copies.path]
 
@@ -176,8 +177,8 @@ def survey(
 def open_copies(
     files: SegmentFiles, number: int, end: int, last_lsn: int, log_id: bytes, nonce: int | None = None
 ) -> Segment:
-    """The file of copies that a record of the log speaks of, or a snapshot, or a checkpoint. Raises CorruptionError if
-    it is not there, or is another one."""
+    """Open the file of copies that a record of the log speaks of, or a snapshot, or a checkpoint. Raises
+    CorruptionError if it is not there, or is another one."""
     path = files.path(number)
     try:
         header = read_header(path)
@@ -207,7 +208,8 @@ def adopt_copies(surveyed: Survey, files: SegmentFiles, log_id: bytes) -> None:
 
 
 def _stretches(chain: list[Segment], log_end: _End) -> Iterator[tuple[Segment, int, int]]:
-    """What is above the watermark, by segment: from, to. It may begin before the first segment that is needed whole."""
+    """Yield what is above the watermark, by segment: from, to. The stretch may begin before the first segment that is
+    needed whole."""
     for link in range(log_end.unsynced.link, log_end.end.link + 1):
         start = log_end.unsynced.offset if link == log_end.unsynced.link else f.HEADER_BYTES
         end = log_end.end.offset if link == log_end.end.link else chain[link].end
@@ -217,7 +219,8 @@ def _stretches(chain: list[Segment], log_end: _End) -> Iterator[tuple[Segment, i
 
 
 def _require_length(segment: Segment, watermark: int, checkpoint: Checkpoint | None) -> None:
-    """A file that ends before what is known to be in it is not found out by starting at the checkpoint."""
+    """Raise CorruptionError for a file that ends before what is known to be in it. Starting at the checkpoint does not
+    find such a file out."""
     end = segment.end if segment.end is not None and segment.last_lsn <= watermark else 0
     if checkpoint is not None and checkpoint.segment == segment.number:
         end = max(end, checkpoint.offset)
@@ -228,7 +231,7 @@ def _require_length(segment: Segment, watermark: int, checkpoint: Checkpoint | N
 
 
 def _chain(headers: dict[int, f.SegmentHeader], files: SegmentFiles) -> list[Segment]:
-    """From the newest segment back along the headers, as far as files are there; oldest first.
+    """Return the segments from the newest one back along the headers, as far as files are there; oldest first.
 
     A segment between a header's number and the one before that it names is void: the header was written by a recovery
     that did not count it, or by a roll whose first try was interrupted.
@@ -258,7 +261,8 @@ def _start(
     watermark: int,
     files: SegmentFiles,
 ) -> Position:
-    """Where to begin looking for the end: at the checkpoint, else in the first segment that is not known durable."""
+    """Return where to begin looking for the end: at the checkpoint, else in the first segment that is not known
+    durable."""
     if checkpoint is not None:
         for link, segment in enumerate(chain):
             if segment.number == checkpoint.segment:
@@ -336,8 +340,8 @@ def _find_end(chain: list[Segment], start: Position, watermark: int, checkpoint:
 def _account(
     headers: dict[int, f.SegmentHeader], files: SegmentFiles, chain: list[Segment], needs: Needed
 ) -> tuple[list[Segment], int]:
-    """Which older segments must be there; none may be missing (rule J7). Returns them, and the link of the first one
-    that is needed whole."""
+    """Return the older segments that must be there, and the link of the first one that is needed whole. None may be
+    missing (rule J7)."""
     older = []
     for number, kept in sorted(needs.kept.items()):
         if number >= needs.first:
@@ -356,7 +360,7 @@ def _account(
 
 
 def _read_snapshot(files: SegmentFiles, headers: dict[int, f.SegmentHeader], place: tuple[int, int]) -> bytes:
-    """The payload of the snapshot in the batch at `place`. Raises CorruptionError if it is not there."""
+    """Return the payload of the snapshot in the batch at `place`. Raises CorruptionError if it is not there."""
     number, offset = place
     if number not in headers:
         raise _gone(files, number)
@@ -368,7 +372,7 @@ def _read_snapshot(files: SegmentFiles, headers: dict[int, f.SegmentHeader], pla
 
 
 def _one_batch(segment: Segment, offset: int) -> Iterator[Record]:
-    """The records of the batch at `offset`, none if it is not whole."""
+    """Yield the records of the batch at `offset`, none if it is not whole."""
     header = f.decode_batch_header(read_at(segment.reading(), offset, f.BATCH_HEADER.size), segment.seed, offset)
     if header is not None:
         for batch in islice(BatchReader(segment, offset, header.base_lsn - 1), 1):

@@ -42,11 +42,12 @@ class Syncer:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many sealed files wait as may, of this log or of the process."""
+        """Return whether as many sealed files wait as may, of this log or of the process."""
         return len(self._sealed) >= UNSYNCED_FILES_MAX or len(unsynced_files) >= shares().unsynced
 
     def sealed(self, file: File) -> None:
-        """It is written no more, and not synced. Called by the leader, while the file is still its segment's."""
+        """Note a file that is written no more, and not synced. Called by the leader, while the file is still its
+        segment's."""
         self._sealed.append(file)
         unsynced_files.add(file)
 
@@ -96,6 +97,6 @@ class Syncer:
         self.dirty_since = None if self._written().lsn <= tail.lsn else monotonic()
 
     def let_go(self) -> None:
-        """The log is closed: whatever is not synced stays so."""
+        """Let go of the files once the log is closed: whatever is not synced stays so."""
         unsynced_files.difference_update(self._sealed)
         self._sealed.clear()

@@ -1,4 +1,4 @@
-"""What the log and its owner hand each other: tickets in, write batches out."""
+"""The exchange between the log and its owner: tickets in, write batches out."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .segment import Segment
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How a log keeps its files and when it syncs them."""
+    """The options for how a log keeps its files and when it syncs them."""
 
     segment_bytes: int
-    """Of one file, its header included, unless one ticket needs more."""
+    """Bytes of one file, its header included, unless one ticket needs more."""
     batch_bytes_max: int = 1 << 20
     """The most that is gathered into one write, unless one ticket takes more."""
     sync: Sync = Sync.ALWAYS
@@ -27,23 +27,23 @@ class LogOptions:
     pool_files: int = 2
     """Released files that are kept for use again. -1: all."""
     advice: str = ""
-    """What errors say that one can do whose outcome is unknown."""
+    """Advice that errors give to one whose outcome is unknown."""
     room_advice: str = ""
-    """And what they say that one can do where the disk is full."""
+    """Advice that errors give where the disk is full."""
     min_files: int = 0
-    """So many files of a log there are at least, those of the pool included: made ahead, and kept."""
+    """Files of a log that there are at least, those of the pool included: made ahead, and kept."""
 
 
 OWED: Final = 0
 SHRINKS: Final = 1
 GROWS: Final = 2
-"""What a ticket does to a log, for the case that the disk is full: as many spare files (reserve.py) it has to leave.
-GROWS: the log holds more, and it is refused first. SHRINKS: less is needed after it than before. OWED: room was
+"""The effect of a ticket on a log, for the case that the disk is full: as many spare files (reserve.py) it has to
+leave. GROWS: the log holds more, and it is refused first. SHRINKS: less is needed after it than before. OWED: room was
 promised to it, or it is what releases segments."""
 
 
 class Ticket:
-    """What goes into the log together, in one batch, and what became of it."""
+    """The content that goes into the log together, in one batch, and its outcome."""
 
     done = False
     error: BaseException | None = None
@@ -64,12 +64,13 @@ class Ticket:
         self.size = size
         """At most so many bytes its records take."""
         self.sync = sync
-        """It counts only once it is synced, whatever the policy."""
+        """True if the ticket counts only once it is synced, whatever the policy."""
         if unsynced:
             self.unsynced = True
 
     def finish(self, error: BaseException | None) -> None:
-        """Done, well or not. May be called again with the same by a leader that makes up for an interrupted one."""
+        """Finish the ticket, well or not. May be called again with the same by a leader that makes up for an
+        interrupted one."""
         if error is not None:
             self.error = error
         self.held = None
@@ -89,14 +90,14 @@ class Ticket:
             pass  # nobody waits, or it was awake already
 
     def attend(self) -> None:
-        """From now on `wake` ends a `wait`. One thread waits for it at a time."""
+        """Attend to the ticket: from now on `wake` ends a `wait`. One thread waits for it at a time."""
         if self.waiter is None:
             waiter = threading.Lock()
             waiter.acquire()
             self.waiter = waiter
 
     def wait(self, seconds: float) -> None:
-        """Until it may be done, or so long."""
+        """Wait until the ticket may be done, or so long."""
         self.attend()
         if not self.done:
             self.waiter.acquire(timeout=seconds)
@@ -113,8 +114,8 @@ class Tail(NamedTuple):
 
 
 class WriteBatch:
-    """What is written with one call: enough to write it again, same bytes, same place (rule G2). An encoder may return
-    a subclass with what it wants to remember of it."""
+    """The bytes written with one call: enough to write them again, same bytes, same place (rule G2). An encoder may
+    return a subclass with what it wants to remember of it."""
 
     changes = False
     """The encoder has to know of it before it encodes the next one: `written` is called."""
@@ -138,26 +139,26 @@ class Encoder(Protocol):
 
     @property
     def promised(self) -> int:
-        """Bytes that what is written has been promised and not used yet (Ticket.promise)."""
+        """Return how many bytes have been promised to what is written, and are not used yet (Ticket.promise)."""
 
     @property
     def spare_bytes(self) -> int:
-        """What a spare file of the reserve has to hold beside tickets that make room: a snapshot."""
+        """Return how many bytes a spare file of the reserve has to hold beside tickets that make room: a snapshot."""
 
     def leaves(self, ticket: Any) -> int:
-        """OWED, SHRINKS or GROWS. Asked where the disk is full."""
+        """Return OWED, SHRINKS or GROWS. Asked where the disk is full."""
 
     def needed_bytes(self, segment: Segment) -> int | None:
-        """How much of a segment is needed still, as far as is known now; None where that is not counted. Asked where
-        the disk is full."""
+        """Return how much of a segment is needed still, as far as is known now; None where that is not counted. Asked
+        where the disk is full."""
 
     def reserve(self, size: int) -> None:
-        """So many bytes may be written until this is asked next: keep the room that they will need elsewhere. Raises
+        """Keep the room that so many bytes will need elsewhere: they may be written until this is asked next. Raises
         OSError if there is none; then what GROWS is refused."""
 
     @property
     def snapshot_at(self) -> tuple[int, int]:
-        """Where the latest snapshot is, by segment and offset of its batch, (0, 0) without one; each new segment's
+        """Return the segment and the offset of the latest snapshot's batch, (0, 0) without one; each new segment's
         header says it."""
 
     def encode(self, tail: Tail, tickets: list[Any], watermark: int) -> WriteBatch:
@@ -169,8 +170,8 @@ class Encoder(Protocol):
         same."""
 
     def deliver(self, batch: Any) -> None:
-        """The batch, and all before it, is as durable as the policy asks: it counts. In order, and only for one with
-        bytes. May be called again for the same."""
+        """Deliver a batch that is, with all before it, as durable as the policy asks: it counts. In order, and only for
+        one with bytes. May be called again for the same."""
 
     def stopped(self) -> None:
-        """The log has failed: wake whoever waits for what it would have brought. Any thread."""
+        """Wake, once the log has failed, whoever waits for what it would have brought. Any thread."""

@@ -33,10 +33,10 @@ assert WATERMARK.size == 56
 
 
 class Watermark(NamedTuple):
-    """What the file says. Neither number ever falls."""
+    """The content of the file. Neither number ever falls."""
 
     segment: int
-    """This one was there, or a later one is."""
+    """The number of a segment that was there, or a later one is."""
     lsn: int
     """All up to it was on disk."""
     nonce: int
@@ -44,14 +44,14 @@ class Watermark(NamedTuple):
 
 
 def encode(log_id: bytes, mark: Watermark) -> bytes:
-    """What a page begins with."""
+    """Return the beginning of a page."""
     fields = (mark.segment, mark.nonce, mark.lsn)
     blank = WATERMARK.pack(MAGIC, VERSION, 0, 0, log_id, *fields)
     return WATERMARK.pack(MAGIC, VERSION, 0, crc32c(0, blank), log_id, *fields)
 
 
 def decode(page: bytes, log_id: bytes) -> Watermark | None:
-    """None where it does not say anything about this log."""
+    """Return the watermark in a page; None where the page does not say anything about this log."""
     if len(page) < WATERMARK.size:
         return None
     magic, version, _, _, whose, segment, nonce, lsn = WATERMARK.unpack_from(page)
@@ -72,10 +72,10 @@ class WatermarkFile:
         self._count_sync, self._file_mode = count_sync, file_mode
         self._latest: Watermark | None = None
         self._page = 0
-        """That is written next: the other one says what was written last."""
+        """The page that is written next: the other one says what was written last."""
 
     def read(self) -> Watermark | None:
-        """The latest that it says; None if it says nothing."""
+        """Return the latest watermark that the file says; None if it says nothing."""
         try:
             file = File(self._path, os.O_RDONLY)
             pages = [os.pread(file.fd, WATERMARK.size, page * PAGE_BYTES) for page in range(PAGES)]

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Abandoned:
-    """Of one store that is open."""
+    """The messages of one open store that nobody holds any more."""
 
     def __init__(self, engine: Engine, give_back: Callable[[Sequence[Lease]], None]) -> None:
         """`give_back` makes free what is LEAVING, and counts it as delivered."""
@@ -44,16 +44,16 @@ class Abandoned:
         self._warnings = RareWarnings(self._warn)
 
     def __bool__(self) -> bool:
-        """Whether there is anything to give back, or to tell."""
+        """Return whether there is anything to give back, or to tell."""
         return bool(self._leases) or self._warnings.is_due
 
     @property
     def has_moving(self) -> bool:
-        """Whether some of it is in another store, which is to be told, or on its way there."""
+        """Return whether some of the messages are in another store, which is to be told, or on their way there."""
         return any(lease.hold in (MOVING, MOVED) for lease in list(self._leases))
 
     def note(self, message: Message[Any]) -> None:
-        """Nobody holds this message any more. Any thread, with any lock."""
+        """Note a message that nobody holds any more. Any thread, with any lock."""
         lease, there = message._note, self
         if type(lease) is not Lease:
             return
@@ -71,7 +71,7 @@ class Abandoned:
         )  # fmt: skip
 
     def _works(self) -> bool:
-        """Whether anybody holds anything there. Not when the process ends, nor in a forked child."""
+        """Return whether anybody can hold anything in the store: not when the process ends, nor in a forked child."""
         engine = self._engine
         return not (engine.closed or engine.failed is not None or engine.forked or sys.is_finalizing())
 
@@ -101,7 +101,8 @@ class Abandoned:
         self._warnings.close()
 
     def _take(self, leaving: list[Lease]) -> None:
-        """What was noted by now is LEAVING; but what moves to another store is looked at again later, or there."""
+        """Move each lease noted by now into `leaving`. A lease that moves to another store is looked at again later, or
+        there."""
         noted = self._leases
         for _ in range(len(noted)):
             lease = noted[0]

@@ -28,8 +28,8 @@ _NOTHING_COMES: Final = frozenset((Ack, Declare, Returned))
 
 
 def pass_on(changes: Iterable[Change], delivery: Delivery) -> None:
-    """What has come, in order. Interrupted it makes a message seen twice, never out of sight: cursors go behind what is
-    ready, and a lane is at its end once all is. May be done again."""
+    """Pass on the messages that have come, in order. An interruption makes a message seen twice, never out of sight:
+    cursors go behind what is ready, and a lane is at its end once all is. May be done again."""
     for change in changes:
         if type(change) is Send:
             lane, seq = change.state.feed.first, change.seq

@@ -54,12 +54,12 @@ TOGETHER_MAX: Final = 1024
 """Plans that are applied together, and changes, but for those of the last plan."""
 _SENDS: Final = frozenset((Send, SendMany))
 _PLAIN: Final = _SENDS | {Ack}
-"""Of these nothing follows once they are in the rows."""
+"""Changes after which nothing follows once they are in the rows."""
 LET_PASS_TIMES: Final = 20
 LET_PASS_SECONDS: Final = 0.00005
 """How often, and how long each time, a receiver lets another one pass before it waits for the lock."""
 COUNT_SECONDS: Final = 1.0
-"""So long who asks for a count waits for what is pending to be applied, where it cannot be told before."""
+"""Seconds that a question for a count waits until what is pending is applied, where it cannot be told before."""
 COUNT_PAUSE: Final = 0.001
 COMMITTED_MAX: Final = 100_000
 """Transactions over several stores that are remembered as committed until their coordinator forgets them."""
@@ -72,13 +72,13 @@ class Engine:
     def __init__(self, name: str, backend: Backend) -> None:
         self.name, self.backend = name, backend
         self.rows: Backend | MixedRows = backend
-        """What tells which messages there are."""
+        """The rows, which tell which messages there are."""
         self.nonpersistent: Nonpersistent | None = None
         """Once one was sent that is not persistent."""
         self.submit: Callable[[Ticket], object] = self._refuse
         """Writer.submit, or what stands in front of it once some messages are not persistent."""
         self.outbox: Outbox | None = None
-        """What is sent and acked in transactions of callers' own, where the backend has such."""
+        """The sends and acks in transactions of callers' own, where the backend has such."""
         self.owner: object = None
         """The router's: kept, and never looked at (invariant 8)."""
         settings = backend.settings
@@ -92,7 +92,7 @@ class Engine:
         self.delivery = Delivery(name, settings.max_leases, settings.max_deliveries, settings.priorities)
         self.sequencer = Sequencer(self.catalog, settings.duplicate_window)
         self.waiting = Waiting(self)
-        """What brings those messages back that wait for their time."""
+        """The scheduled messages, brought back at their time."""
         self.committed: dict[bytes, None] = {}
         """Transactions that are committed here and not forgotten, oldest first."""
         self.sends = self.acks = self.batches = 0
@@ -103,7 +103,7 @@ class Engine:
         self.limited = False
         """Tickets hold the room that was reserved for them (limits.py)."""
         self.limits: Limits
-        """What gives it out. Set by who makes it."""
+        """The quotas, which give out that room. Set by who makes it."""
         self.closed = True
         self.failed: BaseException | None = None
         self.on_failed: Callable[[BaseException], object] = lambda cause: None
@@ -114,7 +114,7 @@ class Engine:
         self._new: deque[Plan] = deque()
         """Plans that nobody has looked at yet."""
         self._pending: deque[Plan] = deque()
-        """Those before them that are not applied yet."""
+        """Plans before those of `_new` that are not applied yet."""
         self._changed = 0
         """Number of the latest plan that changes subscriptions."""
         self._applied = 0
@@ -123,17 +123,18 @@ class Engine:
         """Rows, or what follows from them, may be changed by halves: the backend is asked to recover before anything
         else. A backend sets it around what it does to its rows beside `apply`."""
         self.fresh_keys = FreshKeys()
-        """Of maps."""
+        """The fresh keys of maps."""
         self.on_leaving: Callable[[], None] = lambda: None
         """Called when there may be something in `Catalog.leaving`."""
         self.writing_out = False
         """The backend holds the lock for long: who only wants to help does not wait for it."""
         self.counts_stand = False
-        """Likewise, and it changes none of the counts: who asks for no more does not wait for it either."""
+        """The backend holds the lock for long, and changes none of the counts: who asks for no more does not wait for
+        it either."""
         self.receiving = False
         """Somebody takes what is ready, or is about to: see `let_pass`."""
         self.usage: Recorder | None = None
-        """What is told of each plan that takes effect, while the usage log is on."""
+        """The recorder that is told of each plan that takes effect, while the usage log is on."""
         self.tap: Callable[[Plan], None] | None = None
         """Told of each plan that takes effect, in order, once, while a destination moves (live_copy.py). Raises
         nothing."""
@@ -158,15 +159,15 @@ class Engine:
             self._guard()
 
     def require_here(self, destination: Destination) -> None:
-        """Where a destination is not found: raise what `ensure_usable` raises, and MovedError if it has moved to
-        another store, or is about to."""
+        """Raise for a destination that is not found: what `ensure_usable` raises, or MovedError. MovedError means that
+        the destination has moved to another store, or is about to."""
         self.ensure_usable()
         gate = self.sequencer.gates.get(destination)
         if gate is not None:
             raise MovedError(gate)
 
     def failure(self) -> StoreFailedError:
-        """What callers of a failed store get."""
+        """Return the error that callers of a failed store get."""
         error = StoreFailedError(
             f"store {self.name!r} has stopped after an error: {self.failed}; close it and open it again"
         )
@@ -174,7 +175,7 @@ class Engine:
         return error
 
     def refusal(self) -> AnabranchError:
-        """Why nothing is written any more."""
+        """Return the error that says why nothing is written any more."""
         return self.failure() if self.failed is not None else ClosedError(f"store {self.name!r} is closed")
 
     def _refuse(self, ticket: Ticket) -> object:
@@ -187,14 +188,14 @@ class Engine:
             self.stop(cause)
 
     def stop(self, cause: BaseException) -> None:
-        """The same where it has been told already."""
+        """Stop for good where the failure has been logged already."""
         first, self.failed = self.failed is None, cause
         self.wake_all()
         if first:
             self.on_failed(cause)
 
     def check(self) -> None:
-        """Before taking the lock: raise what `ensure_usable` raises, since in a forked child another thread's hold on
+        """Raise, before taking the lock, what `ensure_usable` raises, since in a forked child another thread's hold on
         the lock would last for ever; and RuntimeError in a signal handler that interrupted its own thread (G3)."""
         if self.closed or self._generation != locking.generation or self.failed is not None or self._guard is not None:
             self.ensure_usable()
@@ -204,7 +205,7 @@ class Engine:
             )
 
     def let_pass(self) -> None:
-        """Before taking the lock where `receiving`: wait a little until it is free. A thread that waits for the lock
+        """Wait a little, before taking the lock where `receiving`, until it is free. A thread that waits for the lock
         itself is given it while another one runs, which then soon waits for it in turn, and so on: each message would
         cost a switch between threads."""
         for _ in range(LET_PASS_TIMES):
@@ -222,11 +223,11 @@ class Engine:
     # Opening
 
     def host(self) -> Host:
-        """What the backend is given."""
+        """Return what the backend is given."""
         return Host(self.catalog, self.lock, self.fail)
 
     def start(self, submit: Callable[[Ticket], object]) -> None:
-        """The backend has filled the catalog. `submit`: the writer's."""
+        """Start once the backend has filled the catalog. `submit`: the writer's."""
         self.submit = self._submit = submit
         self._guard = self.backend.guard
         self.closed = False
@@ -235,7 +236,7 @@ class Engine:
         self.waiting.start()
 
     def make_nonpersistent(self, directory: Path, file_mode: int | None) -> Nonpersistent:
-        """Be ready for messages that are not persistent. Any thread. Raises as `ensure_usable`."""
+        """Be ready for transient messages. Any thread. Raises as `ensure_usable`."""
         self.check()
         with self.lock:
             self.current()
@@ -251,7 +252,7 @@ class Engine:
     # Taking plans in
 
     def take(self, plan: Plan) -> None:
-        """A plan has become as durable as the policy asks. Called by who writes, in order; again after an
+        """Take in a plan that has become as durable as the policy asks. Called by who writes, in order; again after an
         interruption, for the same."""
         changes = plan.changes
         if plan.number > self._taken:
@@ -293,7 +294,7 @@ class Engine:
             self.limits.wake()
 
     def wake_crowd(self, state: DestinationState, number: int) -> None:
-        """There is room for one more lease, of a topic for the subscription with this number."""
+        """Wake those who wait for one more lease, of a topic for the subscription with this number."""
         for feed in state.feeds(number):
             if feed in state.crowded:
                 try:
@@ -314,8 +315,8 @@ class Engine:
                     feed.wake()
 
     def finish(self) -> None:
-        """With the lock held: take in what is written. Every step may be done twice, so that an interruption leaves it
-        to whoever comes next."""
+        """Take in what is written, with the lock held. Every step may be done twice, so an interruption leaves the rest
+        to the next caller."""
         plan = self.written
         if plan is not None:
             if self.sequencer.number < plan.number:
@@ -328,12 +329,12 @@ class Engine:
 
     @property
     def unsubscribing(self) -> bool:
-        """Whether a change of subscriptions is pending: what was fetched for one may not be its own any more."""
+        """Return whether a change of subscriptions is pending: what was fetched for one may not be its own any more."""
         return self._changed > self._applied
 
     @property
     def behind(self) -> bool:
-        """Whether anything is pending."""
+        """Return whether anything is pending."""
         return self.written is not None or bool(self._new or self._pending)
 
     def lease_ready(self, feed: Feed, taker: Taker) -> bool:
@@ -360,7 +361,7 @@ class Engine:
             self.receiving = False
 
     def look(self) -> None:
-        """With the lock held: pass on what has come to receivers that keep up. May be done again."""
+        """Pass on, with the lock held, what has come to consumers that keep up. May be done again."""
         new, passes_on = self._new, self._passes_on
         while new:
             plan = new[0]
@@ -370,17 +371,17 @@ class Engine:
             new.popleft()
 
     def current(self, drained: bool = True) -> None:
-        """With the lock held, after `check`: the store is usable and, if `drained`, all that has returned is
-        applied."""
+        """See, with the lock held and after `check`, that the store is usable. If `drained`, also apply all that has
+        returned."""
         if self.closed or self.failed is not None or self._guard is not None:
             self.ensure_usable()
         if drained or self.interrupted or self.written is not None:
             self.drain()
 
     def hand_over(self, feed: Feed) -> None:
-        """With the lock held: give those who wait what there is for them. What is taken in once they stand in line
-        wakes them; what was taken in just before that woke nobody, and so is looked for again. Likewise that the store
-        has failed: nobody who stands in line then would be told."""
+        """Give waiting consumers, with the lock held, what there is for them. Messages taken in once they stand in line
+        wake them. Messages taken in just before woke nobody, and are looked for again. A failure of the store is looked
+        for too: nobody in line would be told of it."""
         if self.failed is not None:
             self.ensure_usable()
         self.delivery.hand_over(feed, self.rows)
@@ -401,7 +402,7 @@ class Engine:
                 log.debug("store %s: nothing applied: %s", self.name, error)
 
     def drain(self) -> None:
-        """With the lock held: apply what is pending."""
+        """Apply, with the lock held, what is pending."""
         if self.written is not None:
             self.finish()
         if self.nonpersistent is not None:
@@ -427,8 +428,8 @@ class Engine:
             self.pending_changes = sum([plan.count for plan in list(self._new)]) if self._new else 0
 
     def undo(self, plan: Plan) -> None:
-        """A plan has not taken effect, whose callers were told that this is not known: nobody else gives back what they
-        would have acked, or claimed for good. May be done again."""
+        """Undo a plan that has not taken effect, whose callers were told that this is not known. Nobody else gives back
+        what they would have acked, or claimed for good. May be done again."""
         with self.lock:
             self.drain()
             for change in [*plan.changes, *(one.change for one in plan.volatile)]:
@@ -486,7 +487,7 @@ class Engine:
         return self._priorities or self.sequencer.expiring or self.nonpersistent is not None or self.large
 
     def _finish(self, changes: Sequence[Change]) -> None:
-        """What follows once changes are in the rows. May be done again."""
+        """Do what follows once changes are in the rows. May be done again."""
         if self.large:
             self.bodies.look(changes)
         for change in changes:
@@ -501,7 +502,7 @@ class Engine:
                     self.nonpersistent.set_back(change)
 
     def _finish_volatile(self, plan: Plan) -> None:
-        """Likewise, of what goes with a plan."""
+        """Apply the transient changes of a plan, once its other changes are in the rows."""
         if plan.volatile:
             assert self.nonpersistent is not None
             self.nonpersistent.apply(plan)
@@ -531,28 +532,28 @@ class Engine:
 
     @property
     def leaving(self) -> bool:
-        """Whether messages of what is gone are still to go."""
+        """Return whether messages of what is gone are still to go."""
         volatile = self.nonpersistent
         return bool(self.catalog.leaving) or (volatile is not None and volatile.is_leaving)
 
     # Asking
 
     def settle(self) -> None:
-        """What this thread has committed in a database transaction of its own is seen. Without the lock."""
+        """Wait until what this thread has committed in a database transaction of its own is seen. Without the lock."""
         if self.outbox is not None:
             self.outbox.settle()
 
     def asked(self, question: Callable[[], T]) -> T:
-        """The answer, with all that has returned applied."""
+        """Return the answer, with all that has returned applied."""
         self.check()
         with self.lock:
             self.current()
             return question()
 
     def reading(self, work: Callable[[], T]) -> T:
-        """What `work` returns, which reads bodies with the lock held, all that has returned applied, and places looked
-        up since: none of them dies before the lock is let go, so a backend that looks one up once more need not ask for
-        what is pending. For that it uses `looked_up`."""
+        """Return the result of `work`, which reads bodies with the lock held and all that has returned applied. `work`
+        looks its places up since, and none of them dies before the lock is let go. A backend that looks a place up once
+        more need not ask for what is pending. The backend uses `looked_up` for that."""
         before = self._reader
         try:
             self._reader = threading.get_ident()
@@ -561,15 +562,15 @@ class Engine:
             self._reader = before
 
     def looked_up(self, question: Callable[[], T]) -> T:
-        """The answer, as of now: for who reads bodies, with the lock held or not."""
+        """Return the answer, as of now: for who reads bodies, with the lock held or not."""
         if self._reader == threading.get_ident():
             return question()
         return self.asked(question)
 
     def counted(self, question: Callable[[PendingCounts], T], of: Counted | None = None) -> T:
-        """The same for who asks for counts alone, and adds what is pending: at once also while the backend holds the
-        lock since its disk hangs. Where what is pending does not say how many messages of `of` there will be, that
-        takes COUNT_SECONDS, and is as of the last that was applied."""
+        """Answer a question about counts alone, and add what is pending. The answer comes at once, even while the
+        backend holds the lock since its disk hangs. Where what is pending does not tell the count of `of`, that takes
+        COUNT_SECONDS. The answer is then as of the last that was applied."""
         self.settle()
         until = time.monotonic() + COUNT_SECONDS
         while self.counts_stand and not self.unsubscribing:
@@ -583,7 +584,7 @@ class Engine:
         return self.asked(lambda: question(self.pending_counts()))
 
     def pending_counts(self) -> PendingCounts:
-        """Of what has returned and is not applied."""
+        """Count what has returned and is not applied."""
         counts = PendingCounts(self.catalog)
         for plan in dict.fromkeys((*self._new, *self._pending)):
             if plan.number > self._applied:
@@ -595,15 +596,15 @@ class Engine:
 
     @property
     def applied(self) -> int:
-        """The number of the last plan that is in the rows."""
+        """Return the number of the last plan that is in the rows."""
         return self._applied
 
     @property
     def taken(self) -> int:
-        """The number of the last plan that has taken effect."""
+        """Return the number of the last plan that has taken effect."""
         return self._taken
 
     def is_gone(self, feed: Feed) -> bool:
-        """Whether its subscription has ended."""
+        """Return whether the subscription of a feed has ended."""
         subscriber = feed.subscription
         return subscriber is not None and feed.state.subscriptions.get(subscriber.subscription.key) is not subscriber

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def follow(message: Message) -> bool:
-    """If its destination is moving, or has moved, wait until that is over, and let the message know its store. Returns
-    whether that was so. Raises what Gate.wait raises."""
+    """Wait while a message's destination is moving, or has moved, and let the message know its store. Returns whether
+    that was so. Raises what Gate.wait raises."""
     lease, moved = message._note, False
     while type(lease) is Lease and lease.hold >= MOVING:
         moved = True
@@ -35,15 +35,15 @@ def follow(message: Message) -> bool:
 
 
 def is_moving(messages: Sequence[Message]) -> bool:
-    """Whether one of them is of a destination that is moving, or has moved."""
+    """Return whether the destination of one of the messages is moving, or has moved."""
     return any(type(message._note) is Lease and message._note.hold >= MOVING for message in messages)
 
 
 def after_move(
     error: ClosedError, messages: Sequence[Message], call: Callable[[MessageStore, list[Message]], object]
 ) -> None:
-    """A call with messages in hand has raised this, and done nothing: call again, with those of each store, if one of
-    them has moved, or was about to (by now that may be given up). Else raises the error."""
+    """Repeat a call with messages in hand that has raised this, and done nothing: call again, with those of each store,
+    if one of them has moved, or was about to (by now that may be given up). Raises the error otherwise."""
     moved = isinstance(error, LeaseMovedError)
     for message in messages:
         moved |= follow(message)
@@ -57,7 +57,7 @@ def after_move(
 
 
 def give_back(lease: Lease) -> bool:
-    """If the message of a lease, which its holder has never seen, is moving or has moved: it is free where it is then.
+    """Free the message of a lease where it is then, if it is moving or has moved. The lease's holder has never seen it.
     Returns False if it is where it was."""
     if lease.hold < MOVING:
         return False

@@ -1,4 +1,4 @@
-"""What is done with a message that somebody has just leased, before they see it: it is counted, and its time begins.
+"""The steps between a lease and its consumer's sight: the message is counted, and its lease's time begins.
 
 With `count_deliveries: on_receive` a delivery is written before the message is handed out, so that a process which dies
 while it holds one has been counted, and whatever is killed, no message is delivered more often than `max_deliveries`
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class HandingOut:
-    """Of one store that is open. Threads: all. Who is interrupted in here gives the messages back, as anybody who
-    leases some and does not get them."""
+    """The handing out of one open store's messages. Threads: all. A caller that is interrupted in here gives the
+    messages back, as any caller that leases messages and does not get them."""
 
     __slots__ = ("_count", "_timeout", "_times", "needed")
 
@@ -30,11 +30,11 @@ class HandingOut:
         self._times, self._timeout = times, settings.lease_timeout
         self._count = count if settings.count_on_receive else None
         self.needed = self._timeout is not None or self._count is not None
-        """Whether there is anything to do for each message; else only for one that is leased for a time of its own."""
+        """True if there is anything to do for each message; else only for one that is leased for a time of its own."""
 
     def __call__(self, leases: Sequence[Lease], seconds: float | None) -> None:
-        """They are leased for so many `seconds`; None: as long as their store says. Raises StoreFailedError,
-        OutcomeUnknownError, MovedError: then they are to be given back."""
+        """Count the leases and begin their time: `seconds`, or with None as long as their store says. Raises
+        StoreFailedError, OutcomeUnknownError, MovedError: then the leases are to be given back."""
         if self._count is not None:
             self._count(leases)
             for lease in leases:

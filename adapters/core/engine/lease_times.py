@@ -1,4 +1,4 @@
-"""For how long a message is leased, where that has an end: then it is free again, at its old place.
+"""The time for which a message is leased, where that has an end: then the message is free again, at its old place.
 
 H5  What a lease's time is stands in the lease (`LeaseTime.until`), and counts. The heap only says when to look: an
     entry for each, at that time or before it. So to extend a lease is one assignment, and an ack does nothing here.
@@ -56,7 +56,7 @@ def require_seconds(seconds: object, what: str) -> None:
 
 
 class LeaseTimes:
-    """Of one store that is open. Threads: all."""
+    """The times at which leases of one open store end. Threads: all."""
 
     def __init__(self, engine: Engine, give_back: Callable[[Sequence[Lease]], None]) -> None:
         """`give_back` makes free what is LEAVING, and counts it as delivered."""
@@ -66,23 +66,24 @@ class LeaseTimes:
         self._look_at = math.inf
         """When somebody looks next, at the latest."""
         self._most = FORGET_AT
-        """With more entries those that nobody needs are dropped."""
+        """The number of entries beyond which those that nobody needs are dropped."""
         self._told = False
         """Somebody is about to."""
 
     def begin(self, lease: Lease, seconds: float) -> None:
-        """Its time begins now. Before its receiver has it: who is interrupted gives it back."""
+        """Begin a lease's time now. Called before the consumer has the message: a caller that is interrupted gives it
+        back."""
         self.carry(lease, seconds, monotonic() + seconds)
 
     def carry(self, lease: Lease, seconds: float, until: float) -> None:
-        """Its time began before, in another store."""
+        """Carry over a lease's time that began before, in another store."""
         lease.time = LeaseTime(seconds, until)
         self._engine.delivery.timed = True  # after it: from now on they are asked for it
         self._enter(lease, until)
 
     def extend(self, store: MessageStore, message: Message, seconds: float | None) -> None:
-        """It ends so many seconds from now; with None as many as it was leased for, and one that has no end is left as
-        it is. Raises TypeError, ValueError, UnknownMessageError, LeaseMovedError."""
+        """End the lease so many seconds from now; with None, as many as it was leased for. With None a lease without an
+        end is left as it is. Raises TypeError, ValueError, UnknownMessageError, LeaseMovedError."""
         if seconds is not None:
             require_seconds(seconds, "seconds")
         delivery = self._engine.delivery
@@ -147,7 +148,7 @@ class LeaseTimes:
             self._go_on()
 
     def _take(self, due: list[Lease]) -> bool:
-        """Some of those whose time is over; they are LEAVING from now on. Returns whether there are more."""
+        """Take some of the leases whose time is over; they are LEAVING from now on. Returns whether there are more."""
         delivery = self._engine.delivery
         with delivery.lock, self._lock:
             now, heap = monotonic(), self._heap
@@ -165,7 +166,7 @@ class LeaseTimes:
         return True
 
     def _keep(self, lease: Lease, time: LeaseTime, now: float) -> None:
-        """It has not run out; its entry is about to go. The new one lies behind it."""
+        """Enter a lease that has not run out again, behind its entry that is about to go."""
         if lease.hold in (CLAIMED, MOVED):
             return  # for good
         at = time.until if time.until > now else now + AGAIN_SECONDS

@@ -1,4 +1,4 @@
-"""How many messages more there will be once what is pending is applied."""
+"""The numbers of messages that there will be more once what is pending is applied."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from ..operations.changes import Ack, AckRange, Change, Send, SendMany
 from ..state.states import Catalog, DestinationState, SubscriptionState
 
 Counted = DestinationState | SubscriptionState
-"""What messages are counted for."""
+"""The things that messages are counted for."""
 
 
 class PendingCounts:
-    """Of one look at a store."""
+    """The counts that one look at a store finds pending."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self.more: dict[Counted, int] = {}
         """By how much each count changes, as far as that can be told; fewer if negative."""
         self.unknown: set[Counted] = set()
-        """Those of which it cannot: of what many acks at once concern, and of a topic whether others have yet to ack
-        what one subscription has acked."""
+        """Counts of which that cannot be told. These are what many acks at once concern, and a topic if others may have
+        yet to ack what one subscription has acked."""
 
     def of(self, counted: Counted) -> int:
-        """The count it will have."""
+        """Return the count that a destination or subscription will have."""
         return counted.total + self.more.get(counted, 0)
 
     def add(self, change: Change, subscribed: Iterable[SubscriptionState] = ()) -> None:
-        """It is pending. `subscribed`: whom a message is for, if it does not say so."""
+        """Count a pending change. `subscribed`: the subscriptions that a message is for, if the message does not say
+        so."""
         more = self.more
         if type(change) is Send:
             if change.state.is_map:

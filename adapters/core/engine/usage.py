@@ -1,4 +1,4 @@
-"""What a store tells the usage log (router/usage/) of each batch that took effect: what was sent, what was acked.
+"""The report of a store to the usage log (router/usage/), for each batch that took effect: sends and acks.
 
     engine.usage = Recorder(buffer, "orders", store_id)       # None, as usual: nothing is paid
 
@@ -44,9 +44,9 @@ assert ROW.size == 36
 SENT: Final = 1
 """amount: bytes of the message's record. who: the set of subscriptions that it is for, 0: a queue's."""
 ACKED: Final = 2
-"""who: the subscription's number, 0: for all."""
+"""amount: 0. who: the subscription's number, 0: for all."""
 ACKED_RANGE: Final = 3
-"""As ACKED, of all from `seq` on to the one that lies amount + transaction * 2**32 behind it."""
+"""An ack of all, as ACKED, from `seq` on to the one amount + transaction * 2**32 behind it."""
 ENDED: Final = 4
 """A subscription, `who`, has ended."""
 REMOVED: Final = 5
@@ -69,7 +69,7 @@ NAMES_BYTES_MAX: Final = 64 << 20
 NAME_BYTES: Final = 400
 """Memory, about, of one declaration beside its text: a number, two tuples, two lists, and its place."""
 SUBSCRIBER_BYTES: Final = 150
-"""Likewise of each subscription that it names."""
+"""Memory, about, of each subscription that a declaration names."""
 
 _MASK: Final = (1 << 64) - 1
 
@@ -82,7 +82,7 @@ and the subscriptions that a topic has: number and `client:name`."""
 
 
 def hash_of(seq: int) -> int:
-    """32 bits that look like chance, the same for a message's send and its acks: MurmurHash3's finaliser."""
+    """Return 32 bits that look like chance, the same for a message's send and its acks: MurmurHash3's finaliser."""
     seq ^= seq >> 33
     seq = seq * 0xFF51AFD7ED558CCD & _MASK
     seq ^= seq >> 33
@@ -92,15 +92,15 @@ def hash_of(seq: int) -> int:
 
 @inner_loop
 class Rows:
-    """What all stores of a router have told and nobody has taken yet. Any thread appends; one takes."""
+    """The rows that all stores of a router have told and nobody has taken yet. Any thread appends; one takes."""
 
     __slots__ = ("_chunks", "_room", "_transactions", "broken", "lost", "numbers", "size")
 
     def __init__(self, room: int, threshold: int) -> None:
         """`room`: bytes of rows that may wait. `threshold`: a message is kept whose hash is below it."""
         self.numbers: dict[DestinationState, int] = {}
-        """Of those declared since the names were taken; 0 of one that is not recorded, and a topic's is TOPIC more.
-        Replaced then."""
+        """Numbers of those declared since the names were taken; 0 of one that is not recorded, and a topic's is TOPIC
+        more. Replaced then."""
         self.broken = False
         """Nothing more is taken in."""
         self.lost = 0
@@ -112,7 +112,7 @@ class Rows:
         self._transactions = itertools.count(1)
 
     def next_transaction(self) -> int:
-        """The number of a transaction in one store."""
+        """Return the number of a transaction in one store."""
         return next(self._transactions) & AMOUNT_MAX or next(self._transactions)
 
     def append(self, rows: bytes) -> None:
@@ -124,7 +124,7 @@ class Rows:
             self.size += len(rows)
 
     def take(self) -> bytes:
-        """All that wait."""
+        """Take all rows that wait."""
         taken = b"".join([self._chunks.popleft() for _ in range(len(self._chunks))])
         self.size = sum(map(len, list(self._chunks)))
         return taken
@@ -132,7 +132,7 @@ class Rows:
 
 @inner_loop
 class Source:
-    """What a Recorder begins with."""
+    """The rows that a Recorder begins with."""
 
     __slots__ = ("rows",)
 
@@ -157,7 +157,7 @@ class Buffer:
         self._next = itertools.count(1)
 
     def empty(self) -> tuple[bytes, list[Declared]]:
-        """The rows that wait, and all that was declared for them and not taken before. By one thread at a time."""
+        """Take the rows that wait, and all that was declared for them and not taken before. By one thread at a time."""
         self.rows.numbers, self.sets = {}, {}  # first: what comes now is declared anew, so that each file has its names
         rows = self.rows.take()
         declared = [self.declared.popleft() for _ in range(len(self.declared))]
@@ -165,8 +165,8 @@ class Buffer:
         return rows, declared
 
     def declare(self, name: Any, size: int) -> int:
-        """The number by which rows know it from now on; 0 if there is no room for it. `size`: bytes of its text and of
-        its subscriptions."""
+        """Return the number by which rows know a thing from now on; 0 if there is no room for it. `size`: bytes of its
+        text and of its subscriptions."""
         if self.declared_bytes > NAMES_BYTES_MAX:
             return 0
         number = next(self._next) & AMOUNT_MAX or next(self._next)
@@ -187,8 +187,8 @@ class Recorder(Source):
         self.store, self.token, self.volatile = store, token, volatile
 
     def number(self, state: DestinationState) -> int | None:
-        """Of a destination, which is declared if need be; 0 if it is not recorded, None if there is no room for its
-        name."""
+        """Return the number of a destination, which is declared if need be. 0 if the destination is not recorded, None
+        if there is no room for its name."""
         buffer = self.buffer
         numbers = buffer.rows.numbers
         number = numbers.get(state)
@@ -206,7 +206,8 @@ class Recorder(Source):
         return number & AMOUNT_MAX
 
     def set_number(self, entitled: Sequence[SubscriptionState]) -> int | None:
-        """Of the subscriptions that a message is for; None if there is no room for their names."""
+        """Return the number of the set of subscriptions that a message is for; None if there is no room for their
+        names."""
         buffer = self.buffer
         sets, key = buffer.sets, tuple([one.number for one in entitled])
         number = sets.get(key)
@@ -264,7 +265,7 @@ def _rows(recorder: Recorder, tickets: Iterable[Ticket], now: int) -> Iterator[b
 def _rows_of(
     recorder: Recorder, change: Change, outcome: Any, now: int, transaction: int, flags: int
 ) -> Iterator[bytes]:
-    """`outcome`: what its `plan` returned."""
+    """Yield the rows of a change. `outcome`: what its `plan` returned."""
     buffer = recorder.buffer
     threshold, kind = buffer.threshold, type(change)
     if not isinstance(change, Send | Ack | SendMany | AckRange | Remove | Unsubscribe):

@@ -1,5 +1,6 @@
-"""How tickets become writes: one after the other on the thread of whoever comes (Direct), or many together on a thread
-of the store's own (Threaded). A backend may bring a third way (Backend.writer): a journal's is its log.
+"""The writers, which make tickets into writes: one after the other on the thread of whoever comes (Direct), or many
+together on a thread of the store's own (Threaded). A backend may bring a third way (Backend.writer): a journal's is its
+log.
 
 All of them keep the order of submission, and none loses a ticket whose caller is interrupted.
 """
@@ -44,7 +45,7 @@ PAUSE_MAX: Final = 0.5
 
 
 class Writer(Protocol):
-    """What the store needs of each."""
+    """The methods that a store needs of each writer."""
 
     def submit(self, ticket: Ticket, /) -> object:
         """Queue it. Raises what Engine.ensure_usable raises, and RuntimeError in a signal handler (rule G3); then it is
@@ -54,27 +55,27 @@ class Writer(Protocol):
         """Queue them next to each other: all, or none if this raises."""
 
     def wait(self, ticket: Ticket, /) -> list[Any]:
-        """Until it is done. Returns what came of its changes, or raises what it failed with. An interruption leaves
+        """Wait until a ticket is done. Returns the outcomes of its changes, or raises its error. An interruption leaves
         its outcome unknown (rule G3)."""
 
     def proceed(self) -> None:
         """See that what is queued is written without its caller."""
 
     def flush(self) -> None:
-        """Until all that is queued now is written or refused."""
+        """Wait until all that is queued now is written or refused."""
 
     def undisturbed(self, work: Callable[[], T]) -> T:
-        """What `work` returns, done while nothing is written and all that was is applied."""
+        """Return the result of `work`, done while nothing is written and all that was is applied."""
 
     def refuse_more(self) -> None:
-        """The store takes nothing more (`Engine.closed` is set); what is queued is still written."""
+        """Take nothing more (`Engine.closed` is set); what is queued is still written."""
 
     def close(self) -> None:
         """Write what is queued; refuse what comes later. Idempotent."""
 
 
 def raise_error(ticket: Ticket) -> list[Any]:
-    """What came of a ticket that is done, or what it failed with."""
+    """Return the outcomes of a ticket that is done, or raise its error."""
     if ticket.error is not None:
         error = copy.copy(ticket.error)  # others raise the same: each thread has its own traceback
         raise error from ticket.error.__cause__
@@ -82,7 +83,8 @@ def raise_error(ticket: Ticket) -> list[Any]:
 
 
 class Direct:
-    """Whoever calls writes, under the store's lock. What an interruption leaves is finished by whoever comes next."""
+    """Whoever calls writes, under the store's lock. The rest of an interrupted write is finished by whoever comes
+    next."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -113,7 +115,7 @@ class Direct:
         return raise_error(ticket)
 
     def proceed(self) -> None:
-        """Nothing is ever queued."""
+        """Do nothing: nothing is ever queued."""
 
     def flush(self) -> None:
         self._engine.asked(lambda: None)
@@ -122,7 +124,7 @@ class Direct:
         return work()  # it holds the lock whenever it looks
 
     def refuse_more(self) -> None:
-        """It asks the engine."""
+        """Do nothing: the writer asks the engine."""
 
     def close(self) -> None:
         with self._engine.lock:
@@ -174,7 +176,7 @@ class Threaded:
         return raise_error(ticket)
 
     def proceed(self) -> None:
-        """It goes on by itself."""
+        """Do nothing: the thread goes on by itself."""
 
     def flush(self) -> None:
         ticket = Ticket([], 0)
@@ -182,7 +184,7 @@ class Threaded:
         self.wait(ticket)
 
     def refuse_more(self) -> None:
-        """It asks the engine."""
+        """Do nothing: the writer asks the engine."""
 
     def undisturbed(self, work: Callable[[], T]) -> T:
         self.flush()
@@ -206,8 +208,8 @@ class Threaded:
             self._require_written(tickets)
 
     def _require_written(self, tickets: Sequence[Ticket]) -> None:
-        """It has been closed since it was asked whether it takes tickets (rule G7). What was queued before its end is
-        written: raise ClosedError if these came after that. Their caller may not wait for them."""
+        """Raise ClosedError for tickets that came after the end of a writer closed meanwhile (rule G7). Tickets queued
+        before its end are written. The tickets' caller may not wait for them."""
         with self._lead:
             self._refuse_queued()
         if any(type(ticket.error) is ClosedError for ticket in tickets):
@@ -328,13 +330,13 @@ class Threaded:
                 ticket.finish(ticket.error)
 
     def _may_be_one(self, plan: Plan, error: AnabranchError) -> bool:
-        """Whether others of its tickets may do."""
+        """Return whether some of a plan's tickets may do without the others."""
         of_all = isinstance(error, StoreFailedError) and not isinstance(error, NotTakenError)
         return len(plan.tickets) > 1 and not of_all and self._engine.failed is None
 
     def _write_plan(self, plan: Plan) -> AnabranchError | None:
-        """What its tickets are refused with, None if it is done. What was cut off and took no effect is tried again
-        once."""
+        """Write a plan; return the error that its tickets are refused with, None if it is done. A write that was cut
+        off and took no effect is tried again once."""
         for last in (False, True):
             try:
                 self._engine.backend.write(plan)
@@ -357,7 +359,7 @@ class Threaded:
         return error if self._engine.failed is None else self._engine.failure()
 
     def _outcome(self, plan: Plan) -> bool | None:
-        """Whether a write took effect; None if that cannot be told in time."""
+        """Return whether a write took effect; None if that cannot be told in time."""
         engine = self._engine
         deadline = time.monotonic() + self._settings.outcome_timeout
         pause = PAUSE_FIRST
@@ -384,7 +386,7 @@ class Threaded:
         self._unknown = None
 
     def _done(self, plan: Plan) -> None:
-        """What is written counts, and is seen, in one step: nobody else shall have to apply it."""
+        """Count and show a written plan in one step, so that nobody else has to apply it."""
         engine = self._engine
         engine.batches += 1
         engine.sequencer.accept(plan)
@@ -400,7 +402,7 @@ def _refuse(tickets: Iterable[Ticket], error: AnabranchError) -> None:
 
 
 def _work(writer: weakref.ref[Threaded], signals: SimpleQueue[None]) -> None:
-    """The thread. It holds the writer only while it works, so that a store that nobody closed can go."""
+    """Run as the thread. It holds the writer only while it works, so that a store that nobody closed can go."""
     while (its := writer()) is not None:
         its._idle = False
         while its.step():

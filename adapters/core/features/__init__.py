@@ -1,1 +1,2 @@
-"""What a message need not use: quotas, keyed values, large bodies, transient messages, schedules, the outbox."""
+"""Features that a message need not use: quotas, keyed values, large bodies, transient messages, schedules, the
+outbox."""

@@ -1,4 +1,4 @@
-"""Why messages were given back last, for the dead letters that they may become.
+"""The reasons why messages were given back last, for the dead letters that they may become.
 
 It is kept in memory alone, of so many messages of a store as FAILURES_MAX says, so that a release costs no more with a
 reason than without one. It has to last no longer than to the next attempt, which brings a reason of its own: once there
@@ -33,7 +33,7 @@ class Failure(NamedTuple):
 
 
 def failure_of(reason: Reason) -> Failure:
-    """Raises TypeError for what is neither text nor an exception."""
+    """Return the failure of a reason. Raises TypeError for what is neither text nor an exception."""
     if isinstance(reason, str):
         return Failure(None, _short(reason, TEXT_MAX))
     if not isinstance(reason, BaseException):
@@ -48,7 +48,7 @@ def failure_of(reason: Reason) -> Failure:
 
 
 def _short(text: str, most: int) -> str:
-    """Valid unicode of at most so many characters."""
+    """Return valid unicode of at most so many characters."""
     text = text if len(text) <= most else f"{text[: most - 3]}..."
     return text.encode(errors="replace").decode()
 
@@ -63,14 +63,14 @@ def _key(lease: Lease) -> Key:
 
 
 class Failures:
-    """Of one store that is open. Threads: all."""
+    """The last failures of messages in one open store. Threads: all."""
 
     def __init__(self) -> None:
         self._failures: dict[Key, Failure] = {}
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
 
     def note(self, messages: Iterable[Message[Any]], failure: Failure) -> None:
-        """These are about to be given back by who holds them."""
+        """Note the failure of messages that their holders are about to give back."""
         with self._lock:
             for message in messages:
                 lease = message._note
@@ -81,6 +81,6 @@ class Failures:
                 del self._failures[next(iter(self._failures))]
 
     def of(self, message: Message[Any]) -> Failure | None:
-        """The last of a message that is leased."""
+        """Return the last failure of a message that is leased."""
         lease = message._note
         return self._failures.get(_key(lease)) if self._failures and type(lease) is Lease and not lease.whole else None

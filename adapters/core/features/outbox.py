@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 GROUP_MAX: Final = 10_000
 GROUP_BYTES: Final = 16 << 20
-"""So much of one transaction is done by one write."""
+"""Bytes of one transaction that are done by one write."""
 PAUSE_FIRST: Final = 0.0005
 PAUSE_MAX: Final = 0.05
 """Seconds between two looks at a transaction that is about to end."""
@@ -63,7 +63,7 @@ LOOK_MAX: Final = 60.0
 """Seconds between two looks for what was committed elsewhere, once there was nothing for long."""
 TOLD_MAX: Final = 1000
 SETTLE_SECONDS: Final = 5.0
-"""So long who has committed waits at most to see what it did."""
+"""Seconds that a thread which has committed waits at most to see what it did."""
 
 _numbers = itertools.count(time.time_ns())
 
@@ -74,23 +74,23 @@ class Entry(NamedTuple):
     number: int
     """Their order. No other entry has it."""
     destination: str
-    """As text."""
+    """The destination, as text."""
     seq: int
-    """Of the message that is acked; 0: one is sent."""
+    """The seq of the message that is acked; 0: one is sent."""
     subscription: int
-    """Whose ack it is; 0: for all. Of what is sent: until when it waits (ms); 0: it does not."""
+    """The subscription whose ack it is; 0: for all. For a send: until when the message waits (ms); 0: it does not."""
     record: bytes
-    """Of what is sent."""
+    """The record of a message that is sent."""
     rows: int = 1
     """In how many rows it is written down, where it was read."""
 
 
 class Written(NamedTuple):
-    """What is known of a committed entry without reading it."""
+    """The part of a committed entry that is known without reading it."""
 
     number: int
     caller: str
-    """Which transaction's it is."""
+    """The transaction that the entry belongs to."""
     size: int
     """Bytes of its record."""
 
@@ -103,41 +103,41 @@ class Caller(Protocol):
 
 
 class OutboxRows(Protocol):
-    """What a backend brings that shares its database with callers. What they hand in is theirs: errors of its driver
-    pass through where it is used."""
+    """The rows of a backend that shares its database with callers. Connections that callers hand in are theirs: errors
+    of their driver pass through where a connection is used."""
 
     def enlist(self, connection: Any, told: Told) -> Caller:
-        """The transaction that is open on a connection, begun if need be; the same object each time. `told` hears
-        of its end, weakly. Raises TypeError for what is no connection, TransactionError for one to another database
-        and one without transactions."""
+        """Return the transaction that is open on a connection, begun if need be; the same object each time. `told`
+        hears of its end, weakly. Raises TypeError for what is no connection, TransactionError for one to another
+        database and one without transactions."""
 
     def put(self, connection: Any, caller: Caller, entries: Sequence[Entry]) -> None:
         """Write them down, in that transaction."""
 
     def written(self, after: int, most: int, caller: str | None = None) -> Sequence[Written]:
-        """The first so many committed entries behind this number, in order; of one transaction, if that is given.
-        Raises StoreFailedError."""
+        """Return the first so many committed entries behind this number, in order; of one transaction, if that is
+        given. Raises StoreFailedError."""
 
     def entries(self, caller: str, first: int, last: int) -> Sequence[Entry]:
-        """Those of one transaction between two numbers, in order. Raises StoreFailedError."""
+        """Return the entries of one transaction between two numbers, in order. Raises StoreFailedError."""
 
     def is_over(self, caller: Caller) -> bool:
-        """Whether a transaction has ended for certain: what `written` does not show from now on is not there. Raises
-        StoreFailedError."""
+        """Return whether a transaction has ended for certain: what `written` does not show from now on is not there.
+        Raises StoreFailedError."""
 
 
 class Told(Protocol):
-    """Who is told of the end of transactions."""
+    """A listener for the end of transactions."""
 
     def ending(self, caller: Caller) -> None:
-        """It is about to end, one way or the other, by this thread. Raises nothing."""
+        """Note that a transaction is about to end, one way or the other, by this thread. Raises nothing."""
 
 
 class DrainTable(Table, Protocol):
     """A Table of a backend that has OutboxRows."""
 
     def drained(self, numbers: Sequence[int], rows: int) -> None:
-        """These entries go, which have so many rows. Raises NotTakenError if some are gone already."""
+        """Remove these entries, which have so many rows. Raises NotTakenError if some are gone already."""
 
 
 @runtime_checkable
@@ -145,11 +145,11 @@ class Placing(Protocol):
     """A store's owner, which knows where destinations are."""
 
     def _is_elsewhere(self, destination: Destination, store_id: bytes) -> bool:
-        """Whether it is recorded in another store than this."""
+        """Return whether a destination is recorded in another store than this."""
 
 
 class Drained(Change):
-    """Entries are done. In the ticket of what they ask for."""
+    """The change by which entries are done. In the ticket of what they ask for."""
 
     __slots__ = ("numbers", "rows")
 
@@ -171,20 +171,20 @@ class _Open:
         self.left: set[int] = set()
         """Numbers of entries that are not drained."""
         self.acks: dict[int, Lease] = {}
-        """What they claim, by number."""
+        """Leases that the acks claim, by number."""
         self.destinations: set[Destination] = set()
         self.room: list[Grant] = []
         self.thread = threading.get_ident()
         """The last that used it."""
         self.ending = False
-        """It was told that it ends."""
+        """True once the end of the transaction was told."""
         self.sure = False
-        """What it committed was looked for once since, and not all of it was there."""
+        """True if the commit was looked for once since, and not all of it was there."""
         self.done = Event()
 
 
 class Outbox:
-    """Of one store that is open. Threads: all."""
+    """The outbox of one open store. Threads: all."""
 
     def __init__(
         self, store: MessageStore, engine: Engine, sending: Sending, settling: Settling, rows: OutboxRows
@@ -281,7 +281,7 @@ class Outbox:
             raise
 
     def _claimed(self, one: _Open, message: Message, claimed: list[Lease]) -> Entry:
-        """The entry of its ack."""
+        """Claim a message for the transaction; return the entry of its ack."""
         lease, delivery = message._note, self._engine.delivery
         number = next(_numbers)
         with self._lock:
@@ -302,7 +302,7 @@ class Outbox:
         return Entry(number, str(message.destination), ack.seq, ack.number, b"")
 
     def _of(self, caller: Caller) -> _Open:
-        """With the lock held."""
+        """Return the open transaction of a caller, entered if need be. With the lock held."""
         if self._closed:
             self._engine.ensure_usable()
         one = self._open.get(caller.key)
@@ -313,7 +313,7 @@ class Outbox:
         return one
 
     def ending(self, caller: Caller) -> None:
-        """As Told: by whoever commits or rolls back, just before that."""
+        """Note the end of a transaction, as Told: called by whoever commits or rolls back, just before that."""
         one = self._open.get(caller.key)
         if one is not None and not self._closed:
             one.thread = threading.get_ident()
@@ -327,17 +327,17 @@ class Outbox:
 
     @property
     def is_used(self) -> bool:
-        """Whether a transaction of a caller's is open, or not drained."""
+        """Return whether a transaction of a caller's is open, or not drained."""
         return bool(self._open)
 
     def concerns(self, destination: Destination) -> bool:
-        """Whether such a transaction sends to it, or has claimed a message of it."""
+        """Return whether a caller's transaction sends to the destination, or has claimed a message of it."""
         with self._lock:
             return any(destination in one.destinations for one in self._open.values())
 
     def settle(self) -> None:
-        """What this thread has committed, or rolled back, is seen on return, unless that takes longer than
-        SETTLE_SECONDS. Not while it has another such transaction open, which the database may have waiting for that."""
+        """Wait until what this thread has committed, or rolled back, is seen, at most SETTLE_SECONDS. Returns at once
+        while the thread has another such transaction open, which the database may have waiting for that."""
         if not self._open:
             return
         me = threading.get_ident()
@@ -352,7 +352,7 @@ class Outbox:
     # Draining
 
     def opened(self) -> None:
-        """What was committed before is done. Raises AnabranchError; then it is tried again later."""
+        """Do what was committed before. Raises AnabranchError; then the outbox tries again later."""
         try:
             with self._draining:
                 self._drain()
@@ -360,7 +360,8 @@ class Outbox:
             self._look_again()
 
     def close(self) -> None:
-        """Nothing is drained any more: what is written down is for the next opening. Idempotent."""
+        """Close the outbox: nothing is drained any more, and what is written down is for the next opening.
+        Idempotent."""
         self._closed = True
         with self._draining, self._lock:
             for one in self._open.values():
@@ -374,7 +375,7 @@ class Outbox:
             shared().schedule_while_alive(self._look_pause, self._look)
 
     def _look(self) -> None:
-        """Now and then (rule Q7)."""
+        """Look at the outbox now and then (rule Q7)."""
         if not self._works():
             return
         try:
@@ -384,7 +385,7 @@ class Outbox:
             self._look_again()
 
     def _watch(self) -> None:
-        """While transactions are open: one may end without a word, or with one that Ctrl-C cut off."""
+        """Watch while transactions are open: one may end without a word, or with one that Ctrl-C cut off."""
         if not self._works():
             return
         try:
@@ -394,18 +395,18 @@ class Outbox:
                 self._watch_job.schedule(WATCH_SECONDS)
 
     def _works(self) -> bool:
-        """Whether this process has the store open, and it has not failed."""
+        """Return whether this process has the store open, and the store has not failed."""
         engine = self._engine
         return not (self._closed or engine.closed or engine.failed is not None or engine.forked)
 
     def _drain_soon(self) -> None:
-        """Once somebody has committed."""
+        """Drain the outbox, once somebody has committed."""
         if self._works() and self._drain_now(everything=False):
             self._pause = min(2 * self._pause, PAUSE_MAX)
             self._job.schedule(self._pause)
 
     def _drain_now(self, everything: bool) -> bool:
-        """Whether it has to be looked again soon."""
+        """Drain the outbox; return whether it has to be looked at again soon."""
         try:
             with self._draining:
                 return self._drain(everything)
@@ -414,7 +415,8 @@ class Outbox:
             return any(one.ending for one in list(self._open.values()))
 
     def _drain(self, everything: bool = False) -> bool:
-        """With `_draining` held. Raises AnabranchError. Returns whether some transaction that was to end has not."""
+        """Drain the outbox, with `_draining` held; return whether some transaction that was to end has not. Raises
+        AnabranchError."""
         if self._closed:
             return False
         with self._lock:
@@ -452,8 +454,8 @@ class Outbox:
         return kept
 
     def _drain_groups(self, groups: dict[str, list[Written]]) -> set[str]:
-        """Each is done by one write, and as many as may be by the same. Returns those that could not be done. Raises
-        AnabranchError if the database cannot be read."""
+        """Drain groups of entries: each is done by one write, and as many as may be by the same. Returns those that
+        could not be done. Raises AnabranchError if the database cannot be read."""
         tickets: list[tuple[str, Ticket, list[Entry]]] = []
         kept: set[str] = set()
         for caller, written in groups.items():
@@ -477,8 +479,8 @@ class Outbox:
         return kept
 
     def _tell(self, caller: str, entries: Sequence[Entry], error: AnabranchError) -> None:
-        """What cannot be done for a reason that does not pass by itself is looked at now and then, like what comes from
-        elsewhere; it stays claimed."""
+        """Log that entries cannot be done. If the reason does not pass by itself, they are looked at now and then, like
+        what comes from elsewhere. Their messages stay claimed."""
         stays = isinstance(error, MovedError | TransactionError)
         if stays:
             one = self._open.get(caller)
@@ -494,7 +496,7 @@ class Outbox:
         )  # fmt: skip
 
     def _changes(self, caller: str, entries: Sequence[Entry]) -> list[Change]:
-        """What entries ask for, and that they go."""
+        """Return the changes that entries ask for, and the change that removes the entries."""
         catalog, priorities = self._engine.catalog, self._engine.backend.settings.priorities
         leases = dict(self._open[caller].acks) if caller in self._open else {}
         changes: list[Change] = []
@@ -541,7 +543,8 @@ class Outbox:
                     one.acks.pop(entry.number, None)
 
     def _end(self, one: _Open) -> None:
-        """All that it has committed is drained; what it has not is as if it had never been asked for."""
+        """End a transaction: all that it has committed is drained; what it has not is as if it had never been asked
+        for."""
         with self._lock:
             self._open.pop(one.caller.key, None)
             leases = list({id(lease): lease for lease in one.acks.values()}.values())
@@ -559,7 +562,7 @@ class Outbox:
 
 
 def _fitting(written: Sequence[Written]) -> Iterator[Written]:
-    """The first of them that one write takes; one may be larger."""
+    """Yield the first entries that one write takes; one may be larger."""
     size = 0
     for place, one in enumerate(written):
         size += one.size

@@ -41,7 +41,7 @@ DUE_MAX_MS: Final = (1 << 63) - 1
 
 
 def delay_ms(seconds: float, what: str = "delay") -> int:
-    """Seconds as milliseconds, rounded up. Raises TypeError, and ValueError for what is no time to wait."""
+    """Return seconds as milliseconds, rounded up. Raises TypeError, and ValueError for what is no time to wait."""
     if not isinstance(seconds, int | float) or isinstance(seconds, bool):
         raise TypeError(f"{what} is a number of seconds, not {type(seconds).__name__}: {seconds!r}")
     if not 0 <= seconds <= (DUE_MAX_MS - wall_ms()) / 1000 - 1:  # not so of nan either
@@ -52,8 +52,8 @@ def delay_ms(seconds: float, what: str = "delay") -> int:
 def postponements(
     leases: Iterable[Lease], settings: Settings, delivered: bool, delay: int | None = None
 ) -> list[Change]:
-    """That these wait, which are given back: for `delay` ms, or as the store's `redelivery` says. Not so of what was
-    leased for a topic as a whole, nor of what has reached the delivery limit."""
+    """Return the changes by which leases that are given back wait: for `delay` ms, or as the store's `redelivery` says.
+    Leases of a topic as a whole do not wait, nor messages that have reached the delivery limit."""
     changes: list[Change] = []
     for lease in leases:
         place = lease.place
@@ -69,7 +69,7 @@ def postponements(
 
 
 def backoff_ms(settings: Settings, times: int) -> int:
-    """How long a message waits that was given back so often."""
+    """Return how long a message waits that was given back so often."""
     policy = settings.redelivery
     if policy is None:
         return 0
@@ -78,7 +78,7 @@ def backoff_ms(settings: Settings, times: int) -> int:
 
 
 class Waiting:
-    """Of one store that is open. Threads: all; `applied` is called under the store's lock."""
+    """The scheduled messages of one open store. Threads: all; `applied` is called under the store's lock."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -90,7 +90,7 @@ class Waiting:
         """When the timer runs (monotonic); 0: none is set."""
 
     def start(self) -> None:
-        """The store is open: what waits in it is known to the backend."""
+        """Start once the store is open: what waits in it is known to the backend."""
         engine = self._engine
         engine.delivery.next_due = engine.rows.next_due()
         self._set_timer()
@@ -107,7 +107,7 @@ class Waiting:
             )
 
     def applied(self, change: Postponed) -> None:
-        """It is in the rows. May be done again."""
+        """Follow a change that is in the rows. May be done again."""
         engine = self._engine
         delivery = engine.delivery
         if not change.due:
@@ -123,7 +123,7 @@ class Waiting:
 
     def bring(self, whole: bool = False) -> None:
         """Bring back what is due: the first of it, or the whole, which takes long if a clock has jumped and very many
-        are due at once. What goes wrong is logged: what is due comes later, then."""
+        are due at once. Errors are logged: what is due comes later, then."""
         if self._engine.delivery.next_due > wall_ms():
             return
         first = None
@@ -134,7 +134,7 @@ class Waiting:
             log.debug("store %s: what is due does not come back yet: %s", self._engine.name, error)
 
     def _bring_page(self) -> tuple[int, int] | None:
-        """Subscription and seq of the first that it has brought back; None if nothing was due. Raises
+        """Bring back a page; return subscription and seq of its first message, None if nothing was due. Raises
         AnabranchError."""
         engine = self._engine
         engine.check()
@@ -157,7 +157,7 @@ class Waiting:
             return postponed.number, postponed.seq
 
     def _set_timer(self) -> None:
-        """For what is due next, if none is set that runs before."""
+        """Set a timer for what is due next, if none is set that runs before."""
         due = self._engine.delivery.next_due
         if due:
             self._run_in(min(max(due - wall_ms(), 0) / 1000, TICK_SECONDS))
@@ -170,7 +170,7 @@ class Waiting:
             self._at = now + seconds
 
     def _look(self) -> None:
-        """On a background thread."""
+        """Look for what is due, on a background thread."""
         engine = self._engine
         if monotonic() < self._at or engine.closed or engine.forked or engine.failed is not None:
             return  # another runs later

@@ -59,23 +59,23 @@ class Stored:
     """A message as it lies in a store."""
 
     record: bytes
-    """As records.py makes it, and as another store is given it (`as_carried`)."""
+    """The record as records.py makes it, and as another store is given it (`as_carried`)."""
     deliveries: int = 0
-    """Of a queue's: how often it was given back."""
+    """The number of times that a queue's message was given back."""
     waiting: Mapping[SubscriptionKey, int] = field(default_factory=dict)
-    """Of a topic's: who has yet to ack it, and how often each gave it back."""
+    """The subscriptions that have yet to ack a topic's message, and how often each gave it back."""
     until: int = 0
     """Until when it waits (ms), of a topic's for all; 0: it does not."""
     untils: Mapping[SubscriptionKey, int] = field(default_factory=dict)
-    """Likewise, of a topic's for single subscriptions."""
+    """Times (ms) until which a topic's message waits for single subscriptions."""
     seq: int = field(default=0, compare=False)
-    """Where it lies."""
+    """The place where the message lies."""
     large: StoredBody | None = field(default=None, compare=False)
     """Its body, if that is kept apart."""
 
     @property
     def bytes(self) -> int:
-        """All that it takes, its body too."""
+        """Return how many bytes the message takes in all, its body too."""
         return len(self.record) + (self.large.size if self.large is not None else 0)
 
 
@@ -99,10 +99,10 @@ def read(
     wanted: Callable[[int], bool] | None = lambda seq: True,
     looked: Callable[[int], None] = lambda seq: None,
 ) -> Iterator[Item]:
-    """All that a store holds of a destination behind a seq, and the ids that it remembers, in the order in which they
-    were sent. Holds a page of places and one message at a time, and the ids whose messages are gone, of those with a
-    seq that is `wanted` (None: of none). Others may send and ack meanwhile: then it is as of some moment for each page,
-    and `looked` is told how far it has looked ahead. Raises CorruptionError."""
+    """Yield all that a store holds of a destination behind a seq, and the ids that it remembers. Messages and ids come
+    in the order in which they were sent. Holds a page of places and one message at a time, and the ids whose messages
+    are gone, of those with a seq that is `wanted` (None: of none). Others may send and ack meanwhile: then it is as of
+    some moment for each page, and `looked` is told how far it has looked ahead. Raises CorruptionError."""
     engine = store._engine
     state = engine.catalog.destinations.get(destination)
     if state is None:
@@ -129,7 +129,7 @@ def read(
 
 
 def seqs(store: Store, destination: Destination) -> Iterator[int]:
-    """Of the messages that `read` tells of, in the same order."""
+    """Yield the seqs of the messages that `read` tells of, in the same order."""
     state = store._engine.catalog.destinations.get(destination)
     if state is not None:
         for page, waiting, _ in _pages(store, state):
@@ -137,7 +137,8 @@ def seqs(store: Store, destination: Destination) -> Iterator[int]:
 
 
 def _ids(engine: Engine, number: int) -> list[tuple[int, bytes]]:
-    """In the duplicate window, with the seqs of their messages. It is the writer's, who may be adding to it."""
+    """Return ids in the duplicate window, with the seqs of their messages. The window is the writer's, who may be
+    adding to it."""
     while True:
         try:
             return [(seq, key[1]) for key, seq in engine.sequencer.window.items() if key[0] == number]
@@ -146,7 +147,7 @@ def _ids(engine: Engine, number: int) -> list[tuple[int, bytes]]:
 
 
 def messages(items: Iterable[Item]) -> Iterator[Stored]:
-    """Those that are messages."""
+    """Return those items that are messages."""
     return (item for item in items if isinstance(item, Stored))
 
 
@@ -158,7 +159,7 @@ Untils = Mapping[int, tuple[int, Mapping[SubscriptionKey, int]]]
 
 
 def _pages(store: Store, state: DestinationState, after: int = 0) -> Iterator[tuple[Sequence[Place], Waiting, Untils]]:
-    """Where the messages behind a seq are, by seq, for whom, and until when they wait."""
+    """Yield where the messages behind a seq are, by seq, for whom, and until when they wait."""
     engine = store._engine
     while True:
         start = after
@@ -204,18 +205,18 @@ def _yet_to_ack(
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What a store holds of a destination."""
+    """The amount that a store holds of a destination."""
 
     messages: int = 0
     bytes: int = 0
-    """Of the messages' records."""
+    """Bytes of the messages' records."""
     subscriptions: tuple[Subscription, ...] = ()
     known: bool = False
-    """It has been sent or subscribed to, and was not deleted since."""
+    """True if the destination has been sent or subscribed to, and was not deleted since."""
 
 
 def amount(store: Store, destination: Destination) -> Amount:
-    """In constant time, but for the subscriptions."""
+    """Return what a store holds of a destination, in constant time but for the subscriptions."""
     engine = store._engine
 
     def asked() -> Amount:
@@ -229,7 +230,7 @@ def amount(store: Store, destination: Destination) -> Amount:
 
 
 def remove(store: Store, destination: Destination) -> None:
-    """Durable on return, whatever gate there is (gates.py). Idempotent."""
+    """Remove a destination, whatever gate there is (gates.py). Durable on return. Idempotent."""
     store._removal.delete(destination, moves=True)
     store.sync()
 
@@ -238,27 +239,27 @@ def remove(store: Store, destination: Destination) -> None:
 
 
 class Digest:
-    """What a series of messages comes to: their records, in order, and what has happened to them. Not until when they
-    wait: of two stores one may bring back first what is due."""
+    """The digest of a series of messages: their records, in order, and what has happened to them. Until when they wait
+    does not count: of two stores one may bring back first what is due."""
 
     def __init__(self) -> None:
         self.count = 0
         self._hash = hashlib.sha256()
 
     def add(self, message: Stored) -> None:
-        """One more."""
+        """Add one more message."""
         self.count += 1
         happened = repr((len(message.record), message.deliveries, sorted(message.waiting.items())))
         self._hash.update(happened.encode())
         self._hash.update(message.record)
 
     def hex(self) -> str:
-        """Of all so far."""
+        """Return the digest of all messages so far."""
         return self._hash.hexdigest()
 
 
 def digest(stored: Iterable[Stored]) -> Digest:
-    """Of all these."""
+    """Return the digest of these messages."""
     of_all = Digest()
     for message in stored:
         of_all.add(message)
@@ -266,7 +267,8 @@ def digest(stored: Iterable[Stored]) -> Digest:
 
 
 def common(source: Store, target: Store, destination: Destination) -> int | None:
-    """How many messages the target holds, if these are the first of the source's and as they are there; else None."""
+    """Return how many messages the target holds, if these are the first of the source's and as they are there; else
+    None."""
     count, rest = 0, messages(read(source, destination))
     for there in messages(read(target, destination)):
         ours = next(rest, None)
@@ -277,7 +279,8 @@ def common(source: Store, target: Store, destination: Destination) -> int | None
 
 
 def _alike(ours: Stored, there: Stored) -> bool:
-    """Whether the same has happened to both (rule K6). What is due by now may have been brought back in one of them."""
+    """Return whether the same has happened to both (rule K6). A message that is due by now may have been brought back
+    in one of them."""
     now = wall_ms()
     happened, waits = [], []
     for one in (ours, there):
@@ -288,16 +291,16 @@ def _alike(ours: Stored, there: Stored) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What the target of a `bring` holds that was cut short."""
+    """The messages that the target of an interrupted `bring` holds."""
 
     messages: int
     whole: bool
-    """What has happened to them is there too (rule K6): one may go on behind them."""
+    """True if what has happened to them is there too (rule K6): one may go on behind them."""
 
 
 def prefix(items: Iterable[Item], target: Store, destination: Destination) -> Prefix | None:
-    """How far bringing these messages, and no ids beside them, has come; None if the target holds anything that is not
-    theirs, or remembers an id whose message is gone: then somebody has used the destination."""
+    """Return how far bringing these messages, and no ids beside them, has come; None if the target holds anything that
+    is not theirs, or remembers an id whose message is gone: then somebody has used the destination."""
     rest, count, whole = messages(items), 0, True
     for there in read(target, destination):
         ours = next(rest, None)
@@ -321,7 +324,7 @@ class Brought(Change):
         self.send, self.name, self.size = send, send.name, send.size
 
     def plan(self, plan: Plan) -> tuple[int, bool]:
-        """As Send.plan."""
+        """Plan the send, as Send.plan."""
         send = self.send
         if send.state.is_map:
             return send.plan(plan)
@@ -362,8 +365,8 @@ class Bringing:
                 self._write(some)
 
     def end(self) -> None:
-        """There is no more: subscriptions that nothing waits for begin, the destination is there though it is empty,
-        and all of it is durable on return."""
+        """End the bringing: subscriptions that nothing waits for begin, the destination is there though it is empty.
+        All of it is durable on return."""
         self._subscribe(list(self._to_come))
         self._store.declare(self._destination, moves=True)
 
@@ -378,7 +381,7 @@ class Bringing:
                 )
 
     def _between_subscriptions(self, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-        """The items in parts, and the subscriptions of each part have begun when it comes (rule K7)."""
+        """Yield the items in parts; the subscriptions of each part have begun when it comes (rule K7)."""
         first = 0
         for position, item in enumerate(items):
             if isinstance(item, Stored) and (new := [key for key in item.waiting if key in self._to_come]):
@@ -429,7 +432,7 @@ class Bringing:
 
 
 def _happened(state: DestinationState, seq: int, item: Item) -> Iterator[Change]:
-    """What there is to say of a message that was just written."""
+    """Yield the changes that repeat the history of a message that was just written."""
     if isinstance(item, Seen):
         yield Ack(state, seq, 0)
     elif not state.is_topic:
@@ -453,7 +456,7 @@ def _happened(state: DestinationState, seq: int, item: Item) -> Iterator[Change]
 
 
 def pages(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Items in parts as `Bringing.page` takes them."""
+    """Yield items in parts as `Bringing.page` takes them."""
     page: list[Item] = []
     size = 0
     for item in items:

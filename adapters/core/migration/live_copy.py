@@ -65,7 +65,7 @@ Settled = Ack | AckRange | Returned | Postponed
 
 
 class Replaced(NamedTuple):
-    """Of a map, the value of this key before this seq is dead."""
+    """A change of a map: the value of this key before this seq is dead."""
 
     name: bytes
     seq: int
@@ -79,8 +79,8 @@ class GivenUpError(PlacementError):
 
 
 class LiveCopy:
-    """Used by one thread. After any error `abandon` makes all as it was; only one copy is taken of a store at a
-    time."""
+    """The live copy of one destination. Used by one thread. After any error `abandon` makes all as it was; only one
+    copy is taken of a store at a time."""
 
     def __init__(self, source: Store, target: Store, destination: Destination) -> None:
         self._source, self.target, self._destination = source, target, destination
@@ -101,13 +101,14 @@ class LiveCopy:
     # Copying
 
     def reserve(self) -> None:
-        """From here on nobody sends there in the target. What is there then has no row in the placement record, unless
-        it has one by now: what is copied is put in its place. Raises StoreFailedError, ClosedError."""
+        """Reserve the destination in the target: from here on nobody sends there. A destination that is there then has
+        no row in the placement record, unless it has one by now: what is copied is put in its place. Raises
+        StoreFailedError, ClosedError."""
         self.target._sending.write([CloseGate(Gate.passed(self._destination))])
         self._reserved = True
 
     def begin(self) -> None:
-        """After `reserve`. Raises StoreFailedError, ClosedError."""
+        """Begin to copy, after `reserve`. Raises StoreFailedError, ClosedError."""
         self._from.ensure_usable()
         self._from.asked(lambda: None)
         self._state = self._from.catalog.state(self._destination)
@@ -116,7 +117,7 @@ class LiveCopy:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """With nothing copied, and all that the source holds ahead."""
+        """Begin again with nothing copied, and all that the source holds ahead."""
         if self._seqs is not None:
             self._seqs.close()
         self._remove_copy()
@@ -140,7 +141,7 @@ class LiveCopy:
         self._bringing = Bringing(self.target, self._destination, subscriptions, self._placed)
 
     def _remove_copy(self) -> None:
-        """Durable on return."""
+        """Remove the copy. Durable on return."""
         state = self._to.catalog.destinations.get(self._destination)
         if state is None:
             return
@@ -163,7 +164,7 @@ class LiveCopy:
         raise GivenUpError(f"{self._destination}: its subscriptions change too often to be copied; try again later")
 
     def _copied(self, told: Callable[[int], None], go_on: Callable[[], None]) -> bool:
-        """False if it has to be begun anew."""
+        """Copy until little is left; return False if the copy has to be begun anew."""
         last = 0
         for number in range(ROUNDS_MAX):
             before = self.count
@@ -179,7 +180,7 @@ class LiveCopy:
         return not self._anew
 
     def _round(self) -> Iterator[None]:
-        """What has come since the last one until it begins, a page at a time."""
+        """Copy what has come since the last round until this one begins, a page at a time."""
         assert self._seqs is not None
         seqs = self._seqs
         until = self._from.asked(lambda: self._from.sequencer.last_seq)
@@ -237,7 +238,7 @@ class LiveCopy:
     # What happens meanwhile (rule K13)
 
     def _tap(self, plan: Plan) -> None:
-        """By whoever writes in the source."""
+        """Note what is settled or replaced in the source. Called by whoever writes there."""
         for change in plan.changes:
             state = getattr(change, "state", None)
             if state is None or state.destination != self._destination:
@@ -285,7 +286,7 @@ class LiveCopy:
         self._told.extendleft(reversed(ahead))
 
     def _all_repeated(self, told: Sequence[Settled | Replaced], state: DestinationState) -> list[Change]:
-        """With the target's lock held."""
+        """Return the changes that repeat what was told. With the target's lock held."""
         changes: list[Change] = []
         replaced: set[int] = set()
         for change in told:
@@ -297,7 +298,8 @@ class LiveCopy:
         return changes
 
     def _replaced(self, change: Replaced, state: DestinationState) -> int:
-        """The seq of the value that was copied of a key and is dead now; 0 if none is. With the target's lock held."""
+        """Return the seq of the value that was copied of a key and is dead now; 0 if none is. With the target's lock
+        held."""
         assert self._seqs is not None
         place = self._to.backend.keyed(state, change.name) if state.declared else None
         copied = self._seqs.between(1, change.seq - 1)
@@ -328,7 +330,7 @@ class LiveCopy:
     # At the gate (rule K17)
 
     def close(self, gate: Gate) -> None:
-        """Nobody sends, receives or settles there from now on. Raises GivenUpError."""
+        """Close the source: nobody sends, receives or settles there from now on. Raises GivenUpError."""
         self._gate = gate
         self._source._sending.write([CloseGate(gate)])
         with self._from.lock:
@@ -384,7 +386,7 @@ class LiveCopy:
     # The end
 
     def switch(self) -> dict[Lease, Lease]:
-        """The target holds it from now on; returns the leases there by those here."""
+        """Let the target hold the destination from now on; return the leases there by those here."""
         try:
             return self._switch()
         finally:
@@ -395,8 +397,8 @@ class LiveCopy:
             self._let_go()
 
     def source_deleted(self) -> None:
-        """What the source held of it has been deleted since the switch. Where nothing had ever been written there, that
-        has removed nothing, and the destination may come back: then it is there as any other."""
+        """Unmark the source's feeds: what the source held has been deleted since the switch. Where nothing had ever
+        been written there, that has removed nothing. The destination may come back then, and is there as any other."""
         for feed in self._feeds(self._state):
             feed.purging.discard(self._mark)
 
@@ -425,7 +427,7 @@ class LiveCopy:
         return moved
 
     def _successor(self, lease: Lease, hold: int, copied: DestinationState) -> Lease | None:
-        """With the target's lock held."""
+        """Return the lease in the target that follows one in the source. With the target's lock held."""
         assert self._seqs is not None
         seq = self._seqs.get(lease.seq)
         feeds = [feed for mine in lease.feeds if (feed := self._same(mine, copied)) is not None]
@@ -459,8 +461,9 @@ class LiveCopy:
                     listener.move(self.target._receiving, there)
 
     def abandon(self, keep: bool = False) -> None:
-        """All is as it was; the copy is deleted, if that can be done: else, or if it is to be kept, nobody is given
-        anything of it as long as the target is open. May be called at any point, after the switch too."""
+        """Abandon the move: all is as it was, and the copy is deleted, if that can be done: else, or if it is to be
+        kept, nobody is given anything of it as long as the target is open. May be called at any point, after the switch
+        too."""
         if self._switched or not self._reserved:
             return
         self._reserved = False
@@ -493,13 +496,13 @@ class LiveCopy:
 
 
 def _latest(page: Sequence[Item]) -> list[Stored]:
-    """Of the values of a map the last of each key: another may have been put while the page was read."""
+    """Return the last value of each key of a map: another may have been put while the page was read."""
     latest = {name_of(item.record): item for item in messages(page)}
     return sorted(latest.values(), key=lambda item: item.seq)
 
 
 def nonpersistent(destination: Destination, store: Store, count: int) -> GivenUpError:
-    """What is wrong where some of its messages are not persistent."""
+    """Return the error for a destination some of whose messages are transient."""
     return GivenUpError(
         f"{destination}: {count} message(s) of it in store {store.name!r} are not persistent, and would not come "
         "along; receive them first, or close the router and run `anabranch repartition`, which lets them go"
@@ -507,6 +510,6 @@ def nonpersistent(destination: Destination, store: Store, count: int) -> GivenUp
 
 
 def volatile_count(store: Store, destination: Destination) -> int:
-    """How many messages that are not persistent a store holds of a destination."""
+    """Return how many transient messages a store holds of a destination."""
     state = store._engine.catalog.destinations.get(destination)
     return state.volatile.count if state is not None and state.volatile is not None else 0

@@ -1,5 +1,5 @@
-"""What a prepared transaction does to one destination, taken out of its branch in one store and put into that in
-another, where the messages lie from now on (copying.py).
+"""The part of a prepared transaction for one destination, moved from its branch in one store to that in another. The
+messages lie in the other store from now on (copying.py).
 
     for branch in concerning(source, destination):
         put(target, branch.transaction, with_part(source, target, branch, destination))
@@ -30,7 +30,7 @@ NOTHING: Final = b""
 
 
 def concerning(store: Store, destination: Destination) -> list[Branch]:
-    """The branches of transactions that are prepared in a store and would change this destination."""
+    """Return the branches of transactions that are prepared in a store and would change this destination."""
     engine = store._engine
 
     def prepared() -> list[Branch]:
@@ -43,22 +43,22 @@ def concerning(store: Store, destination: Destination) -> list[Branch]:
 
 
 def sends_large(store: Store, transaction: bytes) -> bool:
-    """Whether a transaction sends a body here that is kept apart, beside the bytes that are moved. `put` cannot have
-    such a branch: after a crash between its steps nothing names the body, and the store removes it."""
+    """Return whether a transaction sends a body here that is kept apart, beside the bytes that are moved. `put` cannot
+    have such a branch: after a crash between its steps nothing names the body, and the store removes it."""
     branch = store._engine.sequencer.prepared.get(transaction)
     return branch is not None and any(send.large is not None for send in branch.sends)
 
 
 def without(store: Store, transaction: bytes, destination: Destination) -> bytes:
-    """A store's branch but for what it does to this destination."""
+    """Return a store's branch but for what it does to this destination."""
     branch = store._engine.sequencer.prepared.get(transaction)
     rest = [] if branch is None else [one for one in branch.changes if not _is_of(destination, one)]
     return payload_of(branch.participants, rest) if branch is not None and rest else NOTHING
 
 
 def with_part(source: Store, target: Store, branch: Branch, destination: Destination) -> bytes:
-    """The target's branch of the same transaction, and in it what the one in the source does to this destination, of
-    which the target holds all messages and subscriptions by now."""
+    """Return the target's branch of the same transaction, with what the source's does to this destination. The target
+    holds all messages and subscriptions of the destination by now."""
     other = target._engine.sequencer.prepared.get(branch.transaction)
     part = list(_translated(source, target, branch, destination))
     there = [] if other is None else list(other.changes)
@@ -69,7 +69,7 @@ def with_part(source: Store, target: Store, branch: Branch, destination: Destina
 
 
 def put(store: Store, transaction: bytes, payload: bytes) -> None:
-    """What a store has prepared under a transaction is this from now on, durably. Idempotent."""
+    """Replace what a store has prepared under a transaction, durably. Idempotent."""
     store._transactions.put(transaction, payload)
 
 
@@ -80,7 +80,7 @@ def _is_of(destination: Destination, change: Change) -> bool:
 
 
 def _translated(source: Store, target: Store, branch: Branch, destination: Destination) -> Iterator[Change]:
-    """In the target's terms. Messages and subscriptions have other numbers there."""
+    """Yield changes in the target's terms. Messages and subscriptions have other numbers there."""
     catalog = target._engine.catalog
     state = catalog.state(destination)
     acked = {change.seq for change in branch.acks if _is_of(destination, change)}
@@ -105,7 +105,7 @@ def _translated(source: Store, target: Store, branch: Branch, destination: Desti
 
 
 def _number(source: Store, target: Store, destination: Destination, number: int) -> int | None:
-    """A subscription's in the target; None if it has ended. 0, a queue or all subscriptions, is 0."""
+    """Return a subscription's number in the target; None if it has ended. 0, a queue or all subscriptions, is 0."""
     if not number:
         return 0
     keys = {one.number: key for key, one in _state(source, destination).subscriptions.items()}
@@ -118,7 +118,7 @@ def _state(store: Store, destination: Destination) -> DestinationState:
 
 
 def _seqs(source: Store, target: Store, destination: Destination) -> Mapping[int, int]:
-    """The target's seq of each message, by the source's: both hold the same ones, in the same order."""
+    """Return the target's seq of each message, by the source's: both hold the same ones, in the same order."""
     try:
         return dict(zip(copying.seqs(source, destination), copying.seqs(target, destination), strict=True))
     except ValueError:

@@ -1,5 +1,5 @@
-"""Where the copies of messages lie: from seqs in one store to seqs in another, both rising. The pairs are in a file of
-the system's directory for temporary files, which goes when it is closed; in memory is one seq of each block."""
+"""A map from the seqs of messages in one store to the seqs of their copies in another, both rising. The pairs are in a
+file of the system's directory for temporary files, which goes when it is closed; in memory is one seq of each block."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Pair(NamedTuple):
 
 
 class SeqMap:
-    """Used by one thread."""
+    """The map from seqs to their copies' seqs. Used by one thread."""
 
     def __init__(self) -> None:
-        """Raises OSError."""
+        """Make an empty map. Raises OSError."""
         self._file = tempfile.TemporaryFile(prefix="anabranch-")  # noqa: SIM115  closed by `close`
         self._firsts = array("Q")
         """The first source of each block."""
@@ -37,11 +37,11 @@ class SeqMap:
         """The block that was read last, and which it is."""
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         self._file.close()
 
     def add(self, source: int, target: int) -> None:
-        """One more, behind the others. Raises OSError."""
+        """Add one more pair, behind the others. Raises OSError."""
         if len(self._last) == BLOCK:
             data = b"".join(PAIR.pack(*pair) for pair in self._last)
             at = (len(self._firsts) - 1) * BLOCK * PAIR.size
@@ -54,7 +54,7 @@ class SeqMap:
         self._last.append(Pair(source, target))
 
     def get(self, source: int) -> int | None:
-        """Of the copy of this message; None if it has none. Raises OSError."""
+        """Return the seq of this message's copy; None if it has none. Raises OSError."""
         number = bisect_right(self._firsts, source) - 1
         if number < 0:
             return None
@@ -63,7 +63,8 @@ class SeqMap:
         return block[at].target if at < len(block) and block[at].source == source else None
 
     def between(self, first: int, last: int) -> tuple[int, int] | None:
-        """Of the first and of the last copy of the messages between these two; None if there are none."""
+        """Return the seqs of the first and of the last copy of the messages between these two; None if there are
+        none."""
         ahead, behind = self._at_or_behind(first), self._at_or_ahead(last)
         if ahead is None or behind is None or ahead.source > behind.source:
             return None

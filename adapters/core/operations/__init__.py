@@ -1,4 +1,4 @@
-"""What may happen to a store, as values, and the order in which it does: changes, plans, branches of transactions.
+"""Changes of a store as values, and the order in which they happen: changes, plans, branches of transactions.
 
 A ticket holds the changes that take effect together; a plan gives them their seqs; a table applies them.
 """

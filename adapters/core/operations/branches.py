@@ -36,15 +36,16 @@ class Branch:
         self.changes = changes
         """Changes of subscriptions, sends, then acks."""
         self.leases: Sequence[Lease] = ()
-        """Of what it acks."""
+        """Leases of the messages that the branch acks."""
         self.victims: Sequence[Lease] = ()
-        """Of what goes to make room for what it sends, and is acked by it too (`Ack.drops`, reserving.py)."""
+        """Leases of messages that go to make room for what the branch sends. The branch acks them too (`Ack.drops`,
+        reserving.py)."""
         self.dropped: Sequence[tuple[int, Destination]] = ()
         """Places among its sends, and destinations, of messages that are not stored for want of room."""
         self.payload = b""
         """All of it in bytes."""
         self.returned: list[Change] = []
-        """What a rollback writes of the messages that are given back."""
+        """Changes that a rollback writes of the messages that are given back."""
         self.promise = 0
         """Bytes that are kept free for its outcome."""
         self.reservation: Grant | None = None
@@ -62,19 +63,19 @@ class Branch:
 
     @property
     def summary(self) -> Prepared:
-        """What the coordinator is told."""
+        """Return what the coordinator is told."""
         changes = [change.change if type(change) is VolatileChange else change for change in self.changes]
         sends, acks = (sum(type(change) is kind for change in changes) for kind in (Send, Ack))
         return Prepared(self.transaction, self.participants, sends, acks)
 
     @property
     def outcome_size(self) -> int:
-        """At most so many bytes its outcome takes when it is written."""
+        """Return at most how many bytes the outcome takes when it is written."""
         return sum([change.size for change in self.changes]) + SMALL_BYTES
 
 
 class Prepare(Change):
-    """A branch waits for its outcome from now on."""
+    """The change by which a branch waits for its outcome from now on."""
 
     __slots__ = ("branch", "size")
 
@@ -91,7 +92,8 @@ class Prepare(Change):
 
 
 class Commit(Change):
-    """A prepared branch takes effect, as if it were done now (rule T8). Told twice, the second time says nothing."""
+    """The change by which a prepared branch takes effect, as if it were done now (rule T8). Told twice, the second time
+    says nothing."""
 
     __slots__ = ("branch", "size")
 
@@ -100,7 +102,7 @@ class Commit(Change):
         self.size = branch.promise or branch.outcome_size
 
     def plan(self, plan: Plan) -> list[Any] | None:
-        """What comes of its changes; None if it was committed or rolled back before."""
+        """Commit the branch; return the outcomes of its changes, None if it was committed or rolled back before."""
         if not plan.is_prepared(self.branch):
             return None
         outcomes = [change.plan(plan) for change in self.branch.changes]
@@ -113,7 +115,7 @@ class Commit(Change):
 
 
 class Rollback(Change):
-    """A prepared branch is forgotten. Likewise."""
+    """The change by which a prepared branch is forgotten. Told twice, the second time says nothing."""
 
     __slots__ = ("branch", "size")
 
@@ -122,7 +124,7 @@ class Rollback(Change):
         self.size = SMALL_BYTES * (2 + max(len(branch.leases), len(branch.returned)))
 
     def plan(self, plan: Plan) -> bool:
-        """Whether it was prepared."""
+        """Roll the branch back; return whether it was prepared."""
         if not plan.is_prepared(self.branch):
             return False
         for change in self.branch.returned:
@@ -139,7 +141,7 @@ class Rollback(Change):
 
 
 class Forget(Change):
-    """Committed transactions need no longer be remembered."""
+    """The change by which committed transactions need no longer be remembered."""
 
     __slots__ = ("size", "transactions")
 
@@ -152,32 +154,32 @@ class Forget(Change):
 
 
 class _Payload(msgspec.Struct, frozen=True, array_like=True):
-    """In msgpack."""
+    """The payload of a branch, in msgpack."""
 
     participants: list[bytes]
     """Store ids."""
     destinations: list[tuple[int, str]]
     """Kind and name."""
     sends: list[tuple[int, bytes, int]]
-    """Which of `destinations`, the message's record, and its length."""
+    """Place in `destinations`, the message's record, and its length."""
     acks: list[tuple[int, int, int]]
-    """Which of `destinations`, the message's seq, and the number of the subscription that it is for (0: all)."""
+    """Place in `destinations`, the message's seq, and the number of the subscription that it is for (0: all)."""
     changes: list[tuple[int, bool, str, str, str | None, bool, bool]]
-    """Which of `destinations`, subscribe or unsubscribe, client, name, selector, no_local, retroactive."""
+    """Place in `destinations`, subscribe or unsubscribe, client, name, selector, no_local, retroactive."""
 
 
 class _DelayedPayload(_Payload, frozen=True, array_like=True):
-    """That of a branch with messages which wait for their time."""
+    """The payload of a branch with messages that wait for their time."""
 
     delays: list[tuple[int, int]] = []
-    """Which of `sends`, and until when (ms)."""
+    """Place in `sends`, and until when (ms)."""
 
 
 class _DroppingPayload(_DelayedPayload, frozen=True, array_like=True):
-    """That of a branch that drops messages to make room."""
+    """The payload of a branch that drops messages to make room."""
 
     drops: list[int] = []
-    """Which of `acks`."""
+    """Places in `acks`."""
 
 
 _KINDS = {kind: kind.value for kind in Kind}
@@ -187,7 +189,7 @@ _decode = msgspec.msgpack.Decoder(_DroppingPayload).decode
 
 
 def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> bytes:
-    """A branch's changes of subscriptions, sends and acks."""
+    """Return a branch's changes of subscriptions, sends and acks."""
     numbers: dict[int, int] = {}
     destinations: list[tuple[int, str]] = []
     sends: list[tuple[int, bytes, int]] = []
@@ -226,8 +228,8 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
 
 
 def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: bool) -> Branch:
-    """The branch that a payload tells. Raises ValueError, IndexError, struct.error or DestinationError for one that
-    tells none."""
+    """Return the branch that a payload tells. Raises ValueError, IndexError, struct.error or DestinationError for one
+    that tells none."""
     content = _decode(payload)
     states = [catalog.state(Destination(Kind(kind), name)) for kind, name in content.destinations]
     changes: list[Change] = []
@@ -256,11 +258,11 @@ def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: 
 
 
 def destinations_of(payload: bytes) -> list[Destination]:
-    """Those that a branch concerns."""
+    """Return the destinations that a branch concerns."""
     return [Destination(Kind(kind), name) for kind, name in _decode(payload).destinations]
 
 
 def send_of(state: DestinationState, record: bytes, priorities: bool) -> Send:
-    """The send of a record that is read back."""
+    """Return the send of a record that is read back."""
     priority, expires_at_ms = order_and_expiry(record)
     return Send(state, record, name_of(record), order_of(priority, priorities), expires_at_ms)

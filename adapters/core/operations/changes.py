@@ -1,6 +1,6 @@
-"""What can happen to a store, as values: each knows how it takes its place in the order (`plan`), what a backend is
-told of it (`apply`), and what it means to those who hold messages (`settle`). Here are those of messages; those of
-destinations and subscriptions are in destination_changes.py, those of transactions in branches.py.
+"""Changes of a store, as values. Each knows its place in the order (`plan`), what a backend is told (`apply`), and what
+it means to holders of messages (`settle`). Here are the changes of messages. Those of destinations and subscriptions
+are in destination_changes.py, those of transactions in branches.py.
 
 A caller puts changes into a ticket. The one thread that writes plans them: duplicates fall away, seqs are given out,
 what depends on what was before is decided. What comes out goes to the backend in one write, and once that has counted
@@ -29,16 +29,17 @@ SMALL_BYTES: Final = 64
 
 
 class Change:
-    """One of those below, or in the other modules."""
+    """A change: one of those below, or in the other modules."""
 
     __slots__ = ()
 
     size: int = SMALL_BYTES
     """At most so many bytes it takes when it is written."""
     settles: ClassVar[bool] = False
-    """It concerns a message that somebody holds, and nothing else."""
+    """True if the change concerns a message that somebody holds, and nothing else."""
     brings: ClassVar[bool] = False
-    """It brings something to its destination; if that was removed, to the one that has its name by then."""
+    """True if the change brings something to its destination; if that was removed, to the one that has its name by
+    then."""
 
     def plan(self, plan: Plan) -> Any:
         """Take its place behind what is in the plan. Returns what its caller is told. May be done again."""
@@ -49,10 +50,10 @@ class Change:
         raise AssertionError(f"no backend is told of {self}")
 
     def settle(self, delivery: Delivery) -> None:
-        """It takes effect now: what becomes of who holds what. May be done again."""
+        """Settle what becomes of holders of messages: the change takes effect now. May be done again."""
 
     def states(self) -> Iterable[DestinationState]:
-        """Where a message may have become free by it."""
+        """Return the destinations where a message may have become free by the change."""
         return ()
 
 
@@ -83,20 +84,20 @@ class Send(Change):
         self.seq = 0
         """Set by the plan."""
         self.entitled: Sequence[SubscriptionState] = ()
-        """Of a topic's: whom it is for. Set by the plan."""
+        """The subscriptions that a topic's message is for. Set by the plan."""
         self.own: Any = None
         """The backend's: where it has written it."""
         self.aside: _Aside | None = None
-        """What few messages have, so that the others pay for one question: `deliver_at_ms` and `large`."""
+        """Fields that few messages have, so that the others pay for one question: `deliver_at_ms` and `large`."""
 
     @property
     def deliver_at_ms(self) -> int:
-        """Until then it waits; 0: it does not. Set by `wait_until`."""
+        """Return until when the message waits; 0: it does not. Set by `wait_until`."""
         return 0 if self.aside is None else self.aside.deliver_at_ms
 
     @property
     def large(self) -> StoredBody | None:
-        """Its body, if that is kept apart."""
+        """Return the body, if that is kept apart."""
         return None if self.aside is None else self.aside.large
 
     @large.setter
@@ -104,7 +105,7 @@ class Send(Change):
         self._set_aside(self.deliver_at_ms, body)
 
     def wait_until(self, due: int) -> None:
-        """It is not to be delivered before this time (ms; 0: at once). Before it is in a ticket."""
+        """Do not deliver the message before this time (ms; 0: at once). Called before the send is in a ticket."""
         self._set_aside(due, self.large)
         if due:
             self.size += SMALL_BYTES
@@ -113,7 +114,7 @@ class Send(Change):
         self.aside = _Aside(due, body) if due or body is not None else None
 
     def plan(self, plan: Plan) -> tuple[int, bool]:
-        """Its seq, and whether it is a duplicate."""
+        """Give the message its seq; return the seq, and whether the message is a duplicate."""
         state = self.state
         unsure = plan.removed or not state.declared
         if unsure:  # it may be there anew since its sender looked it up
@@ -154,7 +155,7 @@ class Send(Change):
 
 
 class Refused(Change):
-    """In place of what is refused, since what its caller had asked for just before it was."""
+    """A change in place of what is refused, since what its caller had asked for just before it was."""
 
     __slots__ = ("error",)
 
@@ -179,15 +180,15 @@ class SendMany(Change, Sequence[Send]):
     def __init__(self, state: DestinationState, head: bytes, bodies: tuple[bytes, ...], record_bytes: int) -> None:
         self.state = state
         self.head = head
-        """What stands before the body in the record of each."""
+        """The bytes before the body in the record of each."""
         self.bodies = bodies
         self.record_bytes = record_bytes
-        """Of all records together."""
+        """Bytes of all records together."""
         self.size = record_bytes + SMALL_BYTES * len(bodies)
         if not state.declared:
             self.size += declaration_bytes(state)
         self.seq = 0
-        """That of the first; the others follow. Set by the plan."""
+        """The seq of the first; the others follow. Set by the plan."""
         self.own: Any = None
         """The backend's: where it has written them."""
 
@@ -200,7 +201,7 @@ class SendMany(Change, Sequence[Send]):
         return send
 
     def plan(self, plan: Plan) -> int:
-        """The seq of the first."""
+        """Give the messages their seqs; return the first."""
         if plan.removed or not self.state.declared:  # as Send.plan
             self.state = plan.current(self.state)
             plan.declare(self.state)
@@ -218,7 +219,7 @@ class SendMany(Change, Sequence[Send]):
 
 
 class Ack(Change):
-    """A message is done with."""
+    """The change by which a message is done with."""
 
     __slots__ = ("drops", "number", "place", "seq", "state")
 
@@ -231,7 +232,8 @@ class Ack(Change):
         self.number = number
         """The subscription's; 0: for all."""
         self.drops = drops
-        """It makes room, and nobody has received the message: a branch that is rolled back gives it back as it was."""
+        """True if the ack makes room, and nobody has received the message: a branch that is rolled back gives it back
+        as it was."""
 
     def apply(self, table: Table) -> None:
         table.ack(self.state, self.seq, self.number, self.place)
@@ -248,7 +250,7 @@ class Ack(Change):
 
 
 class AckRange(Change):
-    """All messages between two seqs are done with."""
+    """The change by which all messages between two seqs are done with."""
 
     __slots__ = ("first", "last", "number", "state")
 
@@ -269,7 +271,7 @@ class AckRange(Change):
 
 
 class Returned(Change):
-    """How often a message has been given back."""
+    """The change of how often a message has been given back."""
 
     __slots__ = ("count", "number", "place", "seq", "state")
 
@@ -283,8 +285,8 @@ class Returned(Change):
 
 
 class Postponed(Change):
-    """A message waits until a time, or waits no longer: then it is free, at its old place. What is not there any more,
-    or acked, stays as it is."""
+    """The change by which a message waits until a time, or waits no longer: then it is free, at its old place. A
+    message that is not there any more, or acked, stays as it is."""
 
     __slots__ = ("due", "number", "place", "seq", "state")
 
@@ -317,7 +319,7 @@ class VolatileChange(Change):
         """Memory that is reserved for it."""
 
     def plan(self, plan: Plan) -> tuple[int, bool] | None:
-        """Of a message as Send.plan."""
+        """Plan the change; of a message, as Send.plan."""
         change, outcome = self.change, None
         if type(change) is Send:
             if plan.removed or not change.state.declared:  # as Send.plan
@@ -335,14 +337,14 @@ class VolatileChange(Change):
 
 
 def sent(change: Change) -> Send | None:
-    """The message that it sends, persistent or not."""
+    """Return the message that a change sends, persistent or not."""
     inner = change.change if type(change) is VolatileChange else change
     return inner if type(inner) is Send else None
 
 
 def acks_of(leases: Iterable[Lease], drops: bool = False) -> list[Change]:
-    """What is held, as acks. What was leased for a topic as a whole is dead for all. Nonpersistent.takes finds those of
-    messages that are not persistent. `drops`: as Ack.drops."""
+    """Return acks of leases. A message that was leased for a topic as a whole is dead for all. Nonpersistent.takes
+    finds the acks of transient messages. `drops`: as Ack.drops."""
     acks: list[Change] = []
     for lease in leases:
         feed, place = lease.feeds[0], lease.place
@@ -352,8 +354,8 @@ def acks_of(leases: Iterable[Lease], drops: bool = False) -> list[Change]:
 
 
 def returned_of(leases: Iterable[Lease]) -> list[Change]:
-    """How often these have been given back, this time too. What was leased for a topic as a whole was not
-    delivered to anybody."""
+    """Return the changes that say how often these have been given back, this time too. A message that was leased for a
+    topic as a whole was not delivered to anybody."""
     changes: list[Change] = []
     for lease in leases:
         if not lease.whole:
@@ -364,7 +366,8 @@ def returned_of(leases: Iterable[Lease]) -> list[Change]:
 
 
 def uncounted_of(leases: Iterable[Lease]) -> list[Change]:
-    """That they were not delivered after all, of those which were counted when they were handed out."""
+    """Return the changes that take back the deliveries of leases, of those that were counted when they were handed
+    out."""
     changes: list[Change] = []
     for lease in leases:
         if lease.is_counted:
@@ -375,5 +378,5 @@ def uncounted_of(leases: Iterable[Lease]) -> list[Change]:
 
 
 def declaration_bytes(state: DestinationState) -> int:
-    """Of a destination's name."""
+    """Return how many bytes a destination's name takes in its declaration."""
     return len(state.destination.name.encode()) + SMALL_BYTES

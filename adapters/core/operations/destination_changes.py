@@ -1,4 +1,4 @@
-"""What can happen to destinations and to subscriptions (changes.py)."""
+"""Changes of destinations and of subscriptions (changes.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Declare(Change):
-    """A destination gets its number, unless it has one. Made by the plan, too."""
+    """The change by which a destination gets its number, unless it has one. Made by the plan, too."""
 
     __slots__ = ("size", "state")
 
@@ -36,7 +36,7 @@ class Declare(Change):
 
 
 class Remove(Change):
-    """A destination goes, with its messages, leased ones too, and its subscriptions."""
+    """The change by which a destination goes, with its messages, leased ones too, and its subscriptions."""
 
     __slots__ = ("state",)
 
@@ -62,7 +62,7 @@ class Remove(Change):
 
 
 class CloseGate(Change):
-    """Behind it, in the order of what is written, nothing is sent to a destination (rule K11)."""
+    """The change behind which, in the order of what is written, nothing is sent to a destination (rule K11)."""
 
     __slots__ = ("gate",)
 
@@ -70,12 +70,12 @@ class CloseGate(Change):
         self.gate = gate
 
     def plan(self, plan: Plan) -> None:
-        """No backend is told of it."""
+        """Close the gate. No backend is told of it."""
         plan.close(self.gate)
 
 
 class Subscribe(Change):
-    """A durable subscription begins, unless it is there."""
+    """The change by which a durable subscription begins, unless it is there."""
 
     __slots__ = ("number", "retroactive", "size", "state", "subscriber", "subscription")
 
@@ -88,7 +88,7 @@ class Subscribe(Change):
         self.size = SMALL_BYTES + subscription_bytes(subscription) + declaration_bytes(state)
 
     def plan(self, plan: Plan) -> tuple[SubscriptionState, bool]:
-        """The subscription, and whether it was there already."""
+        """Begin the subscription; return it, and whether it was there already."""
         if plan.removed or not self.state.declared:
             self.state = plan.current(self.state)
         subscriber = plan.subscriptions(self.state).get(self.subscription.key)
@@ -112,7 +112,7 @@ class Subscribe(Change):
 
 
 class Unsubscribe(Change):
-    """A durable subscription ends, if it is there."""
+    """The change by which a durable subscription ends, if it is there."""
 
     __slots__ = ("key", "state", "subscriber")
 
@@ -123,7 +123,7 @@ class Unsubscribe(Change):
         self.state, self.key = state, key
 
     def plan(self, plan: Plan) -> tuple[SubscriptionState | None, bool]:
-        """The subscription, if it was there."""
+        """End the subscription; return it, if it was there."""
         self.state = plan.find(self.state)
         subscriber = plan.subscriptions(self.state).get(self.key)
         if subscriber is None:
@@ -145,6 +145,6 @@ class Unsubscribe(Change):
 
 
 def subscription_bytes(subscription: Subscription) -> int:
-    """Of a subscription's texts."""
+    """Return how many bytes a subscription's texts take."""
     texts = (subscription.client_id, subscription.name, subscription.selector or "")
     return sum(len(text.encode()) for text in texts)

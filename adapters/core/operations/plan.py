@@ -1,4 +1,5 @@
-"""What many callers asked for, put in order: the one place where seqs are given out and duplicates fall away (rule X7).
+"""Plans, which put what many callers asked for in order: the one place where seqs are given out and duplicates fall
+away (rule X7).
 
 P1  A plan changes nothing but the tickets' outcomes, the seqs of its sends, and what is refused since one before it
     was (`Ticket.then`), so that it may be made again after an interruption. It counts from `Sequencer.accept` on: what
@@ -39,9 +40,9 @@ class Plan:
     ids: dict[Key, int] = {}  # noqa: RUF012
     """New in the duplicate window."""
     keys: dict[Key, Send | None] = {}  # noqa: RUF012
-    """Of maps, which it writes, and what it puts there, be it a REMOVAL; None: nothing is left."""
+    """Keys of maps that the plan writes, and what it puts there, be it a REMOVAL; None: nothing is left."""
     writes_any_key = False
-    """It may write all keys of all maps."""
+    """True if the plan may write all keys of all maps."""
     declared: Sequence[DestinationState] = ()
     removed: Sequence[DestinationState] = ()
     successors: dict[DestinationState, DestinationState] = {}  # noqa: RUF012
@@ -53,19 +54,20 @@ class Plan:
     prepared: Sequence[Branch] = ()
     settled: Sequence[Branch] = ()
     volatile: list[VolatileChange] = []  # noqa: RUF012
-    """What takes effect with them and no backend is told of: of messages that are not persistent."""
+    """Changes of transient messages, which take effect with the plan, and no backend is told of."""
     large: Sequence[Send] = ()
     """Messages whose bodies are kept apart."""
     volatile_ids: dict[Key, int] = {}  # noqa: RUF012
-    """Of these messages."""
+    """Ids of the transient messages."""
     is_more = False
-    """It does more than to send messages without ids, and to ack: one of the above says what, or `own`."""
+    """True if the plan does more than to send messages without ids, and to ack: one of the above says what, or
+    `own`."""
     more = 0
     """Messages beside the first of each SendMany."""
     own: Any = None
     """The backend's."""
     room: Sequence[Grant | None] = ()
-    """What was reserved for its messages, until they are applied, and so are counted as held."""
+    """Room that was reserved for the plan's messages, until they are applied, and so are counted as held."""
 
     def __init__(self, sequencer: Sequencer, tickets: Iterable[Ticket], last_seq: int | None = None) -> None:
         """`last_seq`: the highest that was given out, if others than the sequencer's plans were."""
@@ -75,7 +77,7 @@ class Plan:
         self.last_seq = sequencer.last_seq if last_seq is None else last_seq
         self.changes: list[Change] = []
         self.tickets: list[Ticket] = []
-        """Those that were not refused."""
+        """Tickets that were not refused."""
         gates = sequencer.gates
         for ticket in tickets:  # one that is refused leaves nothing
             done, content = len(self.changes), ticket.content
@@ -98,12 +100,12 @@ class Plan:
 
     @property
     def count(self) -> int:
-        """How much there is to apply: each message counts."""
+        """Return how much there is to apply: each message counts."""
         return len(self.changes) + self.more
 
     @property
     def sync(self) -> bool:
-        """Whether a caller waits for the disk, whatever the policy."""
+        """Return whether a caller waits for the disk, whatever the policy."""
         return any(ticket.sync for ticket in self.tickets)
 
     def hold_room(self) -> None:
@@ -111,7 +113,7 @@ class Plan:
         self.room = [*self.room, *[ticket.held for ticket in self.tickets]]
 
     def release_room(self) -> None:
-        """It is applied. May be done again."""
+        """Release the room of a plan that is applied. May be done again."""
         for reservation in self.room:
             release(reservation)
         self.room = ()
@@ -119,53 +121,53 @@ class Plan:
     # What changes ask while they are planned
 
     def seq_of(self, key: Key) -> int | None:
-        """Of the message that has been sent with this id."""
+        """Return the seq of the message that has been sent with this id."""
         first = self.ids.get(key)
         if first is None and not any(state.number == key[0] for state in self.removed):
             first = self._sequencer.window.get(key)
         return first
 
     def volatile_seq_of(self, key: Key) -> int | None:
-        """The same for one that is not persistent, which is a duplicate of either kind; one that is persistent, of its
-        kind alone."""
+        """Return the seq of the message with this id, for a transient message. A transient message is a duplicate of
+        either kind; a persistent one, of its kind alone."""
         return self.seq_of(key) or self.volatile_ids.get(key) or self._sequencer.volatile_window.get(key)
 
     def remember(self, key: Key, seq: int) -> None:
-        """A message has been sent with this id."""
+        """Remember that a message has been sent with this id."""
         if not self.ids:
             self.ids = {}
             self.is_more = True
         self.ids[key] = seq
 
     def version(self, key: Key) -> int:
-        """The number of a plan: none after it has written this key of a map."""
+        """Return the number of a plan after which none has written this key of a map."""
         if self.writes_any_key or key in self.keys:
             return self.number
         return self._sequencer.key_versions.get(key)
 
     def touch(self, key: Key, send: Send | None) -> None:
-        """A key of a map is written: this is put there."""
+        """Note that a key of a map is written: this is put there."""
         if not self.keys:
             self.keys = {}
             self.is_more = True
         self.keys[key] = send
 
     def touch_all(self) -> None:
-        """Many keys of a map may be written."""
+        """Note that many keys of a map may be written."""
         self.writes_any_key = self.is_more = True
 
     def remember_volatile(self, key: Key, seq: int) -> None:
-        """The same of one that is not persistent."""
+        """Remember that a transient message has been sent with this id."""
         if not self.volatile_ids:
             self.volatile_ids = {}
         self.volatile_ids[key] = seq
 
     def current(self, state: DestinationState) -> DestinationState:
-        """Of the same destination, the one that is there by then, or may be."""
+        """Return the state of the same destination that is there by then, or may be."""
         return self._latest(self._sequencer.catalog.current(state))
 
     def find(self, state: DestinationState) -> DestinationState:
-        """The same, if there is one; else this."""
+        """Return the same destination's state, if there is one; else this."""
         return self._latest(self._sequencer.catalog.destinations.get(state.destination, state))
 
     def _latest(self, state: DestinationState) -> DestinationState:
@@ -177,7 +179,7 @@ class Plan:
         return state
 
     def is_declared(self, state: DestinationState) -> bool:
-        """Whether a destination is there by then."""
+        """Return whether a destination is there by then."""
         return state in self.declared or (state.declared and state not in self.removed)
 
     def declare(self, state: DestinationState) -> None:
@@ -188,7 +190,8 @@ class Plan:
             self.changes.append(Declare(state))
 
     def remove(self, state: DestinationState) -> None:
-        """It goes with its ids and subscriptions, for good: what is sent there from then on is another's."""
+        """Remove a destination with its ids and subscriptions, for good: what is sent there from then on is
+        another's."""
         self.removed = [*self.removed, state]
         self.is_more = True
         self.declared = [other for other in self.declared if other is not state]
@@ -196,74 +199,74 @@ class Plan:
         self.subscribed = {**self.subscribed, state.number: {}}
 
     def drop(self) -> None:
-        """A message is sent to a topic without subscriptions."""
+        """Drop a message that is sent to a topic without subscriptions."""
         self.dropped += 1
         self.is_more = True
 
     def subscriptions(self, state: DestinationState) -> Subscribed:
-        """Those of a topic by then."""
+        """Return the subscriptions of a topic by then."""
         changed = self.subscribed.get(state.number)
         return self._sequencer.subscribed.get(state.number, {}) if changed is None else changed
 
     def subscribe(self, subscriber: SubscriptionState) -> None:
-        """One more."""
+        """Add a subscription."""
         topic = subscriber.topic
         self.is_more = True
         those = {**self.subscriptions(topic), subscriber.subscription.key: subscriber}
         self.subscribed = {**self.subscribed, topic.number: those}
 
     def unsubscribe(self, subscriber: SubscriptionState) -> None:
-        """One less."""
+        """Remove a subscription."""
         others = self.subscriptions(subscriber.topic).items()
         self.is_more = True
         those = {key: other for key, other in others if other is not subscriber}
         self.subscribed = {**self.subscribed, subscriber.topic.number: those}
 
     def close(self, gate: Gate) -> None:
-        """The tickets behind have nothing for its destination."""
+        """Close a gate: the tickets behind have nothing for its destination."""
         self._sequencer.gates[gate.destination] = gate
 
     def expire(self) -> None:
-        """A message that expires."""
+        """Note a message that expires."""
         self._sequencer.expiring = True
 
     def name_body(self, send: Send) -> None:
-        """A message whose body is kept apart."""
+        """Note a message whose body is kept apart."""
         self.large = [*self.large, send]
         self.is_more = True
 
     def keep_apart(self, change: VolatileChange) -> None:
-        """A change that no backend is told of."""
+        """Keep apart a change that no backend is told of."""
         if not self.volatile:
             self.volatile = []
             self.is_more = True
         self.volatile.append(change)
 
     def prepare(self, branch: Branch) -> None:
-        """One more that waits for its outcome."""
+        """Add a branch that waits for its outcome."""
         self.prepared = [*self.prepared, branch]
         self.is_more = True
 
     def settle(self, branch: Branch) -> None:
-        """One that has its outcome."""
+        """Note that a branch has its outcome."""
         self.settled = [*self.settled, branch]
         self.is_more = True
 
     def is_prepared(self, branch: Branch) -> bool:
-        """Whether it still waits for its outcome by then."""
+        """Return whether a branch still waits for its outcome by then."""
         if self.settled and any(branch is other for other in self.settled):
             return False
         return self._sequencer.prepared.get(branch.transaction) is branch or branch in self.prepared
 
 
 class Sequencer:
-    """What the thread that writes knows. Others may look at `prepared` and `last_seq`."""
+    """The knowledge of the thread that writes. Others may look at `prepared` and `last_seq`."""
 
     def __init__(self, catalog: Catalog, duplicate_window: int) -> None:
         self.catalog = catalog
         self.window = DuplicateWindow(duplicate_window)
         self.volatile_window = DuplicateWindow(duplicate_window)
-        """The same of messages that are not persistent. Filled under the store's lock."""
+        """The duplicate window of transient messages. Filled under the store's lock."""
         self.subscribed: dict[int, Subscribed] = {}
         """By destination's number: the subscriptions of topics that have some."""
         self.dropped = 0
@@ -273,9 +276,9 @@ class Sequencer:
         self.last_seq = 0
         """The highest of a message that was accepted."""
         self.key_versions = KeyVersions()
-        """Of maps."""
+        """The versions of maps' keys."""
         self.gates: dict[Destination, Gate] = {}
-        """Of destinations that are on their way to another store, or have gone there. Closed by who plans."""
+        """Gates of destinations that are on their way to another store, or have gone there. Closed by who plans."""
         self.expiring = False
         """Some messages that were sent since it was made expire."""
         self.mixed = False
@@ -285,13 +288,13 @@ class Sequencer:
         self._given = 0
         """No seq above it was given out, be it not accepted; counts if `mixed`."""
         self._planning: Sequence[Ticket] = ()
-        """What is planned and not accepted yet, if anything."""
+        """Tickets that are planned and not accepted yet, if any."""
         self.number = 0
-        """Of the last plan that was accepted."""
+        """The number of the last plan that was accepted."""
 
     def load(self, last_seq: int, ids: Iterable[tuple[Key, int]]) -> None:
-        """At open; the catalog is filled. `ids`: of the duplicate window, oldest first. Seqs go on behind `last_seq`,
-        and behind where any subscription begins (rule A5)."""
+        """Load the state at open; the catalog is filled. `ids`: of the duplicate window, oldest first. Seqs go on
+        behind `last_seq`, and behind where any subscription begins (rule A5)."""
         subscribers = (one for state in self.catalog.destinations.values() for one in state.subscriptions.values())
         self.last_seq = max([last_seq, *(one.start for one in subscribers)])
         latest: dict[Key, int] = {}
@@ -304,7 +307,7 @@ class Sequencer:
                 self.subscribed[state.number] = state.subscriptions
 
     def plan(self, tickets: Sequence[Ticket]) -> Plan:
-        """The plan of these tickets, behind all that was accepted."""
+        """Return the plan of these tickets, behind all that was accepted."""
         self._planning = tickets  # before it looks: see `mix`
         if not self.mixed:
             return Plan(self, tickets)
@@ -314,16 +317,16 @@ class Sequencer:
             return plan
 
     def mix(self) -> None:
-        """From now on seqs are given out to messages that are not persistent. Whoever began to plan before is told by
-        `_planning`, and whoever begins later sees `mixed`. Idempotent. Any thread."""
+        """Give out seqs to transient messages from now on. Whoever began to plan before is told by `_planning`, and
+        whoever begins later sees `mixed`. Idempotent. Any thread."""
         self.mixed = True
         most = sum(_seqs(change) for ticket in self._planning for change in ticket.content)
         with self.lock:
             self._given = max(self._given, self.last_seq + most)
 
     def next_seq(self) -> int:
-        """For a message that is not persistent, after `mix`. Any thread. Raises RuntimeError in a signal handler that
-        interrupted its own thread while it planned (rule G3)."""
+        """Return the next seq, for a transient message, after `mix`. Any thread. Raises RuntimeError in a signal
+        handler that interrupted its own thread while it planned (rule G3)."""
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError("a store was called from a signal handler that interrupted it in the same thread")
         with self.lock:
@@ -332,11 +335,11 @@ class Sequencer:
 
     @property
     def highest_seq(self) -> int:
-        """No seq above it was given out, to whatever message. Any thread."""
+        """Return a seq above which none was given out, to whatever message. Any thread."""
         return max(self._given, self.last_seq)
 
     def accept(self, plan: Plan) -> None:
-        """It is about to be written, or was. Idempotent."""
+        """Take over a plan that is about to be written, or was. Idempotent."""
         if plan.is_more:
             self._accept(plan)
         self.last_seq, self.number = plan.last_seq, plan.number
@@ -376,8 +379,8 @@ class Sequencer:
             branch.reservation = None
 
     def each_amount(self, sends: Iterable[Change]) -> list[tuple[int, int]]:
-        """How many messages and bytes each takes of the store's room; one that is stored already, nothing, nor one with
-        the id of one before it of the same kind."""
+        """Return how many messages and bytes each takes of the store's room; one that is stored already, nothing, nor
+        one with the id of one before it of the same kind."""
         counted: set[tuple[bool, Key]] = set()
         amounts = []
         for change in sends:
@@ -407,7 +410,7 @@ class Sequencer:
 
 
 def _seqs(change: Change) -> int:
-    """At most so many seqs it takes."""
+    """Return at most how many seqs a change takes."""
     if type(change) is SendMany:
         return len(change)
     return len(change.branch.changes) if type(change) is Commit else 1

@@ -1,4 +1,4 @@
-"""What a backend does for each change: the methods of a table, and the order in which they are called."""
+"""The steps of a backend for each change: the methods of a table, and the order in which they are called."""
 
 from __future__ import annotations
 
@@ -19,60 +19,61 @@ AT_ONCE: Final = 4096
 
 
 class Table(Protocol):
-    """What a backend does for each change, in their order. Whatever of it is done already must change nothing: who was
-    interrupted does it again."""
+    """The steps of a backend for each change, in their order. A step that is done already must change nothing: after an
+    interruption it is done again."""
 
     def put(self, sends: Sequence[Send]) -> None:
-        """New messages, all of one destination. Of a topic each is for those whom `entitled` names; without any it is
-        not kept. Their destination and those subscriptions count them. Of a map each takes the place of the message of
-        the same id, which is dead from then on; a REMOVAL (records.py) is dead itself, and so is one that comes after
-        another of a higher seq."""
+        """Put new messages, all of one destination. A topic's message is for those whom `entitled` names; without any
+        it is not kept. Their destination and those subscriptions count them. A map's message takes the place of the
+        message of the same id, which is dead from then on; a REMOVAL (records.py) is dead itself, and so is one that
+        comes after another of a higher seq."""
 
     def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
-        """A message is dead for the subscription of this number, and for good when all have acked it; number 0: for
-        all. `place`: where it was when it was leased, if that is known."""
+        """Ack a message: it is dead for the subscription of this number, and for good when all have acked it; number 0:
+        for all. `place`: where it was when it was leased, if that is known."""
 
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
-        """The same of all messages between two seqs; also for a subscription that has ended, and in a destination
-        that was removed."""
+        """Ack all messages between two seqs; also for a subscription that has ended, and in a destination that was
+        removed."""
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
-        """A message was given back so often by now. `place`: where it was when it was leased, if that is known."""
+        """Set how often a message was given back by now. `place`: where it was when it was leased, if that is known."""
 
     def postpone(self, state: DestinationState, seq: int, number: int, due: int, place: Place | None) -> None:
-        """A message waits until this time (ms), or, at 0, no longer: Rows tells what that means. For the subscription
-        of this number; 0: a queue's, or a topic's for all. Nothing happens to one that is dead, or acked. The
-        destination, and subscriptions, count what waits. A backend that `postpones` has it."""
+        """Let a message wait until this time (ms), or, at 0, no longer: Rows tells what that means. For the
+        subscription of this number; 0: a queue's, or a topic's for all. Nothing happens to one that is dead, or acked.
+        The destination, and subscriptions, count what waits. A backend that `postpones` has it."""
 
     def declare(self, state: DestinationState) -> None:
-        """A destination is there from now on."""
+        """Declare a destination that is there from now on."""
 
     def remove(self, state: DestinationState) -> None:
-        """A destination goes with all that belongs to it: nothing of it is seen any more, and its number is never used
-        again. Its messages, if there are more than AT_ONCE, may stay: then it is put into `Catalog.leaving`, and is
-        told by `ack_range` which of them go, until one reaches to SEQ_MAX; or the next opening removes them."""
+        """Remove a destination with all that belongs to it: nothing of it is seen any more, and its number is never
+        used again. Its messages, if there are more than AT_ONCE, may stay: then it is put into `Catalog.leaving`, and
+        is told by `ack_range` which of them go, until one reaches to SEQ_MAX; or the next opening removes them."""
 
     def subscribe(self, subscriber: SubscriptionState) -> None:
-        """A subscription begins: all that its topic holds behind `subscriber.start` is for it as well."""
+        """Begin a subscription: all that its topic holds behind `subscriber.start` is for it as well."""
 
     def unsubscribe(self, subscriber: SubscriptionState) -> None:
-        """A subscription ends: it has acked all, so to speak. If its topic holds more than AT_ONCE messages, it may do
+        """End a subscription: it has acked all, so to speak. If its topic holds more than AT_ONCE messages, it may do
         so by pages, likewise."""
 
     def prepare(self, branch: Branch) -> None:
-        """A branch waits for its outcome: `branch.payload` is to be kept until then."""
+        """Prepare a branch, which waits for its outcome: `branch.payload` is to be kept until then."""
 
     def settled(self, branch: Branch, committed: bool) -> None:
-        """A branch has its outcome; that it is committed is remembered until `forget`."""
+        """Settle a branch that has its outcome; that it is committed is remembered until `forget`."""
 
     def forget(self, transactions: Sequence[bytes]) -> None:
-        """These need no longer be remembered."""
+        """Forget these transactions, which need no longer be remembered."""
 
 
 def apply_all(changes: Iterable[Change], table: Table) -> None:
-    """In order, messages that follow each other to one destination with one call. Of a list also those that have only
-    acks between them, which come behind them: whoever acks what is not applied yet comes behind it, too. Of anything
-    else the next change is asked for once the one before it is applied, unless both are messages."""
+    """Apply changes in order, messages that follow each other to one destination with one call. In a list this also
+    holds for messages that have only acks between them, which come behind them: whoever acks what is not applied yet
+    comes behind it, too. In anything else the next change is asked for once the one before it is applied, unless both
+    are messages."""
     if type(changes) is list:
         _apply_list(changes, table)
         return
@@ -119,7 +120,7 @@ def _apply_list(changes: list[Change], table: Table) -> None:
 def _apply_both(
     sends: dict[DestinationState, list[Send]], acks: list[Ack], waits: list[Postponed], table: Table
 ) -> None:
-    """When a message waits until, that it is dead may be said before: then it says nothing."""
+    """Apply sends and acks, and then waits: a wait of a message that is dead by then says nothing."""
     for those in sends.values():
         table.put(those)
     for ack in acks:

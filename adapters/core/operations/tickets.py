@@ -1,4 +1,4 @@
-"""What a caller asks for, and what becomes of it."""
+"""Tickets: the changes that a caller asks for, and their outcomes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Ticket(ticket.Ticket):
     held: Grant | None = None
     """Room for their messages, until these are applied."""
     transaction = False
-    """They are a transaction's."""
+    """True if the changes are a transaction's."""
     moves = False
-    """They are a move's own, which no gate keeps out (gates.py)."""
+    """True if the changes are a move's own, which no gate keeps out (gates.py)."""
     then: Ticket | None = None
     """The next one of the same call. If a plan refuses this one, it refuses that one, too: their order is kept."""

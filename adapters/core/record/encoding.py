@@ -31,8 +31,8 @@ LARGE: Final = 4
 """A flag: the body is kept apart, and here is what says which it is (reference.py)."""
 
 REMOVAL: Final = 1
-"""Of a map's value, when it expires (ms): it was never there. What is sent so takes the place of the value before, and
-is dead at once, so that its key has none."""
+"""The expiry (ms) of a map's value that was never there. A value that is sent so takes the place of the value before,
+and is dead at once, so that its key has none."""
 
 _NEVER: Final = 0
 _pack = HEAD.pack
@@ -53,7 +53,7 @@ def encode(
     expires_at_ms: int = 0,
     flags: int = 0,
 ) -> tuple[bytes, bytes | None]:
-    """The record, and the message id as bytes if it has one.
+    """Return the record, and the message id as bytes if it has one.
 
     Raises TypeError for a body that is not bytes or headers that are not plain values, ValueError for a message id or
     a value that has no place in the format, MessageTooLargeError beyond `limit` bytes, and ClockError.
@@ -84,7 +84,7 @@ def encode(
 
 
 def encode_outgoing(destination: Destination, message: Outgoing, limit: int) -> tuple[bytes, bytes | None]:
-    """The same of a message that a transaction, or a send of many, gathers."""
+    """Return the record and the id, as `encode`, of a message that a transaction, or a send of many, gathers."""
     body, headers, message_id, priority, expires_at_ms, persistent, requeued, _ = message
     flags = (REQUEUED if requeued else 0) | (0 if persistent else NONPERSISTENT)
     if isinstance(body, StoredBody):
@@ -95,8 +95,8 @@ def encode_outgoing(destination: Destination, message: Outgoing, limit: int) -> 
 def encode_sent(
     body: bytes, headers: Headers, message_id: str, priority: int, sent_at_ms: int, expires_at_ms: int
 ) -> bytes:
-    """The record of a message that was sent elsewhere, with the time at which it was. Raises TypeError and ValueError
-    as `encode`."""
+    """Return the record of a message that was sent elsewhere, with the time at which it was. Raises TypeError and
+    ValueError as `encode`."""
     require_order(priority, expires_at_ms)
     require_order(priority, sent_at_ms)
     packed, name = pack_headers(headers), pack_id(message_id)
@@ -104,36 +104,36 @@ def encode_sent(
 
 
 def order_and_expiry(record: bytes) -> tuple[int, int]:
-    """A record's priority, and when it expires (ms, 0: never)."""
+    """Return a record's priority, and when it expires (ms, 0: never)."""
     head = _unpack(record)
     return head[0], head[5]
 
 
 def sent_at_ms(record: bytes) -> int:
-    """When a record's message was sent."""
+    """Return when a record's message was sent."""
     sent: int = _unpack(record)[4]
     return sent
 
 
 def name_of(record: bytes) -> bytes | None:
-    """Its message id, None if it has none."""
+    """Return a record's message id, None if it has none."""
     length = _unpack(record)[2]
     return record[HEAD.size : HEAD.size + length] if length else None
 
 
 def body_of(record: bytes) -> bytes:
-    """Its body alone."""
+    """Return a record's body alone."""
     head = _unpack(record)
     return record[HEAD.size + head[2] + head[3] :]
 
 
 def is_requeued(record: bytes) -> bool:
-    """Whether it is stored whatever the duplicate window says."""
+    """Return whether a record is stored whatever the duplicate window says."""
     return bool(_unpack(record)[1] & REQUEUED)
 
 
 def as_carried(record: bytes) -> bytes:
-    """As another store is given it, of whatever kind: without what only the store that it was sent to had to know."""
+    """Return the record as another store of any kind is given it: without what only its first store had to know."""
     flags = _unpack(record)[1]
     if not flags & (REQUEUED | NONPERSISTENT):
         return record
@@ -141,10 +141,10 @@ def as_carried(record: bytes) -> bytes:
 
 
 def is_large(record: bytes) -> bool:
-    """Whether its body is kept apart."""
+    """Return whether the body of a record is kept apart."""
     return bool(_unpack(record)[1] & LARGE)
 
 
 def reference_in(record: bytes) -> bytes:
-    """Of such a one: what says which body it is."""
+    """Return the reference in the record of a large message: it says which body is the message's."""
     return record[-REFERENCE.size :]

@@ -12,11 +12,12 @@ MESSAGE_ID_BYTES_MAX: Final = 1024
 
 _encode = msgspec.msgpack.Encoder().encode
 unpack_headers = msgspec.msgpack.Decoder(dict[str, Any]).decode
-"""What `pack_headers` made, as it was."""
+"""The inverse of `pack_headers`."""
 
 
 def pack_headers(headers: Headers) -> bytes:
-    """Raises TypeError for what is not plain, ValueError for a value that has no place in the format."""
+    """Return headers as bytes. Raises TypeError for what is not plain, ValueError for a value that has no place in the
+    format."""
     plain = plain_headers(headers)
     try:
         return _encode(plain)
@@ -27,7 +28,7 @@ def pack_headers(headers: Headers) -> bytes:
 
 
 def pack_id(message_id: object) -> bytes:
-    """Raises TypeError, and ValueError for one that is too long, empty or no valid unicode."""
+    """Return an id as bytes. Raises TypeError, and ValueError for one that is too long, empty or no valid unicode."""
     name = encoded_id(message_id)
     if not name or len(name) > MESSAGE_ID_BYTES_MAX:
         raise ValueError(

@@ -68,52 +68,52 @@ class Kept(NamedTuple):
 
 
 class LargeStorage(Protocol):
-    """Where a store keeps its large bodies, by name. What is begun and not published is nobody's. Threads: all, each
-    body one at a time. Raises StoreFullError and StoreFailedError."""
+    """The storage of a store's large bodies, by name. A body that is begun and not published is nobody's. Threads: all,
+    each body one at a time. Raises StoreFullError and StoreFailedError."""
 
     def begin(self, name: bytes, start: bytes) -> None:
-        """A new body."""
+        """Begin a new body."""
 
     def append(self, name: bytes, number: int, chunk: bytes, chunk_bytes: int) -> None:
-        """Its next chunk, with its CRC before it. All but the last have so many bytes behind that."""
+        """Append a body's next chunk, with its CRC before it. All but the last have so many bytes behind that."""
 
     def publish(self, name: bytes, sync: bool) -> None:
-        """It is whole. With `sync` it survives a power failure once this has returned."""
+        """Publish a body, which is whole. With `sync` the body survives a power failure once this has returned."""
 
     def read(self, name: bytes, number: int, chunk_bytes: int) -> bytes:
-        """A chunk with its CRC; shorter, or nothing, if it is not there. Raises OSError for what the disk does not
-        give."""
+        """Return a chunk with its CRC; shorter, or nothing, if it is not there. Raises OSError for what the disk does
+        not give."""
 
     def note(self, name: bytes, named: bytes, sync: bool) -> None:
         """Write over what stands at NAMED_AT. May be done by halves, and need not be durable unless `sync`."""
 
     def remove(self, name: bytes) -> None:
-        """Begun or published. Idempotent."""
+        """Remove a body, begun or published. Idempotent."""
 
     def kept(self) -> Iterator[tuple[bytes, bytes | None]]:
-        """All bodies, each with its start; None for one that was never published."""
+        """Yield all bodies, each with its start; None for one that was never published."""
 
     def place(self, name: bytes, number: int, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, int]:
-        """Where a chunk is, for errors: a path, or a table, and an offset."""
+        """Return where a chunk is, for errors: a path, or a table, and an offset."""
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the storage. Idempotent."""
 
 
 def start_of(name: bytes, low: int) -> bytes:
-    """The first bytes of a body."""
+    """Return the first bytes of a body."""
     start = START.pack(MAGIC, VERSION, 0, name, low)
     return (start + CRC.pack(crc32c(0, start))).ljust(START_BYTES, b"\0")
 
 
 def named_by(number: int, seq: int) -> bytes:
-    """What is written into them once a message names it."""
+    """Return the bytes that are written into a body once a message names it."""
     named = NAMED.pack(number, seq)
     return named + CRC.pack(crc32c(0, named))
 
 
 def read_start(name: bytes, start: bytes) -> Kept | None:
-    """What a body's first bytes say; None if they are damaged, or another's."""
+    """Return what a body's first bytes say; None if they are damaged, or another's."""
     if len(start) < START_BYTES or CRC.unpack_from(start, START.size)[0] != crc32c(0, start[: START.size]):
         return None
     magic, version, _, found, low = START.unpack_from(start)
@@ -126,13 +126,13 @@ def read_start(name: bytes, start: bytes) -> Kept | None:
 
 
 def chunk_of(name: bytes, number: int, data: bytes | memoryview) -> bytes:
-    """A chunk as it is kept: a chunk of another body, or another one of this, does not pass for it."""
+    """Return a chunk as it is kept: a chunk of another body, or another one of this, does not pass for it."""
     return CRC.pack(crc32c(crc32c(0, name + _NUMBER.pack(number)), bytes(data))) + data
 
 
 class StoredBody(LargeBody):
-    """A LargeBody as its store knows it. Who stages, sends, holds or reads it keeps it, and so does a message that is
-    not dead (large/bodies.py, rule B3)."""
+    """A LargeBody as its store knows it. Whoever stages, sends, holds or reads a body keeps it, and so does a message
+    that is not dead (large/bodies.py, rule B3)."""
 
     __slots__ = ("__weakref__", "bodies", "chunk_bytes", "crc", "lasting", "name", "names", "promised", "shared",
                  "size")  # fmt: skip
@@ -144,7 +144,7 @@ class StoredBody(LargeBody):
         self.chunk_bytes = chunk_bytes
         self.crc = 0
         self.lasting = True
-        """It was synced, and may be named by a message that is to survive."""
+        """True if the body was synced, and may be named by a message that is to survive."""
         self.names = 0
         """How many messages that are not known to be dead name it."""
         self.promised = False
@@ -154,7 +154,7 @@ class StoredBody(LargeBody):
 
     @property
     def reference(self) -> bytes:
-        """What stands in its message's record."""
+        """Return the reference that stands in the record of the body's message."""
         return REFERENCE.pack(self.name, self.size, self.chunk_bytes, self.crc)
 
     def describe(self, reference: bytes) -> None:
@@ -166,11 +166,11 @@ class StoredBody(LargeBody):
 
     @property
     def chunks(self) -> int:
-        """How many."""
+        """Return how many chunks the body has."""
         return -(-self.size // self.chunk_bytes)
 
     def chunk(self, number: int) -> bytes:
-        """The bytes of one. Raises CorruptionError, ClosedError, StoreFailedError."""
+        """Return the bytes of one chunk. Raises CorruptionError, ClosedError, StoreFailedError."""
         expected = min(self.chunk_bytes, self.size - number * self.chunk_bytes)
         storage = self.bodies.storage
         self.bodies.require_open()
@@ -192,7 +192,7 @@ class StoredBody(LargeBody):
         )  # fmt: skip
 
     def verify(self) -> str | None:
-        """What is wrong with it, if anything. Reads all of it."""
+        """Return what is wrong with the body, if anything. Reads all of it."""
         crc = 0
         try:
             for number in range(self.chunks):
@@ -204,13 +204,13 @@ class StoredBody(LargeBody):
         return None
 
     def open(self) -> BinaryIO:
-        """A stream of its bytes, which can seek. Raises ClosedError."""
+        """Return a stream of the body's bytes, which can seek. Raises ClosedError."""
         self.bodies.require_open()
         return io.BufferedReader(LargeStream(self), 1 << 16)
 
 
 def body_size(body: object) -> int:
-    """How many bytes a body has; of a file that is not read yet, 0."""
+    """Return how many bytes a body has; of a file that is not read yet, 0."""
     if isinstance(body, StoredBody):
         return body.size
     return len(body) if isinstance(body, bytes) else 0

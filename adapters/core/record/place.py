@@ -1,4 +1,4 @@
-"""Where a message is, as a backend tells the core, and in which order messages are delivered."""
+"""The place of a message, as a backend tells the core, and the order in which messages are delivered."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Final
 from ..messages import PRIORITY_MAX
 
 Place = tuple[int, int, int, int, Any]
-"""Where a message is: order, seq, when it expires (ms, 0: never), how often it has been given back, what its backend
-needs to find it."""
+"""The place of a message: order, seq, when it expires (ms, 0: never), how often it has been given back, what its
+backend needs to find it."""
 ORDER: Final = 0
 SEQ: Final = 1
 EXPIRES: Final = 2
@@ -23,7 +23,7 @@ class VolatileSpot(tuple[Any, int]):
 
 
 def is_volatile(place: Place) -> bool:
-    """Whether the message there is not persistent."""
+    """Return whether the message at a place is transient."""
     return type(place[OWN]) is VolatileSpot
 
 
@@ -35,10 +35,11 @@ ORDER_MAX: Final = PRIORITY_MAX
 
 
 def order_of(priority: int, priorities: bool) -> int:
-    """What comes before the seq in the order of delivery; 0 in a store that does not order by priority."""
+    """Return the number that comes before the seq in the order of delivery; 0 in a store that does not order by
+    priority."""
     return PRIORITY_MAX - priority if priorities else 0
 
 
 def priority_of(order: int) -> int:
-    """The priority of the messages of an order, in a store that orders by it."""
+    """Return the priority of the messages of an order, in a store that orders by it."""
     return PRIORITY_MAX - order

@@ -16,15 +16,16 @@ _PUT_ANEW: Final = "put another one, or restore the file from a backup to have i
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether a message's bytes were read and are damaged. What the disk did not give may be tried again."""
+    """Return whether a message's bytes were read and are damaged. Bytes that the disk did not give may be tried
+    again."""
     return isinstance(error, CorruptionError) and not isinstance(error, ReadError)
 
 
 def lose(
     engine: Engine, state: DestinationState, place: Place, error: CorruptionError, message_id: str | None = None
 ) -> None:
-    """A message was read, and raised this: if the store goes on without it, it is written down, durably, that it is
-    lost; else raises the error."""
+    """Write down, durably, that a message is lost which raised this when it was read. Raises the error if the store
+    does not go on without it."""
     if not engine.backend.salvages or not is_damage(error):
         if state.is_map and message_id is not None and is_damage(error):
             error._say(f"the value of {message_id!r} in {state.destination}: {error.reason}", _PUT_ANEW)
@@ -35,9 +36,9 @@ def lose(
 def readable(
     engine: Engine, state: DestinationState, places: Sequence[Place], message_ids: Sequence[str] = ()
 ) -> Iterator[bytes | None]:
-    """The records of these messages, in order; None for one that has died meanwhile, or is lost now, and stays until
-    somebody would receive it. `message_ids` are theirs, if they are known. Raises as Backend.bodies where the store
-    does not go on without them."""
+    """Yield the records of these messages, in order; None for one that has died meanwhile, or is lost now, and stays
+    until somebody would receive it. `message_ids` are theirs, if they are known. Raises as Backend.bodies where the
+    store does not go on without them."""
     done = 0
     while done < len(places):
         try:

@@ -60,14 +60,14 @@ class Listener(Taker):
         self._calling = False
         self._ended = False
         self._home: tuple[Receiving, Feed] | None = None
-        """Where it goes on, since its destination has moved to another store."""
+        """The place where the listener goes on, since its destination has moved to another store."""
 
     def start(self) -> None:
-        """From now on its feed stays, and it hears of the end of its store."""
+        """Start: from now on the feed stays, and the listener hears of the end of its store."""
         self._feed.listeners[self] = None
 
     def wake(self) -> None:
-        """There may be something: look on a thread of ours."""
+        """Look on a thread of ours: there may be something."""
         if not self._due and not self._ended:
             self._due = True
             try:
@@ -77,7 +77,7 @@ class Listener(Taker):
                 raise
 
     def add_credit(self, more: int) -> None:
-        """As the contract says."""
+        """Add credit, as the contract says."""
         require_credit(more)
         receiving: Receiving | None = None
         while receiving is not self._receiving:  # it may just be on its way to another store
@@ -88,7 +88,7 @@ class Listener(Taker):
         self.wake()
 
     def move(self, receiving: Receiving, feed: Feed) -> None:
-        """Its destination is in another store from now on; it goes there, and nobody hears of it."""
+        """Move to another store, where the destination is from now on; nobody hears of it."""
         feed.listeners[self] = None  # first: that store stays open
         self._home = receiving, feed
         self.wake()
@@ -96,7 +96,7 @@ class Listener(Taker):
             self._leave()
 
     def close(self) -> bool:
-        """As the contract says."""
+        """End the listener, as the contract says."""
         if self._receiving.engine.forked:
             return False  # it is the parent's
         with self._gate:
@@ -106,7 +106,7 @@ class Listener(Taker):
         return calling
 
     def _leave(self) -> None:
-        """It is in no line any more, and what it was given is free again. Idempotent."""
+        """Leave every line, and free the message that was given. Idempotent."""
         left: Feed | None = None
         while left is not self._feed:  # it may just be on its way to another
             left = self._feed
@@ -134,8 +134,8 @@ class Listener(Taker):
         return True
 
     def _move_on(self) -> None:
-        """Its destination has moved before the message that it was given was read; or is about to move, and then it is
-        told when that is over. At work."""
+        """Move on, at work: the destination has moved before the message that was given was read. Or it is about to
+        move, and the listener is told when that is over."""
         old, lease = self._receiving.engine, self.lease
         if lease is not None:
             give_back(lease)
@@ -150,7 +150,7 @@ class Listener(Taker):
                 self._due = True
 
     def _end(self, error: Exception) -> None:
-        """By itself: tell of it, unless it was closed before."""
+        """End by itself: tell of it, unless the listener was closed before."""
         with self._gate:
             ended, self._ended = self._ended, True
         self._leave()
@@ -166,8 +166,8 @@ class Listener(Taker):
                 log.exception("who listens to %s raised an error when told of the end", self._feed.state.destination)
 
     def _next(self) -> Lease | None:
-        """What it is given now, which `lease` says until the callback begins: till then `close` gives it back. None if
-        there is nothing, or it wants no more."""
+        """Return the lease that the listener is given now; None if there is nothing, or no more is wanted. Until the
+        callback begins `lease` holds it, and `close` gives it back."""
         if self._home is not None and self.lease is None:
             self._move_on()
         engine = self._receiving.engine
@@ -192,7 +192,7 @@ class Listener(Taker):
             return self.lease
 
     def _follow(self, removed: Feed) -> Feed:
-        """Its queue was removed: to what has the name from now on."""
+        """Follow the queue's name to its new feed: the queue was removed."""
         feed = self._receiving.feed(removed.state.destination, None, make=True)
         assert feed is not None
         self._feed = feed
@@ -223,8 +223,8 @@ class Listener(Taker):
             self._calling = False
 
     def _read(self, lease: Lease) -> Message | None:
-        """None if it has been purged meanwhile, or is damaged, and stays leased. Raises what reading it raised else:
-        the next try would find the same message."""
+        """Read the message that was given; None if it has been purged meanwhile, or is damaged, and stays leased.
+        Raises any other error of reading: the next try would find the same message."""
         receiving = self._receiving
         try:
             message = receiving.read(lease)

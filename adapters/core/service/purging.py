@@ -42,11 +42,11 @@ after an error."""
 Write = Callable[[Sequence[Change]], object]
 
 RowsOf = Callable[[DestinationState, SubscriptionState | None, None, int, int], Sequence[Place]]
-"""As Rows.rows."""
+"""A function as Rows.rows."""
 
 
 class Removal:
-    """Of one store that is open. Threads: all."""
+    """The removal of messages, subscriptions and destinations in one open store. Threads: all."""
 
     def __init__(self, engine: Engine, sending: Sending, receiving: Receiving) -> None:
         self._engine, self._sending, self._receiving = engine, sending, receiving
@@ -56,7 +56,7 @@ class Removal:
         """Held for each write by who removes what something has left behind: two would do it twice."""
 
     def purge(self, destination: Destination, subscription: SubscriptionKey | None) -> int:
-        """As Store.purge."""
+        """Purge a queue or a subscription, as Store.purge."""
         self._engine.settle()
         engine, write = self._engine, self._sending.write
         if subscription is not None:
@@ -70,7 +70,7 @@ class Removal:
         return gone if state.is_topic else free
 
     def delete(self, destination: Destination, moves: bool = False) -> int:
-        """As Store.delete. `moves`: it is a move that does so, which no gate keeps out."""
+        """Delete a destination, as Store.delete. `moves`: a move does so, which no gate keeps out."""
         engine = self._engine
         engine.settle()
         state = engine.catalog.destinations.get(destination)
@@ -92,7 +92,7 @@ class Removal:
         self._drop(remove.state.feed)
 
     def idle_mark(self, queue: Destination) -> object:
-        """As Store.idle_mark."""
+        """Return the mark of an idle queue, as Store.idle_mark."""
         state = self._engine.catalog.destinations.get(queue)
         return 0 if state is None else self._engine.asked(lambda: self._mark(state))
 
@@ -103,7 +103,7 @@ class Removal:
         return state.number, feed.first.cursor, feed.lanes.position if feed.lanes is not None else 0
 
     def delete_if_idle(self, queue: Destination, gate: Gate) -> bool:
-        """As Store.delete_if_idle."""
+        """Delete a queue if it is idle, as Store.delete_if_idle."""
         engine, gates = self._engine, self._engine.sequencer.gates
         state = engine.catalog.destinations.get(queue)
         if state is None:
@@ -122,7 +122,7 @@ class Removal:
                 gates.pop(queue, None)
 
     def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
-        """As Store.unsubscribe."""
+        """End a subscription, as Store.unsubscribe."""
         engine = self._engine
         engine.settle()
         subscriber = self._receiving.subscription(topic, subscription)
@@ -144,11 +144,11 @@ class Removal:
             log.debug("store %s: %s is not removed whole yet: %s", self._engine.name, feed.state.destination, error)
 
     def drop_all(self) -> None:
-        """All that is left of what is gone."""
+        """Drop all that is left of what is gone."""
         self._drop_left(lambda feed: True)
 
     def _drop_left(self, is_asked_for: Callable[[Feed], bool]) -> None:
-        """What is left of these, persistent or not."""
+        """Remove what is left of these feeds, persistent or transient."""
         engine, volatile = self._engine, self._engine.nonpersistent
         kinds: list[tuple[Catalog, RowsOf, Write]] = [(engine.catalog, engine.backend.rows, self._sending.write)]
         if volatile is not None:
@@ -162,8 +162,8 @@ class Removal:
                         sleep(PAUSE)
 
     def _drop_pages(self, catalog: Catalog, rows: RowsOf, write: Write, feed: Feed, first: int) -> int | None:
-        """Some pages from the seq `first` on; where to go on, None at the end. Nobody sees these messages any more, so
-        that no page need know what somebody holds."""
+        """Drop some pages from the seq `first` on; return where to go on, None at the end. Nobody sees these messages
+        any more, so that no page need know what somebody holds."""
         engine = self._engine
         with self._dropping:
             engine.check()
@@ -206,8 +206,8 @@ def purge(engine: Engine, state: DestinationState, feeds: Sequence[Feed], write:
 def _purge_some(
     engine: Engine, state: DestinationState, feed: Feed, after: int, rows: RowsOf, write: Write
 ) -> tuple[int, int, int | None]:
-    """The next pages. Returns how many messages were free, by how many the destination is less, and the seq to go on
-    behind, None at the end."""
+    """Purge the next pages. Returns how many messages were free, by how many the destination is less, and the seq to go
+    on behind, None at the end."""
     mark, less = object(), 0
     try:
         engine.check()
@@ -234,8 +234,8 @@ def _purge_some(
 def _free_ranges(
     rows: RowsOf, state: DestinationState, feed: Feed, after: int
 ) -> tuple[list[tuple[int, int]], int, int | None]:
-    """The seqs of some pages that nobody holds, as ranges between those that somebody holds, and how many; and the last
-    seq that was looked at, None if there are no more."""
+    """Return the seqs of some pages that nobody holds, as ranges between those that somebody holds, and how many; and
+    the last seq that was looked at, None if there are no more."""
     ranges: list[tuple[int, int]] = []
     count = start = end = 0
     last: int | None = after
@@ -258,7 +258,7 @@ def _free_ranges(
 
 
 def _last_of_pages(rows: RowsOf, state: DestinationState, first: int) -> int | None:
-    """The last seq of the next pages, None if there are no more behind them."""
+    """Return the last seq of the next pages, None if there are no more behind them."""
     after = max(first - 1, 0)
     for _ in range(PAGES):
         places = rows(state, None, None, after, PAGE)

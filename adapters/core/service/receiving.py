@@ -1,4 +1,4 @@
-"""What comes out of a store: messages received, looked at, or taken because they are not delivered any more."""
+"""Messages that come out of a store: received, looked at, or taken because they are not delivered any more."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Position = tuple[int, int]
 
 
 class Receiving:
-    """Of one store that is open. Threads: all."""
+    """The receiving from one open store. Threads: all."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Receiving:
         subscription: SubscriptionKey | None = None,
         seconds: float | None = None,
     ) -> list[Message]:
-        """As Store.receive_many."""
+        """Receive many messages, as Store.receive_many."""
         messages: list[Message] = []
         try:
             first = self.receive(destination, timeout, subscription, seconds)
@@ -128,7 +128,8 @@ class Receiving:
         messages: list[Message],
         seconds: float | None,
     ) -> bool:
-        """What is there without waiting, up to so many in all and a page at a time; whether there may be more."""
+        """Receive what is there without waiting, up to so many in all and a page at a time. Returns whether there may
+        be more."""
         feed = self.feed(destination, key, make=False)
         if feed is None:
             return False
@@ -173,7 +174,7 @@ class Receiving:
                     return
 
     def _bodies(self, state: DestinationState, leases: Sequence[Lease]) -> Iterable[bytes | None]:
-        """The records of these messages, in order; None for one that has died meanwhile."""
+        """Return the records of these messages, in order; None for one that has died meanwhile."""
         return self.engine.rows.bodies(state, [lease.place for lease in leases]) if leases else ()
 
     def _lease(self, feed: Feed, taker: Taker, wait: bool, bring: bool = True) -> bool | None:
@@ -207,8 +208,8 @@ class Receiving:
         return self._lease(feed, taker, wait, bring=False)
 
     def _wait(self, feed: Feed, taker: Taker, deadline: float | None) -> bool | None:
-        """Until the taker has a message; False when the time (monotonic, in seconds) is over, None if its queue was
-        removed, and is to be looked up anew."""
+        """Wait until the taker has a message; return False when the time (monotonic, in seconds) is over. None if its
+        queue was removed, and is to be looked up anew."""
         engine = self.engine
         if taker not in feed.takers and taker.lease is None:
             return False
@@ -240,7 +241,7 @@ class Receiving:
             self.left(feed)
 
     def left(self, feed: Feed) -> None:
-        """Somebody waits there no longer."""
+        """Note that somebody waits there no longer."""
         engine = self.engine
         if feed.takers:
             feed.wake()  # who was woken and did not hand over passes it on
@@ -249,7 +250,7 @@ class Receiving:
                 engine.catalog.drop(feed.state)
 
     def cancel(self, feed: Feed, taker: Taker) -> None:
-        """It waits no longer, and what it was given is free again. In a store that has stopped nobody holds anything.
+        """End a consumer's wait and free what it was given. In a store that has stopped nobody holds anything.
         Idempotent."""
         feed.takers.pop(taker, None)
         if taker.lease is not None and give_back(taker.lease):
@@ -265,8 +266,8 @@ class Receiving:
             feed.wake()  # who was struck may have been about to hand over to another
 
     def read(self, lease: Lease) -> Message | None:
-        """The message; None if it has died meanwhile, or is damaged where the store salvages: that is written down, and
-        it is dead."""
+        """Return the message; None if it has died meanwhile, or is damaged where the store salvages: that is written
+        down, and it is dead."""
         state = lease.feeds[0].state
         try:
             record = self.engine.delivery.records.pop(lease.place[SEQ], None)
@@ -282,7 +283,8 @@ class Receiving:
         return None
 
     def let_go(self, lease: Lease) -> None:
-        """What it holds is dead. Raises MovedError if it has moved to another store before it was read here."""
+        """Let go of a lease whose message is dead. Raises MovedError if the message has moved to another store before
+        it was read here."""
         if give_back(lease):
             raise MovedError(lease.gate)
         engine = self.engine
@@ -294,8 +296,8 @@ class Receiving:
                     engine.wake_crowd(feed.state, feed.number)
 
     def feed(self, destination: Destination, key: SubscriptionKey | None, make: bool) -> Feed | None:
-        """What one receives from there draws from; None for a queue that is new here, unless `make`. Raises
-        DestinationError, UnknownSubscriptionError."""
+        """Return the feed that consumers of a destination draw from; None for a queue that is new here, unless `make`.
+        Raises DestinationError, UnknownSubscriptionError."""
         engine = self.engine
         if key is not None:
             return self.subscription(destination, key).feed
@@ -310,7 +312,8 @@ class Receiving:
         return state.feed
 
     def subscription(self, topic: Destination, key: SubscriptionKey) -> SubscriptionState:
-        """With all that has returned. Raises DestinationError, UnknownSubscriptionError."""
+        """Return a subscription, with all that has returned applied. Raises DestinationError,
+        UnknownSubscriptionError."""
         require_topic(topic)
         engine = self.engine
         state = engine.catalog.destinations.get(topic)
@@ -360,7 +363,7 @@ class Receiving:
             raise
 
     def _remove_values(self, taken: list[tuple[Lease, str]]) -> None:
-        """What has expired of maps goes at once, and is nobody's dead letter. Leaves the others in `taken`."""
+        """Remove the expired values of maps at once; they are nobody's dead letters. Leaves the others in `taken`."""
         values = [lease for lease, _ in taken if lease.feeds[0].state.is_map]
         self._write(acks_of(values))
         taken[:] = [one for one in taken if not one[0].feeds[0].state.is_map]
@@ -392,12 +395,13 @@ class Receiving:
             listener.close()  # its queue was dropped, and is there anew
 
     def release(self, message: Message, reason: BaseException) -> None:
-        """For who was handed it and raised: unless it is settled already, or the store has stopped."""
+        """Release a message for who was handed it and raised: unless it is settled already, or the store has
+        stopped."""
         with suppress(AnabranchError):
             self._store.release([message], reason=reason)
 
     def give_back(self, lease: Lease) -> None:
-        """It is free again, at its old place; in a store that has stopped nobody holds anything."""
+        """Free a lease's message, at its old place; in a store that has stopped nobody holds anything."""
         if give_back(lease):
             return
         with suppress(AnabranchError, RuntimeError):
@@ -462,7 +466,7 @@ class Receiving:
     def _page(
         self, state: DestinationState, subscriber: SubscriptionState | None, after: Position, count: int
     ) -> tuple[Sequence[Place], Position | None]:
-        """The next messages in order, and the position to go on behind; None at the end."""
+        """Return the next messages in order, and the position to go on behind; None at the end."""
         rows = self.engine.rows
         if not self.engine.backend.settings.priorities:
             found = rows.rows(state, subscriber, ALSO_WAITING, after[1], count)
@@ -481,7 +485,7 @@ class Receiving:
         return places, after
 
     def _lives(self, state: DestinationState, subscriber: SubscriptionState, place: Place) -> bool:
-        """Whether the subscription has yet to ack it, with all that has returned."""
+        """Return whether the subscription has yet to ack a message, with all that has returned applied."""
         engine = self.engine
         engine.check()
         with engine.lock:

@@ -1,4 +1,4 @@
-"""What goes into a store: messages and changes as tickets, and the room they need."""
+"""Messages and changes that go into a store, as tickets, and the room they need."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ CHUNK: Final = 512
 
 
 class WaitingFuture(Promise[Receipt]):
-    """Of a send that may have to wait for room, so that its destination may have moved to another store before."""
+    """The future of a send that may have to wait for room. Its destination may have moved to another store before."""
 
 
 class Sending:
-    """Of one store that is open. Threads: all."""
+    """The sending to one open store. Threads: all."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class Sending:
         self._settings = settings = engine.backend.settings
         self._keeper = Keeper(None if engine.backend.volatile else self._nonpersistent, engine.bodies.outgoing)
         self.looker = self._keeper._replace(kept=engine.bodies.looked_at)
-        """Of messages that are looked at before they are sent."""
+        """The ways in which messages are kept that are looked at before they are sent."""
         self.limits = engine.limits = Limits(engine, directory, index_directory)
         self._takes_many = engine.backend.takes_many and not settings.priorities and not self.limits.yields
         self.limited = engine.limited = self.limits.limited
-        """Whether it has limits at all: then what is sent goes by `send_limited`."""
+        """True if the store has quotas at all: then what is sent goes by `send_limited`."""
         self._postpones = engine.backend.postpones
 
     # Tickets
@@ -77,7 +77,7 @@ class Sending:
         priority: int,
         expires_at_ms: int,
     ) -> Ticket:
-        """Of one message. Raises what Store.send raises before anything is queued."""
+        """Return the ticket of one message. Raises what Store.send raises before anything is queued."""
         settings = self._settings
         record, name = encode(
             destination, body, headers, message_id, settings.message_bytes_max, priority, expires_at_ms
@@ -89,7 +89,8 @@ class Sending:
         return Ticket((send,), send.size, sync or False)
 
     def wait_until(self, ticket: Ticket, due: int) -> None:
-        """Its one message is not delivered before this time (ms). Raises TypeError, ValueError, ConfigError."""
+        """Set that the ticket's one message is not delivered before this time (ms). Raises TypeError, ValueError,
+        ConfigError."""
         require_time("deliver_at_ms", due)
         self._engine.waiting.require()
         (send,) = ticket.content
@@ -98,7 +99,7 @@ class Sending:
         ticket.size = send.size
 
     def state(self, destination: Destination) -> DestinationState:
-        """Made if it is new here. Raises as `require_here`."""
+        """Return a destination's state, made if it is new here. Raises as `require_here`."""
         state = self._engine.catalog.destinations.get(destination)
         self._engine.ensure_usable() if state is not None else self._engine.require_here(destination)
         return state or self._engine.catalog.state(destination)
@@ -106,7 +107,8 @@ class Sending:
     def sends(
         self, sends: Sequence[tuple[Destination, Outgoing]], keeper: Keeper | None = None
     ) -> list[Send | VolatileChange]:
-        """Of a transaction. Raises likewise. `keeper`: of what is not to be queued yet."""
+        """Return the sends of a transaction. Raises what Store.send raises before anything is queued. `keeper`: of what
+        is not to be queued yet."""
         keeper = keeper or self._keeper
         limit, priorities = self._settings.message_bytes_max, self._settings.priorities
         there = self._engine.catalog.destinations
@@ -119,12 +121,12 @@ class Sending:
         return made
 
     def _nonpersistent(self) -> Nonpersistent:
-        """What takes messages that are not persistent."""
+        """Return what takes transient messages, made if need be."""
         return self._engine.nonpersistent or self._engine.make_nonpersistent(self._directory, self._file_mode)
 
     def change(self, change: store_types.Change) -> Subscribe | Unsubscribe:
-        """What a transaction, or a caller, does to a subscription. Raises DestinationError, TypeError,
-        SubscriptionError."""
+        """Return the change of a subscription that a transaction, or a caller, asks for. Raises DestinationError,
+        TypeError, SubscriptionError."""
         subscription = checked(change.subscription)
         state = self.state(subscription.topic)
         if not change.subscribe:
@@ -142,8 +144,8 @@ class Sending:
         reservation: Grant | None = None,
         moves: bool = False,
     ) -> list[Any]:
-        """Until the changes are written, together, in the room that is reserved for them. Returns what comes of
-        each. `moves`: no gate keeps them out."""
+        """Write the changes together, in the room that is reserved for them, and wait until that is done. Returns the
+        outcome of each. `moves`: no gate keeps them out."""
         ticket = Ticket(changes, sum([change.size for change in changes]), sync, unsynced)
         if moves:
             ticket.moves = True
@@ -164,8 +166,8 @@ class Sending:
             raise
 
     def abandon(self, grant: Grant | None) -> None:
-        """Who was given it was interrupted, be what it is for queued or not: give back what is not used, once that is
-        known. In the background."""
+        """Give back, in the background, what is not used of an interrupted caller's grant, once that is known. The call
+        for which the grant was given may be queued or not."""
         if grant is None:
             return
 
@@ -177,14 +179,14 @@ class Sending:
         shared().lead(give_back)
 
     def wait(self, ticket: Ticket) -> list[Any]:
-        """Until it is done; then help to apply it if too much waits for that."""
+        """Wait until a ticket is done; then help to apply it if too much waits for that."""
         outcomes = self._writer.wait(ticket)
         if self._engine.pending_changes >= APPLY_AT:
             self._engine.help()
         return outcomes
 
     def send_nowait(self, destination: Destination, ticket: Ticket) -> Future[Receipt]:
-        """The future of a ticket for one message."""
+        """Return the future of a ticket for one message."""
         future: Future[Receipt] = Promise()
         future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
         ticket.future = (future, lambda done: Receipt(destination, *done.outcomes[0]))
@@ -194,21 +196,21 @@ class Sending:
         return future
 
     def send_outgoing(self, destination: Destination, message: Outgoing, sync: bool = False) -> Receipt:
-        """As Store.send; also of one whose body is kept apart."""
+        """Send a message as Store.send; also one whose body is kept apart."""
         (send,) = self.sends([(destination, message)])
         (outcome,) = self.write([send], sync)
         self._engine.sends += 1
         return Receipt(destination, *outcome)
 
     def large_ticket(self, destination: Destination, message: Outgoing, sync: bool) -> Ticket:
-        """Of one message whose body is kept apart, as `ticket`."""
+        """Return the ticket of one message whose body is kept apart, as `ticket`."""
         (send,) = self.sends([(destination, message)])
         ticket = Ticket((send,), send.size, sync)
         self._engine.sends += 1
         return ticket
 
     def send_nonpersistent_nowait(self, destination: Destination, message: Outgoing) -> Future[Receipt]:
-        """Likewise: it is there on return, and the future resolves on a thread of ours."""
+        """Send a transient message: it is there on return, and the future resolves on a thread of ours."""
         (send,) = self.sends([(destination, message)])
         future: Future[Receipt] = Promise()
         future.set_running_or_notify_cancel()
@@ -224,7 +226,7 @@ class Sending:
     # Where there are limits
 
     def send_limited(self, destination: Destination, message: Outgoing, sync: bool) -> Receipt:
-        """As Store.send, where there are limits."""
+        """Send a message as Store.send, where there are quotas."""
         (send,) = self.sends([(destination, message)])
         grant = self.limits.reserve([send])
         return self._send_in([(destination, send)], grant, sync)[0]
@@ -244,7 +246,8 @@ class Sending:
         ]
 
     def send_limited_nowait(self, destination: Destination, message: Outgoing, sync: bool) -> Future[Receipt]:
-        """As Store.send_nowait, likewise. What has to wait for room keeps its order."""
+        """Send a message as Store.send_nowait, where there are quotas. Messages that have to wait for room keep their
+        order."""
         (send,) = self.sends([(destination, message)])
         future: Future[Receipt] = WaitingFuture()
         future.set_running_or_notify_cancel()
@@ -281,7 +284,7 @@ class Sending:
     def _send_many_limited(
         self, destination: Destination, sends: Sequence[Sent], sync: bool, done: list[Receipt]
     ) -> None:
-        """As many at once as there is room for; where there is none for the next one, that is what the limits say."""
+        """Send as many at once as there is room for; where there is none for the next one, do what the quotas say."""
         at, count = 0, CHUNK
         while at < len(sends):
             some, _ = next(self._parts(sends[at : at + count]))
@@ -302,7 +305,7 @@ class Sending:
         sync: bool | None = None,
         done: list[Receipt] | None = None,
     ) -> list[Receipt]:
-        """As Store.send_many."""
+        """Send many messages, as Store.send_many."""
         engine = self._engine
         engine.ensure_usable()
         done = [] if done is None else done
@@ -335,7 +338,7 @@ class Sending:
         return done
 
     def _each(self, state: DestinationState, messages: Sequence[Outgoing | bytes]) -> list[Sent]:
-        """What is wrong with one refuses all."""
+        """Return a send for each message. An error of one refuses all."""
         settings, rest = self._settings, iter(messages)
         sends: list[Sent] = []
         while some := new_sends(
@@ -347,7 +350,8 @@ class Sending:
         return sends
 
     def _many(self, state: DestinationState, messages: tuple[Any, ...]) -> list[Sent]:
-        """The same in parts as large as a ticket may be; none if one of them is not a body alone, or too large."""
+        """Return the messages in parts as large as a ticket may be. Returns none if one of them is not a body alone, or
+        too large."""
         settings, first = self._settings, 0
         head, _ = encode(state.destination, b"", None, None, 0)
         parts: list[Sent] = []
@@ -360,7 +364,7 @@ class Sending:
         return parts
 
     def _send_mixed(self, destination: Destination, sends: Sequence[Sent], sync: bool, done: list[Receipt]) -> None:
-        """Many of which some are not persistent: not all at once, since these are put in under the store's lock."""
+        """Send many of which some are transient: not all at once, since these are put in under the store's lock."""
         chunks = [sends[start : start + CHUNK] for start in range(0, len(sends), CHUNK)]
         parts = [part for chunk in chunks for part, _ in self._parts(chunk)]
         grants = self.limits.reserve_all(parts) if self.limited else [None] * len(parts)
@@ -373,7 +377,7 @@ class Sending:
                 release(grant)
 
     def _parts(self, sends: Sequence[Sent]) -> Iterator[tuple[Sequence[Sent], int]]:
-        """As large as a ticket may be, each with its size."""
+        """Yield sends in parts as large as a ticket may be, each with its size."""
         size_max = self._settings.ticket_bytes_max
         first = size = 0
         for position, send in enumerate(sends):
@@ -386,7 +390,7 @@ class Sending:
 
 
 class Keeper(NamedTuple):
-    """How a store keeps messages that are not persistent, and bodies that are not bytes."""
+    """The ways in which a store keeps transient messages, and bodies that are not bytes."""
 
     apart: Callable[[], object] | None
     """Called before a message that is not persistent; None: such ones are kept as the others are."""
@@ -401,8 +405,8 @@ def new_send(
     priorities: bool,
     keeper: Keeper,
 ) -> Send | VolatileChange:
-    """A message of so many bytes at most, for a store that knows priorities or not. Raises what `encode` raises.
-    `keeper` is the store's."""
+    """Return the send of a message of so many bytes at most, for a store that knows priorities or not. Raises what
+    `encode` raises. `keeper` is the store's."""
     if not isinstance(message, Outgoing):
         record, name = encode(state.destination, message, None, None, limit)
         return Send(state, record, name, order_of(DEFAULT_PRIORITY, priorities), 0)
@@ -443,13 +447,13 @@ def new_sends(
     priorities: bool,
     keeper: Keeper,
 ) -> list[Send | VolatileChange]:
-    """The same of many."""
+    """Return sends of many messages, as `new_send`."""
     return [new_send(state, message, limit, priorities, keeper) for message in messages]
 
 
 @inner_loop
 def plain_bodies(messages: tuple[Any, ...], first: int, limit: int, size_max: int) -> tuple[int, int]:
-    """How many messages from this one on are bodies alone, of so many bytes at most, and take at most `size_max`
+    """Return how many messages from this one on are bodies alone, of so many bytes at most, and take at most `size_max`
     together when they are written; one may take more. And the bytes of their records."""
     count = size = 0
     for body in islice(messages, first, None):
@@ -463,11 +467,11 @@ def plain_bodies(messages: tuple[Any, ...], first: int, limit: int, size_max: in
 
 @inner_loop
 def receipts_from(destination: Destination, first: int, count: int) -> list[Receipt]:
-    """What is returned for so many messages with seqs from this one on."""
+    """Return the receipts of so many messages with seqs from this one on."""
     return [Receipt(destination, seq) for seq in range(first, first + count)]
 
 
 @inner_loop
 def receipts(destination: Destination, outcomes: Sequence[tuple[int, bool]]) -> list[Receipt]:
-    """What is returned for sends that were planned so."""
+    """Return the receipts of sends with these outcomes."""
     return [Receipt(destination, *outcome) for outcome in outcomes]

@@ -1,4 +1,4 @@
-"""How messages leave those who hold them: acked, given back, or claimed by a transaction.
+"""The ways in which messages leave those who hold them: acked, given back, or claimed by a transaction.
 
 Whoever is interrupted anywhere in here holds what it held, or the write took effect: a lease that is LEAVING and whose
 ack was not written is LEASED again; one whose ack was written ends when that is applied.
@@ -42,13 +42,13 @@ log = logging.getLogger(__name__)
 _TOKEN: Final = re.compile(r"([0-9a-f]{32})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})")
 
 ENDS_KEPT: Final = 10_000
-"""Of so many tokens it is remembered how they were settled."""
+"""Tokens of which it is remembered how they were settled."""
 COUNTED_AT_ONCE: Final = 1000
 """Messages given back whose deliveries are written together."""
 
 
 class Settling:
-    """Of one store that is open. Threads: all."""
+    """The settling of leases in one open store. Threads: all."""
 
     def __init__(
         self, store: MessageStore, engine: Engine, writer: Writer, write: Callable[[Sequence[Change]], list[Any]]
@@ -103,8 +103,8 @@ class Settling:
         reservation: Grant | None = None,
         result: Callable[[list[Any]], Any] = lambda outcomes: None,
     ) -> Future[Any]:
-        """The same without waiting: the future resolves on a thread of ours with `result` of what comes of the other
-        changes. What is wrong at once is raised at once."""
+        """Ack without waiting. The future resolves on a thread of ours with `result` of the other changes' outcomes. An
+        error that shows at once is raised at once."""
         try:
             leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
             return self._ack_leaving(leases, hold, first, sync, reservation, result, list(messages))
@@ -124,8 +124,9 @@ class Settling:
         result: Callable[[list[Any]], Any] = lambda outcomes: None,
         messages: list[Message] | None = None,
     ) -> Future[Any]:
-        """Of what is LEAVING. What is raised took no effect, and the caller puts them back. The `messages` are held
-        until then: what cannot be acked, and nobody else has, is then given back (abandoned.py)."""
+        """Ack leases that are LEAVING. An error means that nothing took effect, and the caller puts the leases back.
+        The `messages` are held until then. A message that cannot be acked, and nobody else has, is then given back
+        (abandoned.py)."""
         future: Future[Any] = Promise()
         future.set_running_or_notify_cancel()  # it may be on its way to the disk: no cancel() can call it back
         changes = [*first, *acks_of(leases)]
@@ -159,8 +160,8 @@ class Settling:
     # Giving back
 
     def give_back(self, messages: Sequence[Message], hold: int, delivered: bool, delay_ms: int | None = None) -> None:
-        """All or none of them, wherever Ctrl-C strikes. `delay_ms`: for so long they wait; None: as the store's
-        `redelivery` says, where it counts as a delivery."""
+        """Give back all or none of the messages, wherever Ctrl-C strikes. `delay_ms`: for so long they wait; None: as
+        the store's `redelivery` says, where it counts as a delivery."""
         try:
             leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
             self._give_back(leases, delivered, delay_ms)
@@ -177,7 +178,7 @@ class Settling:
     def give_back_nowait(
         self, messages: Sequence[Message], hold: int, delivered: bool, delay_ms: int | None = None
     ) -> Future[None]:
-        """The same on a thread of ours. What is not held is refused at once."""
+        """Give messages back on a thread of ours, as `give_back`. A message that is not held is refused at once."""
         try:
             leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
             future = self._give_back_leaving(leases, hold, delivered, delay_ms)
@@ -190,7 +191,7 @@ class Settling:
     def _give_back_leaving(
         self, leases: Sequence[Lease], hold: int, delivered: bool, delay_ms: int | None = None
     ) -> Future[None]:
-        """Of what is LEAVING."""
+        """Give back, on a thread of ours, leases that are LEAVING."""
 
         def give_back() -> None:
             try:
@@ -202,12 +203,13 @@ class Settling:
         return shared().call(give_back)
 
     def give_back_delivered(self, leases: Sequence[Lease]) -> None:
-        """Of what is LEAVING without its holder's doing; it counts as a delivery."""
+        """Give back leases that are LEAVING without their holders' doing; each counts as a delivery."""
         self._give_back(leases, delivered=True)
         self.note_ends([lease for lease in leases if lease.is_kept])
 
     def give_back_taken(self, leases: Sequence[Lease]) -> None:
-        """What is LEAVING, since who had claimed it did not ack it after all, is free again, delivered once more."""
+        """Free leases that are LEAVING, since a caller that had claimed them did not ack them after all. Each counts as
+        a delivery."""
         try:
             self._give_back(leases, delivered=True)
         except BaseException:
@@ -235,8 +237,8 @@ class Settling:
                 raise
 
     def _count_deliveries(self, changes: list[Change]) -> None:
-        """Write how often they were given back, and until when they wait; nobody waits for the disk. Who is interrupted
-        here and tries again writes the same. If it cannot be written they are free all the same."""
+        """Write how often they were given back, and until when they wait; nobody waits for the disk. A caller that is
+        interrupted here and tries again writes the same. If it cannot be written they are free all the same."""
         try:
             self._write_unsynced(changes)
         except StoreFailedError:
@@ -268,13 +270,13 @@ class Settling:
             lease.counted = True
 
     def claim(self, message: Message) -> None:
-        """A transaction takes a leased message."""
+        """Claim a leased message for a transaction."""
         self._engine.delivery.take(self._store, [message], LEASED, CLAIMED)
 
     # By token
 
     def note_ends(self, leases: Iterable[Lease], end: str | None = None) -> None:
-        """Who comes with the token of one of these hears how it ended."""
+        """Note how these leases ended, for callers that come with their tokens."""
         for lease in leases:
             if end is not None:
                 lease.end = end
@@ -283,12 +285,13 @@ class Settling:
             self._ends.pop(next(iter(self._ends), 0), None)
 
     def token(self, lease: Lease) -> str:
-        """What a lease is known by to who keeps no message."""
+        """Return the token of a lease, for callers that keep no message."""
         feed = lease.feeds[0]
         return f"{self._store.store_id.hex()}.{feed.state.number:x}.{feed.number:x}.{lease.seq:x}.{lease.number:x}"
 
     def lease(self, token: str) -> Lease:
-        """What it stands for. Raises UnknownMessageError for what is no token, or if it is held no more."""
+        """Return the lease of a token. Raises UnknownMessageError for what is no token, or if the lease is held no
+        more."""
         store_id, destination, subscription, seq, number = _parsed(token)
         if store_id != self._store.store_id.hex():
             raise UnknownMessageError(f"the message of token {token} is in another store than {self._store.name!r}")
@@ -304,8 +307,8 @@ class Settling:
     def settle(
         self, tokens: Sequence[str], how: Settlement, delivered: bool, delay_ms: int | None
     ) -> list[AnabranchError | None]:
-        """Ack or release each, as `give_back` has it; returns what was wrong with it, None where nothing was. What can
-        be settled is written together."""
+        """Ack or release each, as `give_back` has it; returns what was wrong with it, None where nothing was. All that
+        can be settled is written together."""
         results: list[AnabranchError | None] = [None] * len(tokens)
         taken: dict[int, Lease] = {}
         try:
@@ -329,7 +332,7 @@ class Settling:
     def settle_nowait(
         self, tokens: Sequence[str], how: Settlement, delivered: bool, delay_ms: int | None
     ) -> Future[list[AnabranchError | None]]:
-        """The same without waiting: the future resolves on a thread of ours."""
+        """Settle leases by their tokens without waiting: the future resolves on a thread of ours."""
         results: list[AnabranchError | None] = [None] * len(tokens)
         taken: dict[int, Lease] = {}
         future: Future[list[AnabranchError | None]] = Promise()
@@ -383,12 +386,12 @@ class Settling:
 
 
 def _kept_until(messages: list[Message], done: Future[Any]) -> None:
-    """They are not gone before their future is done: as in Settling._ack_leaving."""
+    """Let messages go once their future is done, not before: as in Settling._ack_leaving."""
     messages.clear()
 
 
 def _ticket(changes: Sequence[Change], acks_alone: bool, sync: bool, reservation: Grant | None, hold: int) -> Ticket:
-    """Of these changes, and the room that the others than acks need."""
+    """Return a ticket of these changes, with the room that changes other than acks need."""
     if acks_alone and hold == LEASED:
         return Ticket(changes, len(changes) * Ack.size, sync)
     ticket = Ticket(changes, sum([change.size for change in changes]), sync)
@@ -397,8 +400,8 @@ def _ticket(changes: Sequence[Change], acks_alone: bool, sync: bool, reservation
 
 
 def _parsed(token: str) -> tuple[str, int, int, int, int]:
-    """The store's id, and the numbers of the destination, of the subscription (0: a queue), of the message and of the
-    lease. Raises TypeError, and UnknownMessageError for what is no token."""
+    """Return the parts of a token: the store's id, and the numbers of the destination, of the subscription (0: a
+    queue), of the message and of the lease. Raises TypeError, and UnknownMessageError for what is no token."""
     if not isinstance(token, str):
         raise TypeError(f"a token is a str, not {type(token).__name__}: {token!r}")
     match = _TOKEN.fullmatch(token)

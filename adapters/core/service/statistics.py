@@ -1,4 +1,4 @@
-"""What a store says of itself: how many messages are where, and what it has done."""
+"""Statistics of a store: how many messages are where, and what the store has done."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .receiving import Receiving
 
 
 class Statistics:
-    """Of one store that is open. Threads: all."""
+    """The statistics of one open store. Threads: all."""
 
     def __init__(self, engine: Engine, receiving: Receiving) -> None:
         self._engine, self._receiving = engine, receiving
 
     def depth(self, destination: Destination, key: SubscriptionKey | None) -> int:
-        """As Store.depth."""
+        """Return the depth of a destination, as Store.depth."""
         state = self._state(destination, key)
         return self._engine.counted(lambda pending: pending.of(state) if state is not None else 0, state)
 
     def counts(self, destination: Destination, key: SubscriptionKey | None) -> Counts:
-        """As Store.counts."""
+        """Return the counts of a queue or a subscription, as Store.counts."""
         state = self._state(destination, key)
         counts = self._engine.counted(
             lambda pending: self._counts(state, pending) if state is not None else Counts(0, 0), state
@@ -40,13 +40,13 @@ class Statistics:
         return counts
 
     def _oldest_ready(self, state: Counted) -> float | None:
-        """The age of what is received next; None if nothing is, or it cannot be read."""
+        """Return the age of what is received next; None if nothing is, or it cannot be read."""
         feeds = (state.feed,) if isinstance(state, SubscriptionState) else tuple(state.feeds())
         sent = [found for feed in feeds if (found := self._first_sent_at(feed)) is not None]
         return max(wall_ms() - min(sent), 0) / 1000 if sent else None
 
     def _first_sent_at(self, feed: Feed) -> int | None:
-        """When the first message was sent that nobody holds (ms)."""
+        """Return when the first message was sent that nobody holds (ms)."""
         engine = self._engine
         while (place := engine.asked(lambda: engine.delivery.first(feed, engine.rows))) is not None:
             with suppress(CorruptionError):  # told by who receives it
@@ -72,7 +72,7 @@ class Statistics:
         return Counts(max(held - leased - delayed, 0), leased, delayed, state.expired)
 
     def count_expired(self, leases: Iterable[Lease]) -> None:
-        """What they held is gone, for its time was over."""
+        """Count messages that are gone, for their time was over."""
         with self._engine.lock:
             for lease in leases:
                 lease.feeds[0].state.expired += 1
@@ -81,7 +81,7 @@ class Statistics:
                         feed.subscription.expired += 1
 
     def of_store(self) -> StoreStats:
-        """As Store.stats."""
+        """Return the statistics of the store, as Store.stats."""
         engine = self._engine
         if engine.failed is None:
             try:

@@ -14,7 +14,8 @@ def require_topic(destination: Destination) -> None:
 
 
 def checked(subscription: Subscription) -> Subscription:
-    """Raises DestinationError if it is of a queue, TypeError and SubscriptionError for what is no text."""
+    """Return a subscription that is fit to be stored. Raises DestinationError if it is of a queue, TypeError and
+    SubscriptionError for what is no text."""
     require_topic(subscription.topic)
     for what, text in (
         ("name", subscription.name), ("client_id", subscription.client_id), ("selector", subscription.selector or ""),
@@ -31,13 +32,13 @@ def checked(subscription: Subscription) -> Subscription:
 
 
 def shown(topic: Destination, key: SubscriptionKey) -> str:
-    """What messages call one."""
+    """Return the words for a subscription in error texts."""
     client = f" of client {key[0]!r}" if key[0] else ""
     return f"durable subscription {key[1]!r}{client} to {topic}"
 
 
 def unknown(topic: Destination, key: SubscriptionKey) -> UnknownSubscriptionError:
-    """There is none of that client and name."""
+    """Return the error that there is no subscription of that client and name."""
     return UnknownSubscriptionError(f"there is no {shown(topic, key)}; subscribe first")
 
 

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Transactions:
-    """Of one store that is open. Threads: all."""
+    """One open store's part in transactions. Threads: all."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Transactions:
     def _receipts(
         self, sends: Sequence[tuple[Destination, Outgoing]], outcomes: Sequence[Any], grant: Grant | None
     ) -> list[Receipt]:
-        """Of sends; acks come behind them."""
+        """Return the receipts of sends, which come before acks among the outcomes."""
         made = [
             tuple.__new__(Receipt, (destination, *done))  # as its own, less a call
             for (destination, _), done in zip(sends, outcomes, strict=False)
@@ -125,7 +125,7 @@ class Transactions:
         changes: Sequence[store_types.Change],
         wait: bool = True,
     ) -> tuple[list[Change], Grant | None]:
-        """What comes before the acks, and the room that it needs."""
+        """Return the changes that come before the acks, and the room that they need."""
         self._engine.ensure_usable()
         first: list[Change] = [self._sending.change(change) for change in changes]
         sending: list[Change] = list(self._sending.sends(sends))
@@ -143,7 +143,7 @@ class Transactions:
         since: float | None,
         wait: bool,
     ) -> Grant | None:
-        """As Store.reserve."""
+        """Reserve room for a transaction, as Store.reserve."""
         self._engine.ensure_usable()
         if not self._sending.limited:
             return None
@@ -157,7 +157,7 @@ class Transactions:
         since: float | None,
         wait: bool,
     ) -> Grant | None:
-        """Room for what the store holds more once these are sent and those acked."""
+        """Reserve room for what the store holds more once these are sent and those acked."""
         if not self._sending.limited or not sending:
             return None
         freed = self._freed(acks) if acks else []
@@ -165,7 +165,8 @@ class Transactions:
         return self._sending.limits.reserve(sending, freed, bodies, since, wait)
 
     def _freed(self, acks: Sequence[Message]) -> list[Message]:
-        """Those of which nothing is left once they are acked; of a topic's, those that nobody else has yet to ack."""
+        """Return the messages of which nothing is left once they are acked; of a topic's, those that nobody else has
+        yet to ack."""
         freed, topics = [], []
         for message in dict.fromkeys(acks):
             lease = message._note
@@ -183,8 +184,8 @@ class Transactions:
     # Over several stores
 
     def load(self, prepared: Sequence[tuple[bytes, bytes]]) -> None:
-        """At open: branches that wait for their outcome, by transaction and payload. What they ack is claimed before
-        anybody can receive. Raises CorruptionError."""
+        """Load, at open, branches that wait for their outcome, by transaction and payload. Messages that they ack are
+        claimed before anybody can receive. Raises CorruptionError."""
         for transaction, payload in prepared:
             try:
                 branch = self._restored(transaction, payload)
@@ -195,8 +196,8 @@ class Transactions:
             self._engine.sequencer.prepared[transaction] = branch
 
     def put(self, transaction: bytes, payload: bytes) -> None:
-        """What is prepared under this transaction is this from now on; without a payload, nothing. Durable on return.
-        Between the two there is neither: as copying.py has it, nobody else uses the store. Idempotent."""
+        """Replace what is prepared under this transaction; without a payload, by nothing. Durable on return. Between
+        the two steps there is neither: as copying.py has it, nobody else uses the store. Idempotent."""
         branch = self._engine.sequencer.prepared.get(transaction)
         if branch is not None:
             if payload_of(branch.participants, branch.changes) == payload:  # a backend may have let go of its bytes
@@ -208,7 +209,7 @@ class Transactions:
         self._sync()
 
     def _restored(self, transaction: bytes, payload: bytes) -> Branch:
-        """Raises what decoding raises."""
+        """Return the branch of a payload. Raises what decoding raises."""
         branch = branch_of(transaction, payload, self._engine.catalog, self._backend.settings.priorities)
         self._engine.bodies.attach(branch)
         self._claim_again(branch)
@@ -220,7 +221,7 @@ class Transactions:
         return branch
 
     def _claim_again(self, branch: Branch) -> None:
-        """What it acks is claimed before anybody can receive (rule T10)."""
+        """Claim the messages that a branch acks, before anybody can receive (rule T10)."""
         leases: list[Lease] = []
         victims: list[Lease] = []
         for ack in branch.acks:
@@ -350,8 +351,8 @@ class Transactions:
         return self._step(Rollback(branch), rolled_back, unsynced=True)
 
     def _prepared(self, transaction: bytes) -> tuple[Branch | None, Nonpersistent | None]:
-        """The branch, if it is prepared once all that is queued is written: its prepare may have been queued by a
-        thread that was interrupted before it could wait. And what it is prepared in, if not in the backend."""
+        """Return the branch, if it is prepared once all that is queued is written: its prepare may have been queued by
+        a thread that was interrupted before it could wait. And what it is prepared in, if not in the backend."""
         self._engine.ensure_usable()
         volatile = self._engine.nonpersistent
         if volatile is not None and transaction in volatile.prepared:
@@ -362,8 +363,8 @@ class Transactions:
         return prepared.get(transaction), None
 
     def _promise(self, branch: Branch) -> int:
-        """Bytes to keep free for its outcome, which takes at most so many. None where that is more than can be kept: on
-        a full disk such a one waits for room."""
+        """Return how many bytes to keep free for a branch's outcome, which takes at most so many. 0 where that is more
+        than can be kept: on a full disk such a branch waits for room."""
         size = branch.outcome_size
         return size if size <= self._backend.settings.promise_max else 0
 
@@ -399,7 +400,7 @@ class Transactions:
 
 
 class Step(Generic[T]):
-    """A Pending: a change that is queued."""
+    """A Pending whose change is queued."""
 
     def __init__(
         self, writer: Writer, wait: Callable[[Ticket], list[Any]], ticket: Ticket, result: Callable[[Any], T]

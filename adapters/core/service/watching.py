@@ -1,4 +1,4 @@
-"""Who looks at many queues at once: told that there may be something in one, without waiting for a message of it.
+"""Watches, for callers that look at many queues at once: each is told of a message in one, without waiting for it.
 
     found = store.receive_or_watch(destination, on_wake)    # a Message; or a Watch: there is none
     found.leave()                                           # who is not interested any more
@@ -34,7 +34,7 @@ store is just being closed: then there is nothing until it is opened again."""
 
 
 class Watch(Taker):
-    """Of one feed, once. Threads: all."""
+    """A watch on one feed, woken once. Threads: all."""
 
     __slots__ = ("_engine", "_feed", "_on_wake")
 
@@ -45,11 +45,11 @@ class Watch(Taker):
         self._engine, self._feed, self._on_wake = engine, feed, on_wake
 
     def is_in_line(self, feed: Feed) -> bool:
-        """Whether it is the one of this feed, and was not woken."""
+        """Return whether the watch is this feed's, and was not woken."""
         return self in feed.takers
 
     def wake(self) -> None:
-        """As Taker.wake, but that it leaves the line."""
+        """Wake the watch as Taker.wake does, and take it out of the line."""
         feed = self._feed
         if self not in feed.takers:
             return
@@ -67,14 +67,14 @@ class Watch(Taker):
         self._on_wake(engine.closed and engine.failed is None)
 
     def leave(self) -> None:
-        """It is in no line any more, and nobody is told. Idempotent."""
+        """Leave the line; nobody is told. Idempotent."""
         self._feed.takers.pop(self, None)
 
 
 def receive_or_watch(
     receiving: Receiving, destination: Destination, on_wake: OnWake, watch: Watch | None, seconds: float | None
 ) -> Message | Watch:
-    """As Store.receive_or_watch; `seconds`: its `lease`."""
+    """Return a message or a watch, as Store.receive_or_watch; `seconds`: its `lease`."""
     engine, hand_out = receiving.engine, receiving.hand_out
     if seconds is not None:
         hand_out.check(seconds)
@@ -109,8 +109,8 @@ def receive_or_watch(
 
 
 def _lease_or_watch(engine: Engine, feed: Feed, taker: Taker, on_wake: OnWake, watch: Watch | None) -> Watch | None:
-    """The watch that is in line if the taker was not given a message. None without either: the queue is to be looked up
-    anew. With the store's lock held, after `check`."""
+    """Return the watch that is in line if the taker was not given a message. None without either: the queue is to be
+    looked up anew. With the store's lock held, after `check`."""
     engine.current()
     if engine.sequencer.gates:
         engine.require_here(feed.state.destination)

@@ -1,4 +1,4 @@
-"""Who holds which message, who waits for one, and which is delivered next (rule X6, invariant 2).
+"""Delivery: which messages are held, which consumers wait, and which message comes next (rule X6, invariant 2).
 
 H1  A message that nobody holds is in exactly one place: beyond the cursor of its lane, in the lane's `ready`, or in
     `returned`, or, if it is not to be delivered any more, nowhere but in the backend (it has expired) and in
@@ -44,23 +44,23 @@ RETURNED_MAX: Final = 10_000
 fetched anew (invariant 10)."""
 
 CLOCK_SECONDS: Final = 1.0
-"""Who waits where a message was skipped looks at the clock so often: it may go back."""
+"""Seconds after which who waits where a message was skipped looks at the clock again: it may go back."""
 
 
 class Rows(Protocol):
-    """What a backend knows of the messages it holds. Asked under the store's lock."""
+    """The messages that a backend holds, as the core asks for them. Asked under the store's lock."""
 
     def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
-        """The least order from `order` on of which there may be a message, as in `rows`; None: there is none. Asked
-        only of a store with priorities. What it costs must not grow with the orders that there could be, 65,536. With
+        """Return the least order from `order` on of which there may be a message, as in `rows`; None: there is none.
+        Asked only of a store with priorities. The cost must not grow with the orders that there could be, 65,536. With
         ALSO_WAITING added to the order, as in `rows`, that is added to what is returned."""
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
     ) -> Sequence[Place]:
-        """The first `limit` messages of this order (None: of any) by seq, from the one after seq `after`; for a
-        `subscription` those that it has yet to ack, without one all. Whether somebody holds them, or they have
-        expired, is not the backend's affair.
+        """Return the first `limit` messages of this order (None: of any) by seq, from the one after seq `after`; for a
+        `subscription` those that it has yet to ack, without one all. Whether somebody holds them, or they have expired,
+        is not the backend's affair.
 
         Those that wait for their time are not among those of an order, and cost nothing there, however many there are;
         of any order (None), and where ALSO_WAITING is added to one, they are."""
@@ -68,31 +68,34 @@ class Rows(Protocol):
     def row(
         self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
     ) -> Place | None:
-        """Where one message is; None if it is dead, or acked by the subscription. `order`: its order, where the caller
-        knows it."""
+        """Return where one message is; None if it is dead, or acked by the subscription. `order`: its order, where the
+        caller knows it."""
 
     def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
-        """The feeds of the subscriptions that have yet to ack a topic's message."""
+        """Return the feeds of the subscriptions that have yet to ack a topic's message."""
 
     def expired(self, since: int, now: int) -> Iterable[tuple[DestinationState, Place]]:
-        """Those that expire behind `since` and by `now` (ms), in any order. Cheap if there are none. What is returned
-        is gone on with later, when the store may have changed: what has come since, or died, may be in it or not."""
+        """Return the messages that expire behind `since` and by `now` (ms), in any order. Cheap if there are none. The
+        caller goes on with the result later, when the store may have changed. Messages that have come since, or died,
+        may be in it or not."""
 
     def limited(self, least: int) -> Iterable[tuple[Feed, Place]]:
-        """Those that were given back so often or more often. Asked for at open and when there are many. Likewise."""
+        """Return the messages that were given back so often or more often. Asked for at open and when there are many.
+        The caller goes on with the result later, as with that of `expired`."""
 
     def next_due(self) -> int:
-        """When the first of those that wait is due (ms); 0: none waits. Cheap. This and the next two are for a backend
-        that `postpones`."""
+        """Return when the first of those that wait is due (ms); 0: none waits. Cheap. This and the next two are for a
+        backend that `postpones`."""
         return 0
 
     def due(self, now: int, limit: int) -> Sequence[tuple[DestinationState, int, Place]]:
-        """The first of those that wait and are due by now (ms), of all destinations, by the time when they were due; at
-        most so many. Each with the number of the subscription that it waits for; 0: for all."""
+        """Return the first of those that wait and are due by now (ms), of all destinations, at most so many. They come
+        by the time when they were due. Each with the number of the subscription that it waits for; 0: for all."""
         return ()
 
     def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
-        """Until when a message waits there (ms); 0: it does not. Without a subscription, of a topic's: for all."""
+        """Return until when a message waits there (ms); 0: it does not. Without a subscription, of a topic's: for
+        all."""
         return 0
 
 
@@ -101,27 +104,28 @@ class Added(Protocol):
 
     @property
     def state(self) -> DestinationState:
-        """Of its destination."""
+        """Return the state of the message's destination."""
 
     @property
     def order(self) -> int:
-        """In its store's order of priorities."""
+        """Return the message's order, in its store's order of priorities."""
 
     @property
     def seq(self) -> int:
-        """In its store."""
+        """Return the message's seq in its store."""
 
     @property
     def expires_at_ms(self) -> int:
-        """0: never."""
+        """Return when the message expires (ms); 0: never."""
 
     @property
     def entitled(self) -> Sequence[SubscriptionState]:
-        """A topic's subscriptions that it is for."""
+        """Return a topic's subscriptions that the message is for."""
 
 
 class Delivery:
-    """Of one store. A lease's `hold`, and its time, change under `lock`; all else under the store's lock."""
+    """The delivery of one store's messages. A lease's `hold`, and its time, change under `lock`; all else under the
+    store's lock."""
 
     def __init__(self, name: str, max_leases: int, max_deliveries: int | None = None, priorities: bool = False) -> None:
         self._name = name
@@ -164,8 +168,8 @@ class Delivery:
         return True
 
     def first(self, feed: Feed, rows: Rows) -> Place | None:
-        """The first message that nobody holds and that is to be delivered; it stays where it is. None if there is none.
-        All that has returned is in the rows."""
+        """Return the first message that nobody holds and that is to be delivered; it stays where it is. None if there
+        is none. All that has returned is in the rows."""
         if feed.purging:
             return None  # what is free is about to go
         if feed.passed_at and wall_ms() < feed.passed_at:
@@ -196,8 +200,9 @@ class Delivery:
                 return None
 
     def lease_ready(self, feed: Feed, taker: Taker) -> bool:
-        """The same where it is ready: what has returned need not be in the rows. False where that does not tell which
-        is the first. In a store with priorities nothing does: something more urgent may come."""
+        """Give `taker` the first message of a feed if it is ready: what has returned need not be in the rows. False
+        where that does not tell which message is the first. In a store with priorities nothing does: something more
+        urgent may come."""
         ready, held = feed.first.ready, feed.held
         if (
             not ready or feed.returned or feed.takers or feed.passed_at or feed.purging
@@ -213,7 +218,8 @@ class Delivery:
         return True
 
     def _give_first(self, feed: Feed, ready: deque[Place], taker: Taker) -> None:
-        """Who is struck in here may be another than who is given it, and acks it: it must not be ready then."""
+        """Give `taker` the first ready message. An interruption may strike another thread than the consumer's, which
+        acks it. The message must not be ready then."""
         try:
             place = ready[0]
             taker.lease = lease = Lease((feed,), place)
@@ -228,7 +234,7 @@ class Delivery:
         feed.held[place[SEQ]] = lease
 
     def _fetch(self, feed: Feed, rows: Rows) -> deque[Place] | None:
-        """What comes first of what was never delivered, looked up ahead; None if there is nothing."""
+        """Return the first of what was never delivered, looked up ahead; None if there is nothing."""
         if not self._priorities:
             return feed.first.fetch(feed, rows, 0, self.era)
         lanes = feed.lanes
@@ -237,14 +243,14 @@ class Delivery:
         return lanes.first(feed, rows)
 
     def end(self, feed: Feed, seq: int) -> None:
-        """A message is dead for a subscription; others may have yet to ack it. Idempotent."""
+        """End a lease: its message is dead for a subscription; others may have yet to ack it. Idempotent."""
         lease = feed.held.get(seq)
         if lease is not None:
             self._sweep.may_be_expired(feed.state, lease.place)
             feed.held.pop(seq, None)
 
     def added(self, send: Added) -> None:
-        """A message is in the rows which expires, or whose store has priorities. May be said again."""
+        """Note a message in the rows which expires, or whose store has priorities. May be said again."""
         if send.expires_at_ms:
             self.may_be_expired(send.state, (send.order, send.seq, send.expires_at_ms, 0, None))
         if not self._priorities:
@@ -256,7 +262,7 @@ class Delivery:
                 feed.lanes.add(send.order, send.seq)
 
     def may_be_expired(self, state: DestinationState, place: Place) -> None:
-        """A message that expires is in the rows. May be said again."""
+        """Note that a message which expires is in the rows. May be said again."""
         self._sweep.may_be_expired(state, place)
 
     def _deliverable(self, feed: Feed, place: Place) -> bool:
@@ -271,7 +277,7 @@ class Delivery:
         return True
 
     def has_room(self, feed: Feed) -> bool:
-        """Whether more of its messages may be leased, as far as is applied."""
+        """Return whether more messages of a feed may be leased, as far as is applied."""
         return len(feed.held) < self._max_leases
 
     def require_room(self, feed: Feed) -> None:
@@ -309,7 +315,7 @@ class Delivery:
         return self._sweep.find(rows, limit, partial(self._take_one, taken), taken)
 
     def _take_one(self, taken: list[tuple[Lease, str]], feeds: Sequence[Feed], place: Place, reason: str) -> bool:
-        """False if there is no room for a lease, or it may be about to be purged."""
+        """Take one lease; return False if there is no room for a lease, or the message may be about to be purged."""
         seq = place[SEQ]
         if not feeds or any(seq in feed.held for feed in feeds):
             return True
@@ -358,7 +364,7 @@ class Delivery:
         return taken
 
     def lapse(self, lease: Lease, now: float) -> bool:
-        """If its time is over, it is LEAVING from now on; False if it is not leased, or not over."""
+        """Let a lease whose time is over be LEAVING from now on; return False if it is not leased, or not over."""
         with self.lock:
             if not lease.is_late(now):
                 return False
@@ -367,7 +373,8 @@ class Delivery:
             return True
 
     def freeze(self, feeds: Iterable[Feed], gate: Gate, frozen: dict[Lease, int]) -> bool:
-        """What is held of these feeds is MOVING, and its former hold in `frozen`; False while some is LEAVING."""
+        """Freeze the leases of these feeds: each is MOVING, and its former hold in `frozen`. False while some lease is
+        LEAVING."""
         done = True
         with self.lock:
             for lease in [lease for feed in feeds for lease in list(feed.held.values())]:
@@ -380,15 +387,15 @@ class Delivery:
         return done
 
     def put_back(self, leases: Iterable[Lease], hold: int) -> None:
-        """What was LEAVING and is still there is held again: its ack has failed, or was interrupted."""
+        """Hold leases again that were LEAVING and are still there: their ack has failed, or was interrupted."""
         with self.lock:
             for lease in leases:
                 if lease.hold == LEAVING:
                     lease.hold = hold
 
     def give_back(self, leases: Iterable[Lease], rows: Rows, delivered: bool) -> None:
-        """What was LEAVING is free, each at its old place; `delivered`: it counts as a delivery. All that is pending is
-        in the rows.
+        """Free leases that were LEAVING, each at its old place; `delivered`: that counts as a delivery. All that is
+        pending is in the rows.
 
         Who gave a message back cannot do anything with it any more, be it held again by somebody else: that is another
         lease.
@@ -398,7 +405,7 @@ class Delivery:
                 self.unlease(lease, rows, delivered)
 
     def unlease(self, lease: Lease, rows: Rows, delivered: bool = False) -> None:
-        """The message is free, at its old place. Idempotent."""
+        """Free the message of a lease, at its old place. Idempotent."""
         lease.end = RELEASED if lease.hold == LEAVING else ROLLED_BACK
         order, seq, expires, deliveries, _ = lease.place
         if delivered and not lease.whole:
@@ -422,7 +429,7 @@ class Delivery:
             feed.wake()
 
     def came_due(self, feed: Feed, seq: int, rows: Rows) -> None:
-        """A message waits no longer for all or for this one: it is free, at its old place, if nobody holds it. All that
+        """Free a message that waits no longer, for all or for this feed: at its old place, if nobody holds it. All that
         is applied is in the rows. Idempotent."""
         place = rows.row(feed.state, feed.subscription, seq)
         if place is None or seq in feed.held or rows.until(feed.state, feed.subscription, seq):
@@ -437,14 +444,14 @@ class Delivery:
         feed.wake()
 
     def claim_again(self, feeds: Sequence[Feed], place: Place, whole: bool) -> Lease:
-        """At open: what a prepared transaction acks is claimed, before anybody can receive (rule X6)."""
+        """Claim, at open, what a prepared transaction acks, before anybody can receive (rule X6)."""
         lease = Lease(tuple(feeds), place, CLAIMED, whole)
         for feed in feeds:
             feed.held[place[SEQ]] = lease
         return lease
 
     def gone(self, feed: Feed) -> None:
-        """The feed is no more, or all in it is dead, held or not. Idempotent."""
+        """Forget all of a feed that is no more, or in which all is dead, held or not. Idempotent."""
         feed.forget_fetched()
         feed.returned.clear()
         feed.returned_places.clear()
@@ -457,7 +464,7 @@ class Delivery:
         feed.wake_all()
 
     def purged(self, feed: Feed, first: int, last: int) -> None:
-        """Those of its messages between these seqs that nobody held are dead. Idempotent."""
+        """Forget the messages of a feed between these seqs that nobody held: they are dead. Idempotent."""
         if self.mixed:
             feed.rewind()
             return
@@ -468,7 +475,7 @@ class Delivery:
             feed.returned_places.pop(seq, None)
 
     def set_back(self, feed: Feed, order: int, seq: int) -> None:
-        """A message has come that may lie before what was fetched: it is fetched next. Idempotent."""
+        """Set a lane back: a message has come that may lie before what was fetched, and is fetched next. Idempotent."""
         if not self._priorities:
             feed.first.set_back(seq)
         elif feed.lanes is not None:

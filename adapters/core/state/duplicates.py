@@ -46,8 +46,8 @@ class DuplicateWindow:
                 counts[oldest[0]] -= 1
 
     def forget(self, destination: int) -> None:
-        """The ids of a destination that is removed: should it come back, it knows nothing of them. From the latest back
-        to its first: of a queue that was there for a moment they are among the last."""
+        """Forget the ids of a destination that is removed: should it come back, it knows nothing of them. From the
+        latest back to its first: of a queue that was there for a moment they are among the last."""
         its = (key for key in reversed(self._seqs) if key[0] == destination)
         for key in list(islice(its, self._counts.get(destination, 0))):
             self._seqs.pop(key, None)
@@ -57,5 +57,5 @@ class DuplicateWindow:
         return len(self._seqs)
 
     def items(self) -> list[tuple[Key, int]]:
-        """Oldest first."""
+        """Return ids and seqs, oldest first."""
         return list(self._seqs.items())

@@ -1,4 +1,4 @@
-"""Where a destination is on its way to another store: who comes to it is sent away, to look for it again.
+"""Gates of destinations on their way to another store: callers are sent away, to look for the destination again.
 
     engine.gates[destination] = gate        # from the next plan on nothing is sent there; then the last of it is copied
     gate.open()                             # who waits looks the store up again
@@ -21,37 +21,37 @@ from ...system import locking
 from ...system.conditions import Event
 
 LOOK_SECONDS: Final = 1.0
-"""Who waits looks so often whether it is in a forked child."""
+"""Seconds after which who waits looks again whether it is in a forked child."""
 
 
 class Gate:
-    """Of one move of one destination. Threads: all. It is opened once."""
+    """The gate of one move of one destination. Threads: all. A gate is opened once."""
 
     def __init__(self, destination: Destination) -> None:
         self.destination = destination
         self.error: AnabranchError | None = None
         """Set before it opens, where nobody can tell in which of two stores the destination is: who waits raises it."""
         self.reserves = False
-        """It is that of a store to which a copy is made, until that is done or given up."""
+        """True for the gate of a store to which a copy is made, until that is done or given up."""
         self._opened = Event()
         self._keeper = threading.get_ident()
         self._generation = locking.generation
 
     @classmethod
     def passed(cls, destination: Destination) -> Gate:
-        """One that is open: who comes there looks again at once."""
+        """Return a gate that is open: who comes there looks again at once."""
         gate = cls(destination)
         gate.reserves = True
         gate.open()
         return gate
 
     def open(self) -> None:
-        """The destination is where the placement record says. Idempotent."""
+        """Open the gate: the destination is where the placement record says. Idempotent."""
         self._opened.set()
 
     def wait(self) -> None:
-        """Until it is open. Raises ClosedError in a forked child, RuntimeError in the thread that is to open it, the
-        error that it was opened with."""
+        """Wait until the gate is open. Raises ClosedError in a forked child, RuntimeError in the thread that is to open
+        it, the error that it was opened with."""
         while not self._opened.is_set():
             if self._keeper == threading.get_ident():
                 raise RuntimeError(f"{self.destination} is being moved by this thread; use it after that")
@@ -75,7 +75,7 @@ class MovedError(ClosedError):
 
 
 class LeaseMovedError(MovedError):
-    """It is that of a message in hand (forwarding.py)."""
+    """The destination of a message in hand is moving, or has moved (forwarding.py)."""
 
 
 def require_passage(gates: Mapping[Destination, Gate], changes: Iterable[Any], ours: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What somebody holds, and who waits: feeds, leases, takers. Delivery (delivery.py) has the rules."""
+"""Leases, and the lines of those who wait: feeds, leases, takers. Delivery (delivery.py) has the rules."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ROLLED_BACK: Final = "a transaction that had it was rolled back, or has released
 
 
 class Feed:
-    """What one who receives draws from: a queue, or one subscription of a topic. All fields belong to the store's lock
-    (the one under which Delivery's methods are called)."""
+    """The source that a consumer draws from: a queue, or one subscription of a topic. All fields belong to the store's
+    lock (the one under which Delivery's methods are called)."""
 
     __slots__ = (
         "first", "held", "lanes", "listeners", "passed_at", "purging", "returned", "returned_places", "state",
@@ -42,47 +42,48 @@ class Feed:
         self.subscription = subscription
         """None for a queue."""
         self.first = Lane()
-        """What was fetched in a store without priorities."""
+        """The lane of what was fetched in a store without priorities."""
         self.lanes: Lanes | None = None
-        """Likewise, in a store with priorities. None: nothing."""
+        """The lanes of what was fetched in a store with priorities. None: nothing."""
         self.held: dict[int, Lease] = {}
         """By seq."""
         self.returned: list[tuple[int, int]] = []
         """A heap of what was released: order and seq."""
         self.returned_places: dict[int, Place] = {}
-        """The same by seq."""
+        """Places of what was released, by seq."""
         self.purging: set[object] = set()
         """Purges under way: nothing is delivered meanwhile."""
         self.passed_at = 0
         """The latest time (ms) by which a message was skipped because it had expired; 0: none was."""
         self.takers: dict[Taker, None] = {}
-        """Who waits for a message, in the order in which they came."""
+        """Takers that wait for a message, in the order in which they came."""
         self.listeners: dict[Taker, None] = {}
-        """Those of them who come again, in that line or not: they hear that the store stops."""
+        """Listeners, which come again, in that line or not: they hear that the store stops."""
 
     @property
     def number(self) -> int:
-        """Of the subscription in its store; 0 for a queue."""
+        """Return the number of the subscription in its store; 0 for a queue."""
         return self.subscription.number if self.subscription is not None else 0
 
     @property
     def key(self) -> SubscriptionKey | None:
-        """Of the subscription; None for a queue."""
+        """Return the key of the subscription; None for a queue."""
         return self.subscription.subscription.key if self.subscription is not None else None
 
     @property
     def is_used(self) -> bool:
-        """Whether somebody waits, watches, listens, or holds a message."""
+        """Return whether somebody waits, watches, listens, or holds a message."""
         return bool(self.takers or self.listeners or self.held)
 
     @property
     def is_needed(self) -> bool:
-        """The same but for those who watch: they hear of it when the store is opened again."""
+        """Return whether somebody waits, listens, or holds a message. Watches do not count: they hear of it when the
+        store is opened again."""
         return bool(self.listeners or self.held or self.waiting)
 
     @property
     def waiting(self) -> int:
-        """How many wait or listen, and would take a message."""
+        """Return how many wait or listen, and would take a message."""
         return sum(not taker.watches for taker in list(self.takers)) if self.takers else 0
 
     def rewind(self) -> None:
@@ -93,18 +94,18 @@ class Feed:
         self.passed_at = 0
 
     def forget_fetched(self) -> None:
-        """What was fetched is fetched anew, if it is still there."""
+        """Forget what was fetched; what is still there is fetched anew."""
         self.first.forget()
         self.lanes = None
 
     def remove_fetched(self, first: int, last: int) -> None:
-        """What lies between these seqs is dead, or held: it is not taken from what was fetched. Idempotent."""
+        """Remove from what was fetched the messages between these seqs, which are dead, or held. Idempotent."""
         self.first.remove(first, last)
         if self.lanes is not None:
             self.lanes.remove(first, last)
 
     def wake(self) -> None:
-        """A message may have become free: tell the first who waits. Any thread may."""
+        """Tell the first who waits: a message may have become free. Any thread may."""
         while self.takers:
             try:
                 next(iter(self.takers)).wake()
@@ -113,7 +114,7 @@ class Feed:
                 pass  # another thread has just come or gone
 
     def wake_all(self) -> None:
-        """The store stops: tell all."""
+        """Tell all who wait that the store stops."""
         for taker in [*self.takers, *self.listeners]:
             taker.wake()
 
@@ -122,19 +123,19 @@ _numbers = itertools.count(time.time_ns())
 
 
 class LeaseTime:
-    """For how long a lease lasts (lease_times.py)."""
+    """The time for which a lease lasts (lease_times.py)."""
 
     __slots__ = ("lapsed", "queued", "seconds", "until")
 
     def __init__(self, seconds: float, until: float) -> None:
         self.seconds = seconds
-        """As its holder was told last."""
+        """Seconds, as the lease's holder was told last."""
         self.until = until
         """When it ends (monotonic)."""
         self.queued = until
         """When it is looked at next (likewise)."""
         self.lapsed = False
-        """It is over, and the message was given back."""
+        """True if the time is over, and the message was given back."""
 
     @property
     def says_it_is_over(self) -> str:
@@ -145,7 +146,7 @@ class LeaseTime:
 
 
 class Lease:
-    """That somebody holds a message."""
+    """The hold that somebody has on a message."""
 
     __slots__ = ("counted", "end", "feeds", "gate", "hold", "kept", "number", "place", "successor", "time", "whole")
 
@@ -178,7 +179,8 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Whether it still counts: not so once the message is acked, given back, or its feeds are gone."""
+        """Return whether the lease still counts: not so once the message is acked, given back, or its feeds are
+        gone."""
         feeds, seq = self.feeds, self.place[SEQ]
         if len(feeds) == 1:
             return feeds[0].held.get(seq) is self
@@ -186,17 +188,17 @@ class Lease:
 
     @property
     def is_kept(self) -> bool:
-        """Whether it may be settled by somebody who does not hold its message."""
+        """Return whether the lease may be settled by somebody who does not hold its message."""
         return getattr(self, "kept", False)
 
     @property
     def is_counted(self) -> bool:
-        """Whether the backend has this delivery counted already; `place` says it without."""
+        """Return whether the backend has this delivery counted already; `place` says it without."""
         return getattr(self, "counted", False)
 
     @property
     def how_it_ended(self) -> str:
-        """Of one that is not held as its holder thinks, in words."""
+        """Return in words why a lease is not held as its holder thinks."""
         limit = self.time_limit
         if limit is not None and limit.lapsed:
             return limit.says_it_is_over
@@ -211,25 +213,25 @@ class Lease:
 
     @property
     def time_limit(self) -> LeaseTime | None:
-        """None: it has no end."""
+        """Return the lease's time; None: it has no end."""
         return getattr(self, "time", None)
 
     @property
     def is_settled(self) -> bool:
-        """Whether its holder has done with it, or a transaction has it: not so if its time ran out."""
+        """Return whether the lease's holder has done with it, or a transaction has it: not so if its time ran out."""
         if self.hold == MOVED:
             return self.successor[1].is_settled
         time = self.time_limit
         return self.hold in (CLAIMED, LEAVING) and not (time is not None and time.lapsed)
 
     def is_late(self, now: float) -> bool:
-        """Whether its time is over (`now` is monotonic), though its message was not given back yet."""
+        """Return whether the lease's time is over (`now` is monotonic), though its message was not given back yet."""
         time = self.time_limit
         return time is not None and time.until <= now and self.hold == LEASED and self.is_held
 
 
 class Taker:
-    """Who waits for one message of a feed."""
+    """A place in the line for one message of a feed."""
 
     __slots__ = ("_waiter", "lease")
 
@@ -238,11 +240,12 @@ class Taker:
 
     def __init__(self) -> None:
         self.lease: Lease | None = None
-        """What it was given. Set before the message counts as held, so that who is interrupted can give it back."""
+        """The lease that the taker was given. Set before the message counts as held, so that who is interrupted can
+        give it back."""
         self._waiter: Any = None
 
     def prepare(self) -> None:
-        """From now on `wake` ends a `wait`."""
+        """Get ready: from now on `wake` ends a `wait`."""
         if self._waiter is None:
             self._waiter = threading.Lock()
             self._waiter.acquire()
@@ -255,10 +258,10 @@ class Taker:
             pass  # it is awake
 
     def wait(self, seconds: float | None) -> bool:
-        """False if the time is over."""
+        """Wait for a wake; return False if the time is over."""
         return bool(self._waiter.acquire(timeout=-1 if seconds is None else max(seconds, 0)))
 
 
 def claimed(feed: Feed) -> int:
-    """How many of its messages transactions have claimed."""
+    """Return how many of a feed's messages transactions have claimed."""
     return sum(lease.hold == CLAIMED for lease in list(feed.held.values()))

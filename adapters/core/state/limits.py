@@ -1,4 +1,5 @@
-"""How much a store may still take: room is reserved before a send is queued, so that no two senders get the same.
+"""The amount that a store may still take: room is reserved before a send is queued, so that no two senders get the
+same.
 
 A `Room` is one limit: of the store, of a destination, of messages that are not persistent, of a disk. What a call needs
 in several of them it gets together, as a `Grant` (reserving.py).
@@ -37,7 +38,7 @@ What = TypeVar("What")
 
 
 class NoRoomYetError(StoreFullError):
-    """There is none now, and who asked for it wanted to wait for none, or elsewhere."""
+    """No room is there now, and who asked for it wanted to wait for none, or elsewhere."""
 
 
 class _Waiting(threading.local):
@@ -48,8 +49,8 @@ _waiting = _Waiting()
 
 
 def without_waiting(work: Callable[[], T]) -> T:
-    """What `work` returns. What it sends does not wait where a store is full, but fails at once: for what works for
-    many stores, or tries again by itself."""
+    """Return the result of `work`, whose sends do not wait where a store is full, but fail at once. For work that
+    serves many stores, or tries again by itself."""
     before = _waiting.allowed
     try:
         _waiting.allowed = False
@@ -59,12 +60,12 @@ def without_waiting(work: Callable[[], T]) -> T:
 
 
 def may_wait() -> bool:
-    """Whether this thread may be held up where a store is full."""
+    """Return whether this thread may be held up where a store is full."""
     return _waiting.allowed
 
 
 class Grant:
-    """What a call was given: room in all limits that concern it; and how it was made, where messages were dropped.
+    """The room that a call was given in all quotas that concern it; and how it was made, where messages were dropped.
 
     Whoever lets go of it gives all of it back, as with a Reservation: also the messages that were to go and are held so
     long. What was written of it is none of that any more.
@@ -80,9 +81,9 @@ class Grant:
         self.victims: list[Lease] = []
         """Messages that go when it is written, to make room. LEAVING, so that nobody else gets them meanwhile."""
         self.sizes: list[int] = []
-        """Of their records, in bytes."""
+        """Sizes of their records, in bytes."""
         self.dropped: frozenset[int] = frozenset()
-        """Which of the sends that it was asked for are not stored, but dropped."""
+        """Places, among the sends that the grant was asked for, of those that are not stored, but dropped."""
 
     def release_room(self) -> None:
         """Give back the room alone: nobody knows yet whether what it is for has taken effect."""
@@ -98,7 +99,8 @@ class Grant:
         self.victims = []
 
     def cancel(self) -> None:
-        """The same where the caller holds no lock: messages that have not gone are free on return. Idempotent."""
+        """Give back the room where the caller holds no lock: messages that have not gone are free on return.
+        Idempotent."""
         self.release_room()
         if self.victims and self._free is not None:
             self._free(self.victims)
@@ -110,13 +112,13 @@ class Grant:
 
 
 def release(reservation: Reservation[Any] | Grant | None) -> None:
-    """Of what a store reserved, which has no limits perhaps."""
+    """Release what a store reserved; a store without quotas reserves None."""
     if reservation is not None:
         reservation.release()
 
 
 def cancel(grant: Grant | None) -> None:
-    """What it was for has taken no effect. Takes the store's lock."""
+    """Cancel a grant whose purpose has taken no effect. Takes the store's lock."""
     if grant is not None:
         grant.cancel()
 
@@ -153,19 +155,19 @@ class Room:
         self._given_back: deque[Amount] = deque()
 
     def hold(self, amount: Amount) -> Reservation[Amount]:
-        """Room for so much, whether or not it is there."""
+        """Hold room for so much, whether or not it is there."""
         return Reservation(amount, self._given_back, self._reserved)
 
     def taken(self) -> Amount:
-        """What is held and what is reserved, while nothing that is reserved becomes held: or else that would be counted
-        twice, or not at all. No call comes between counting a change and taking it out, so that Ctrl-C does not,
+        """Return what is held and what is reserved. Meanwhile nothing that is reserved becomes held: it would be
+        counted twice, or not at all. No call comes between counting a change and taking it out, so Ctrl-C does not,
         either."""
         messages, size = self._held()
         reserved = self.reserved()
         return messages + reserved[0], size + reserved[1]
 
     def reserved(self) -> Amount:
-        """What is reserved and not held yet."""
+        """Return what is reserved and not held yet."""
         for changes, sign in (self._reserved, 1), (self._given_back, -1):
             while changes:
                 count, size = changes[0]
@@ -174,13 +176,13 @@ class Room:
         return self._messages, self._bytes
 
     def lacking(self, more: Amount) -> Amount:
-        """By how much it is too small for so much more: (0, 0) if that fits."""
+        """Return by how much the room is too small for so much more: (0, 0) if that fits."""
         taken = self.taken()
         return _beyond(self._max_messages, taken[0], more[0]), _beyond(self._max_bytes, taken[1], more[1])
 
     def to_go(self, more: Amount, lack: Amount) -> Amount:
-        """How much has to go for so much to come, where it is too small by `lack`. One that was made smaller than what
-        is there shrinks a little with each."""
+        """Return how much has to go for so much to come, where the room is too small by `lack`. One that was made
+        smaller than what is there shrinks a little with each."""
         messages, size = self.taken()
         over = _over(self._max_messages, messages), _over(self._max_bytes, size)
         return (
@@ -190,15 +192,15 @@ class Room:
 
     @property
     def counts_bytes(self) -> bool:
-        """Whether it matters to it how large a message is."""
+        """Return whether the size of a message matters to the room."""
         return self._max_bytes is not None
 
     def is_too_small(self, more: Amount) -> bool:
-        """Whether so much would not fit were there nothing else."""
+        """Return whether so much would not fit were there nothing else."""
         return _beyond(self._max_messages, 0, more[0]) + _beyond(self._max_bytes, 0, more[1]) > 0
 
     def error(self, more: Amount, kind: type[StoreFullError] = StoreFullError, why: str = "") -> StoreFullError:
-        """That so much more does not fit."""
+        """Return the error that so much more does not fit."""
         messages, size = self.taken()
         found = (self._messages_option, self._max_messages, messages, more[0], self._what)
         if not _beyond(self._max_messages, messages, more[0]):

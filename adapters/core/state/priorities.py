@@ -1,4 +1,4 @@
-"""What was fetched ahead of a feed, and of which orders something is there to be fetched.
+"""Messages fetched ahead of a feed by order, and the orders in which more is there to be fetched.
 
 O1  An order below `walked` of which the rows hold a message that was not fetched has a lane whose cursor lies before
     that message. Of the orders from `walked` on nothing is known: the rows are asked for the next one.
@@ -42,25 +42,25 @@ class Orders:
         return len(self._sorted)
 
     def add(self, order: int) -> None:
-        """Idempotent."""
+        """Add an order. Idempotent."""
         at = bisect_left(self._sorted, order)
         if at == len(self._sorted) or self._sorted[at] != order:
             self._sorted.insert(at, order)
 
     def discard(self, order: int) -> None:
-        """Idempotent."""
+        """Discard an order. Idempotent."""
         at = bisect_left(self._sorted, order)
         if at < len(self._sorted) and self._sorted[at] == order:
             del self._sorted[at]
 
     def first(self, order: int) -> int | None:
-        """The least from `order` on; None if there is none."""
+        """Return the least order from `order` on; None if there is none."""
         at = bisect_left(self._sorted, order)
         return self._sorted[at] if at < len(self._sorted) else None
 
 
 class Lane:
-    """What has been fetched of one order of a feed."""
+    """The messages that have been fetched of one order of a feed."""
 
     __slots__ = ("cursor", "end", "ready")
 
@@ -68,14 +68,14 @@ class Lane:
         self.cursor = cursor
         """All up to this seq has been fetched."""
         self.end = 0
-        """Where this is the delivery's `era`, there is nothing in the rows beyond the cursor: see arrivals.py."""
+        """The delivery's `era` in which there is nothing in the rows beyond the cursor: see arrivals.py."""
         self.ready: deque[Place] | None = None
         """None before the first fetch: a lane may wait long for its turn, and there may be 65,536."""
 
     def fetch(self, feed: Feed, rows: Rows, order: int, era: int = 0) -> deque[Place] | None:
-        """Look some ahead; None if nobody holds none. `era`: what `end` is if there is no more. What a transaction
-        prepared before this open has claimed is skipped: a rollback brings it back, after a commit nothing would tell
-        that it is dead."""
+        """Look some ahead; None if nobody holds none. `era`: what `end` is if there is no more. A message claimed by a
+        transaction that was prepared before this open is skipped: a rollback brings it back, after a commit nothing
+        would tell that it is dead."""
         held, ready, self.end = feed.held, self.ready, 0
         if ready is None:
             ready = self.ready = deque()
@@ -89,7 +89,7 @@ class Lane:
         return None
 
     def forget(self) -> None:
-        """What was fetched is fetched anew, if it is still there."""
+        """Forget what was fetched; what is still there is fetched anew."""
         self.end = self.cursor = 0
         self.ready = None
 
@@ -100,20 +100,21 @@ class Lane:
         self.ready = None
 
     def set_back(self, seq: int) -> None:
-        """A message has come that may lie before what was fetched: it is fetched next. Idempotent."""
+        """Set the lane back: a message has come that may lie before what was fetched, and is fetched next.
+        Idempotent."""
         if self.cursor >= seq:
             self.end = 0
             self.cursor = min(seq, self.ready[0][SEQ] if self.ready else seq) - 1
             self.ready = None
 
     def remove(self, first: int, last: int) -> None:
-        """What lies between these seqs is dead. Idempotent."""
+        """Remove the messages between these seqs, which are dead. Idempotent."""
         if self.ready and self.ready[0][SEQ] <= last:
             self.ready = deque(place for place in self.ready if not first <= place[SEQ] <= last)
 
 
 class Lanes:
-    """Of one feed of a store with priorities. All fields belong to the store's lock."""
+    """The lanes of one feed of a store with priorities. All fields belong to the store's lock."""
 
     __slots__ = ("_fetched", "_heap", "_lanes", "_walked")
 
@@ -122,7 +123,7 @@ class Lanes:
         self._heap: list[int] = []
         """Their orders."""
         self._fetched: dict[int, Lane] = {}
-        """Those that may hold something."""
+        """Lanes that may hold something."""
         self._walked = 0
 
     def __len__(self) -> int:
@@ -130,17 +131,17 @@ class Lanes:
 
     @property
     def position(self) -> int:
-        """It changes when messages pass, and may when none does."""
+        """Return a number that changes when messages pass, and may when none does."""
         return sum(lane.cursor for lane in self._lanes.values())
 
     def add(self, order: int, seq: int) -> None:
-        """A new message is in the rows. May be said again."""
+        """Note a new message in the rows. May be said again."""
         if order < self._walked and order not in self._lanes:
             heapq.heappush(self._heap, order)
             self._lanes[order] = Lane(seq - 1)
 
     def set_back(self, order: int, seq: int) -> None:
-        """As of Lane, of this order."""
+        """Set back the lane of this order, as Lane.set_back."""
         lane = self._lanes.get(order)
         if lane is None:
             self.add(order, seq)
@@ -148,7 +149,7 @@ class Lanes:
             lane.set_back(seq)
 
     def first(self, feed: Feed, rows: Rows) -> deque[Place] | None:
-        """What was fetched of the first order that has something; None if none has."""
+        """Return what was fetched of the first order that has something; None if none has."""
         heap, lanes = self._heap, self._lanes
         while True:
             while heap and heap[0] < self._walked:
@@ -176,7 +177,7 @@ class Lanes:
             self._walked = next_order + 1
 
     def _keep(self, order: int, lane: Lane) -> None:
-        """A lane is about to be fetched from. Of the others the most urgent ones keep what they hold."""
+        """Note a lane that is about to be fetched from. The most urgent ones of the others keep what they hold."""
         fetched = self._fetched
         if len(fetched) >= FETCHED_MAX and order not in fetched:
             for used_up in [used_up for used_up, other in fetched.items() if not other.ready]:
@@ -188,6 +189,6 @@ class Lanes:
         fetched[order] = lane
 
     def remove(self, first: int, last: int) -> None:
-        """What lies between these seqs is dead. Idempotent."""
+        """Remove the messages between these seqs, which are dead. Idempotent."""
         for lane in self._fetched.values():
             lane.remove(first, last)

@@ -1,4 +1,4 @@
-"""What a store knows of its destinations and subscriptions without asking its backend."""
+"""The destinations and subscriptions of a store, known without asking its backend."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ class SubscriptionState:
         self.count = 0
         """Messages that it has yet to ack. The backend counts them."""
         self.delayed = 0
-        """Those of them that wait for their time, for it alone or for all. Likewise."""
+        """Messages among them that wait for their time, for the subscription alone or for all. The backend counts
+        them."""
         self.expired = 0
         """Messages that it never acked, for their time was over; since open."""
         self.volatile: SubscriptionState | None = None
-        """As of its topic."""
+        """The shadow, as of its topic."""
         self.feed = Feed(topic, self)
         self.own: Any = None
         """The backend's."""
 
     @property
     def total(self) -> int:
-        """Messages that it has yet to ack, persistent or not."""
+        """Return how many messages the subscription has yet to ack, persistent or not."""
         return self.count + (self.volatile.count if self.volatile is not None else 0)
 
     @property
     def total_delayed(self) -> int:
-        """Those of them that wait for their time."""
+        """Return how many of the messages wait for their time."""
         return self.delayed + (self.volatile.delayed if self.volatile is not None else 0)
 
 
@@ -65,9 +66,10 @@ class DestinationState:
         self.is_map = destination.kind is Kind.MAP
         """Its messages are values, and their ids the keys (keyed.py)."""
         self.declared = False
-        """What is written gives the number its name already."""
+        """True if what is written gives the number its name already."""
         self.removed = False
-        """It was removed, and its number is never used again: a destination of its name is another state."""
+        """True if the destination was removed, and its number is never used again: a destination of its name is another
+        state."""
         self.count = 0
         """Messages held, and their bytes. The backend counts them: `Catalog.count`."""
         self.bytes = 0
@@ -78,7 +80,7 @@ class DestinationState:
         self.crowded: dict[Feed, None] = {}
         """Its feeds where somebody waits who got nothing, since as many messages are leased as may be."""
         self.feed = Feed(self)
-        """Of a queue."""
+        """The feed of a queue."""
         self.subscriptions: dict[SubscriptionKey, SubscriptionState] = {}
         """Replaced, not changed, so that other threads may walk it."""
         self.own: Any = None
@@ -86,41 +88,41 @@ class DestinationState:
         self.room: Room | None = None
         """Its limit, once one is sent to it that has one (reserving.py)."""
         self.volatile: DestinationState | None = None
-        """What shadows it for messages that are not persistent; None before the first (transient/messages.py)."""
+        """The shadow for transient messages; None before the first (transient/messages.py)."""
         self.waiting: dict[bytes, dict[Taker, None]] = {}
-        """Of a map: who waits for the value of a key. They are among the takers of `feed`, too."""
+        """Takers that wait for the value of a map's key. They are among the takers of `feed`, too."""
 
     @property
     def total(self) -> int:
-        """Messages held, persistent or not."""
+        """Return how many messages are held, persistent or not."""
         return self.count + (self.volatile.count if self.volatile is not None else 0)
 
     @property
     def total_delayed(self) -> int:
-        """Those of them that wait for their time."""
+        """Return how many of the messages wait for their time."""
         return self.delayed + (self.volatile.delayed if self.volatile is not None else 0)
 
     def entitled(self, seq: int) -> list[SubscriptionState]:
-        """The subscriptions that a message of this seq is for."""
+        """Return the subscriptions that a message of this seq is for."""
         return [subscriber for subscriber in self.subscriptions.values() if subscriber.start < seq]
 
     def feeds(self, number: int = 0) -> tuple[Feed, ...]:
-        """A queue's; of a topic those of all its subscriptions, or of the one with this number."""
+        """Return a queue's feed; of a topic those of all its subscriptions, or of the one with this number."""
         if not self.is_topic:
             return (self.feed,)
         return tuple(subscriber.feed for subscriber in self.subscriptions.values() if number in (0, subscriber.number))
 
     def wake_key(self, name: bytes) -> None:
-        """A map's key has been written: tell all who wait for its value. Any thread may."""
+        """Tell all who wait for a key's value: it has been written. Any thread may."""
         for taker in list(self.waiting.get(name, ())):
             taker.wake()
 
     def join(self, subscriber: SubscriptionState) -> None:
-        """One more subscription. Idempotent."""
+        """Add a subscription. Idempotent."""
         self.subscriptions = {**self.subscriptions, subscriber.subscription.key: subscriber}
 
     def leave(self, subscriber: SubscriptionState) -> None:
-        """One less. Idempotent."""
+        """Remove a subscription. Idempotent."""
         self.subscriptions = {key: other for key, other in self.subscriptions.items() if other is not subscriber}
 
 
@@ -130,37 +132,38 @@ class Catalog:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.destinations: dict[Destination, DestinationState] = {}
-        """Those too from which somebody receives and to which nothing was sent yet."""
+        """Destinations, those too from which somebody receives and to which nothing was sent yet."""
         self.by_number: dict[int, DestinationState] = {}
         self.subscriptions: dict[int, SubscriptionState] = {}
         """By number."""
         self.leaving: dict[Feed, None] = {}
-        """Those of removed destinations and of subscriptions that have ended, whose messages are still to go, a page at
+        """Feeds of removed destinations and of subscriptions that have ended, whose messages are still to go, a page at
         a time (purging.py). Under the store's lock."""
         self.last_number = 0
         """The highest that a destination or a subscription ever had."""
         self.messages = self.bytes = 0
-        """Of all destinations together."""
+        """Messages, and their bytes, of all destinations together."""
 
     def held(self) -> list[DestinationState]:
-        """All of which there may be messages, also removed ones. With the store's lock held."""
+        """Return all destinations of which there may be messages, also removed ones. With the store's lock held."""
         removed = [feed.state for feed in self.leaving if feed.state.removed]
         return list(dict.fromkeys([*self.by_number.values(), *removed]))
 
     def left(self, state: DestinationState, number: int) -> None:
-        """Nothing is left of a removed destination, or (by number) for a subscription that has ended. With the store's
-        lock held."""
+        """Forget a removed destination, or (by number) a subscription that has ended, of which nothing is left. With
+        the store's lock held."""
         for feed in [feed for feed in self.leaving if feed.state is state and number in (0, feed.number)]:
             self.leaving.pop(feed, None)
 
     def next_number(self) -> int:
-        """A number that nothing in this store ever had."""
+        """Return a number that nothing in this store ever had."""
         with self.lock:
             self.last_number += 1
             return self.last_number
 
     def state(self, destination: Destination) -> DestinationState:
-        """Made if it is new here. It is written down with its first message or subscription."""
+        """Return a destination's state, made if it is new here. It is written down with its first message or
+        subscription."""
         state = self.destinations.get(destination)
         if state is None:
             with self.lock:
@@ -171,13 +174,14 @@ class Catalog:
         return state
 
     def add(self, state: DestinationState) -> None:
-        """It is there. Idempotent."""
+        """Add a destination that is there. Idempotent."""
         with self.lock:  # it may be about to be dropped
             self.by_number[state.number] = state
             self.destinations[state.destination] = state
 
     def current(self, state: DestinationState) -> DestinationState:
-        """Of the same destination, the one that is in the catalog: this one, if it was dropped and is the only one."""
+        """Return the state of the same destination that is in the catalog: this one, if it was dropped and is the only
+        one."""
         with self.lock:
             latest = self.destinations.get(state.destination)
             if latest is None and state.removed:
@@ -188,7 +192,7 @@ class Catalog:
             return latest
 
     def count(self, state: DestinationState, messages: int, size: int) -> None:
-        """A destination holds so many messages, and bytes of them, more than before, or less. With the store's lock
+        """Count so many messages of a destination, and bytes of them, more than before, or less. With the store's lock
         held. Interrupted half way it leaves what `recount` mends."""
         state.count += messages
         state.bytes += size
@@ -201,7 +205,7 @@ class Catalog:
         self.messages, self.bytes = sum(state.count for state in states), sum(state.bytes for state in states)
 
     def remove(self, state: DestinationState) -> None:
-        """Its name is free. Until this is applied it is known by its number. Idempotent."""
+        """Remove a destination: its name is free. Until this is applied it is known by its number. Idempotent."""
         with self.lock:
             state.declared = False
             state.removed = True
@@ -209,7 +213,7 @@ class Catalog:
                 del self.destinations[state.destination]
 
     def drop(self, state: DestinationState) -> None:
-        """It is no more, unless somebody waits for its messages. Idempotent."""
+        """Drop a destination that is no more, unless somebody waits for its messages. Idempotent."""
         with self.lock:
             if state.declared:
                 return
@@ -222,19 +226,19 @@ class Catalog:
                 self.forget(state)
 
     def forget(self, state: DestinationState) -> None:
-        """It is no more. Idempotent."""
+        """Forget a destination that is no more. Idempotent."""
         with self.lock:
             if self.destinations.get(state.destination) is state:
                 del self.destinations[state.destination]
             self.by_number.pop(state.number, None)
 
     def declared(self) -> Iterator[DestinationState]:
-        """Those that the store says it has, also empty ones."""
+        """Return the destinations that the store says it has, also empty ones."""
         states = list(self.destinations.values())
         return (state for state in states if state.declared or state.count or state.volatile is not None)
 
     def load(self, number: int, destination: Destination) -> DestinationState:
-        """At open: a destination that the backend holds."""
+        """Load, at open, a destination that the backend holds."""
         state = DestinationState(number, destination)
         state.declared = True
         self.add(state)
@@ -244,7 +248,7 @@ class Catalog:
     def load_subscription(
         self, number: int, topic: DestinationState, subscription: Subscription, start: int
     ) -> SubscriptionState:
-        """At open: a subscription that the backend holds."""
+        """Load, at open, a subscription that the backend holds."""
         subscriber = SubscriptionState(number, topic, subscription, start)
         topic.join(subscriber)
         self.subscriptions[number] = subscriber
@@ -252,7 +256,7 @@ class Catalog:
         return subscriber
 
     def feeds(self) -> Iterator[Feed]:
-        """All that messages are received from."""
+        """Yield all feeds that messages are received from."""
         for state in list(self.by_number.values()):
             yield state.feed
             for subscriber in state.subscriptions.values():

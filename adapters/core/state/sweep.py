@@ -1,4 +1,4 @@
-"""Which messages are not to be delivered any more: expired ones, and those that have reached the delivery limit.
+"""The sweep for messages not to be delivered any more: expired ones, and those that have reached the delivery limit.
 
 Z1  Every message that expired by `_until` was looked at, is ahead in the walk that is under way, is held, or is
     remembered. So who ends a hold on one, or sends one, has it remembered.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LOOKED_MAX: Final = 512
 """Messages that are looked at before others get their turn."""
 REMEMBERED_MAX: Final = 10_000
-"""Of each sort, so many messages are remembered (invariant 10)."""
+"""Messages that are remembered of each sort (invariant 10)."""
 
 Owner = TypeVar("Owner")
 
@@ -36,7 +36,7 @@ Take = Callable[["Sequence[Feed]", Place, str], bool]
 
 
 def wall_ms() -> int:
-    """Now, in milliseconds since the epoch: what expiry goes by."""
+    """Return the time now, in milliseconds since the epoch: what expiry goes by."""
     return time.time_ns() // 1_000_000
 
 
@@ -54,7 +54,7 @@ class Remembered(Generic[Owner]):
         return self._count
 
     def add(self, owner: Owner, place: Place) -> bool:
-        """False if there are too many."""
+        """Remember a message; return False if there are too many."""
         places = self._by_owner.get(owner)
         if places is not None and place[SEQ] in places:
             return True
@@ -67,7 +67,7 @@ class Remembered(Generic[Owner]):
         return True
 
     def next(self) -> tuple[Owner, Place] | None:
-        """The next one, which is the last from now on."""
+        """Return the next message, which is the last from now on."""
         while self._by_owner:
             owner, places = next(iter(self._by_owner.items()))
             if places:
@@ -80,7 +80,7 @@ class Remembered(Generic[Owner]):
         return None
 
     def drop(self, owner: Owner, seq: int) -> None:
-        """Idempotent."""
+        """Drop a message. Idempotent."""
         places = self._by_owner.get(owner)
         if places is not None and places.pop(seq, None) is not None:
             self._count -= 1
@@ -88,7 +88,7 @@ class Remembered(Generic[Owner]):
                 self._by_owner.pop(owner, None)
 
     def forget(self, owner: Owner) -> None:
-        """All of one. Idempotent."""
+        """Forget all messages of one owner. Idempotent."""
         places = self._by_owner.pop(owner, None)
         if places is not None:
             self._count -= len(places)
@@ -99,7 +99,7 @@ class Remembered(Generic[Owner]):
 
 
 class _Walk:
-    """Over what a backend finds. Each stays the current one until `advance`, so that who is interrupted meets it
+    """A walk over what a backend finds. Each stays the current one until `advance`, so that who is interrupted meets it
     again."""
 
     __slots__ = ("_current", "_found", "broken", "since")
@@ -109,10 +109,10 @@ class _Walk:
         self._found: Iterator[tuple[Any, Place]] = iter(found)
         self._current: tuple[Any, Place] | None = None
         self.broken = False
-        """Who asked for the next one was interrupted: there are no others."""
+        """True if who asked for the next one was interrupted: there are no others."""
 
     def current(self) -> tuple[Any, Place] | None:
-        """None at the end."""
+        """Return what the walk is at; None at the end."""
         if self._current is None:
             self.broken = True
             self._current = next(self._found, None)
@@ -124,7 +124,7 @@ class _Walk:
 
 
 class Sweep:
-    """Of one store."""
+    """The sweep of one store."""
 
     def __init__(self, max_deliveries: int | None) -> None:
         self._max_deliveries = max_deliveries
@@ -142,18 +142,19 @@ class Sweep:
     # Being told
 
     def may_be_expired(self, state: DestinationState, place: Place) -> None:
-        """A message that expires has come, or is not held any more by one who held it. May be said again, also of one
-        that is dead."""
+        """Note that a message which expires has come, or is not held any more by one who held it. May be said again,
+        also of one that is dead."""
         if 0 < place[EXPIRES] <= self._until and not self._expired.add(state, place):
             self._since = min(self._since, place[EXPIRES] - 1)
 
     def is_limited(self, feed: Feed, place: Place) -> None:
-        """A message that nobody holds has reached the delivery limit. Likewise."""
+        """Note that a message that nobody holds has reached the delivery limit. May be said again, also of one that is
+        dead."""
         if not self._limited.add(feed, place):
             self._look_for_limited = True
 
     def forget(self, feed: Feed) -> None:
-        """The feed is no more, or all in it is dead."""
+        """Forget a feed that is no more, or in which all is dead."""
         self._limited.forget(feed)
         if feed.subscription is None:
             self._expired.forget(feed.state)
@@ -235,7 +236,7 @@ _TakeOne = Callable[[Any, Place], bool]
 def _go_on(
     walk: _Walk, limit: int, taken: Sequence[object], take: _TakeOne, remember: Callable[[Any, Place], None]
 ) -> bool:
-    """Returns whether there is more."""
+    """Go on with a walk; return whether there is more."""
     for _ in range(LOOKED_MAX):
         found = walk.current()
         if found is None:
@@ -249,7 +250,7 @@ def _go_on(
 
 
 def _look_again(remembered: Remembered[Any], limit: int, taken: Sequence[object], take: _TakeOne) -> bool:
-    """At each once, or at some of many. Returns whether there were too many to take."""
+    """Look again at each once, or at some of many. Returns whether there were too many to take."""
     for _ in range(min(len(remembered), LOOKED_MAX)):
         if len(taken) >= limit:
             return True

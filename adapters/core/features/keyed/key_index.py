@@ -1,4 +1,4 @@
-"""Which key of a map leads to which message, in memory: for backends that hold no such thing on disk."""
+"""An index in memory from a map's keys to messages, for backends that hold no such index on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK_MAX: Final = 2000
 
 
 class KeyIndex:
-    """Of one map. Everything may be done again, by who was interrupted in it."""
+    """The index of one map. Everything may be done again after an interruption."""
 
     __slots__ = ("_blocks", "_names", "_seqs", "cost")
 
@@ -29,11 +29,11 @@ class KeyIndex:
         return len(self._seqs)
 
     def get(self, name: bytes) -> int | None:
-        """The seq of a key's message."""
+        """Return the seq of a key's message."""
         return self._seqs.get(name)
 
     def put(self, name: bytes, seq: int) -> None:
-        """A key that leads nowhere leads to this message."""
+        """Let a key that leads nowhere lead to this message."""
         if name not in self._seqs:
             self._add(name)
             self._names[seq] = name
@@ -41,7 +41,7 @@ class KeyIndex:
             self.cost += KEY_COST + len(name)
 
     def forget(self, seq: int) -> None:
-        """A message is dead."""
+        """Forget the key of a message that is dead."""
         name = self._names.get(seq)
         if name is None:
             return
@@ -51,11 +51,11 @@ class KeyIndex:
         self._names.pop(seq, None)
 
     def items(self) -> Iterator[tuple[bytes, int]]:
-        """All keys, and the seqs of their messages, in no order."""
+        """Return all keys, and the seqs of their messages, in no order."""
         return iter(self._seqs.items())
 
     def page(self, start: bytes, limit: int) -> list[tuple[bytes, int]]:
-        """The first keys from this one on, in order, and the seqs of their messages."""
+        """Return the first keys from this one on, in order, and the seqs of their messages."""
         if self._blocks is None:
             names = sorted(self._seqs)
             self._blocks = [names[at : at + BLOCK_MAX // 2] for at in range(0, len(names), BLOCK_MAX // 2)]
@@ -69,7 +69,7 @@ class KeyIndex:
         return found
 
     def _block(self, name: bytes) -> int:
-        """The first whose last key does not come before this one."""
+        """Return the first block whose last key does not come before this one."""
         return bisect_left(self._blocks or [], name, key=_last)
 
     def _add(self, name: bytes) -> None:

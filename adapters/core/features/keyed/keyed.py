@@ -1,4 +1,4 @@
-"""What a change of a map's keys has to know while it is planned: whether a key is still as its caller saw it.
+"""Knowledge that a change of a map's keys needs while it is planned: whether a key is still as its caller saw it.
 
 E3  A value is a message of its map, with the key as its message id. What is put later takes the place of what is there
     when it is applied (Table.put), so a put asks nothing. What depends on the value before is decided by its caller,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...operations.plan import Plan
 
 FRESH_MAX: Final = 256
-"""So many keys may be remembered as fresh that are applied."""
+"""Keys that may be remembered as fresh though they are applied."""
 VERSIONS_MAX: Final = 10_000
 """Keys of which is remembered which plan wrote them last."""
 
@@ -31,8 +31,8 @@ class KeyChangedError(AnabranchError):
 
 
 class Unchanged(Change):
-    """What follows in the ticket writes these keys of a map, and is for who has read them as they were after plan
-    `number`. No backend is told of it."""
+    """The condition that these keys of a map, which the ticket writes next, are as they were after plan `number`. No
+    backend is told of it."""
 
     __slots__ = ("names", "number", "state")
 
@@ -42,7 +42,7 @@ class Unchanged(Change):
         self.state, self.names, self.number = state, names, number
 
     def plan(self, plan: Plan) -> None:
-        """Raises KeyChangedError."""
+        """Refuse the ticket if one of the keys may have been written since. Raises KeyChangedError."""
         state = self.state
         changed = state.removed or bool(plan.removed)
         keys = [(state.number, name) for name in self.names]
@@ -55,19 +55,19 @@ class Unchanged(Change):
 
 
 class KeyVersions:
-    """Which plan wrote a key last. Used by the thread that plans."""
+    """The plan that wrote each key last. Used by the thread that plans."""
 
     def __init__(self) -> None:
         self._numbers: dict[Key, int] = {}
         self._floor = 0
-        """Of a key that is not in `_numbers`: it may have been written by this plan, and by none after it."""
+        """The version of a key that is not in `_numbers`: this plan may have written it, and none after it has."""
 
     def get(self, key: Key) -> int:
-        """No later plan has written it."""
+        """Return the number of a plan after which none has written the key."""
         return self._numbers.get(key, self._floor)
 
     def add(self, keys: Iterable[Key], number: int) -> None:
-        """This plan writes these. Idempotent."""
+        """Note that this plan writes these keys. Idempotent."""
         numbers = self._numbers
         for key in keys:
             numbers[key] = number
@@ -78,40 +78,40 @@ class KeyVersions:
                 del numbers[key]
 
     def add_all(self, number: int) -> None:
-        """This plan may write any."""
+        """Note that this plan may write any key."""
         self._floor = number
         self._numbers.clear()
 
 
 class Written(NamedTuple):
-    """What a plan has done to a key."""
+    """The effect of a plan on a key."""
 
     number: int
     """The plan's."""
     send: Send | None
-    """What it has put there, be it a REMOVAL; None: nothing is left."""
+    """The send that the plan has put there, be it a REMOVAL; None: nothing is left."""
 
 
 class FreshKeys:
-    """What plans that have taken effect, and may not be applied yet, have done to keys: who reads one of them need not
-    wait until it is in the rows. Changed by whoever takes plans in, one thread at a time; others read under the store's
+    """The effect on keys of plans that have taken effect and may not be applied yet. A reader of such a key need not
+    wait until it is in the rows. Changed by whoever takes plans in, one thread at a time. Others read under the store's
     lock, and pass over what is applied, which may still be in it."""
 
     def __init__(self) -> None:
         self._written: dict[Key, Written] = {}
         """Replaced, not shrunk, so that others may read it."""
         self._most = FRESH_MAX
-        """With more keys than these it is looked which of them are applied."""
+        """The number of keys beyond which it is looked which of them are applied."""
         self.whole_at = 0
         """The number of the latest plan that may have written any key: before it is applied nothing here counts."""
 
     def get(self, key: Key) -> Written | None:
-        """What was done to it last; None: what the rows say counts."""
+        """Return what was done to a key last; None: what the rows say counts."""
         written = self._written.get(key)
         return written if written is not None and written.number > self.whole_at else None
 
     def take(self, plan: Plan, applied: int) -> None:
-        """A plan takes effect; all up to `applied` are in the rows. May be done again."""
+        """Take in a plan that takes effect; all up to `applied` are in the rows. May be done again."""
         written, number = self._written, plan.number
         if len(written) > self._most:
             self._written = written = {key: one for key, one in written.items() if one.number > applied}

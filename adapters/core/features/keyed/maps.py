@@ -34,39 +34,39 @@ if TYPE_CHECKING:
     from ...engine.writers import Writer
 
 KEY_BYTES_MAX: Final = 480
-"""Of a key in UTF-8: more has no room in the index of a journal."""
+"""Bytes of a key in UTF-8: more has no room in the index of a journal."""
 PAGE: Final = 64
 """Keys that are looked up together."""
 DIGITS_MAX: Final = 1000
-"""Of a number that is incremented."""
+"""Digits of a number that is incremented."""
 _TOO_LONG: Final = 10**DIGITS_MAX
 _NUMBER: Final = re.compile(rb"-?[0-9]+")
 
 
 class Value(NamedTuple):
-    """What a key has."""
+    """The value of a key."""
 
     body: bytes
     place: Place
 
     @property
     def expires_at_ms(self) -> int:
-        """When its time is over, 0: never."""
+        """Return when the value's time is over, 0: never."""
         expires: int = self.place[EXPIRES]
         return expires
 
 
 class _Look(NamedTuple):
-    """At one key."""
+    """A look at one key."""
 
     state: DestinationState | None
     value: Value | None
     number: int
-    """Of the plan behind which it was so."""
+    """The number of the plan behind which it was so."""
 
 
 class Maps:
-    """Of one store that is open. Threads: all. A map is given as its destination; each method raises DestinationError
+    """The maps of one open store. Threads: all. A map is given as its destination. Each method raises DestinationError
     for what is no map, and what Store says."""
 
     def __init__(self, engine: Engine, writer: Writer, sending: Sending) -> None:
@@ -76,12 +76,12 @@ class Maps:
     # Reading
 
     def get(self, destination: Destination, key: str) -> bytes | None:
-        """The value of a key; None if it has none."""
+        """Return the value of a key; None if it has none."""
         value = self._look(destination, key_bytes(key)).value
         return value.body if value is not None else None
 
     def count(self, destination: Destination) -> int:
-        """How many keys have a value; some whose time is over may still be among them."""
+        """Return how many keys have a value; some whose time is over may still be among them."""
         self._require_map(destination)
         state = self._engine.asked(lambda: self._state(destination))
         return state.count if state is not None else 0
@@ -89,8 +89,8 @@ class Maps:
     def items(
         self, destination: Destination, prefix: str = "", after: str | None = None
     ) -> Iterator[tuple[str, bytes]]:
-        """The keys that begin with a prefix, behind `after`, in the order of their bytes in UTF-8, and their values. A
-        page of them is held at a time; each is as it was when its page was read."""
+        """Yield the keys that begin with a prefix, behind `after`, and their values. Keys come in the order of their
+        bytes in UTF-8. A page of them is held at a time; each is as it was when its page was read."""
         self._require_map(destination)
         first = text_bytes(prefix, "prefix")
         start = first if after is None else max(first, text_bytes(after, "after") + b"\0")
@@ -116,12 +116,12 @@ class Maps:
     def _page(
         self, destination: Destination, start: bytes
     ) -> tuple[DestinationState, Sequence[tuple[bytes, Place]]] | None:
-        """With the store's lock held."""
+        """Return the state of a map and a page of its keys. With the store's lock held."""
         state = self._state(destination)
         return (state, self._engine.backend.keys(state, start, PAGE)) if state is not None else None
 
     def wait(self, destination: Destination, key: str, timeout: float | None) -> bytes | None:
-        """The value of a key once it has one; None if it has none in `timeout` seconds (None: for ever)."""
+        """Return the value of a key once it has one; None if it has none in `timeout` seconds (None: for ever)."""
         engine, name = self._engine, key_bytes(key)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -147,7 +147,7 @@ class Maps:
                 self._leave(state, name, taker)
 
     def _leave(self, state: DestinationState, name: bytes, taker: Taker) -> None:
-        """It waits no longer. Idempotent."""
+        """End a consumer's wait. Idempotent."""
         state.feed.takers.pop(taker, None)
         others = state.waiting.get(name)
         if others is not None:
@@ -210,8 +210,8 @@ class Maps:
     def increment(
         self, destination: Destination, key: str, by: int = 1, expires_at_ms: int = 0, sync: bool = False
     ) -> int:
-        """Add to the decimal number that a key has, 0 if it has none; returns the sum. What is there already keeps its
-        time; `expires_at_ms` is for one that begins. Raises ValueError for what is no number."""
+        """Add to the decimal number that a key has, 0 if it has none; returns the sum. A value that is there already
+        keeps its time; `expires_at_ms` is for one that begins. Raises ValueError for what is no number."""
         total = 0
 
         def decide(there: Value | None) -> tuple[bytes | None, int] | None:
@@ -270,7 +270,7 @@ class Maps:
     # Looking
 
     def _look(self, destination: Destination, name: bytes) -> _Look:
-        """At what a key has, with all that has returned."""
+        """Look at what a key has, with all that has returned applied."""
         self._require_map(destination)
         engine = self._engine
         while True:
@@ -296,7 +296,7 @@ class Maps:
             # Another one has taken its place, or none, since.
 
     def _remove(self, state: DestinationState, name: bytes, place: Place, number: int) -> None:
-        """A key's value that is lost, unless it has another since."""
+        """Remove a key's value that is lost, unless the key has another since."""
         ack = Ack(state, place[SEQ], 0, place if place[OWN] is not None else None)
         try:
             self._sending.write([Unchanged(state, (name,), number), ack])
@@ -304,19 +304,20 @@ class Maps:
             self._writer.flush()  # what has changed it is seen from now on
 
     def _written(self, send: Send | None) -> Value | None:
-        """What a message that may not be in the rows yet puts there."""
+        """Return the value in a message that may not be in the rows yet."""
         if send is None or 0 < send.expires_at_ms <= wall_ms():
             return None
         own = send.own if self._engine.backend.tells_places else None
         return Value(body_of(send.record), (send.order, send.seq, send.expires_at_ms, 0, own))
 
     def _place(self, destination: Destination, name: bytes) -> Place | None:
-        """With the store's lock held, and all that has returned applied."""
+        """Return the place of a key's value, with the store's lock held and all that has returned applied."""
         state = self._state(destination)
         return self._engine.backend.keyed(state, name) if state is not None else None
 
     def _state(self, destination: Destination) -> DestinationState | None:
-        """Likewise. Raises MovedError where it is on its way to another store: who reads here reads what was."""
+        """Return a map's state, with the store's lock held and all that has returned applied. Raises MovedError if the
+        map is on its way to another store, where a reader would see what was."""
         engine = self._engine
         if engine.sequencer.gates:
             engine.require_here(destination)
@@ -334,7 +335,7 @@ class Maps:
 
 
 def put_of(key: str, value: bytes, expires_at_ms: int = 0) -> Outgoing:
-    """What a transaction sends to a map to put a value."""
+    """Return the message by which a transaction puts a value."""
     key_bytes(key)
     require_value(value)
     return checked(value, None, key, DEFAULT_PRIORITY, expires_at_ms)
@@ -349,13 +350,14 @@ def require_value(value: object) -> None:
 
 
 def removal_of(key: str) -> Outgoing:
-    """What it sends to remove a key."""
+    """Return the message by which a transaction removes a key."""
     key_bytes(key)
     return Outgoing(b"", None, key, DEFAULT_PRIORITY, REMOVAL)
 
 
 def key_bytes(key: str) -> bytes:
-    """A key as it is kept. Raises TypeError, and ValueError for one that is empty, too long or no valid unicode."""
+    """Return a key as it is kept. Raises TypeError, and ValueError for one that is empty, too long or no valid
+    unicode."""
     name = key.encode() if type(key) is str and key.isascii() else text_bytes(key, "key")  # most take no other call
     if not name or len(name) > KEY_BYTES_MAX:
         raise ValueError(f"the key {key[:40]!r} takes {len(name)} bytes; 1 to {KEY_BYTES_MAX} are allowed in a map")
@@ -363,7 +365,8 @@ def key_bytes(key: str) -> bytes:
 
 
 def text_bytes(text: str, what: str) -> bytes:
-    """What a key begins with, or is, in UTF-8. Raises TypeError and ValueError, by the name of the parameter."""
+    """Return a key, or the beginning of one, in UTF-8. Raises TypeError and ValueError, by the name of the
+    parameter."""
     if not isinstance(text, str):
         raise TypeError(f"{'a key' if what == 'key' else what} of a map is a str, not {type(text).__name__}: {text!r}")
     return encoded_text(text, what)

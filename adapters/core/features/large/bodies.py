@@ -70,7 +70,7 @@ LOOK_CHUNKS: Final = 16
 
 
 class LargeBodies:
-    """Of one store that is open. Threads: all."""
+    """The large bodies of one open store. Threads: all."""
 
     storage: LargeStorage
 
@@ -90,16 +90,16 @@ class LargeBodies:
         self._sizes: dict[int, int] = {}
         """Bytes of those, by destination's number: a body that several messages share counts for each."""
         self.bytes = 0
-        """Of all of them."""
+        """Bytes of all destinations' bodies."""
         self._apart: dict[int, dict[int, None]] = {}
-        """Which of those in `_live` are not persistent, likewise by number and seq."""
+        """Transient messages among those in `_live`, likewise by number and seq."""
         self.nonpersistent_bytes = 0
-        """Of these."""
+        """Bytes of the transient messages' bodies."""
         self._suspects: dict[tuple[int, int], None] = {}
         """Messages that may be dead by now: number and seq."""
         self._to_note: deque[tuple[StoredBody, int, int]] = deque()
         self.garbage: deque[BodyRef] = deque()
-        """Of bodies that nobody holds any more. Appended to by whoever lets go of one."""
+        """Bodies that nobody holds any more. Appended to by whoever lets go of one."""
         self.streams: weakref.WeakSet[LargeStream] = weakref.WeakSet()
         self._adopting = threading.RLock()
         """Held by who copies a body from another store, or shares one."""
@@ -136,11 +136,12 @@ class LargeBodies:
 
     @property
     def highest_low(self) -> int:
-        """Of what was found by `open`: what names one comes behind it (rules B6, A5)."""
+        """Return the highest `low` found by `open`: a message that names a body comes behind its `low` (rules B6,
+        A5)."""
         return max((kept.low for _, kept in self._found.values() if kept.low != NEVER), default=0)
 
     def _know(self, body: StoredBody, owned: bool) -> None:
-        """From now on its name finds it, and who lets go of it last puts it into `garbage`."""
+        """Know a body from now on: its name finds it, and who lets go of it last puts it into `garbage`."""
         ref = BodyRef(body, self.garbage.append)
         ref.name, ref.owned = body.name, owned
         with self._lock:
@@ -151,18 +152,19 @@ class LargeBodies:
         return ref() if ref is not None else None
 
     def attach(self, branch: Branch) -> None:
-        """A branch that is read back may send large bodies."""
+        """Attach the large bodies that a branch sends which is read back."""
         for send in branch.sends:
             self.attach_send(send)
 
     def attach_send(self, send: Send) -> None:
-        """The same of a message that is read back, whose body is here."""
+        """Attach the large body of a message that is read back, whose body is here."""
         if is_large(send.record):
             send.large = self.body_of(reference_in(send.record))
             send.large.promised = send.large.shared = True
 
     def settle(self) -> None:
-        """What is prepared is known: find which messages name what is there, and let go of what none does."""
+        """Find which messages name the bodies there, and let go of bodies that no message names. Prepared branches are
+        known by then."""
         found, self._found = self._found, {}
         with self._engine.lock:
             self._engine.reading(lambda: self._settle(found))
@@ -196,7 +198,7 @@ class LargeBodies:
         return any(self._named_in(state, kept.seq, one) == kept.name for one in engine.rows.bodies(state, [place]))
 
     def _named_in(self, state: DestinationState, seq: int, record: bytes | None) -> bytes | None:
-        """Which of the bodies that were found this record names, if it does; that one is live then."""
+        """Return the name of the found body that this record names, if any; that body is live then."""
         if record is None or not is_large(record):
             return None
         reference = reference_in(record)
@@ -209,7 +211,7 @@ class LargeBodies:
         return body.name
 
     def _look_for(self, left: dict[bytes, Kept]) -> None:
-        """Those whose note is missing or wrong, among all that came behind them."""
+        """Look for bodies whose note is missing or wrong, among all messages that came behind them."""
         low = min((kept.low for kept in left.values()), default=NEVER)
         if low >= self._engine.sequencer.last_seq:
             return
@@ -223,13 +225,14 @@ class LargeBodies:
                         self._to_note.append((self._live[state.number][place[SEQ]], state.number, place[SEQ]))
 
     def close(self) -> None:
-        """With what is to be removed removed, as far as that can be done now: the next open does the rest."""
+        """Remove what is to be removed, as far as that can be done now: the next open does the rest."""
         if self._engine.failed is None:
             self.tidy()
 
     def end(self, clean: bool) -> None:
-        """All that was written is durable, and nothing is written any more. If `clean`, with the store's lock held and
-        the backend still open: what no message names, nor a prepared branch, is removed, whoever holds it."""
+        """Let go of the bodies: all that was written is durable, and nothing is written any more. If `clean`, with the
+        store's lock held and the backend still open: what no message names, nor a prepared branch, is removed, whoever
+        holds it."""
         try:
             if clean and self.used:
                 self.forget_dead()
@@ -244,12 +247,12 @@ class LargeBodies:
             self.storage.close()
 
     def _disown(self) -> None:
-        """What there is stays, whoever lets go of it."""
+        """Keep all bodies that are there, whoever lets go of them."""
         for ref in [*self._by_name.values(), *self.garbage]:
             ref.owned = False
 
     def _needed(self) -> Iterator[bytes]:
-        """The names of those that messages name, or prepared branches."""
+        """Yield the names of the bodies that messages name, or prepared branches."""
         for those in list(self._live.values()):
             yield from [body.name for body in list(those.values())]
         for branch in list(self._engine.sequencer.prepared.values()):
@@ -257,8 +260,8 @@ class LargeBodies:
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody reads one, or has one that no message names yet: the store must not be closed for being
-        idle."""
+        """Return whether somebody reads a body, or has one that no message names yet. The store must not be closed for
+        being idle then."""
         if not self.used:
             return False
         live = {body.name for those in list(self._live.values()) for body in list(those.values())}
@@ -272,8 +275,8 @@ class LargeBodies:
     # Writing
 
     def kept(self, body: object, persistent: bool = True) -> bytes | StoredBody:
-        """A body as it goes into a message of this store: bytes, or one that is whole here. A short file becomes bytes.
-        Raises TypeError and ValueError for what is no body, or not as long as was said; what the file raises;
+        """Return a body as it goes into a message of this store: bytes, or one that is whole here. A short file becomes
+        bytes. Raises TypeError and ValueError for what is no body, or not as long as was said; what the file raises;
         StoreFullError, StoreFailedError, ClosedError. Then nothing is left of it."""
         size = None
         if type(body) is Sized:
@@ -291,14 +294,15 @@ class LargeBodies:
         return self._written(body, size, persistent)
 
     def outgoing(self, message: Outgoing) -> Outgoing:
-        """The same of a message that is about to be queued: from now on its body is promised to it."""
+        """Return a message that is about to be queued, with its body as `kept`: from now on the body is promised to the
+        message."""
         body = self.kept(message.body, message.persistent)
         if isinstance(body, StoredBody):
             self._promise(body)
         return message._replace(body=body)
 
     def looked_at(self, message: Outgoing) -> Outgoing:
-        """The same of one that is queued later."""
+        """Return a message that is queued later, with its body as `kept`."""
         return message._replace(body=self.kept(message.body, message.persistent))
 
     def _written(self, file: Readable, size: int | None, persistent: bool) -> bytes | StoredBody:
@@ -318,7 +322,7 @@ class LargeBodies:
         return body
 
     def _begun(self, name: bytes, persistent: bool) -> StoredBody:
-        """One that is to be written."""
+        """Begin a body that is to be written, and return it."""
         body = StoredBody(self, name)
         body.lasting = persistent and not self._engine.backend.volatile
         self.used = True
@@ -330,7 +334,7 @@ class LargeBodies:
         return body
 
     def _discard(self, body: StoredBody) -> None:
-        """It is not to be sent after all."""
+        """Remove a body that is not to be sent after all."""
         with suppress(OSError, AnabranchError):
             self.storage.remove(body.name)
 
@@ -360,7 +364,8 @@ class LargeBodies:
         self.storage.publish(body.name, body.lasting)
 
     def adopted(self, body: StoredBody, persistent: bool = True) -> StoredBody:
-        """A body here that is the same as one in this store, or in another. Raises as `kept`, and CorruptionError."""
+        """Return a body here that is the same as one in this store, or in another. Raises as `kept`, and
+        CorruptionError."""
         lasts = persistent and not self._engine.backend.volatile
         if body.bodies is self and (body.lasting or not lasts):
             return body
@@ -371,7 +376,8 @@ class LargeBodies:
             return self._copied(body, os.urandom(16), persistent) if lasts and not own.lasting else own
 
     def brought(self, body: StoredBody) -> StoredBody:
-        """A copy of one in another store, under its name, for a message that comes from there. Raises likewise."""
+        """Return a copy of a body in another store, under its name, for a message that comes from there. Raises as
+        `kept`, and CorruptionError."""
         own = self.adopted(body)
         if own.name != body.name:
             raise StoreFailedError(f"store {self._engine.name!r} has another body under the name {body.name.hex()}")
@@ -385,7 +391,7 @@ class LargeBodies:
             self._share(body)
 
     def _share(self, body: StoredBody) -> None:
-        """More than one message may name it (rule B7). Raises StoreFullError, StoreFailedError."""
+        """Let more than one message name a body (rule B7). Raises StoreFullError, StoreFailedError."""
         with self._noting:
             if not body.shared and body.lasting:
                 self.storage.note(body.name, named_by(0, 0), sync=True)
@@ -406,7 +412,8 @@ class LargeBodies:
         return own
 
     def _taken_up(self, body: StoredBody) -> StoredBody | None:
-        """One of that name that is whole here already. One that was let go of is removed first."""
+        """Return a body of that name that is whole here already, if there is one. One that was let go of is removed
+        first."""
         with self._work:
             own = self._known(body.name)
             if own is not None and self._by_name[body.name].owned and (own.size, own.crc) == (body.size, body.crc):
@@ -418,7 +425,7 @@ class LargeBodies:
     # What becomes of them
 
     def body_of(self, reference: bytes) -> StoredBody:
-        """That of a message's record."""
+        """Return the body that a message's record refers to."""
         name = REFERENCE.unpack(reference)[0]
         with self._lock:
             body = self._known(name)
@@ -432,8 +439,8 @@ class LargeBodies:
             return body
 
     def named(self, send: Send, apart: bool = False) -> None:
-        """A message that names one takes effect; `apart`: it is not persistent, beside such as are. By who writes, in
-        order; may be done again."""
+        """Note that a message which names a body takes effect; `apart`: it is transient, beside persistent ones. Called
+        by who writes, in order; may be done again."""
         body = send.large
         if body is None or (send.state.is_topic and not send.entitled):
             return
@@ -458,7 +465,8 @@ class LargeBodies:
         self.used = self._engine.large = True
 
     def look(self, changes: Sequence[Change]) -> None:
-        """These are in the rows: what may be dead by them. Under the store's lock; may be done again."""
+        """Note the messages with large bodies that may be dead by these changes, which are in the rows. Under the
+        store's lock; may be done again."""
         for change in changes:
             if type(change) is VolatileChange:
                 change = change.change
@@ -479,21 +487,21 @@ class LargeBodies:
             self._soon.schedule(SOON_SECONDS)
 
     def suspect(self, state: DestinationState) -> None:
-        """All messages of a destination may be dead by now."""
+        """Note that all messages of a destination may be dead by now."""
         for seq in list(self._live.get(state.number, ())):
             self._suspects[state.number, seq] = None
 
     @property
     def messages(self) -> int:
-        """Messages with a large body."""
+        """Return how many messages have a large body."""
         return sum([len(those) for those in list(self._live.values())])
 
     def size_of(self, state: DestinationState) -> int:
-        """Bytes of the large bodies of a destination."""
+        """Return how many bytes the large bodies of a destination have."""
         return self._sizes.get(state.number, 0)
 
     def size_at(self, state: DestinationState, seq: int) -> int:
-        """Of that of one message; 0 if it has none."""
+        """Return the size of one message's large body; 0 if it has none."""
         body = self._live.get(state.number, {}).get(seq)
         return body.size if body is not None else 0
 
@@ -516,7 +524,7 @@ class LargeBodies:
             log.debug("store %s: large bodies are left to the next time: %s", self._engine.name, error)
 
     def tidy_if_needed(self) -> None:
-        """Now and then, for what was let go of by who held it last."""
+        """Tidy now and then, for what was let go of by who held it last."""
         if self.garbage or self._suspects:
             self._soon.schedule(0)
 
@@ -528,13 +536,13 @@ class LargeBodies:
                     self.storage.note(body.name, named_by(number, seq), sync=False)
 
     def forget_dead(self) -> None:
-        """What is acked does not count any more, though its body may be there for a little while. With the store's lock
-        held and all that has returned applied."""
+        """Stop counting the bodies of acked messages, though a body may be there for a little while. With the store's
+        lock held and all that has returned applied."""
         while self._suspects:
             self._find_dead()
 
     def _find_dead(self) -> bool:
-        """Some of the suspects, with the store's lock held. Returns whether there were any."""
+        """Find the dead among some of the suspects, with the store's lock held. Returns whether there were any."""
         catalog, rows = self._engine.catalog, self._engine.rows
         some = list(self._suspects)[:PAGE]
         if self._engine.behind:  # a message that has taken effect since is among them perhaps, and in no row yet
@@ -547,7 +555,7 @@ class LargeBodies:
         return bool(some)
 
     def _drop(self, number: int, seq: int) -> None:
-        """A message is dead. Idempotent."""
+        """Drop the body of a message that is dead. Idempotent."""
         with self._lock:
             those = self._live.get(number, {})
             body, before = those.get(seq), self._sizes.get(number, 0)
@@ -587,7 +595,8 @@ class LargeBodies:
     # Asking
 
     def violations(self) -> Iterator[str]:
-        """Every body that a message names is there and whole, and none is there without."""
+        """Yield a violation for each body that a message names and is not there whole. A body that is there without a
+        message is one, too."""
         if not self.used:
             return
         for name, _ in self.storage.kept():
@@ -618,7 +627,7 @@ class LargeBodies:
 
 
 def _read(file: Readable, size: int) -> bytearray:
-    """So many bytes, fewer at the end alone. Raises TypeError for what reads no bytes."""
+    """Return so many bytes, fewer at the end alone. Raises TypeError for what reads no bytes."""
     found = bytearray()
     while len(found) < size:
         data = file.read(size - len(found))
@@ -634,7 +643,7 @@ def _read(file: Readable, size: int) -> bytearray:
 
 
 def _chunks(first: bytearray, file: Readable) -> Iterator[bytes | memoryview]:
-    """Of what was read of a file already, and of the rest of it."""
+    """Yield the chunks of what was read of a file already, and of the rest of it."""
     while True:
         if len(first) < CHUNK_BYTES:
             first += _read(file, CHUNK_BYTES - len(first))

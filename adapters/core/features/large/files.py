@@ -37,7 +37,7 @@ BODY: Final = ".body"
 
 
 class LargeFiles:
-    """Those of one store. The constructor touches nothing."""
+    """The large bodies of one store, in files. The constructor touches nothing."""
 
     def __init__(self, name: str, directory: Path, file_mode: int | None = None) -> None:
         self._what = f"store {name!r}: a large body cannot be written"
@@ -81,8 +81,8 @@ class LargeFiles:
             self._refuse(name, error)
 
     def _refuse(self, name: bytes, error: OSError) -> NoReturn:
-        """Nothing of the body is left, unless it cannot be removed: then the next open does it. What the page cache
-        made of a failed sync is gone with it, so the store goes on (rule J9)."""
+        """Leave nothing of the body, unless it cannot be removed: then the next open does it. The page cache's result
+        of a failed sync is gone with it, so the store goes on (rule J9)."""
         with suppress(OSError):
             self.remove(name)
         if error.errno in FULL:
@@ -152,7 +152,7 @@ class LargeFiles:
 
 
 def _offset(number: int, chunk_bytes: int) -> int:
-    """Of a chunk."""
+    """Return the offset of a chunk."""
     return START_BYTES + number * (CRC.size + chunk_bytes)
 
 

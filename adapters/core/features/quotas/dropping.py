@@ -1,4 +1,4 @@
-"""What goes from a store that is full, and what is said of it: `when_full: drop_new`, `drop_old`.
+"""The messages that a full store drops, and what is said of them: `when_full: drop_new`, `drop_old`.
 
 D7  What somebody holds never goes: leased, claimed, acked by a prepared branch, being purged. What is to go is held
     itself, LEAVING, from when it is chosen until its ack is applied, in one write with what takes its place.
@@ -47,7 +47,7 @@ class Dropped(Change):
     size: int = 0
 
     def plan(self, plan: Any) -> tuple[int, bool]:
-        """What its receipt says."""
+        """Return the outcome that the message's receipt tells."""
         return DROPPED, False
 
 
@@ -78,7 +78,7 @@ class Oldest:
         return going[0] >= lack[0] and going[1] >= lack[1]
 
     def amounts(self, grant: Grant, rooms: Iterable[Room]) -> dict[Room, Amount]:
-        """How much of each room what is to go leaves."""
+        """Return how much of each room the messages that are to go leave free."""
         found = dict.fromkeys(rooms, NOTHING)
         for lease, size in zip(grant.victims, grant.sizes, strict=False):
             for room in found:
@@ -89,7 +89,7 @@ class Oldest:
         return found
 
     def give_back(self, grant: Grant) -> None:
-        """All that is held for it. Idempotent."""
+        """Give back all that is held. Idempotent."""
         for lease in grant.victims:
             self._engine.delivery.unlease(lease, self._engine.rows)
         grant.victims, grant.sizes = [], []
@@ -112,7 +112,7 @@ class Oldest:
             feed.remove_fetched(seq, seq)
 
     def _free(self, room: Room) -> Iterator[Lease]:
-        """Leases of what nobody holds, not held yet."""
+        """Yield leases of what nobody holds, not held yet."""
         if room.state is not None:
             if room.state.is_map:
                 return
@@ -153,7 +153,7 @@ class Oldest:
             after = places[-1][SEQ]
 
     def _lease(self, state: DestinationState, place: Place) -> Lease | None:
-        """None if somebody holds it, or it is gone."""
+        """Return a lease; None if somebody holds the message, or it is gone."""
         feeds = tuple(self._engine.rows.unacked(state, place[SEQ])) if state.is_topic else (state.feed,)
         if not feeds or any(place[SEQ] in feed.held or feed.purging for feed in feeds):
             return None
@@ -161,7 +161,7 @@ class Oldest:
 
 
 class DropLog:
-    """What a store has dropped: counted, and logged at once and then each minute. Threads: all."""
+    """The log of messages that a store has dropped: counted, and logged at once and then each minute. Threads: all."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -175,11 +175,11 @@ class DropLog:
         self._quiet = True
 
     def new(self, destinations: Iterable[Destination]) -> None:
-        """Messages that were sent there are not stored."""
+        """Note that messages sent there are not stored."""
         self._add(self._new, destinations)
 
     def old(self, leases: Iterable[Lease]) -> None:
-        """These are no more."""
+        """Note that the messages of these leases are dropped."""
         self._add(self._old, (lease.feeds[0].state.destination for lease in leases))
 
     def _add(self, counts: Counter[Destination], destinations: Iterable[Destination]) -> None:

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from ...operations.plan import Plan
 
 POLL_SECONDS: Final = 0.1
-"""So often the first in line looks whether there is room, beside being told: some of it is given back by who may take
-no lock, or by the disk, which tells nobody."""
+"""Seconds after which the first in line looks whether there is room, beside being told. Some room is given back by who
+may take no lock, or by the disk, which tells nobody."""
 PATIENCE: Final = 1.0
-"""And the others, whether they are the first by now."""
+"""Seconds after which the others look whether they are the first by now."""
 WRITTEN_SECONDS: Final = 1.0
 """Under `drop_old`: how long one waits for what others are about to write, where all else is held by somebody."""
 
@@ -56,12 +56,12 @@ class Waiter:
         self.request, self.grant, self.submit = request, grant, submit
         self.deadline = monotonic() + seconds
         self.lacking: set[Room] = set()
-        """What was too small for it when it was looked at, now or before."""
+        """Rooms that were too small when the waiter was looked at, now or before."""
         self.granted = False
         self.error: AnabranchError | None = None
         self.signals: SimpleQueue[None] = SimpleQueue()
         self.why: StoreFullError | None = None
-        """What it is told when its time is over."""
+        """The error that the waiter gets when its time is over."""
 
     def wake(self) -> None:
         """Let it look. Takes no lock; any thread may."""
@@ -70,7 +70,7 @@ class Waiter:
 
 
 class Limits:
-    """Of one store that is open. Threads: all."""
+    """The quotas of one open store. Threads: all."""
 
     def __init__(self, engine: Engine, directory: Path, index_directory: Path | None = None) -> None:
         self.engine = engine
@@ -85,7 +85,7 @@ class Limits:
         self.dropped = DropLog(engine.name)
 
     def require_disk(self, size: int) -> None:
-        """So much of a large body is about to be written. Raises StoreFullError."""
+        """Raise StoreFullError unless the disks have room for so much of a large body, which is about to be written."""
         if self.limited:
             with self._lock:
                 self._rooms.require_disk(size)
@@ -100,8 +100,8 @@ class Limits:
         since: float | None = None,
         wait: bool = True,
     ) -> Grant:
-        """Room for these, and for what the limits say of those for which there is none. Waits for it if they say so:
-        since `since` (monotonic), if that is given; not without `wait`: then it raises NoRoomYetError. Raises
+        """Reserve room for these, and for what the limits say of those for which there is none. Waits for it if they
+        say so: since `since` (monotonic), if that is given; not without `wait`: then it raises NoRoomYetError. Raises
         StoreFullError, what Engine.ensure_usable raises and MovedError, and then nothing is reserved."""
         grant = Grant(self.free)
         try:
@@ -114,8 +114,8 @@ class Limits:
         return grant
 
     def reserve_all(self, parts: Sequence[Sequence[Change]]) -> list[Grant]:
-        """The same for parts that are written one after the other and let go of their room one by one: room for all of
-        them, or none. Only where nothing else happens at a limit than an error (not `yields`)."""
+        """Reserve room for parts that are written one after the other: for all of them, or none. Each part lets go of
+        its room by itself. Only where nothing else happens at a quota than an error (not `yields`)."""
         whole = Grant()
         merged = [change for part in parts for change in part]
         amounts = self.engine.sequencer.each_amount(merged)
@@ -133,8 +133,8 @@ class Limits:
         return grants
 
     def reserve_nowait(self, send: Change, submit: Callable[[Grant, AnabranchError | None], None]) -> None:
-        """The same of one, without waiting: `submit` is called with its room or with an error, here or later on a
-        thread of ours, in the order in which those come that need the same room."""
+        """Reserve room for one send, without waiting. `submit` is called with its room or with an error, here or later
+        on a thread of ours. Sends that need the same room keep their order."""
         grant = Grant(self.free)
         waiter = self._try(
             grant, lambda: Request(self._rooms, [send]), lambda waiter: submit(waiter.grant, waiter.error)
@@ -143,8 +143,8 @@ class Limits:
             submit(grant, None)
 
     def hold(self, sends: Sequence[Change], acks: Sequence[Any]) -> Grant:
-        """Room for a prepared branch that was found, whether or not there is any. `acks`: its own, of which the whole
-        message goes."""
+        """Hold room for a prepared branch that was found, whether or not there is any. `acks`: its own, of which the
+        whole message goes."""
         grant = Grant()
         with self._lock:
             request = Request(self._rooms, sends)
@@ -165,13 +165,13 @@ class Limits:
         return totals
 
     def reserve_moved(self, state: DestinationState, amount: Amount) -> Grant:
-        """Room for messages that come from another store: neither they nor others are dropped for that, and who brings
-        them does not wait. Raises StoreFullError."""
+        """Reserve room for messages that come from another store: neither they nor others are dropped for that, and who
+        brings them does not wait. Raises StoreFullError."""
         with self._lock:
             return self._reserve_at_once(dict.fromkeys(self._rooms.of_state(state, False), amount))
 
     def reserve_at_once(self, sends: Sequence[Change]) -> Grant | None:
-        """The same for these, which wait in the database for what becomes of their transaction. None: no limits."""
+        """Reserve room for sends that wait in the database for the outcome of their transaction. None: no quotas."""
         if not self.limited:
             return None
         with self._lock:
@@ -214,7 +214,7 @@ class Limits:
             return waiter
 
     def _leave(self, grant: Grant) -> None:
-        """Whoever asked for it needs it no more."""
+        """Leave the line: whoever asked for room needs it no more."""
         with self._lock:  # who serves the line just now may give it room
             for waiter in [waiter for waiter in self._line if waiter.grant is grant]:
                 self._line.pop(waiter, None)
@@ -259,7 +259,7 @@ class Limits:
         return True
 
     def _new_ones(self, request: Request) -> frozenset[int]:
-        """Which of the sends are dropped, since there is no room for them; none that `is_kept`."""
+        """Return which of the sends are dropped, since there is no room for them; none that `is_kept`."""
         dropped: set[int] = set()
         totals: dict[Room, list[int]] = {}
         for at, rooms in enumerate(request.rooms):
@@ -280,7 +280,7 @@ class Limits:
     # Waiting
 
     def _wait(self, waiter: Waiter, since: float | None, wait: bool) -> None:
-        """Until it has room, in this thread. Raises as `reserve`."""
+        """Wait until a call has room, in this thread. Raises as `reserve`."""
         if not wait or not may_wait():
             raise NoRoomYetError(str(waiter.why))
         if since is not None:
@@ -309,7 +309,7 @@ class Limits:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody waits for room: the store must not be closed for being idle."""
+        """Return whether somebody waits for room: the store must not be closed for being idle."""
         return bool(self._line)
 
     def _first(self) -> Waiter | None:
@@ -320,7 +320,8 @@ class Limits:
                 pass  # another has just come or gone
 
     def wake(self) -> None:
-        """There may be room. Any thread, with whatever lock; takes none that is anybody's but the background's."""
+        """Wake the first in line: there may be room. Any thread, with whatever lock; takes none that is anybody's but
+        the background's."""
         first = self._first()
         if first is None:
             return
@@ -330,7 +331,7 @@ class Limits:
             self._job.schedule(0)
 
     def wake_all(self) -> None:
-        """The store stops: all are told."""
+        """Tell all in line that the store stops."""
         for waiter in list(self._line):
             waiter.wake()
         if self._line:
@@ -365,7 +366,7 @@ class Limits:
                     break
 
     def _serve_in_background(self) -> None:
-        """For those that wait in no thread."""
+        """Serve those that wait in no thread."""
         if unless_busy(self._serving, self._submit_all) and any(
             waiter.submit is not None for waiter in list(self._line)
         ):
@@ -377,7 +378,7 @@ class Limits:
         return True
 
     def _submit_next(self) -> bool:
-        """Whether there may be another."""
+        """Submit the next of those that wait in no thread; return whether there may be another."""
         try:
             with self._lock:
                 self._serve()
@@ -403,14 +404,14 @@ class Limits:
         return False
 
     def written(self, plan: Plan) -> None:
-        """It counts: what it was to make room has gone. Takes no lock but the count's."""
+        """Log the messages that a plan dropped to make room: the plan counts now. Takes no lock but the count's."""
         for ticket in plan.tickets:
             if ticket.held is not None and ticket.held.victims:
                 self.dropped.old(ticket.held.victims)
 
     def free(self, leases: Sequence[Lease]) -> None:
-        """Messages that were to go stay: they are free again. Takes the store's lock; in a store that has stopped
-        nobody holds anything."""
+        """Free messages that were to go and stay. Takes the store's lock; in a store that has stopped nobody holds
+        anything."""
         engine = self.engine
         with suppress(AnabranchError, RuntimeError):
             engine.check()

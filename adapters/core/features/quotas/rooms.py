@@ -1,4 +1,4 @@
-"""Which limits concern what is sent, and how much of each it needs (limits.py)."""
+"""The quotas that concern a send, and how much of each the send needs (limits.py)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Rooms:
         when_full, timeout = settings.when_full, settings.block_timeout
         name = f"store {engine.name!r}"
         self.of_store: Room | None = None
-        """That of all messages."""
+        """The room of all messages."""
         if settings.max_messages is not None or settings.max_bytes is not None:
             self.of_store = Room(
                 name, settings.max_messages, settings.max_bytes, self._held, settings.max_bytes_option,
@@ -50,13 +50,13 @@ class Rooms:
         self._by_pattern = RouteTable((pattern, limit) for limit in settings.limits for pattern in limit.match)
         self._has_patterns = bool(settings.limits)
         self.limited = bool(self.of_store or self._of_nonpersistent or self._of_disks is None or self._has_patterns)
-        """Whether there is any limit."""
+        """True if there is any quota."""
         policies = {when_full, *(limit.when_full for limit in settings.limits)} - {None, WhenFull.FAIL}
         self.yields = self.limited and bool(policies)
-        """Whether something else happens at one than an error."""
+        """True if something else happens at a quota than an error."""
 
     def _held(self) -> Amount:
-        """With the store's lock held."""
+        """Return how many messages and bytes the store holds. With the store's lock held."""
         catalog, volatile = self.engine.catalog, self.engine.nonpersistent
         size = catalog.bytes + self.engine.bodies.bytes
         if volatile is None:
@@ -70,7 +70,7 @@ class Rooms:
         return volatile.messages, volatile.bytes + self.engine.bodies.nonpersistent_bytes
 
     def of(self, change: Change) -> list[Room]:
-        """All that a message needs room in, the narrowest first. Under `_lock`."""
+        """Return all rooms that a message needs, the narrowest first. Under `_lock`."""
         if type(change) is SendMany:
             return self.of_state(change.state, False)
         send = sent(change)
@@ -89,13 +89,13 @@ class Rooms:
                 raise room.error((1, size))
 
     def at(self, message: Message) -> list[Room]:
-        """The same of one that is there."""
+        """Return the rooms of a message that is there, the narrowest first."""
         lease = message._note
         state = lease.feeds[0].state if type(lease) is Lease else None
         return self.of_state(state, not message.persistent and not self.engine.backend.volatile) if state else []
 
     def of_state(self, state: DestinationState, volatile: bool) -> list[Room]:
-        """The same of a destination."""
+        """Return the rooms of a destination, the narrowest first."""
         rooms: list[Room] = []
         if self._has_patterns:
             room = state.room or self._room_of(state)
@@ -145,7 +145,7 @@ class Rooms:
 
 
 class Request:
-    """What a call wants to store, less what it removes."""
+    """The amount that a call wants to store, less what the call removes."""
 
     def __init__(
         self,
@@ -168,14 +168,16 @@ class Request:
                 self.freed[room] = count + 1, size + message.size
 
     def is_kept(self, at: int) -> bool:
-        """Whether one of its sends is never dropped for being new: it puts a value into a map, which its caller would
-        take for stored, or is what was a message before, and is gone from there once this is written."""
+        """Return whether one of the sends is never dropped for being new. A put into a map is kept, since its caller
+        would take the value for stored. A requeued message is kept, since it is gone from its old place once this is
+        written."""
         send = sent(self.sends[at])
         return send is not None and (send.state.is_map or is_requeued(send.record))
 
     def needs(self, dropped: frozenset[int] = frozenset()) -> dict[Room, Amount]:
-        """What it needs in each room: nothing if as many messages go as come and their bodies are as long, so that dead
-        letters, which have more headers, leave a full store. Without those of its sends that are dropped."""
+        """Return what the request needs in each room, without those of its sends that are dropped. The need is nothing
+        if as many messages go as come and their bodies are as long. So dead letters, which have more headers, leave a
+        full store."""
         totals: dict[Room, list[int]] = {}
         for at, amount in enumerate(self.amounts):
             if at not in dropped and amount[0]:
@@ -193,7 +195,7 @@ class Request:
         return total
 
     def net(self, room: Room, total: Sequence[int]) -> Amount:
-        """What is needed for so much there."""
+        """Return the need for so much in a room, less what is freed there."""
         count, size, bodies = total
         freed, freed_size = self.freed.get(room, NOTHING)
         if freed and count <= freed:

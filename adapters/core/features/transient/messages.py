@@ -1,4 +1,4 @@
-"""What was sent with `persistent=False`: messages that no backend ever sees, in one order with the others.
+"""Transient messages (`persistent=False`): no backend ever sees them, and they are in one order with the others.
 
 They lie in memory, in swap files what does not fit (adapters/memory/rows.py), in destinations and subscriptions of
 their own, which shadow those of the catalog: `DestinationState.volatile`. Feeds and leases are those of the others.
@@ -67,25 +67,26 @@ def sweep(directory: Path) -> None:
 
 
 def give_back_room(changes: Sequence[Change]) -> None:
-    """These have not taken effect; the error that says so may keep them for long."""
+    """Give back the room of changes that have not taken effect; the error that says so may keep them for long."""
     for change in changes:
         if type(change) is Volatile:
             change.room = None
 
 
 class _Written(NamedTuple):
-    """What takes effect."""
+    """The changes that take effect together."""
 
     changes: list[Change]
-    """Of shadows."""
+    """Changes of shadows."""
     ids: dict[Key, int]
     transaction: bytes | None
-    """Of the branch whose outcome it is."""
+    """The transaction of the branch whose outcome it is."""
     plan: Plan | None
 
 
 class Nonpersistent:
-    """Of one store that is open, made with its first such message. Under the store's lock, if not said otherwise."""
+    """The transient messages of one open store, made with the first one. Under the store's lock, if not said
+    otherwise."""
 
     def __init__(
         self, engine: Engine, submit: Callable[[Ticket], object], directory: Path, file_mode: int | None
@@ -103,9 +104,9 @@ class Nonpersistent:
         )
         self._kept = MemoryRows(name, directory, options, True, self.shadows, engine.lock)
         self.shadow_rows = self._kept.rows
-        """As Rows.rows, of a shadow and its subscriptions."""
+        """The rows of a shadow and its subscriptions, as Rows.rows."""
         self.rows = MixedRows(engine.catalog, engine.backend, self._kept)
-        """Of all messages of the store."""
+        """The rows of all messages of the store."""
         self._new_cost = NEW_COST
         self._priorities = settings.priorities
         self._window = engine.sequencer.volatile_window
@@ -122,8 +123,8 @@ class Nonpersistent:
     # Writing, on the thread of whoever calls
 
     def takes(self, changes: MutableSequence[Change]) -> bool:
-        """Whether all changes of a ticket concern these messages, so that they are for `write`. If only some do they
-        are marked, and there is room for them from now on. Any thread. Raises StoreFullError, StoreFailedError."""
+        """Return whether all changes of a ticket concern transient messages, and so are for `write`. If only some do
+        they are marked, and have room from now on. Any thread. Raises StoreFullError, StoreFailedError."""
         for at, change in enumerate(changes):
             if type(change) is Ack and change.place is not None and is_volatile(change.place):
                 changes[at] = Volatile(change)
@@ -138,8 +139,8 @@ class Nonpersistent:
         return False
 
     def submit(self, ticket: Ticket) -> None:
-        """In front of Writer.submit: what concerns these messages alone is done by then. Any thread. Raises likewise,
-        and as `takes` and `write`."""
+        """Stand in front of Writer.submit: what concerns transient messages alone is done by then. Any thread. Raises
+        as Writer.submit, `takes` and `write`."""
         changes = list(ticket.content)
         if self.takes(changes):
             ticket.outcomes = self.write(changes, ticket.held)
@@ -163,7 +164,7 @@ class Nonpersistent:
         return self._engine.asked(done)
 
     def _reserve(self, sends: Sequence[Change]) -> Reservation[bytes]:
-        """Memory for messages that are committed later."""
+        """Reserve memory for messages that are committed later."""
         self._free()
         room = Reservation(b"ticket %d" % next(self._keys), self._freed)
         self._kept.reserve(room.what, _sends(sends))
@@ -183,7 +184,7 @@ class Nonpersistent:
         return outcomes
 
     def _do(self, change: Change, doing: list[Change], ids: dict[Key, int]) -> tuple[int, bool] | None:
-        """What comes of a change that is done at once."""
+        """Do a change at once; return its outcome."""
         if type(change) is not Send:
             doing += _shadowed(change)
             return None
@@ -213,7 +214,8 @@ class Nonpersistent:
             doing.append(Postponed(shadow, seq, 0, send.deliver_at_ms))
 
     def _take_effect(self, written: _Written, reserved: Sequence[bytes]) -> None:
-        """Raises StoreFullError, StoreFailedError, and then it does not; not if there is room `reserved`."""
+        """Let changes take effect. Raises StoreFullError, StoreFailedError, and then none does; not if there is room
+        `reserved`."""
         self._free()
         sends = [change for change in written.changes if type(change) is Send]
         if sends:
@@ -274,7 +276,7 @@ class Nonpersistent:
     # With a plan
 
     def apply(self, plan: Plan) -> None:
-        """What goes with a plan whose other changes are applied. May be done again."""
+        """Apply the transient changes of a plan whose other changes are applied. May be done again."""
         doing: list[Change] = []
         ids: dict[Key, int] = {}
         rooms: dict[bytes, None] = {}
@@ -295,7 +297,7 @@ class Nonpersistent:
         self._take_effect(_Written(doing, ids, None, plan), [*rooms] or _COMMITTED)
 
     def follow(self, change: Change) -> None:
-        """Of a plan that is applied: what it means to the shadows. May be done again."""
+        """Do to the shadows what a change of an applied plan means to them. May be done again."""
         self._kept.finish_all()  # what an interrupted send has written ahead is nobody's
         if type(change) is Remove:
             self._remove(change.state)
@@ -311,7 +313,7 @@ class Nonpersistent:
                 self._end(shadow, ended)
 
     def set_back(self, send: Send | Many) -> None:
-        """A message of the backend has come, or some."""
+        """Set cursors back: a message of the backend has come, or some."""
         self._set_back(send, send.order)
 
     def _set_back(self, send: Send | Many, order: int) -> None:
@@ -324,7 +326,7 @@ class Nonpersistent:
     # Shadows
 
     def _shadow(self, state: DestinationState) -> DestinationState:
-        """A destination's, made with its first message; taken up again if that was interrupted."""
+        """Return a destination's shadow, made with its first message; taken up again if that was interrupted."""
         shadow = self.shadows.by_number.get(state.number)
         if shadow is None:
             shadow = DestinationState(state.number, state.destination)
@@ -353,7 +355,7 @@ class Nonpersistent:
         shadow.leave(ended)
 
     def remove(self, state: DestinationState) -> None:
-        """Of a destination that goes: its messages, leased ones too."""
+        """Remove a destination that goes, with its messages, leased ones too."""
         for feed in state.feeds():
             for seq, lease in list(feed.held.items()):
                 if is_volatile(lease.place):
@@ -379,7 +381,7 @@ class Nonpersistent:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether messages of what is gone are still to go."""
+        """Return whether messages of what is gone are still to go."""
         return bool(self.shadows.leaving)
 
     def write_shadows(self, changes: Sequence[Change]) -> None:
@@ -391,13 +393,13 @@ class Nonpersistent:
     # Transactions over several stores: branches that concern these messages alone
 
     def prepare(self, branch: Branch) -> None:
-        """Raises as `write`."""
+        """Prepare a branch. Raises as `write`."""
         self._free()
         self._kept.reserve(branch.transaction, _sends(branch.changes))
         self.prepared[branch.transaction] = branch
 
     def commit_prepared(self, branch: Branch) -> list[Any] | None:
-        """What comes of its changes; None if it has been told its outcome before."""
+        """Commit a branch; return the outcomes of its changes, None if it has been told its outcome before."""
         if self.prepared.get(branch.transaction) is not branch:
             return None
         outcomes = self._write(branch.changes, branch.transaction, [branch.transaction])
@@ -407,7 +409,7 @@ class Nonpersistent:
         return outcomes
 
     def rollback_prepared(self, branch: Branch) -> bool:
-        """Whether it was prepared."""
+        """Roll a branch back; return whether it was prepared."""
         if self.prepared.get(branch.transaction) is not branch:
             return False
         for lease in branch.leases:
@@ -422,17 +424,17 @@ class Nonpersistent:
 
     @property
     def messages(self) -> int:
-        """Held, leased ones included."""
+        """Return how many messages are held, leased ones included."""
         return self.shadows.messages
 
     @property
     def bytes(self) -> int:
-        """Of these messages."""
+        """Return how many bytes the transient messages have."""
         return self.shadows.bytes
 
     @property
     def memory_bytes(self) -> int:
-        """Of memory that they take. Without the lock: as it was counted last."""
+        """Return how many bytes of memory transient messages take. Without the lock: as counted last."""
         if not self._engine.lock._is_owned():  # type: ignore[attr-defined]
             return self._kept.counted_bytes
         self._free()
@@ -440,20 +442,20 @@ class Nonpersistent:
 
     @property
     def swap_bytes(self) -> int:
-        """Of the swap files."""
+        """Return how many bytes the swap files have."""
         return self._kept.swap_bytes
 
     @property
     def holds_anything(self) -> bool:
-        """Whether closing the store would lose something."""
+        """Return whether closing the store would lose something."""
         return bool(self.messages or len(self._window) or self.prepared)
 
     def check(self) -> Iterator[str]:
-        """As Backend.check."""
+        """Yield violations, as Backend.check."""
         return self._kept.violations()
 
     def close(self, clean: bool) -> None:
-        """All is gone; the swap files too if `clean`: else they may be another's."""
+        """Let go of all messages; of the swap files too if `clean`: else they may be another's."""
         self._kept.let_go(clean)
 
 
@@ -462,7 +464,7 @@ def _sends(changes: Iterable[Change]) -> list[Send]:
 
 
 def _shadowed(change: Change) -> list[Change]:
-    """The same of its destination's shadow; nothing if that is gone."""
+    """Return the same change for its destination's shadow; nothing if that is gone."""
     assert isinstance(change, Ack | Returned | AckRange | Postponed)
     shadow = change.state.volatile
     if shadow is None:

@@ -1,5 +1,5 @@
-"""Which messages a store holds of which some are not persistent: those of the backend and those in memory
-(transient/messages.py), in one order."""
+"""The rows of a store that holds transient messages: those of the backend and those in memory (transient/messages.py),
+in one order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLANNED: Final = 1
 
 
 class MixedRows(Rows):
-    """Of one store that is open. Under its lock, but for `bodies`."""
+    """The rows of one open store, transient ones among them. Under its lock, but for `bodies`."""
 
     def __init__(self, catalog: Catalog, backend: Backend, kept: MemoryRows) -> None:
         """`kept`: those that are not persistent, of destinations that shadow those of the catalog."""
@@ -59,7 +59,7 @@ class MixedRows(Rows):
     def volatile_rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
     ) -> list[Place]:
-        """As `rows`, of these messages alone."""
+        """Return rows of the transient messages alone, as `rows`."""
         shadow = state.volatile
         if shadow is None:
             return []
@@ -126,7 +126,7 @@ class MixedRows(Rows):
         return self._backend.until(state, subscription, seq)
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
-        """As Backend.bodies. Any thread."""
+        """Return the records of messages, as Backend.bodies. Any thread."""
         if len(places) == 1:
             return (self._kept if is_volatile(places[0]) else self._backend).bodies(state, places)
         return self._bodies(state, places)
@@ -137,7 +137,7 @@ class MixedRows(Rows):
 
 
 def shadow_of(shadow: DestinationState, subscription: SubscriptionState | None) -> SubscriptionState | None:
-    """A subscription's shadow."""
+    """Return a subscription's shadow."""
     if subscription is None:
         return None
     same = shadow.subscriptions.get(subscription.subscription.key)
@@ -145,6 +145,6 @@ def shadow_of(shadow: DestinationState, subscription: SubscriptionState | None) 
 
 
 def _place(place: Place) -> Place:
-    """In memory, as the core knows it."""
+    """Return a place in memory, as the core knows it."""
     order, seq, expires, deliveries, spot = place
     return order >> 1, seq, expires, deliveries, VolatileSpot(spot)
