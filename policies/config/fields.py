@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, get_args
@@ -24,7 +24,8 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DestinationError
+from ..names.pattern import Pattern
 from .problems import Hidden, explain
 from .units import (
     DURATION_PATTERN,
@@ -35,6 +36,7 @@ from .units import (
     parse_duration,
     parse_size,
 )
+from .yaml_lines import Path as Place
 
 
 class Model(BaseModel):
@@ -161,6 +163,8 @@ class Base:
     """What its relative directories start from."""
     names_suffice: bool = False
     """For a variable that the environment lacks its name stands: no store is to be opened."""
+    where: Callable[[Place], str] = lambda _place: ""
+    """What an error says of another place in the file: ` (line 7)`."""
 
 
 URL_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
@@ -190,6 +194,40 @@ Directory = Annotated[Path, BeforeValidator(_written), AfterValidator(_absolute)
 """A path made absolute: a file's start from where the file is, others from the working directory. `~` is the home."""
 
 Positive = Annotated[int, Field(strict=True, ge=1)]
+
+
+def _pattern(text: str) -> str:
+    Pattern.parse(text)
+    return text
+
+
+PatternText = Annotated[str, Field(strict=True), AfterValidator(_pattern)]
+"""A pattern of destinations."""
+AT_LEAST_ONE: Final[Any] = Field(json_schema_extra={"minItems": 1})
+"""Tells the schema of a tuple that its validator refuses an empty one."""
+
+
+# Values that nobody has checked yet ----------------------------------------------------------------------------------
+
+
+def given(value: object) -> Mapping[str, Any]:
+    """Return the keys and values of a mapping or a model, without defaults; of anything else none."""
+    if isinstance(value, BaseModel):
+        return {key: getattr(value, key) for key in value.model_fields_set}
+    return value if isinstance(value, Mapping) else {}
+
+
+def items(value: object) -> Sequence[Any]:
+    """Return a list or a tuple as it is, and nothing of anything else."""
+    return value if isinstance(value, list | tuple) else ()
+
+
+def parsed(text: object) -> Pattern | None:
+    """Return the pattern that a text is. None if it is none, which is said where it is read."""
+    try:
+        return Pattern.parse(text) if isinstance(text, str) else None
+    except DestinationError:
+        return None
 
 
 # Secrets and texts from the environment -----------------------------------------------------------------------------

@@ -31,8 +31,8 @@ from .options import JournalOptions, MemoryOptions, SqlOptions
 ADAPTERS_GROUP = "anabranch.adapters"
 DEFAULT_KIND = "journal"
 
-_OURS: Final[Mapping[str, type[BaseModel]]] = MappingProxyType(
-    {DEFAULT_KIND: JournalOptions, "memory": MemoryOptions, "sql": SqlOptions}
+OURS: Final[Mapping[str, type[BaseModel]]] = MappingProxyType(
+    {DEFAULT_KIND: JournalOptions, "sql": SqlOptions, "memory": MemoryOptions}
 )
 
 
@@ -44,14 +44,19 @@ def _adapters(_path: tuple[str, ...]) -> dict[str, EntryPoint]:
 
 def known_kinds() -> list[str]:
     """The names of the registered adapters, sorted. Imports none of them."""
-    return sorted({*_OURS, *_adapters(tuple(sys.path))})
+    return sorted({*OURS, *_adapters(tuple(sys.path))})
+
+
+def kind_in(store: Mapping[Any, Any]) -> str:
+    """Return the kind of a store that has these keys."""
+    return next((kind for kind in known_kinds() if kind in store), DEFAULT_KIND)
 
 
 def options_model(kind: str) -> type[BaseModel]:
     """The model of a known kind's options; imports its adapter, unless it is one of ours. Raises ValueError
     and MissingExtraError."""
-    if kind in _OURS:
-        return _OURS[kind]
+    if kind in OURS:
+        return OURS[kind]
     return cast("type[BaseModel]", getattr(load_adapter(kind), "options_model", Options))
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, ClassVar, Self, TypedDict, TypeVar, Unpack
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     Field,
+    ModelWrapValidatorHandler,
     SerializeAsAny,
     ValidationError,
     ValidationInfo,
@@ -26,10 +27,22 @@ from pydantic import (
 from ..errors import ConfigError, MissingExtraError
 from ..names.destination import Destination
 from ..names.pattern import Pattern, RouteTable
-from .checks import Outline, disagreements
-from .fields import FILE_MODE, Base, Directory, FileMode, Model, Options, from_environment, remember_variables
-from .kinds import DEFAULT_KIND, known_kinds, options_model
-from .limits import OF_NONPERSISTENT, OF_STORE
+from .checks import disagreements
+from .fields import (
+    AT_LEAST_ONE,
+    FILE_MODE,
+    Base,
+    Directory,
+    FileMode,
+    Model,
+    Options,
+    PatternText,
+    from_environment,
+    given,
+    items,
+    remember_variables,
+)
+from .kinds import DEFAULT_KIND, OURS, known_kinds, options_model
 from .options import JournalOptions, MemoryOptions, SqlOptions, TransactionOptions, UsageOptions, dead_letter_name
 from .problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
 
@@ -49,20 +62,11 @@ def _store_name(name: str) -> str:
     return name
 
 
-def _pattern(text: str) -> str:
-    Pattern.parse(text)
-    return text
-
-
 def _some(values: tuple[T, ...]) -> tuple[T, ...]:
     # pydantic's min_length counts those that are valid, and so would add a second error to that of an only item.
     if not values:
         raise ValueError("expected at least one")
     return values
-
-
-_PatternText = Annotated[str, Field(strict=True), AfterValidator(_pattern)]
-_AT_LEAST_ONE = Field(json_schema_extra={"minItems": 1})
 
 
 class KindOptions(TypedDict, total=False):
@@ -83,7 +87,7 @@ class StoreConfig(Model):
 
     name: Annotated[str, Field(strict=True), AfterValidator(_store_name)]
     """What the store is called, in errors, in statistics and on disk."""
-    match: Annotated[tuple[_PatternText, ...], AfterValidator(_some), _AT_LEAST_ONE]
+    match: Annotated[tuple[PatternText, ...], AfterValidator(_some), AT_LEAST_ONE]
     """The patterns of the destinations that live in it, such as `queue://orders.>`."""
     per_destination: Annotated[bool, Field(strict=True)] = False
     """Whether each destination that lands here gets a store of its own, with these options."""
@@ -114,9 +118,9 @@ class StoreConfig(Model):
 
         Raises ConfigError.
         """
-        given: dict[str, Any] = dict(kind)
-        if "kind" in given:
-            given[given.pop("kind")] = given.pop("options", None)
+        said: dict[str, Any] = dict(kind)
+        if "kind" in said:
+            said[said.pop("kind")] = said.pop("options", None)
         super().__init__(
             name=name,
             match=match if isinstance(match, str) else tuple(match),
@@ -124,7 +128,7 @@ class StoreConfig(Model):
             directory=directory,
             index_directory=index_directory,
             create_directory=create_directory,
-            **given,
+            **said,
         )
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -137,8 +141,7 @@ class StoreConfig(Model):
     @classmethod
     def _misplaced(cls, key: str) -> str:
         """What to say of an option that stands one level too high."""
-        models: dict[str, type[BaseModel]] = {DEFAULT_KIND: JournalOptions, "sql": SqlOptions, "memory": MemoryOptions}
-        kind = next((kind for kind, model in models.items() if key in model.model_fields), None)
+        kind = next((kind for kind, model in OURS.items() if key in model.model_fields), None)
         return f"an option of {kind}; write `{kind}: {{{key}: ...}}`" if kind is not None else ""
 
     @model_validator(mode="before")
@@ -169,13 +172,17 @@ class StoreConfig(Model):
             raise fold(problems)
         return options
 
+    def _in_file(self) -> dict[str, Any]:
+        """Return what was given in the shape of a file, where the kind is the key of the options."""
+        return {**given(self), self.kind: self.options}
+
 
 class Config(Model):
     """A whole configuration. Immutable; to change it, load or build another."""
 
     directory: Directory
     """The data directory: lock, placement record, and the stores that name no directory of their own."""
-    stores: Annotated[tuple[StoreConfig, ...], AfterValidator(_some), _AT_LEAST_ONE]
+    stores: Annotated[tuple[StoreConfig, ...], AfterValidator(_some), AT_LEAST_ONE]
     """The stores. Their order means nothing."""
     transactions: TransactionOptions = TransactionOptions()
     """What holds for all transactions."""
@@ -203,13 +210,13 @@ class Config(Model):
         """Relative directories start from the working directory. Raises ConfigError."""
         if isinstance(stores, StoreConfig):  # which is an iterable too, of its fields
             raise ConfigError(["stores: expected a list of stores; found one; write [StoreConfig(...)]"])
-        given: dict[str, Any] = {} if transactions is None else {"transactions": transactions}
+        said: dict[str, Any] = {} if transactions is None else {"transactions": transactions}
         if usage is not None:
-            given["usage"] = usage
+            said["usage"] = usage
         if bindings_directory is not None:
-            given["bindings_directory"] = bindings_directory
+            said["bindings_directory"] = bindings_directory
         super().__init__(
-            directory=directory, stores=tuple(stores), create_directory=create_directory, file_mode=file_mode, **given
+            directory=directory, stores=tuple(stores), create_directory=create_directory, file_mode=file_mode, **said
         )
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -302,39 +309,33 @@ class Config(Model):
             raise ValueError("expected options, or `{}` to switch the usage log on; leave the key out for none")
         return value
 
-    @model_validator(mode="after")
-    def _stores_agree(self, info: ValidationInfo) -> Config:
-        if not isinstance(info.context, Base):  # a file has them checked even where other things are wrong
-            outlines = [
-                Outline(
-                    place,
-                    store.name,
-                    store.match,
-                    store.directory,
-                    store.index_directory,
-                    store.kind,
-                    getattr(store.options, "dead_letter", None),
-                    _given(store.options),
-                )
-                for place, store in enumerate(self.stores)
-            ]
-            problems = list(disagreements(self.directory, outlines))
-            if problems:
-                raise fold(problems)
-        problems = [*_shared_tables(self.stores), *_leased_dead_letters(self)]
+    @model_validator(mode="wrap")
+    @classmethod
+    def _agrees_with_itself(cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        """Check the stores against each other also where something else is wrong, so that errors come all at once."""
+        try:
+            config = handler(data)
+            problems = config._conflicts()
+        except ValidationError as error:
+            problems = explain(error, cls)
+        said = given(data)
+        base = info.context if isinstance(info.context, Base) else Base(Path.cwd())
+        stores = [
+            store._in_file() if isinstance(store, StoreConfig) else given(store) for store in items(said.get("stores"))
+        ]
+        problems += disagreements(said.get("directory"), stores, base)
+        if problems:
+            raise fold(problems)
+        return config
+
+    def _conflicts(self) -> list[Located]:
+        """Return what cannot be together though each part is right."""
+        problems = [*_shared_tables(self.stores), *_leased_dead_letters(self.stores)]
         if self.usage is not None and (text := self._usage_conflict(self.usage)):
             problems.append(Located(("usage", "directory"), text))
         if text := self._bindings_conflict():
             problems.append(Located(("bindings_directory",), text))
-        if problems:
-            raise fold(problems)
-        return self
-
-
-def _given(options: BaseModel) -> dict[str, Any]:
-    """What was said, of what was left to defaults nothing."""
-    keys = {"when_full", "block_timeout", "limits", *OF_STORE, *OF_NONPERSISTENT}
-    return options.model_dump(exclude_unset=True, include=keys)
+        return problems
 
 
 def _shared_tables(stores: Sequence[StoreConfig]) -> Iterator[Located]:
@@ -355,13 +356,19 @@ def _shared_tables(stores: Sequence[StoreConfig]) -> Iterator[Located]:
             )
 
 
-def _leased_dead_letters(config: Config) -> Iterator[Located]:
-    """Dead letters of a leased store that would go to another: no transaction is over both (rule T6)."""
-    for place, store in enumerate(config.stores):
-        options = store.options
-        if not isinstance(options, SqlOptions) or options.lease_expiration is None or options.dead_letter is None:
+def _leased_dead_letters(stores: Sequence[StoreConfig]) -> Iterator[Located]:
+    """Yield dead letters of a leased store that would go to another: no transaction is over both (rule T6)."""
+    leased = [
+        (place, store, options)
+        for place, store in enumerate(stores)
+        if isinstance(options := store.options, SqlOptions) and options.lease_expiration is not None
+    ]
+    owners = {Pattern.parse(text): store for store in reversed(stores if leased else ()) for text in store.match}
+    routes = RouteTable((pattern.text, store) for pattern, store in owners.items())
+    for place, store, options in leased:
+        if options.dead_letter is None:
             continue
-        found = config.routes().route(Destination.parse(dead_letter_name(options.dead_letter, "a.b")))
+        found = routes.route(Destination.parse(dead_letter_name(options.dead_letter, "a.b")))
         if found is not None and found.target is not store:
             text = f"{options.dead_letter!r} lives in store {found.target.name!r}, but a leased store takes part in no "
             text += "transaction with another, so its dead letters cannot move there; give it a `match` for them"
@@ -381,8 +388,8 @@ def validated_options(kind: str, value: object, context: object) -> tuple[BaseMo
         text = f"expected a mapping of options; found {found}"
         return None, [Located((kind,), text)]
     names_suffice = isinstance(context, Base) and context.names_suffice
-    given: Mapping[str, Any] = value or {}
-    values, wrong, named = from_environment(model, given, names_suffice)
+    said = given(value)
+    values, wrong, named = from_environment(model, said, names_suffice)
     problems = [Located((kind, key), text) for key, text in wrong]
     try:
         options = model.model_validate(values, context=context)
@@ -396,5 +403,5 @@ def validated_options(kind: str, value: object, context: object) -> tuple[BaseMo
                 problems.append(Located((kind, *problem.path), problem.text))
     if problems:
         return None, problems
-    remember_variables(options, {key.removesuffix("_env"): given[key] for key in given if key not in values})
+    remember_variables(options, {key.removesuffix("_env"): said[key] for key in said if key not in values})
     return options, []

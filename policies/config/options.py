@@ -22,8 +22,8 @@ from pydantic import (
 
 from ..names.destination import Destination, Kind
 from .durability import OnCorruption, Sync
-from .fields import Directory, Duration, FileMode, Model, Options, Positive, Size
-from .limits import AT_LEAST_ONE, SOME, LimitOptions, PatternText, WhenFull
+from .fields import AT_LEAST_ONE, Directory, Duration, FileMode, Model, Options, PatternText, Positive, Size
+from .limits import SOME, LimitOptions, WhenFull
 from .problems import Located, fold
 from .units import GIB, KIB, MIB
 
