@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, Unpack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Required, TypedDict, Unpack
 
 from pydantic import AfterValidator, BaseModel
 
@@ -12,9 +12,6 @@ from ..names.pattern import Pattern, may_overlap
 from .fields import AT_LEAST_ONE, Duration, Options, PatternText, Positive, Size, given, items, parsed
 from .problems import Located
 from .yaml_lines import Path as Place
-
-if TYPE_CHECKING:
-    from .option_values import LimitValues
 
 
 class WhenFull(enum.Enum):
@@ -40,6 +37,19 @@ def _some(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 SOME: Final = AfterValidator(_some)
+
+
+Full = Literal["fail", "block", "drop_new", "drop_old"]
+
+
+class LimitValues(TypedDict, total=False):
+    """The values that `LimitOptions` takes, for type checkers."""
+
+    match: Required[Iterable[str]]
+    max_messages: int | None
+    max_bytes: int | str | None
+    when_full: WhenFull | Full | None
+    block_timeout: float | str | None
 
 
 class LimitOptions(Options):

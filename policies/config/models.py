@@ -26,7 +26,8 @@ from pydantic import (
 
 from ..errors import ConfigError, MissingExtraError
 from ..names.destination import Destination
-from ..names.pattern import Pattern, RouteTable
+from ..names.pattern import Pattern
+from ..names.routes import RouteTable
 from .checks import disagreements
 from .fields import (
     AT_LEAST_ONE,

@@ -1,25 +1,22 @@
-"""What the constructors of options take, for type checkers: a size as `32MiB`, a duration as `500ms`, a word for a
-choice, as they stand in a file. tests/policies/test_option_values.py compares these with the models' fields."""
+"""The values that the constructors of options take, for type checkers: a size as `32MiB`, a duration as `500ms`, a word
+for a choice, as in a file. tests/policies/test_option_values.py compares them with the models' fields."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
+from typing import Any, Literal, TypedDict
 
 from pydantic import SecretStr
 
 from .durability import OnCorruption, Sync
-
-if TYPE_CHECKING:
-    from .limits import LimitOptions, WhenFull
-    from .options import Redelivery
+from .limits import Full, LimitOptions, WhenFull
+from .redelivery import Redelivery
 
 Size = int | str
 Duration = float | str
 Mode = int | str
 Place = str | Path
-Full = Literal["fail", "block", "drop_new", "drop_old"]
 
 
 class StoreValues(TypedDict, total=False):
@@ -122,22 +119,3 @@ class TransactionValues(TypedDict, total=False):
     max_open: int
     max_operations: int
     max_bytes: Size
-
-
-class LimitValues(TypedDict, total=False):
-    """Of a limit of destinations."""
-
-    match: Required[Iterable[str]]
-    max_messages: int | None
-    max_bytes: Size | None
-    when_full: WhenFull | Full | None
-    block_timeout: Duration | None
-
-
-class RedeliveryValues(TypedDict, total=False):
-    """Of how long a message waits that was given back."""
-
-    delay: Required[Duration]
-    multiplier: float
-    max_delay: Duration
-    jitter: float

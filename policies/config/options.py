@@ -22,13 +22,12 @@ from pydantic import (
 
 from ..names.destination import Destination, Kind
 from .durability import OnCorruption, Sync
-from .fields import AT_LEAST_ONE, Directory, Duration, FileMode, Model, Options, PatternText, Positive, Size
+from .fields import AT_LEAST_ONE, Directory, Duration, FileMode, Options, PatternText, Positive, Size
 from .limits import SOME, LimitOptions, WhenFull
+from .option_values import JournalValues, MemoryValues, SqlValues, TransactionValues, UsageValues
 from .problems import Located, fold
+from .redelivery import Redelivery
 from .units import GIB, KIB, MIB
-
-if TYPE_CHECKING:
-    from .option_values import JournalValues, MemoryValues, RedeliveryValues, SqlValues, TransactionValues, UsageValues
 
 
 def _dead_letter(pattern: str) -> str:
@@ -51,40 +50,6 @@ def _identifier(text: str) -> str:
     if not re.fullmatch(_IDENTIFIER, text):
         raise ValueError("expected a name: letters, digits and _, the first no digit, at most 48 of them")
     return text
-
-
-class Redelivery(Model):
-    """How long a message waits once it was given back."""
-
-    delay: Annotated[float, Duration(0.001, 30 * 86_400)]
-    """After it was given back for the first time, in seconds."""
-    multiplier: Annotated[float, Field(strict=True, ge=1, le=1000, allow_inf_nan=False)] = 1.0
-    """Each time it waits so many times as long as the time before."""
-    max_delay: Annotated[float, Duration(0.001, 365 * 86_400)] = 3600.0
-    """But never longer."""
-    jitter: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """By up to so large a part longer or shorter, at random, so that what failed together does not come back together:
-    0.1 is a tenth."""
-
-    if TYPE_CHECKING:
-
-        def __init__(self, **values: Unpack[RedeliveryValues]) -> None: ...
-
-    @model_validator(mode="after")
-    def _first_wait_fits(self) -> Self:
-        if self.delay > self.max_delay:
-            raise ValueError(
-                f"delay, {self.delay:g} s, is longer than max_delay, {self.max_delay:g} s: no message would wait so "
-                "long; give a max_delay that is as long, at least"
-            )
-        return self
-
-    def seconds(self, times: int) -> float:
-        """How long it waits that was given back so often by now, before `jitter`."""
-        try:
-            return min(self.delay * self.multiplier ** (times - 1), self.max_delay)
-        except OverflowError:
-            return self.max_delay
 
 
 class StoreOptions(Options):

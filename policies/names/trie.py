@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from .destination import Destination
-    from .pattern import Pattern, Segment
+from .destination import Destination
+from .pattern import Pattern, Segment
 
 T = TypeVar("T")
 

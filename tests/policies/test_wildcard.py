@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from anabranch.policies.errors import ConfigError, DestinationError
 from anabranch.policies.names.destination import Destination, Kind
-from anabranch.policies.names.pattern import Pattern, RouteTable, escape
+from anabranch.policies.names.pattern import Pattern, escape
+from anabranch.policies.names.routes import RouteTable
 
 from . import reference
 
