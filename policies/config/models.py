@@ -262,29 +262,19 @@ class Config(Model):
         return self.bindings_directory or self.directory
 
     def _bindings_conflict(self) -> str:
-        """What is wrong with the bindings directory; empty if nothing is."""
-        path = self.bindings_directory
-        if path is None:
-            return ""
+        """Return what is wrong with the bindings directory; empty if nothing is."""
         taken = [(self.directory_of(store), f"store {store.name!r} keeps files") for store in self.stores]
-        for where, what in [(self.directory, "all else lies"), *taken]:
-            if path == where or path in where.parents or where in path.parents:
-                return f"{path} and {where}, where {what}, lie in one another; choose a directory of its own"
-        return ""
+        return _meeting(
+            self.bindings_directory, [(self.directory, "all else lies"), *taken], "choose a directory of its own"
+        )
 
     def _usage_conflict(self, usage: UsageOptions) -> str:
-        """What is wrong with where a usage log would keep its files; empty if nothing is."""
-        path = usage.directory
-        if path is None:
-            return ""
-        named = [(self.directory_of(store), f"store {store.name!r}") for store in self.stores]
-        named += [(self.directory / name, "the router") for name in ("stores", "decisions", "placement.records")]
-        if self.bindings_directory is not None:
-            named.append((self.bindings_directory, "the router"))
-        for taken, whose in named:
-            if path == taken or taken in path.parents or path in taken.parents:
-                return f"{path} and {taken}, where {whose} keeps files, lie in one another; choose another directory"
-        return ""
+        """Return what is wrong with the directory of a usage log; empty if nothing is."""
+        taken = [(self.directory_of(store), f"store {store.name!r} keeps files") for store in self.stores]
+        routers = [self.directory / name for name in ("stores", "decisions", "placement.records")]
+        routers += [self.bindings_directory] if self.bindings_directory is not None else []
+        taken += [(path, "the router keeps files") for path in routers]
+        return _meeting(usage.directory, taken, "choose another directory")
 
     def _may_create(self, store: StoreConfig) -> bool:
         """Whether this store's directory is made if it is not there. One in the data directory always is."""
@@ -295,20 +285,6 @@ class Config(Model):
     def routes(self) -> RouteTable[StoreConfig]:
         """The table that routes destinations to these stores."""
         return RouteTable((pattern, store) for store in self.stores for pattern in store.match)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _usage_is_given(cls, data: Any, info: ValidationInfo) -> Any:
-        if isinstance(info.context, Base) and isinstance(data, Mapping) and data.get("usage", "") is None:
-            return {**data, "usage": ""}  # of a file's `usage:` alone nobody can tell whether it is to be on
-        return data
-
-    @field_validator("usage", mode="before")
-    @classmethod
-    def _usage_says_something(cls, value: Any) -> Any:
-        if value == "":
-            raise ValueError("expected options, or `{}` to switch the usage log on; leave the key out for none")
-        return value
 
     @model_validator(mode="wrap")
     @classmethod
@@ -321,6 +297,9 @@ class Config(Model):
             problems = explain(error, cls)
         said = given(data)
         base = info.context if isinstance(info.context, Base) else Base(Path.cwd())
+        if base is info.context and said.get("usage", "") is None:  # whether it is to be on, nobody can tell
+            text = "expected options, or `{}` to switch the usage log on; leave the key out for none; found nothing"
+            problems.append(Located(("usage",), text))
         stores = [
             store._in_file() if isinstance(store, StoreConfig) else given(store) for store in items(said.get("stores"))
         ]
@@ -337,6 +316,14 @@ class Config(Model):
         if text := self._bindings_conflict():
             problems.append(Located(("bindings_directory",), text))
         return problems
+
+
+def _meeting(path: Path | None, taken: Iterable[tuple[Path, str]], step: str) -> str:
+    """Say which of the directories that are taken the path holds, lies in or is; empty for none."""
+    for where, what in taken:
+        if path is not None and (path == where or path in where.parents or where in path.parents):
+            return f"{path} and {where}, where {what}, lie in one another; {step}"
+    return ""
 
 
 def _shared_tables(stores: Sequence[StoreConfig]) -> Iterator[Located]:

@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, SecretStr
 from pydantic_core import PydanticSerializationError
 
-from .fields import FILE_MODE, URL_SCHEME, Options, octal, takes_text, variables_of
+from .fields import URL_SCHEME, Options, octal, takes_text, variables_of
 from .kinds import DEFAULT_KIND
 from .models import Config, StoreConfig
 
@@ -87,36 +87,38 @@ def _as_written(data: object) -> object:
 
 
 def _top(config: Config, base: Path | None) -> dict[str, Any]:
-    """What stands beside `stores`."""
-    data: dict[str, Any] = {"directory": _path(config.directory, base)}
-    if transactions := _options(config.transactions, base):
-        data["transactions"] = transactions
-    if config.usage is not None:
-        data["usage"] = _options(config.usage, base)
-    if config.bindings_directory is not None:
-        data["bindings_directory"] = _path(config.bindings_directory, base)
-    if not config.create_directory:
-        data["create_directory"] = False
-    if config.file_mode != FILE_MODE:
-        data["file_mode"] = octal(config.file_mode)
-    return data
+    """Return all that stands beside `stores`."""
+    return _fields(config, base, {"stores"})
 
 
 def _store(store: StoreConfig, base: Path | None) -> tuple[dict[str, Any], list[str]]:
-    """A store as the file has it, and what of it is not written."""
+    """Return a store as the file has it, and notes on what of it is not written."""
     notes: list[str] = []
-    data: dict[str, Any] = {"name": store.name, "match": list(store.match)}
-    if store.per_destination:
-        data["per_destination"] = True
-    for key in ("directory", "index_directory"):
-        if (path := getattr(store, key)) is not None:
-            data[key] = _path(path, base)
-    if store.create_directory is not None:
-        data["create_directory"] = store.create_directory
+    data = _fields(store, base, {"kind", "options"})
     options = _options(store.options, base, store.name, notes)
     if options or store.kind != DEFAULT_KIND:
         data[store.kind] = options
     return data, notes
+
+
+def _fields(model: BaseModel, base: Path | None, apart: set[str]) -> dict[str, Any]:
+    """Return the fields that say more than their defaults, in the model's order, but those that are written `apart`."""
+    data: dict[str, Any] = {}
+    for key, info in type(model).model_fields.items():
+        value = getattr(model, key)
+        if key in apart:
+            continue
+        if isinstance(value, BaseModel):
+            options = _options(value, base)
+            if options or value != info.default:
+                data[key] = options
+        elif value != info.default:
+            data[key] = _path(value, base) if isinstance(value, Path) else _plain(model, key)
+    return data
+
+
+def _plain(model: BaseModel, key: str) -> Any:
+    return model.model_dump(mode="json", exclude_unset=True, include={key})[key]
 
 
 def _options(options: BaseModel, base: Path | None, store: str = "", notes: list[str] | None = None) -> dict[str, Any]:
@@ -140,7 +142,7 @@ def _options(options: BaseModel, base: Path | None, store: str = "", notes: list
         else:
             secret = value.get_secret_value() if isinstance(value, SecretStr) else None
             try:
-                data[key] = secret or options.model_dump(mode="json", exclude_unset=True, include={key})[key]
+                data[key] = secret or _plain(options, key)
             except PydanticSerializationError:
                 told.append(f"{key} is an object of Python's, which is not written here; give it anew")
                 if key == "creator":  # without it the url alone would name another database
