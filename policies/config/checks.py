@@ -1,5 +1,4 @@
-"""What must hold between stores: no name, pattern or directory twice, no directory inside another's; dead letters are
-taken.
+"""Checks between stores: no name, pattern or directory stands twice, and dead letters have a store.
 
 The checks read what was given, not what a model made of it. So a store takes part although something else in it is
 wrong, and errors come all at once.
@@ -27,11 +26,12 @@ Given = Mapping[str, Any]
 """A store's keys and values, in the shape of a file."""
 
 RESERVED = ("bindings.id", "decisions", "in-force.yaml", "placement.records", "router.lock", "usage")
-"""What the data directory itself holds, beside `stores`."""
+"""Names in the data directory that the router takes itself, beside `stores`."""
 
 
 def disagreements(directory: object, stores: Sequence[Given], base: Base) -> Iterator[Located]:
-    """Yield what two stores cannot both have, and what one of them cannot mean. `directory` is the data directory."""
+    """Yield the problems between stores, and those within one that are no single option's. `directory` is the data
+    directory."""
     root = _path(directory, base)
     yield from _names(stores, base)
     yield from _patterns(stores, base)

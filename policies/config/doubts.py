@@ -1,4 +1,4 @@
-"""What may stand in a file, and is probably not what was meant."""
+"""Entries of a file that are allowed, and probably not what was meant."""
 
 from __future__ import annotations
 

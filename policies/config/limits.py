@@ -1,4 +1,4 @@
-"""What a store may hold, and what happens to who sends more: the options, and what is wrong with them."""
+"""Limits of a store: the options, and the options that contradict each other."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .yaml_lines import Path as Place
 
 
 class WhenFull(enum.Enum):
-    """What happens to a send that goes beyond a limit. The values are the words of the configuration file."""
+    """The fate of a send that goes beyond a limit. The values are the words of the configuration file."""
 
     FAIL = "fail"
-    """It raises StoreFullError at once."""
+    """The send raises StoreFullError at once."""
 
     BLOCK = "block"
-    """It waits for room, behind those who came before, for `block_timeout` at most; then it raises StoreFullError."""
+    """The send waits for room behind those who came before. After `block_timeout` it raises StoreFullError."""
 
     DROP_NEW = "drop_new"
-    """It is not stored; its receipt says `dropped`."""
+    """The message is not stored; its receipt says `dropped`."""
 
     DROP_OLD = "drop_old"
     """The oldest messages that nobody holds are dropped in its favour, in the same write: a ring."""
@@ -80,7 +80,7 @@ OF_NONPERSISTENT: Final = ("nonpersistent_max_messages", "nonpersistent_max_byte
 
 
 def contradictions(at: Place, kind: str, match: Sequence[object], options: Mapping[str, Any]) -> Iterator[Located]:
-    """Yield what cannot be meant so in the options of one store, which stand at `at`. Options that are wrong in
+    """Yield the options of one store that contradict each other; they stand at `at`. Options that are wrong in
     themselves are passed over."""
     limits = {
         place: given(limit)

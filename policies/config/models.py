@@ -48,7 +48,7 @@ from .options import JournalOptions, MemoryOptions, SqlOptions, TransactionOptio
 from .problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-"""What a store may be called: a name that is safe as a directory's."""
+"""The names that a store may have: a name is safe as a directory's."""
 
 _FILE = "file that it was loaded from"
 _LINES = "lines of its stores"
@@ -71,8 +71,8 @@ def _some(values: tuple[T, ...]) -> tuple[T, ...]:
 
 
 class KindOptions(TypedDict, total=False):
-    """Which kind of store it is, as a keyword with its options; None or {} is that kind with defaults. A kind that is
-    not one of ours is named by `kind`, and has its `options` beside it."""
+    """The kind of a store, as a keyword with its options; None or {} is that kind with defaults. A kind that is not one
+    of ours is named by `kind`, and has its `options` beside it."""
 
     journal: JournalOptions | Mapping[str, Any] | None
     sql: SqlOptions | Mapping[str, Any] | None
@@ -87,19 +87,19 @@ class StoreConfig(Model):
     _unknown_key: ClassVar[str] = "neither a key of a store nor an installed kind of store"
 
     name: Annotated[str, Field(strict=True), AfterValidator(_store_name)]
-    """What the store is called, in errors, in statistics and on disk."""
+    """The name of the store in errors, in statistics and on disk."""
     match: Annotated[tuple[PatternText, ...], AfterValidator(_some), AT_LEAST_ONE]
-    """The patterns of the destinations that live in it, such as `queue://orders.>`."""
+    """The patterns of the destinations that live in the store, such as `queue://orders.>`."""
     per_destination: Annotated[bool, Field(strict=True)] = False
     """Whether each destination that lands here gets a store of its own, with these options."""
     directory: Directory | None = None
-    """Where it keeps its files, if not in stores/<name> in the data directory."""
+    """The directory of its files, if not stores/<name> in the data directory."""
     index_directory: Directory | None = None
-    """Where it keeps its index, if not beside its journal: a faster disk, say."""
+    """The directory of its index, if not beside its journal: on a faster disk, say."""
     create_directory: Annotated[bool, Field(strict=True)] | None = None
     """Whether `directory` is made if it is not there. None: as the whole file says."""
     kind: str = Field(default=DEFAULT_KIND, validation_alias=KIND_ALIAS)
-    """Which adapter it is. In the file and in the constructor, the name of the key that holds the options."""
+    """The name of its adapter. In the file and in the constructor, the name of the key that holds the options."""
     options: SerializeAsAny[BaseModel] = Field(validation_alias=OPTIONS_ALIAS)
     """The options of that adapter: of a journal, JournalOptions."""
 
@@ -114,8 +114,8 @@ class StoreConfig(Model):
         create_directory: bool | None = None,
         **kind: Unpack[KindOptions],
     ) -> None:
-        """At most one kind: `journal=JournalOptions(...)`, say, or `kind="onefile", options={...}` for one that is
-        installed beside ours. None is a journal with defaults.
+        """Take at most one kind: `journal=JournalOptions(...)`, say. None is a journal with defaults. A kind that is
+        installed beside ours is `kind="onefile", options={...}`.
 
         Raises ConfigError.
         """
@@ -141,7 +141,7 @@ class StoreConfig(Model):
 
     @classmethod
     def _misplaced(cls, key: str) -> str:
-        """What to say of an option that stands one level too high."""
+        """Return words for an option that stands one level too high."""
         kind = next((kind for kind, model in OURS.items() if key in model.model_fields), None)
         return f"an option of {kind}; write `{kind}: {{{key}: ...}}`" if kind is not None else ""
 
@@ -174,7 +174,7 @@ class StoreConfig(Model):
         return options
 
     def _in_file(self) -> dict[str, Any]:
-        """Return what was given in the shape of a file, where the kind is the key of the options."""
+        """Return the given values in the shape of a file: the kind is the key of the options."""
         return {**given(self), self.kind: self.options}
 
 
@@ -186,7 +186,7 @@ class Config(Model):
     stores: Annotated[tuple[StoreConfig, ...], AfterValidator(_some), AT_LEAST_ONE]
     """The stores. Their order means nothing."""
     transactions: TransactionOptions = TransactionOptions()
-    """What holds for all transactions."""
+    """Options of all transactions."""
     usage: UsageOptions | None = None
     """The usage log, which is on if this is given: `usage: {}`."""
     bindings_directory: Directory | None = None
@@ -208,7 +208,7 @@ class Config(Model):
         create_directory: bool = True,
         file_mode: int | str = FILE_MODE,
     ) -> None:
-        """Relative directories start from the working directory. Raises ConfigError."""
+        """Check the parts; relative directories start from the working directory. Raises ConfigError."""
         if isinstance(stores, StoreConfig):  # which is an iterable too, of its fields
             raise ConfigError(["stores: expected a list of stores; found one; write [StoreConfig(...)]"])
         said: dict[str, Any] = {} if transactions is None else {"transactions": transactions}
@@ -228,37 +228,38 @@ class Config(Model):
 
     @classmethod
     def _misplaced(cls, key: str) -> str:
-        """What to say of an option that stands too high."""
+        """Return words for an option that stands too high."""
         if key not in JournalOptions.model_fields:
             return ""
         return f"an option of journal; write `journal: {{{key}: ...}}` in a store, or under `defaults` for all of them"
 
     @property
     def file(self) -> Path | None:
-        """The file that it was loaded from. None for one that was made otherwise."""
+        """The file that the configuration was loaded from. None for one that was made otherwise."""
         return self.__dict__.get(_FILE)
 
     def _place_of(self, store: StoreConfig) -> str:
-        """Where it stands, to begin an error with: `stores.yaml:3: store 'a'`; its name alone where no file has it."""
+        """Return words to begin an error with: `stores.yaml:3: store 'a'`, or the name alone where no file has the
+        store."""
         lines = self.__dict__.get(_LINES, {})
         file = f"{self.file}:{lines[store.name]}: " if self.file is not None and store.name in lines else ""
         return f"{file}store {store.name!r}"
 
     def _remember_file(self, path: Path) -> None:
-        """It is no part of what two configurations are compared by."""
+        """Keep the path. The file plays no part when two configurations are compared."""
         self.__dict__[_FILE] = path
 
     def _remember_lines(self, lines: Iterable[int]) -> None:
-        """Those of the stores in its text. They are no part of it either."""
+        """Keep the lines of the stores. They play no part when two configurations are compared."""
         self.__dict__[_LINES] = {store.name: line for store, line in zip(self.stores, lines, strict=True)}
 
     def directory_of(self, store: StoreConfig) -> Path:
-        """Where this store keeps its files."""
+        """Return the directory in which this store keeps its files."""
         return store.directory or self.directory / "stores" / store.name
 
     @property
     def bindings(self) -> Path:
-        """Where the placement record and the decision log are."""
+        """The directory of the placement record and the decision log."""
         return self.bindings_directory or self.directory
 
     def _bindings_conflict(self) -> str:
@@ -277,19 +278,19 @@ class Config(Model):
         return _meeting(usage.directory, taken, "choose another directory")
 
     def _may_create(self, store: StoreConfig) -> bool:
-        """Whether this store's directory is made if it is not there. One in the data directory always is."""
+        """Tell whether this store's directory is made if it is not there. One in the data directory always is."""
         if store.directory is None or store.create_directory is not None:
             return store.directory is None or bool(store.create_directory)
         return self.create_directory
 
     def routes(self) -> RouteTable[StoreConfig]:
-        """The table that routes destinations to these stores."""
+        """Return the table that routes destinations to these stores."""
         return RouteTable((pattern, store) for store in self.stores for pattern in store.match)
 
     @model_validator(mode="wrap")
     @classmethod
     def _agrees_with_itself(cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
-        """Check the stores against each other also where something else is wrong, so that errors come all at once."""
+        """Check the stores against each other even where something else is wrong, so that errors come all at once."""
         try:
             config = handler(data)
             problems = config._conflicts()
@@ -309,7 +310,7 @@ class Config(Model):
         return config
 
     def _conflicts(self) -> list[Located]:
-        """Return what cannot be together though each part is right."""
+        """Return the problems of parts that are right, and cannot be together."""
         problems = [*_shared_tables(self.stores), *_leased_dead_letters(self.stores)]
         if self.usage is not None and (text := self._usage_conflict(self.usage)):
             problems.append(Located(("usage", "directory"), text))
@@ -319,7 +320,7 @@ class Config(Model):
 
 
 def _meeting(path: Path | None, taken: Iterable[tuple[Path, str]], step: str) -> str:
-    """Say which of the directories that are taken the path holds, lies in or is; empty for none."""
+    """Say which taken directory the path is, holds or lies in; empty if none."""
     for where, what in taken:
         if path is not None and (path == where or path in where.parents or where in path.parents):
             return f"{path} and {where}, where {what}, lie in one another; {step}"
@@ -327,7 +328,7 @@ def _meeting(path: Path | None, taken: Iterable[tuple[Path, str]], step: str) ->
 
 
 def _shared_tables(stores: Sequence[StoreConfig]) -> Iterator[Located]:
-    """SQL stores that would get the same tables of a database: they are one store's."""
+    """Yield SQL stores that would get the same tables of a database: tables belong to one store."""
     seen: dict[tuple[str, str], StoreConfig] = {}
     for place, store in enumerate(stores):
         if not isinstance(store.options, SqlOptions) or store.options.url is None:
@@ -364,7 +365,7 @@ def _leased_dead_letters(stores: Sequence[StoreConfig]) -> Iterator[Located]:
 
 
 def validated_options(kind: str, value: object, context: object) -> tuple[BaseModel | None, list[Located]]:
-    """The options of a known kind, from a model or a mapping, or what is wrong with them."""
+    """Return the options of a known kind, from a model or a mapping, or the problems with them."""
     try:
         model = options_model(kind)
     except (ValueError, MissingExtraError) as error:

@@ -1,5 +1,5 @@
-"""The values that the constructors of options take, for type checkers: a size as `32MiB`, a duration as `500ms`, a word
-for a choice, as in a file. tests/policies/test_option_values.py compares them with the models' fields."""
+"""Types of the values that the constructors of options take, as in a file: a size may be `32MiB`, a duration `500ms`.
+tests/policies/test_option_values.py compares them with the models' fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Place = str | Path
 
 
 class StoreValues(TypedDict, total=False):
-    """Of every kind of store of ours."""
+    """The values that every kind of store of ours takes."""
 
     priorities: bool
     dead_letter: str | None
@@ -45,7 +45,7 @@ class StoreValues(TypedDict, total=False):
 
 
 class JournalValues(StoreValues, total=False):
-    """Of a journal."""
+    """The values that `JournalOptions` takes."""
 
     sync: Sync | Literal["always", "periodic", "never"]
     sync_interval: Duration
@@ -65,7 +65,7 @@ class JournalValues(StoreValues, total=False):
 
 
 class SqlValues(StoreValues, total=False):
-    """Of tables of a database."""
+    """The values that `SqlOptions` takes."""
 
     untested_database: bool
     url: str | SecretStr | None
@@ -95,14 +95,14 @@ class SqlValues(StoreValues, total=False):
 
 
 class MemoryValues(StoreValues, total=False):
-    """Of memory alone."""
+    """The values that `MemoryOptions` takes."""
 
     max_bytes: Size
     max_stored_bytes: Size | None
 
 
 class UsageValues(TypedDict, total=False):
-    """Of the usage log."""
+    """The values that `UsageOptions` takes."""
 
     directory: Place | None
     destinations: Iterable[str]
@@ -112,7 +112,7 @@ class UsageValues(TypedDict, total=False):
 
 
 class TransactionValues(TypedDict, total=False):
-    """Of all transactions."""
+    """The values that `TransactionOptions` takes."""
 
     sync: Sync | Literal["always", "never"]
     timeout: Duration

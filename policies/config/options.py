@@ -53,7 +53,7 @@ def _identifier(text: str) -> str:
 
 
 class StoreOptions(Options):
-    """What every kind of ours lets be set; a third party's model may begin from it too."""
+    """The options of every kind of store of ours; a third party's model may begin from them too."""
 
     priorities: Annotated[bool, Field(strict=True)] = False
     """Whether messages of a higher priority are received before those of a lower one. Else it is only kept."""
@@ -112,7 +112,7 @@ class StoreOptions(Options):
 
 
 def dead_letter_name(pattern: str, name: str) -> str:
-    """The dead-letter queue of a destination."""
+    """Return the name of the dead-letter queue of a destination."""
     return pattern.replace("{name}", name)
 
 
@@ -176,8 +176,8 @@ _TESTED: Final = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg")
 
 
 def _untested(scheme: str, allowed: bool) -> str:
-    """What is wrong with a URL that begins so; nothing of the rest, which may hold a password, is told. `allowed`:
-    whether `untested_database` is set."""
+    """Return the problem with a URL that begins so; `allowed`: whether `untested_database` is set. The rest of the URL,
+    which may hold a password, is not told."""
     backend = scheme.partition("+")[0].lower()
     if scheme in _TESTED or (allowed and backend != "postgres"):
         return ""
@@ -200,7 +200,7 @@ _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*")
 
 
 def _is_engine(value: object) -> bool:
-    """Whether it is an Engine of SQLAlchemy's, which need not be installed here."""
+    """Tell whether the value is an Engine of SQLAlchemy's, which need not be installed here."""
     return hasattr(value, "raw_connection") and hasattr(value, "url")
 
 
@@ -215,7 +215,7 @@ def _creator(value: object) -> object:
 
 
 Creator = Annotated[Any, AfterValidator(_creator), WithJsonSchema({"type": "string"})]
-"""Of connections; see SqlOptions."""
+"""A maker of connections; see SqlOptions."""
 
 
 class SqlOptions(StoreOptions):
@@ -291,7 +291,7 @@ class SqlOptions(StoreOptions):
         def __init__(self, **values: Unpack[SqlValues]) -> None: ...
 
     def may_be_shown(self, option: str) -> bool:
-        """A URL without a password, and with nothing behind its `?` that may be one."""
+        """Tell whether the option is a URL without a password, with nothing behind its `?` that may be one."""
         if option != "url" or self.url is None:
             return False
         url = urlsplit(self.url.get_secret_value())
@@ -400,7 +400,7 @@ class UsageOptions(Options):
 
 
 class TransactionOptions(Options):
-    """What holds for all transactions of a router."""
+    """The options of all transactions of a router."""
 
     sync: Annotated[Sync, Field(json_schema_extra={"enum": ["always", "never"]})] = Sync.ALWAYS
     """`always`: what makes a transaction over several stores atomic is forced to the disk whatever the stores' own

@@ -23,8 +23,11 @@ _EMPTY = "the file says nothing; the least is a directory and one store, and `an
 
 
 def load(path: str | Path, *, names_suffice: bool = False) -> Config:
-    """The configuration in a file. Relative directories start from the file's. With `names_suffice` the name of an
-    environment variable that is not set stands for what it would hold: for who opens no store. Raises ConfigError."""
+    """Load the configuration in a file. Relative directories start from the file's.
+
+    With `names_suffice` the name of an environment variable that is not set stands for its value. That is for callers
+    that open no store. Raises ConfigError.
+    """
     if not isinstance(path, str | PathLike):
         kind = type(path).__name__
         raise TypeError(f"a configuration is the path of a file, or an anabranch.Config, not {kind}: {path!r}")
@@ -35,8 +38,8 @@ def load(path: str | Path, *, names_suffice: bool = False) -> Config:
 
 
 def warnings(path: str | Path) -> list[Problem]:
-    """Return what is right in a file and probably not what was meant, in the order of its lines. Raises ConfigError
-    for a file that is wrong; variables of the environment need not be set."""
+    """Return what is allowed in a file and probably not meant, in the order of its lines. Variables of the environment
+    need not be set. Raises ConfigError for a file that is wrong."""
     path = from_home(path)
     config, document = load(path, names_suffice=True), yaml_lines.parse(_read(path))
     found = [Problem(p.describe(document.data), document.line(p.path)) for p in doubts(config.stores)]
@@ -56,7 +59,7 @@ def _read(path: Path) -> str:
 
 
 def as_plain_data(path: str | Path) -> dict[str, Any]:
-    """What a file says that `load` takes: `defaults` in each store, directories absolute, secrets as the names of their
+    """Return the data of a file, with `defaults` in each store and absolute directories. Secrets are the names of their
     environment variables, which need not be set. Raises ConfigError."""
     path = from_home(path)
     config, document = load(path, names_suffice=True), yaml_lines.parse(_read(path))
@@ -72,12 +75,13 @@ def as_plain_data(path: str | Path) -> dict[str, Any]:
 
 
 def _absolute(data: Mapping[str, Any], model: BaseModel) -> dict[str, Any]:
-    """What the model has as paths, as the model has it."""
+    """Return the data with the paths that the model made of it."""
     return {key: str(value) if isinstance(value := getattr(model, key, None), Path) else data[key] for key in data}
 
 
 def loads(text: str, base: str | Path, *, names_suffice: bool = False) -> Config:
-    """The configuration in a text. Relative directories start from `base`; the rest as `load`. Raises ConfigError."""
+    """Load the configuration in a text. Relative directories start from `base`; `names_suffice` is that of `load`.
+    Raises ConfigError."""
     return _loads(text, Base(Path(base).absolute(), names_suffice), None)
 
 
@@ -105,7 +109,7 @@ def _loads(text: str, base: Base, name: str | None) -> Config:
 
 
 def _defaults(document: Document, base: Base) -> tuple[Mapping[str, Any], list[Located]]:
-    """Return what `defaults:` says, by kind, and what is wrong in it, whether or not a store uses it."""
+    """Return the section `defaults`, by kind, and its problems, whether or not a store uses it."""
     defaults = given(document.data).get("defaults")
     if not isinstance(defaults, dict):
         text = f"expected a mapping of kinds of stores; found {describe_value(defaults)}"
@@ -123,7 +127,7 @@ def _defaults(document: Document, base: Base) -> tuple[Mapping[str, Any], list[L
 
 
 def _with_defaults(data: Any, defaults: Mapping[str, Any]) -> Any:
-    """The data without its section `defaults`, each store with the options that it does not give itself."""
+    """Return the data without its section `defaults`, each store with the options that it does not give itself."""
     if not isinstance(data, dict):
         return data
     data = {key: value for key, value in data.items() if key != "defaults"}

@@ -1,4 +1,4 @@
-"""How long a message waits that was given back: the options of it."""
+"""Redelivery: how long a message waits that was given back."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class RedeliveryValues(TypedDict, total=False):
 
 
 class Redelivery(Model):
-    """How long a message waits once it was given back."""
+    """The wait of a message that was given back."""
 
     delay: Annotated[float, Duration(0.001, 30 * 86_400)]
-    """After it was given back for the first time, in seconds."""
+    """The wait after the first time, in seconds."""
     multiplier: Annotated[float, Field(strict=True, ge=1, le=1000, allow_inf_nan=False)] = 1.0
-    """Each time it waits so many times as long as the time before."""
+    """Each wait is so many times as long as the one before."""
     max_delay: Annotated[float, Duration(0.001, 365 * 86_400)] = 3600.0
-    """But never longer."""
+    """The longest wait, in seconds."""
     jitter: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """By up to so large a part longer or shorter, at random, so that what failed together does not come back together:
-    0.1 is a tenth."""
+    """The part by which a wait is longer or shorter, at random at most: 0.1 is a tenth. Messages that failed together
+    then do not come back together."""
 
     if TYPE_CHECKING:
 
@@ -45,7 +45,7 @@ class Redelivery(Model):
         return self
 
     def seconds(self, times: int) -> float:
-        """How long it waits that was given back so often by now, before `jitter`."""
+        """Return the wait of a message that was given back so often by now, before `jitter`."""
         try:
             return min(self.delay * self.multiplier ** (times - 1), self.max_delay)
         except OverflowError:

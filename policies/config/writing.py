@@ -24,24 +24,24 @@ from .kinds import DEFAULT_KIND
 from .models import Config, StoreConfig
 
 NOWHERE: Final = "given_from_python:not_written"
-"""What is written for a function that has no name."""
+"""The text that stands for a function without a name."""
 
 Notes = Sequence[str]
 
 
 def dump_yaml(config: Config, base: Path | None = None) -> str:
-    """The text of a file that says the same. What lies in `base` has a path that starts from there, and the text is to
-    be loaded from there; without it all paths are absolute."""
+    """Return the text of a file that says the same. Paths in `base` start from there, and the text is to be loaded from
+    there. Without `base` all paths are absolute."""
     return document(_top(config, base), [_store(store, base) for store in config.stores])
 
 
 def plain_data(config: Config) -> dict[str, Any]:
-    """What `dump_yaml` writes, without its comments."""
+    """Return the data that `dump_yaml` writes, without its comments."""
     return {**_top(config, None), "stores": [_store(store, None)[0] for store in config.stores]}
 
 
 def document(top: Mapping[str, Any], stores: Iterable[tuple[Mapping[str, Any], Notes]], head: Notes = ()) -> str:
-    """The text of a file: comments, what stands beside `stores`, and each store under its notes."""
+    """Return the text of a file: comments, the entries beside `stores`, and each store under its notes."""
     lines = [f"# {line}" for line in head]
     lines += [dump(top).rstrip(), "stores:"]
     for data, notes in stores:
@@ -51,7 +51,7 @@ def document(top: Mapping[str, Any], stores: Iterable[tuple[Mapping[str, Any], N
 
 
 def dump(data: object) -> str:
-    """Plain data as YAML, as people write it."""
+    """Return plain data as YAML, as people write it."""
     written = _as_written(data)
     try:
         return _text(written, _FAST)
@@ -77,7 +77,7 @@ _FAST: Final = getattr(yaml, "CSafeDumper", _Dumper)
 
 
 def _as_written(data: object) -> object:
-    """The same, with each `file_mode` in octal."""
+    """Return the data with each `file_mode` in octal."""
     if isinstance(data, Mapping):
         return {
             key: octal(value) if key == "file_mode" and isinstance(value, int) else _as_written(value)
@@ -102,7 +102,8 @@ def _store(store: StoreConfig, base: Path | None) -> tuple[dict[str, Any], list[
 
 
 def _fields(model: BaseModel, base: Path | None, apart: set[str]) -> dict[str, Any]:
-    """Return the fields that say more than their defaults, in the model's order, but those that are written `apart`."""
+    """Return the fields that say more than their defaults, in the model's order. Fields that are written `apart` are
+    left out."""
     data: dict[str, Any] = {}
     for key, info in type(model).model_fields.items():
         value = getattr(model, key)
@@ -122,7 +123,7 @@ def _plain(model: BaseModel, key: str) -> Any:
 
 
 def _options(options: BaseModel, base: Path | None, store: str = "", notes: list[str] | None = None) -> dict[str, Any]:
-    """The options that were given; what cannot be written of them joins `notes`."""
+    """Return the options that were given. Words on those that cannot be written join `notes`."""
     data: dict[str, Any] = {}
     told: list[str] = [] if notes is None else notes
     variables, fields = variables_of(options), type(options).model_fields
@@ -151,7 +152,7 @@ def _options(options: BaseModel, base: Path | None, store: str = "", notes: list
 
 
 def _path(path: Path, base: Path | None) -> str:
-    """It starts from `base` if it lies there, and reads as a path in a file."""
+    """Return a path that starts from `base`, if it lies there and reads as a path in a file."""
     text = str(path)
     if base is not None and path.is_relative_to(base):
         inside = str(path.relative_to(base))

@@ -41,12 +41,11 @@ _END = "/\0"
 
 
 def _matches(encoded_name: str, encoded_pattern: str, *, prefix: bool) -> bool:
-    """The one place that asks fnmatch2, which matches paths, and matches them by prefix.
+    """Ask fnmatch2, which matches paths, and matches them by prefix; nothing else does.
 
-    Both sides come encoded (`_ENCODE`): segments end in `/`, and characters that would mean something are others, so
-    that no backslash becomes a slash and no literal becomes a wildcard. `**`, which fnmatch2 does not backtrack on,
-    never gets here. For a pattern that does not end in `>`, a last segment that no name can hold makes the prefix
-    match a whole one.
+    Both sides come encoded (`_ENCODE`): segments end in `/`, and characters that would mean something are others. So
+    no backslash becomes a slash, and no literal a wildcard. `**`, which fnmatch2 does not backtrack on, never gets
+    here. A pattern that does not end in `>` gets a last segment that no name can hold. Thus the prefix is a whole one.
     """
     if prefix:
         return bool(fnmatchcase2(encoded_name, encoded_pattern))
@@ -61,7 +60,7 @@ class Segment:
     encoded: str
     literals: int
     lead: str
-    """What every match begins with; of a literal, all of it."""
+    """The text that every match begins with; all of a literal."""
     source: str = field(compare=False)
 
     @property
@@ -77,12 +76,12 @@ class Segment:
         return self.rank == _REST
 
     def matches(self, text: str) -> bool:
-        """Whether it matches this one segment of a name; not for `>`, which matches several."""
+        """Tell whether it matches this one segment of a name; not for `>`, which matches several."""
         return _matches(text.translate(_ENCODE), self.encoded, prefix=False)
 
     @property
     def key(self) -> tuple[int, int, str, str]:
-        """Sorts segments in the same place of two patterns: the first is the stronger."""
+        """The order of segments in the same place of two patterns: the first is the stronger."""
         return (self.rank, -self.literals if self.rank == _GLOB else 0, self.encoded.translate(_DECODE), self.encoded)
 
 
@@ -93,11 +92,11 @@ class Pattern:
     text: str = field(compare=False)
     kinds: frozenset[Kind]
     _segments: tuple[Segment, ...] = field(repr=False)
-    """Also for `pattern_trie`."""
+    """The parts between dots. The trie of patterns reads them too."""
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
-        """Raises DestinationError, which says what is wrong and what to write instead."""
+        """Parse a pattern. Raises DestinationError, which says what is wrong and what to write instead."""
         return _parse(text)
 
     def __str__(self) -> str:
@@ -118,18 +117,18 @@ class Pattern:
 
     @cached_property
     def _key(self) -> tuple[object, ...]:
-        """Sorts patterns: of those that match a destination, the first is its route (invariant 5)."""
+        """The order of patterns: of those that match a destination, the first is its route (invariant 5)."""
         return (not self.exact, tuple(s.key for s in self._segments), KIND_SETS.index(self.kinds))
 
     def matches(self, destination: Destination) -> bool:
-        """Whether this destination is one of those that the pattern names."""
+        """Tell whether this destination is one of those that the pattern names."""
         name = destination.name
         if destination.kind not in self.kinds or not name.startswith(self._lead):
             return False
         return _matches(name.translate(_ENCODE), self._encoded, prefix=self._open_ended)
 
     def _literals(self) -> Iterator[tuple[int, str]]:
-        """Which segments of a name must be which text: places from 0, and texts."""
+        """Return the segments of a name that must be certain texts: places from 0, and texts."""
         return ((place, segment.lead) for place, segment in enumerate(self._segments) if segment.is_literal)
 
     @cached_property
@@ -145,7 +144,7 @@ class Pattern:
 
     @cached_property
     def _lead(self) -> str:
-        """What every name that matches begins with. It spares most patterns the question to fnmatch2."""
+        """The text that every name that matches begins with. It spares most patterns the question to fnmatch2."""
         parts = []
         for segment in self._segments:
             if segment.rank == _REST:
@@ -157,7 +156,7 @@ class Pattern:
 
 
 def may_overlap(one: Pattern, other: Pattern) -> bool:
-    """False only if no destination can match both. Of two globs it is not looked into whether one can."""
+    """Return False only if no destination can match both. Two globs are taken to overlap."""
     return bool(one.kinds & other.kinds) and _overlap(one._segments, other._segments)
 
 
@@ -178,7 +177,8 @@ def _overlap(one: Sequence[Segment], other: Sequence[Segment]) -> bool:
 
 
 def escape(name: str) -> str:
-    """The pattern that matches exactly this name, of either kind; with `queue://` or `topic://` before it, of one."""
+    """Return the pattern that matches exactly this name, of any kind. With `queue://` or `topic://` before it, it is of
+    one."""
     segments = []
     for segment in name.split("."):
         if segment == ">":
@@ -263,7 +263,8 @@ def _parse_segment(source: str, pattern: str) -> Segment:
 
 
 def _bracket(source: str, at: int, pattern: str) -> tuple[str, str | None, int]:
-    """The brackets that open just before `at`: encoded, the character if they name just one, and where they end."""
+    """Parse the brackets that open just before `at`. Return them encoded, the character if they name just one, and
+    their end."""
     negated = source.startswith("!", at)
     start = at + negated
     end = source.find("]", start + 1)
@@ -280,7 +281,7 @@ def _bracket(source: str, at: int, pattern: str) -> tuple[str, str | None, int]:
 
 
 def _ranges(members: str, pattern: str) -> list[tuple[int, int]]:
-    """The code points that `a-z_` names, as sorted ranges that do not touch."""
+    """Return the code points that `a-z_` names, as sorted ranges that do not touch."""
     found = []
     at = 0
     while at < len(members):
@@ -302,7 +303,8 @@ def _ranges(members: str, pattern: str) -> list[tuple[int, int]]:
 
 
 def _encoded_class(ranges: list[tuple[int, int]]) -> str:
-    """The inside of fnmatch brackets that match, among encoded characters, what the ranges hold among plain ones."""
+    """Return the inside of fnmatch brackets that match, among encoded characters, what the ranges hold among plain
+    ones."""
     cuts = sorted({ord(char) for char in _TRAPS})
     traps = [_TRAPS[chr(cut)] for cut in cuts if any(low <= cut <= high for low, high in ranges)]
     plain = []

@@ -24,7 +24,7 @@ from .trie import PatternTrie
 T = TypeVar("T")
 
 ROUTES_CACHED_MAX = 16384
-"""How many destinations a RouteTable remembers the route of."""
+"""The most destinations whose route a RouteTable remembers."""
 
 _RANK_NAMES = ("the literal", "the glob", "the wildcard", "the wildcard")
 _KIND_NAMES = ("queues alone", "topics alone", "maps alone", "all kinds")
@@ -40,11 +40,11 @@ class Match(Generic[T]):
 
 
 class RouteTable(Generic[T]):
-    """Patterns and what they lead to. Which of them wins does not depend on the order in which they are given, and what
-    it takes to find it goes by the name's segments, not by how many patterns there are."""
+    """Patterns and what they lead to. Their order does not decide which of them wins. Finding it costs by the name's
+    segments, not by the number of patterns."""
 
     def __init__(self, pairs: Iterable[tuple[str, T]]) -> None:
-        """Raises DestinationError for what is no pattern, and ConfigError for two that are the same."""
+        """Raise DestinationError for what is no pattern, and ConfigError for two that are the same."""
         parsed = [(Pattern.parse(text), target) for text, target in pairs]
         seen: dict[Pattern, str] = {}
         problems = []
@@ -61,20 +61,20 @@ class RouteTable(Generic[T]):
         self._route = lru_cache(maxsize=ROUTES_CACHED_MAX)(self._find)
 
     def route(self, destination: Destination) -> Match[T] | None:
-        """The winner, or None where no pattern matches. A known destination costs a look into a bounded cache."""
+        """Return the winner, or None where no pattern matches. A known destination costs a look into a bounded
+        cache."""
         return self._route(destination)
 
     def matches(self, destination: Destination) -> list[Match[T]]:
-        """Every pattern that matches, the winner first, each with a sentence on why it stands where it stands."""
+        """Return every pattern that matches, the winner first. Each has a sentence on why it stands where it stands."""
         return _explained(list(self._trie.matching(destination)))
 
     def _may_take(self, pattern: Pattern, kind: Kind) -> bool:
-        """Whether some destination of this kind may match one of these patterns and that one, too."""
+        """Tell whether some destination of this kind may match one of these patterns and that one, too."""
         return any(kind in one.kinds and may_overlap(one, pattern) for one in self._patterns)
 
     def nearest(self, wanted: Destination | Pattern, n: int = 3) -> list[str]:
-        """The texts of the n patterns most like a destination, or a pattern, for the error that says that none
-        matches."""
+        """Return the n patterns most like a destination, or a pattern, for the error that none matches."""
         scheme, separator, name = str(wanted).rpartition("://")
 
         def likeness(text: str) -> float:
@@ -90,7 +90,7 @@ class RouteTable(Generic[T]):
 
 
 def _explained(found: Sequence[tuple[Pattern, T]]) -> list[Match[T]]:
-    """The patterns that match a destination, the winner first, with reasons."""
+    """Return the patterns that match a destination, the winner first, with reasons."""
     result = []
     for place, (pattern, target) in enumerate(found):
         if place:
@@ -106,7 +106,7 @@ def _explained(found: Sequence[tuple[Pattern, T]]) -> list[Match[T]]:
 
 
 def _why(above: Pattern, below: Pattern) -> str:
-    """Why `above` comes before `below`, two different patterns that match one destination."""
+    """Say why `above` comes before `below`, two different patterns that match one destination."""
     if above.exact and not below.exact:
         return "an exact name beats every wildcard"
     for place, (a, b) in enumerate(zip(above._segments, below._segments, strict=False), start=1):

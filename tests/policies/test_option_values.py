@@ -1,4 +1,4 @@
-"""What the type checkers are told of the options' constructors is what their models take."""
+"""The values that type checkers are told of are those that the models take."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MODELS: dict[type[BaseModel], type] = {
     redelivery.Redelivery: redelivery.RedeliveryValues,
 }
 WRITTEN = (Size, Duration, FileMode, SecretStr, Path)
-"""Types, and marks of types, of what may also be written as text."""
+"""Types, and marks of types, of values that may also be written as text."""
 
 
 def parts(annotation: object) -> list[object]:
-    """Of a type: itself or the members of the union that it is, and what marks them."""
+    """Return a type, or the members of the union that it is, and their marks."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, typing.Required):
         return [part for one in typing.get_args(annotation) for part in parts(one)]
     return [annotation]

@@ -41,7 +41,7 @@ def patterns(draw: st.DrawFn) -> str:
 
 @st.composite
 def names_like(draw: st.DrawFn, pattern: str) -> str:
-    """A name that the pattern may well match."""
+    """Draw a name that the pattern may well match."""
     parts = []
     for segment in pattern.partition("://")[2].split(".") if "://" in pattern else pattern.split("."):
         if segment == ">":
