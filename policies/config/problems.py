@@ -162,7 +162,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 def _store_name(data: Any, place: int) -> str:
     try:
-        name = data["stores"][place]["name"]
+        store = data["stores"][place]
+        name = store["name"] if isinstance(store, Mapping) else getattr(store, "name", None)
     except (KeyError, TypeError, IndexError):
         name = None
     return repr(name) if isinstance(name, str) else f"number {place + 1}"

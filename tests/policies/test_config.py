@@ -398,6 +398,9 @@ def test_objects_have_the_same_errors() -> None:
     with pytest.raises(ConfigError) as caught:
         Config("d", [StoreConfig("a", ["a"]), StoreConfig("A", ["a"])])
     assert len(caught.value.problems) == 2
+    with pytest.raises(ConfigError) as caught:  # between stores, beside what is wrong elsewhere
+        Config("", [StoreConfig("a", ["a"]), StoreConfig("b", ["a"])])
+    assert [problem.message.partition(":")[0] for problem in caught.value.problems] == ["directory", "store 'b'"]
     with pytest.raises(ConfigError, match=r"journal: expected a mapping of options; found Options$"):
         StoreConfig("a", ["a"], journal=Options())
 
