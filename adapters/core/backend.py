@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...policies.config.limits import LimitOptions, WhenFull
-from ...policies.config.options import Redelivery, StoreOptions
+from ...policies.config.options import StoreOptions
+from ...policies.config.redelivery import Redelivery
 from ...policies.errors import CorruptionError, StoreFailedError
 from .operations.changes import Change
 from .operations.plan import Plan

@@ -1,161 +1,133 @@
-"""What must hold between stores: no name, pattern or directory twice, no directory inside another's; what is
-dead-lettered is taken.
+"""Checks between stores: no name, pattern or directory stands twice, and dead letters have a store.
 
-Checked on outlines, so that a store in which something else is wrong takes part too: errors come all at once.
+The checks read what was given, not what a model made of it. So a store takes part although something else in it is
+wrong, and errors come all at once.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import DestinationError
-from ..names.destination import Destination, wildcard_in
+from ..names.destination import Destination
 from ..names.pattern import Pattern
+from .fields import Base, from_home, given, items, parsed
+from .kinds import kind_in
 from .limits import contradictions
 from .options import dead_letter_name
 from .problems import Located
 from .yaml_lines import Path as Place
 
+Given = Mapping[str, Any]
+"""A store's keys and values, in the shape of a file."""
+
 RESERVED = ("bindings.id", "decisions", "in-force.yaml", "placement.records", "router.lock", "usage")
-"""What the data directory itself holds, beside `stores`."""
+"""Names in the data directory that the router takes itself, beside `stores`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """As much of a store as could be read. `place` is its position in the list of stores."""
-
-    place: int
-    name: str | None
-    match: Sequence[object]
-    directory: Path | None
-    index_directory: Path | None
-    kind: str = ""
-    dead_letter: object = None
-    options: Mapping[str, object] = field(default_factory=dict)
-
-
-def disagreements(
-    root: Path | None, stores: Sequence[Outline], where: Callable[[Place], str] = lambda _place: ""
-) -> Iterator[Located]:
-    """Each pair of stores that cannot both be. `where` gives the words for a place: ` (line 7)`."""
-    yield from _names(stores, where)
-    yield from _patterns(stores, where)
-    yield from _directories(root, stores, where)
+def disagreements(directory: object, stores: Sequence[Given], base: Base) -> Iterator[Located]:
+    """Yield the problems between stores, and those within one that are no single option's. `directory` is the data
+    directory."""
+    root = _path(directory, base)
+    yield from _names(stores, base)
+    yield from _patterns(stores, base)
+    yield from _directories(root, stores, base)
     yield from _dead_letters(stores)
-    for store in stores:
-        yield from contradictions(("stores", store.place, store.kind), store.kind, store.match, store.options)
+    for place, store in enumerate(stores):
+        kind, options = _options(store)
+        yield from contradictions(("stores", place, kind), kind, items(store.get("match")), options)
 
 
-def doubts(stores: Sequence[Outline]) -> Iterator[Located]:
-    """What may stand in a file, and is probably not what was meant."""
-    for store in stores:
-        for index, text in enumerate(store.match):
-            if isinstance(text, str) and "#" in text.rpartition("://")[2].split("."):
-                yield Located(
-                    ("stores", store.place, "match", index),
-                    f"pattern {text!r}: # is no wildcard here, it matches a segment of that name. A last segment > "
-                    "matches all the rest, as in 'orders.>', and * one segment; write [#] if # is meant",
-                )
-        if isinstance(store.dead_letter, str) and wildcard_in(store.dead_letter) is not None:
-            yield Located(
-                ("stores", store.place, store.kind, "dead_letter"),
-                f"{store.dead_letter!r} is the name of a queue, in which {wildcard_in(store.dead_letter)} is no "
-                "wildcard; {name} stands for the destination that a message comes from",
-            )
-        elif isinstance(store.dead_letter, str) and set("{}") & set(store.dead_letter.replace("{name}", "")):
-            yield Located(
-                ("stores", store.place, store.kind, "dead_letter"),
-                f"{store.dead_letter!r} is the name of a queue with braces in it; only {{name}} stands for the "
-                "destination that a message comes from",
-            )
-        elif isinstance(store.dead_letter, str) and store.dead_letter.rpartition("://")[2] == "{name}":
-            yield Located(
-                ("stores", store.place, store.kind, "dead_letter"),
-                f"{store.dead_letter!r} is the queue itself that a message comes from: there it stays, and is "
-                "delivered again and again; give another name, such as `dlq.{name}`",
-            )
-
-
-def _dead_letters(stores: Sequence[Outline]) -> Iterator[Located]:
-    """Dead-letter queues that no store takes: what is dead-lettered would have nowhere to go."""
-    patterns = [pattern for store in stores for pattern in map(_pattern, store.match) if pattern is not None]
-    for store in stores:
-        if not isinstance(store.dead_letter, str):
+def _dead_letters(stores: Sequence[Given]) -> Iterator[Located]:
+    """Yield dead-letter queues that no store takes: dead letters would have nowhere to go."""
+    texts = itertools.chain.from_iterable(items(store.get("match")) for store in stores)
+    patterns = [pattern for pattern in map(parsed, texts) if pattern is not None]
+    for place, store in enumerate(stores):
+        kind, options = _options(store)
+        name = options.get("dead_letter")
+        if not isinstance(name, str):
             continue
         try:
-            queue = Destination.parse(dead_letter_name(store.dead_letter, "a.b"))
+            queue = Destination.parse(dead_letter_name(name, "a.b"))
         except DestinationError:
             continue  # said where the option is read
         if not any(pattern.matches(queue) for pattern in patterns):
             yield Located(
-                ("stores", store.place, store.kind, "dead_letter"),
-                f"no store takes {store.dead_letter!r}: {queue} matches no pattern; add one that it matches",
+                ("stores", place, kind, "dead_letter"),
+                f"no store takes {name!r}: {queue} matches no pattern; add one that it matches",
             )
 
 
-def _pattern(text: object) -> Pattern | None:
-    """None for what is none, which is said where it is read."""
-    try:
-        return Pattern.parse(text) if isinstance(text, str) else None
-    except DestinationError:
-        return None
-
-
-def _names(stores: Sequence[Outline], where: Callable[[Place], str]) -> Iterator[Located]:
-    seen: dict[str, Outline] = {}
-    for store in stores:
-        if store.name is None:
+def _names(stores: Sequence[Given], base: Base) -> Iterator[Located]:
+    seen: dict[str, tuple[int, str]] = {}
+    for place, store in enumerate(stores):
+        name = _name(store)
+        if name is None:
             continue
-        first = seen.setdefault(store.name.casefold(), store)
-        if first is store:
+        first, other = seen.setdefault(name.casefold(), (place, name))
+        if first == place:
             continue
-        what = "this name too" if first.name == store.name else f"the name {first.name!r}: on some disks they are one"
-        at = where(("stores", first.place, "name"))
-        yield Located(("stores", store.place, "name"), f"store number {first.place + 1}{at} has {what}; rename one")
+        what = "this name too" if other == name else f"the name {other!r}: on some disks they are one"
+        at = base.where(("stores", first, "name"))
+        yield Located(("stores", place, "name"), f"store number {first + 1}{at} has {what}; rename one")
 
 
-def _patterns(stores: Sequence[Outline], where: Callable[[Place], str]) -> Iterator[Located]:
-    seen: dict[Pattern, tuple[Outline, Place]] = {}
-    for store in stores:
-        for index, text in enumerate(store.match):
-            place: Place = ("stores", store.place, "match", index)
-            pattern = _pattern(text)
+def _patterns(stores: Sequence[Given], base: Base) -> Iterator[Located]:
+    seen: dict[Pattern, tuple[int, Place]] = {}
+    for number, store in enumerate(stores):
+        for index, text in enumerate(items(store.get("match"))):
+            place: Place = ("stores", number, "match", index)
+            pattern = parsed(text)
             if pattern is None:
                 continue
-            if pattern not in seen:
-                seen[pattern] = (store, place)
-                continue
-            first, at = seen[pattern]
-            owner = "this store" if first is store else f"store {first.name!r}"
-            yield Located(place, f"pattern {text!r} stands in {owner} already{where(at)}; keep one of the two")
+            first, at = seen.setdefault(pattern, (number, place))
+            if at is not place:
+                owner = "this store" if first == number else f"store {_name(stores[first])!r}"
+                yield Located(place, f"pattern {text!r} stands in {owner} already{base.where(at)}; keep one of the two")
 
 
-def _directories(root: Path | None, stores: Sequence[Outline], where: Callable[[Place], str]) -> Iterator[Located]:
-    taken: list[tuple[Outline, Place, str]] = []
-    for store in stores:
-        place: Place = ("stores", store.place)
-        if store.directory is None and root is not None and store.name is not None:
-            taken.append((store, place, os.path.normpath(root / "stores" / store.name)))
+def _directories(root: Path | None, stores: Sequence[Given], base: Base) -> Iterator[Located]:
+    taken: list[tuple[int, Place, str]] = []
+    for number, store in enumerate(stores):
+        place: Place = ("stores", number)
+        name = _name(store)
+        if _path(store.get("directory"), base) is None and root is not None and name is not None:
+            taken.append((number, place, os.path.normpath(root / "stores" / name)))
         for key in ("directory", "index_directory"):
-            path: Path | None = getattr(store, key)
+            path = _path(store.get(key), base)
             if path is None:
                 continue
             reason = _against_root(os.path.normpath(path), os.path.normpath(root)) if root is not None else ""
             if reason:
                 yield Located((*place, key), reason)
             else:
-                taken.append((store, (*place, key), os.path.normpath(path)))
+                taken.append((number, (*place, key), os.path.normpath(path)))
     for (one, at, first), (other, place, second) in itertools.combinations(taken, 2):
-        if one is other or (len(at) == 2 and len(place) == 2):
+        if one == other or (len(at) == 2 and len(place) == 2):
             continue  # a store may nest its own; two defaults meet only where the names do
         relation = _relation(second, first)
         if relation:
-            owner = f"store {one.name!r}{where(at)}"
+            owner = f"store {_name(stores[one])!r}{base.where(at)}"
             yield Located(place, f"{second} {relation} {owner}'s {first}; give each store a directory of its own")
+
+
+def _options(store: Given) -> tuple[str, Given]:
+    """Return the kind of a store and what was given of its options."""
+    kind = kind_in(store)
+    return kind, given(store.get(kind))
+
+
+def _name(store: Given) -> str | None:
+    name = store.get("name")
+    return name if isinstance(name, str) else None
+
+
+def _path(value: object, base: Base) -> Path | None:
+    return base.directory / from_home(value) if isinstance(value, str | Path) and value else None
 
 
 def _against_root(path: str, root: str) -> str:

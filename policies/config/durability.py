@@ -10,7 +10,7 @@ import enum
 
 
 class Sync(enum.Enum):
-    """When a store forces its journal to the disk. The values are the words of the configuration file."""
+    """The times at which a store forces its journal to the disk. The values are the words of the configuration file."""
 
     ALWAYS = "always"
     """Before the call returns (or its future resolves): it survives power loss. Callers share one sync."""
@@ -24,10 +24,11 @@ class Sync(enum.Enum):
 
 
 class OnCorruption(enum.Enum):
-    """What a store does that finds its data damaged (invariant 9). Likewise."""
+    """The choices of a store that finds its data damaged (invariant 9). The values are the words of the configuration
+    file."""
 
     REFUSE = "refuse"
-    """It is not opened, and nothing is changed. One that is open raises for a damaged message, which stays."""
+    """The store is not opened, and nothing is changed. An open store raises for a damaged message, which stays."""
 
     SALVAGE = "salvage"
     """All that can be read counts; what is lost is written down in a report, with what was damaged beside it."""

@@ -1,10 +1,10 @@
-"""What options are made of: frozen models, types of fields such as sizes and durations, texts from the environment."""
+"""Parts that options are made of: frozen models, sizes, durations and other fields, texts from the environment."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, get_args
@@ -24,7 +24,8 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DestinationError
+from ..names.pattern import Pattern
 from .problems import Hidden, explain
 from .units import (
     DURATION_PATTERN,
@@ -35,6 +36,7 @@ from .units import (
     parse_duration,
     parse_size,
 )
+from .yaml_lines import Path as Place
 
 
 class Model(BaseModel):
@@ -52,19 +54,19 @@ class Model(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     _unknown_key: ClassVar[str] = "unknown key"
-    """What to say of a key that is not among `_keys`."""
+    """Words for a key that is not among `_keys`."""
 
     @classmethod
     def _keys(cls) -> list[str]:
-        """The keys that a file may use here."""
+        """Return the keys that a file may use here."""
         return list(cls.model_fields)
 
 
 class Options(Model):
-    """What the options of every kind of store begin from."""
+    """The base of the options of every kind of store."""
 
     def may_be_shown(self, option: str) -> bool:
-        """Whether a secret option holds nothing that has to be kept secret, so that a file may repeat it."""
+        """Tell whether a secret option holds nothing that has to be kept secret, so that a file may repeat it."""
         return False
 
 
@@ -118,7 +120,7 @@ class Duration:
 
 
 FILE_MODE: Final = 0o600
-"""What files are made with where nothing else is said: their owner alone reads and writes them."""
+"""The mode of files where nothing else is said: their owner alone reads and writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ class FileMode:
 
 
 def octal(mode: int) -> str:
-    """A mode as people write it."""
+    """Return a mode as people write it."""
     return f"{mode:04o}"
 
 
@@ -158,13 +160,15 @@ class Base:
     """The validation context of a file."""
 
     directory: Path
-    """What its relative directories start from."""
+    """The directory that relative paths of the file start from."""
     names_suffice: bool = False
-    """For a variable that the environment lacks its name stands: no store is to be opened."""
+    """Whether the name of a variable stands for a value that the environment lacks: no store is to be opened."""
+    where: Callable[[Place], str] = lambda _place: ""
+    """Words for another place in the file, in an error: ` (line 7)`."""
 
 
 URL_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
-"""Of a URL. One slash is enough: that is what pathlib leaves of two."""
+"""The beginning of a URL. One slash is enough: pathlib leaves one of two."""
 
 
 def _written(value: object) -> object:
@@ -192,17 +196,51 @@ Directory = Annotated[Path, BeforeValidator(_written), AfterValidator(_absolute)
 Positive = Annotated[int, Field(strict=True, ge=1)]
 
 
+def _pattern(text: str) -> str:
+    Pattern.parse(text)
+    return text
+
+
+PatternText = Annotated[str, Field(strict=True), AfterValidator(_pattern)]
+"""A pattern of destinations."""
+AT_LEAST_ONE: Final[Any] = Field(json_schema_extra={"minItems": 1})
+"""A note for the schema of a tuple: its validator refuses an empty one."""
+
+
+# Values that nobody has checked yet ----------------------------------------------------------------------------------
+
+
+def given(value: object) -> Mapping[str, Any]:
+    """Return the keys and values of a mapping or a model, without defaults. Anything else has none."""
+    if isinstance(value, BaseModel):
+        return {key: getattr(value, key) for key in value.model_fields_set}
+    return value if isinstance(value, Mapping) else {}
+
+
+def items(value: object) -> Sequence[Any]:
+    """Return a list or a tuple as it is. Anything else has no items."""
+    return value if isinstance(value, list | tuple) else ()
+
+
+def parsed(text: object) -> Pattern | None:
+    """Return the pattern that a text is. None stands for none, an error that is told where the text is read."""
+    try:
+        return Pattern.parse(text) if isinstance(text, str) else None
+    except DestinationError:
+        return None
+
+
 # Secrets and texts from the environment -----------------------------------------------------------------------------
 
 
 def from_environment(
     model: type[BaseModel], values: Mapping[str, Any], names_suffice: bool = False
 ) -> tuple[dict[str, Any], list[tuple[str, str]], dict[str, str]]:
-    """The values with each `x_env: NAME` replaced by `x` from the environment, if `x` is a text option of the model.
+    """Replace each `x_env: NAME` by `x` from the environment, if `x` is a text option of the model.
 
-    Beside them comes what is wrong, as key and message: a variable that is missing, an `x` that is given too. Texts
-    that must not be shown come out as Hidden. With `names_suffice` a variable that is missing is not wrong: its name is
-    the value, and the message comes last, by option, in case that does not do.
+    Return the values, what is wrong as keys and messages, and messages by option. A variable may be missing, or `x` be
+    given too. Texts that must not be shown come out as Hidden. With `names_suffice` a missing variable is not wrong:
+    its name is the value. The last messages are for a name that does not do.
     """
     fields = model.model_fields
     result: dict[str, Any] = {}
@@ -229,26 +267,26 @@ def from_environment(
 
 
 _VARIABLES: Final = "variables of the environment"
-"""Where a model keeps them: as what is cached, it is no part of what two models are compared by."""
+"""The place where a model keeps them. Like cached values they play no part when two models are compared."""
 
 
 def remember_variables(options: BaseModel, variables: Mapping[str, str]) -> None:
-    """By option, the environment variable that its value was taken from."""
+    """Keep for each option the environment variable that its value was taken from."""
     if variables:
         options.__dict__[_VARIABLES] = dict(variables)
 
 
 def variables_of(options: BaseModel) -> Mapping[str, str]:
-    """What `remember_variables` was told."""
+    """Return the environment variables that values were taken from, by option."""
     found: Mapping[str, str] = options.__dict__.get(_VARIABLES, {})
     return found
 
 
 def takes_text(info: FieldInfo | None) -> bool:
-    """Whether the option is a text (or a secret text), so that it may come from the environment."""
+    """Tell whether the option is a text (or a secret text), so that it may come from the environment."""
     return info is not None and not {str, SecretStr}.isdisjoint({info.annotation, *get_args(info.annotation)})
 
 
 def takes_secret(info: FieldInfo | None) -> bool:
-    """Whether the option is a secret."""
+    """Tell whether the option is a secret."""
     return info is not None and SecretStr in {info.annotation, *get_args(info.annotation)}

@@ -31,33 +31,38 @@ from .options import JournalOptions, MemoryOptions, SqlOptions
 ADAPTERS_GROUP = "anabranch.adapters"
 DEFAULT_KIND = "journal"
 
-_OURS: Final[Mapping[str, type[BaseModel]]] = MappingProxyType(
-    {DEFAULT_KIND: JournalOptions, "memory": MemoryOptions, "sql": SqlOptions}
+OURS: Final[Mapping[str, type[BaseModel]]] = MappingProxyType(
+    {DEFAULT_KIND: JournalOptions, "sql": SqlOptions, "memory": MemoryOptions}
 )
 
 
 @lru_cache(maxsize=1)
 def _adapters(_path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """The registered adapters; sys.path decides. Asking takes a millisecond, too much for each of 500 stores."""
+    """Return the registered adapters; sys.path decides. Asking takes a millisecond, too much for each of 500 stores."""
     return {entry.name: entry for entry in entry_points(group=ADAPTERS_GROUP)}
 
 
 def known_kinds() -> list[str]:
-    """The names of the registered adapters, sorted. Imports none of them."""
-    return sorted({*_OURS, *_adapters(tuple(sys.path))})
+    """Return the names of the registered adapters, sorted. No adapter is imported."""
+    return sorted({*OURS, *_adapters(tuple(sys.path))})
+
+
+def kind_in(store: Mapping[Any, Any]) -> str:
+    """Return the kind of a store that has these keys."""
+    return next((kind for kind in known_kinds() if kind in store), DEFAULT_KIND)
 
 
 def options_model(kind: str) -> type[BaseModel]:
-    """The model of a known kind's options; imports its adapter, unless it is one of ours. Raises ValueError
+    """Return the model of a known kind's options. The adapter is imported, unless it is one of ours. Raises ValueError
     and MissingExtraError."""
-    if kind in _OURS:
-        return _OURS[kind]
+    if kind in OURS:
+        return OURS[kind]
     return cast("type[BaseModel]", getattr(load_adapter(kind), "options_model", Options))
 
 
 def load_adapter(kind: str) -> Any:
-    """The adapter class of a kind, imported: a Store (core/store.py). Raises ValueError, which says why not, and
-    MissingExtraError where it says itself what to install."""
+    """Import the adapter class of a kind: a Store (core/store.py). Raises ValueError, which says why not, and
+    MissingExtraError where the adapter says itself what to install."""
     entry = _adapters(tuple(sys.path)).get(kind)
     if entry is None:
         raise ValueError(f"no adapter {kind!r} is installed; there are: {', '.join(known_kinds())}")

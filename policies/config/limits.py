@@ -1,42 +1,33 @@
-"""What a store may hold, and what happens to who sends more: the options, and what is wrong with them."""
+"""Limits of a store: the options, and the options that contradict each other."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, Unpack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Required, TypedDict, Unpack
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel
 
-from ..errors import DestinationError
 from ..names.pattern import Pattern, may_overlap
-from .fields import Duration, Options, Positive, Size
+from .fields import AT_LEAST_ONE, Duration, Options, PatternText, Positive, Size, given, items, parsed
 from .problems import Located
 from .yaml_lines import Path as Place
 
-if TYPE_CHECKING:
-    from .option_values import LimitValues
-
 
 class WhenFull(enum.Enum):
-    """What happens to a send that goes beyond a limit. The values are the words of the configuration file."""
+    """The fate of a send that goes beyond a limit. The values are the words of the configuration file."""
 
     FAIL = "fail"
-    """It raises StoreFullError at once."""
+    """The send raises StoreFullError at once."""
 
     BLOCK = "block"
-    """It waits for room, behind those who came before, for `block_timeout` at most; then it raises StoreFullError."""
+    """The send waits for room behind those who came before. After `block_timeout` it raises StoreFullError."""
 
     DROP_NEW = "drop_new"
-    """It is not stored; its receipt says `dropped`."""
+    """The message is not stored; its receipt says `dropped`."""
 
     DROP_OLD = "drop_old"
     """The oldest messages that nobody holds are dropped in its favour, in the same write: a ring."""
-
-
-def _pattern(text: str) -> str:
-    Pattern.parse(text)
-    return text
 
 
 def _some(patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -45,11 +36,20 @@ def _some(patterns: tuple[str, ...]) -> tuple[str, ...]:
     return patterns
 
 
-PatternText = Annotated[str, Field(strict=True), AfterValidator(_pattern)]
-"""One of destinations."""
 SOME: Final = AfterValidator(_some)
-AT_LEAST_ONE: Final[Any] = Field(json_schema_extra={"minItems": 1})
-"""Of a tuple of patterns, with SOME."""
+
+
+Full = Literal["fail", "block", "drop_new", "drop_old"]
+
+
+class LimitValues(TypedDict, total=False):
+    """The values that `LimitOptions` takes, for type checkers."""
+
+    match: Required[Iterable[str]]
+    max_messages: int | None
+    max_bytes: int | str | None
+    when_full: WhenFull | Full | None
+    block_timeout: float | str | None
 
 
 class LimitOptions(Options):
@@ -80,58 +80,59 @@ OF_NONPERSISTENT: Final = ("nonpersistent_max_messages", "nonpersistent_max_byte
 
 
 def contradictions(at: Place, kind: str, match: Sequence[object], options: Mapping[str, Any]) -> Iterator[Located]:
-    """What cannot be meant so in the options of one store; of options that are wrong in themselves nothing is told.
-    `at` is where they stand."""
-    limits = [limit for limit in _sequence(options.get("limits")) if isinstance(limit, Mapping)]
+    """Yield the options of one store that contradict each other; they stand at `at`. Options that are wrong in
+    themselves are passed over."""
+    limits = {
+        place: given(limit)
+        for place, limit in enumerate(items(options.get("limits")))
+        if isinstance(limit, Mapping | BaseModel)
+    }
     own = [key for key in OF_STORE if options.get(key) is not None and (key != "max_bytes" or kind != "memory")]
     for key in OF_NONPERSISTENT:
         if kind == "memory" and options.get(key) is not None:
             yield Located((*at, key), "a memory store keeps all messages alike; give limits of all, and leave this out")
     when_full, timeout = _when_full(options), options.get("block_timeout")
-    inherits = any(_when_full(limit) is None for limit in limits)
+    choices = {when_full, *map(_when_full, limits.values())}
+    inherits = any(_when_full(limit) is None for limit in limits.values())
     if when_full not in (None, WhenFull.FAIL) and not own and not inherits:
         yield Located(
             (*at, "when_full"),
             f"{when_full.value} means nothing without a limit; give {_names(kind)}, or `limits` of destinations",
         )
-    blocks = when_full is WhenFull.BLOCK or any(_when_full(limit) is WhenFull.BLOCK for limit in limits)
-    if timeout is not None and not blocks:
-        yield Located((*at, "block_timeout"), "means nothing without `when_full: block`; give that too")
-    seen: dict[Pattern, int] = {}
-    patterns = [pattern for pattern in map(_parsed, match) if pattern is not None]
-    for place, limit in enumerate(_sequence(options.get("limits"))):
-        if not isinstance(limit, Mapping):
-            continue
+    if timeout is not None and WhenFull.BLOCK not in choices:
+        yield Located((*at, "block_timeout"), _NOTHING_BLOCKS)
+    for place, limit in limits.items():
         where: Place = (*at, "limits", place)
         if limit.get("max_messages") is None and limit.get("max_bytes") is None:
             yield Located(where, "limits nothing; give max_messages or max_bytes")
         if limit.get("block_timeout") is not None and (_when_full(limit) or when_full) is not WhenFull.BLOCK:
-            yield Located((*where, "block_timeout"), "means nothing without `when_full: block`; give that too")
-        for number, text in enumerate(_sequence(limit.get("match"))):
-            pattern = _parsed(text)
+            yield Located((*where, "block_timeout"), _NOTHING_BLOCKS)
+    yield from _idle_patterns((*at, "limits"), match, limits)
+
+
+_NOTHING_BLOCKS: Final = "means nothing without `when_full: block`; give that too"
+
+
+def _idle_patterns(at: Place, match: Sequence[object], limits: Mapping[int, Mapping[str, Any]]) -> Iterator[Located]:
+    """Yield the patterns of limits that stand twice, or match no destination of the store."""
+    seen: dict[Pattern, int] = {}
+    patterns = [pattern for pattern in map(parsed, match) if pattern is not None]
+    takes = f": it takes {', '.join(map(str, patterns))}" if patterns else ""
+    for place, limit in limits.items():
+        for number, text in enumerate(items(limit.get("match"))):
+            pattern, where = parsed(text), (*at, place, "match", number)
             if pattern is None:
                 continue
             if pattern in seen:
                 first = "this limit" if seen[pattern] == place else f"limit number {seen[pattern] + 1}"
-                yield Located(
-                    (*where, "match", number), f"pattern {text!r} stands in {first} already; keep one of the two"
-                )
+                yield Located(where, f"pattern {text!r} stands in {first} already; keep one of the two")
             elif not any(may_overlap(pattern, other) for other in patterns):
-                yield Located(
-                    (*where, "match", number),
-                    f"no destination of this store matches {text!r}: it takes {', '.join(map(str, patterns))}"
-                    if patterns
-                    else f"no destination of this store matches {text!r}",
-                )
+                yield Located(where, f"no destination of this store matches {text!r}{takes}")
             seen.setdefault(pattern, place)
 
 
 def _names(kind: str) -> str:
     return f"max_messages, {'max_stored_bytes' if kind == 'memory' else 'max_bytes'} or min_free_disk"
-
-
-def _sequence(value: object) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else ()
 
 
 def _when_full(options: Mapping[str, Any]) -> WhenFull | None:
@@ -140,10 +141,3 @@ def _when_full(options: Mapping[str, Any]) -> WhenFull | None:
         return value if value is None else WhenFull(value)
     except ValueError:
         return WhenFull.FAIL  # that is told where the option is read
-
-
-def _parsed(text: object) -> Pattern | None:
-    try:
-        return Pattern.parse(text) if isinstance(text, str) else None
-    except DestinationError:
-        return None

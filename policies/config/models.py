@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, ClassVar, Self, TypedDict, TypeVar, Unpack
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     Field,
+    ModelWrapValidatorHandler,
     SerializeAsAny,
     ValidationError,
     ValidationInfo,
@@ -25,16 +26,29 @@ from pydantic import (
 
 from ..errors import ConfigError, MissingExtraError
 from ..names.destination import Destination
-from ..names.pattern import Pattern, RouteTable
-from .checks import Outline, disagreements
-from .fields import FILE_MODE, Base, Directory, FileMode, Model, Options, from_environment, remember_variables
-from .kinds import DEFAULT_KIND, known_kinds, options_model
-from .limits import OF_NONPERSISTENT, OF_STORE
+from ..names.pattern import Pattern
+from ..names.routes import RouteTable
+from .checks import disagreements
+from .fields import (
+    AT_LEAST_ONE,
+    FILE_MODE,
+    Base,
+    Directory,
+    FileMode,
+    Model,
+    Options,
+    PatternText,
+    from_environment,
+    given,
+    items,
+    remember_variables,
+)
+from .kinds import DEFAULT_KIND, OURS, known_kinds, options_model
 from .options import JournalOptions, MemoryOptions, SqlOptions, TransactionOptions, UsageOptions, dead_letter_name
 from .problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-"""What a store may be called: a name that is safe as a directory's."""
+"""The names that a store may have: a name is safe as a directory's."""
 
 _FILE = "file that it was loaded from"
 _LINES = "lines of its stores"
@@ -49,11 +63,6 @@ def _store_name(name: str) -> str:
     return name
 
 
-def _pattern(text: str) -> str:
-    Pattern.parse(text)
-    return text
-
-
 def _some(values: tuple[T, ...]) -> tuple[T, ...]:
     # pydantic's min_length counts those that are valid, and so would add a second error to that of an only item.
     if not values:
@@ -61,13 +70,9 @@ def _some(values: tuple[T, ...]) -> tuple[T, ...]:
     return values
 
 
-_PatternText = Annotated[str, Field(strict=True), AfterValidator(_pattern)]
-_AT_LEAST_ONE = Field(json_schema_extra={"minItems": 1})
-
-
 class KindOptions(TypedDict, total=False):
-    """Which kind of store it is, as a keyword with its options; None or {} is that kind with defaults. A kind that is
-    not one of ours is named by `kind`, and has its `options` beside it."""
+    """The kind of a store, as a keyword with its options; None or {} is that kind with defaults. A kind that is not one
+    of ours is named by `kind`, and has its `options` beside it."""
 
     journal: JournalOptions | Mapping[str, Any] | None
     sql: SqlOptions | Mapping[str, Any] | None
@@ -82,19 +87,19 @@ class StoreConfig(Model):
     _unknown_key: ClassVar[str] = "neither a key of a store nor an installed kind of store"
 
     name: Annotated[str, Field(strict=True), AfterValidator(_store_name)]
-    """What the store is called, in errors, in statistics and on disk."""
-    match: Annotated[tuple[_PatternText, ...], AfterValidator(_some), _AT_LEAST_ONE]
-    """The patterns of the destinations that live in it, such as `queue://orders.>`."""
+    """The name of the store in errors, in statistics and on disk."""
+    match: Annotated[tuple[PatternText, ...], AfterValidator(_some), AT_LEAST_ONE]
+    """The patterns of the destinations that live in the store, such as `queue://orders.>`."""
     per_destination: Annotated[bool, Field(strict=True)] = False
     """Whether each destination that lands here gets a store of its own, with these options."""
     directory: Directory | None = None
-    """Where it keeps its files, if not in stores/<name> in the data directory."""
+    """The directory of its files, if not stores/<name> in the data directory."""
     index_directory: Directory | None = None
-    """Where it keeps its index, if not beside its journal: a faster disk, say."""
+    """The directory of its index, if not beside its journal: on a faster disk, say."""
     create_directory: Annotated[bool, Field(strict=True)] | None = None
     """Whether `directory` is made if it is not there. None: as the whole file says."""
     kind: str = Field(default=DEFAULT_KIND, validation_alias=KIND_ALIAS)
-    """Which adapter it is. In the file and in the constructor, the name of the key that holds the options."""
+    """The name of its adapter. In the file and in the constructor, the name of the key that holds the options."""
     options: SerializeAsAny[BaseModel] = Field(validation_alias=OPTIONS_ALIAS)
     """The options of that adapter: of a journal, JournalOptions."""
 
@@ -109,14 +114,14 @@ class StoreConfig(Model):
         create_directory: bool | None = None,
         **kind: Unpack[KindOptions],
     ) -> None:
-        """At most one kind: `journal=JournalOptions(...)`, say, or `kind="onefile", options={...}` for one that is
-        installed beside ours. None is a journal with defaults.
+        """Take at most one kind: `journal=JournalOptions(...)`, say. None is a journal with defaults. A kind that is
+        installed beside ours is `kind="onefile", options={...}`.
 
         Raises ConfigError.
         """
-        given: dict[str, Any] = dict(kind)
-        if "kind" in given:
-            given[given.pop("kind")] = given.pop("options", None)
+        said: dict[str, Any] = dict(kind)
+        if "kind" in said:
+            said[said.pop("kind")] = said.pop("options", None)
         super().__init__(
             name=name,
             match=match if isinstance(match, str) else tuple(match),
@@ -124,7 +129,7 @@ class StoreConfig(Model):
             directory=directory,
             index_directory=index_directory,
             create_directory=create_directory,
-            **given,
+            **said,
         )
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -136,9 +141,8 @@ class StoreConfig(Model):
 
     @classmethod
     def _misplaced(cls, key: str) -> str:
-        """What to say of an option that stands one level too high."""
-        models: dict[str, type[BaseModel]] = {DEFAULT_KIND: JournalOptions, "sql": SqlOptions, "memory": MemoryOptions}
-        kind = next((kind for kind, model in models.items() if key in model.model_fields), None)
+        """Return words for an option that stands one level too high."""
+        kind = next((kind for kind, model in OURS.items() if key in model.model_fields), None)
         return f"an option of {kind}; write `{kind}: {{{key}: ...}}`" if kind is not None else ""
 
     @model_validator(mode="before")
@@ -169,16 +173,20 @@ class StoreConfig(Model):
             raise fold(problems)
         return options
 
+    def _in_file(self) -> dict[str, Any]:
+        """Return the given values in the shape of a file: the kind is the key of the options."""
+        return {**given(self), self.kind: self.options}
+
 
 class Config(Model):
     """A whole configuration. Immutable; to change it, load or build another."""
 
     directory: Directory
     """The data directory: lock, placement record, and the stores that name no directory of their own."""
-    stores: Annotated[tuple[StoreConfig, ...], AfterValidator(_some), _AT_LEAST_ONE]
+    stores: Annotated[tuple[StoreConfig, ...], AfterValidator(_some), AT_LEAST_ONE]
     """The stores. Their order means nothing."""
     transactions: TransactionOptions = TransactionOptions()
-    """What holds for all transactions."""
+    """Options of all transactions."""
     usage: UsageOptions | None = None
     """The usage log, which is on if this is given: `usage: {}`."""
     bindings_directory: Directory | None = None
@@ -200,16 +208,16 @@ class Config(Model):
         create_directory: bool = True,
         file_mode: int | str = FILE_MODE,
     ) -> None:
-        """Relative directories start from the working directory. Raises ConfigError."""
+        """Check the parts; relative directories start from the working directory. Raises ConfigError."""
         if isinstance(stores, StoreConfig):  # which is an iterable too, of its fields
             raise ConfigError(["stores: expected a list of stores; found one; write [StoreConfig(...)]"])
-        given: dict[str, Any] = {} if transactions is None else {"transactions": transactions}
+        said: dict[str, Any] = {} if transactions is None else {"transactions": transactions}
         if usage is not None:
-            given["usage"] = usage
+            said["usage"] = usage
         if bindings_directory is not None:
-            given["bindings_directory"] = bindings_directory
+            said["bindings_directory"] = bindings_directory
         super().__init__(
-            directory=directory, stores=tuple(stores), create_directory=create_directory, file_mode=file_mode, **given
+            directory=directory, stores=tuple(stores), create_directory=create_directory, file_mode=file_mode, **said
         )
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -220,125 +228,107 @@ class Config(Model):
 
     @classmethod
     def _misplaced(cls, key: str) -> str:
-        """What to say of an option that stands too high."""
+        """Return words for an option that stands too high."""
         if key not in JournalOptions.model_fields:
             return ""
         return f"an option of journal; write `journal: {{{key}: ...}}` in a store, or under `defaults` for all of them"
 
     @property
     def file(self) -> Path | None:
-        """The file that it was loaded from. None for one that was made otherwise."""
+        """The file that the configuration was loaded from. None for one that was made otherwise."""
         return self.__dict__.get(_FILE)
 
     def _place_of(self, store: StoreConfig) -> str:
-        """Where it stands, to begin an error with: `stores.yaml:3: store 'a'`; its name alone where no file has it."""
+        """Return words to begin an error with: `stores.yaml:3: store 'a'`, or the name alone where no file has the
+        store."""
         lines = self.__dict__.get(_LINES, {})
         file = f"{self.file}:{lines[store.name]}: " if self.file is not None and store.name in lines else ""
         return f"{file}store {store.name!r}"
 
     def _remember_file(self, path: Path) -> None:
-        """It is no part of what two configurations are compared by."""
+        """Keep the path. The file plays no part when two configurations are compared."""
         self.__dict__[_FILE] = path
 
     def _remember_lines(self, lines: Iterable[int]) -> None:
-        """Those of the stores in its text. They are no part of it either."""
+        """Keep the lines of the stores. They play no part when two configurations are compared."""
         self.__dict__[_LINES] = {store.name: line for store, line in zip(self.stores, lines, strict=True)}
 
     def directory_of(self, store: StoreConfig) -> Path:
-        """Where this store keeps its files."""
+        """Return the directory in which this store keeps its files."""
         return store.directory or self.directory / "stores" / store.name
 
     @property
     def bindings(self) -> Path:
-        """Where the placement record and the decision log are."""
+        """The directory of the placement record and the decision log."""
         return self.bindings_directory or self.directory
 
     def _bindings_conflict(self) -> str:
-        """What is wrong with the bindings directory; empty if nothing is."""
-        path = self.bindings_directory
-        if path is None:
-            return ""
+        """Return what is wrong with the bindings directory; empty if nothing is."""
         taken = [(self.directory_of(store), f"store {store.name!r} keeps files") for store in self.stores]
-        for where, what in [(self.directory, "all else lies"), *taken]:
-            if path == where or path in where.parents or where in path.parents:
-                return f"{path} and {where}, where {what}, lie in one another; choose a directory of its own"
-        return ""
+        return _meeting(
+            self.bindings_directory, [(self.directory, "all else lies"), *taken], "choose a directory of its own"
+        )
 
     def _usage_conflict(self, usage: UsageOptions) -> str:
-        """What is wrong with where a usage log would keep its files; empty if nothing is."""
-        path = usage.directory
-        if path is None:
-            return ""
-        named = [(self.directory_of(store), f"store {store.name!r}") for store in self.stores]
-        named += [(self.directory / name, "the router") for name in ("stores", "decisions", "placement.records")]
-        if self.bindings_directory is not None:
-            named.append((self.bindings_directory, "the router"))
-        for taken, whose in named:
-            if path == taken or taken in path.parents or path in taken.parents:
-                return f"{path} and {taken}, where {whose} keeps files, lie in one another; choose another directory"
-        return ""
+        """Return what is wrong with the directory of a usage log; empty if nothing is."""
+        taken = [(self.directory_of(store), f"store {store.name!r} keeps files") for store in self.stores]
+        routers = [self.directory / name for name in ("stores", "decisions", "placement.records")]
+        routers += [self.bindings_directory] if self.bindings_directory is not None else []
+        taken += [(path, "the router keeps files") for path in routers]
+        return _meeting(usage.directory, taken, "choose another directory")
 
     def _may_create(self, store: StoreConfig) -> bool:
-        """Whether this store's directory is made if it is not there. One in the data directory always is."""
+        """Tell whether this store's directory is made if it is not there. One in the data directory always is."""
         if store.directory is None or store.create_directory is not None:
             return store.directory is None or bool(store.create_directory)
         return self.create_directory
 
     def routes(self) -> RouteTable[StoreConfig]:
-        """The table that routes destinations to these stores."""
+        """Return the table that routes destinations to these stores."""
         return RouteTable((pattern, store) for store in self.stores for pattern in store.match)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _usage_is_given(cls, data: Any, info: ValidationInfo) -> Any:
-        if isinstance(info.context, Base) and isinstance(data, Mapping) and data.get("usage", "") is None:
-            return {**data, "usage": ""}  # of a file's `usage:` alone nobody can tell whether it is to be on
-        return data
+    def _agrees_with_itself(cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        """Check the stores against each other even where something else is wrong, so that errors come all at once."""
+        try:
+            config = handler(data)
+            problems = config._conflicts()
+        except ValidationError as error:
+            problems = explain(error, cls)
+        said = given(data)
+        base = info.context if isinstance(info.context, Base) else Base(Path.cwd())
+        if base is info.context and said.get("usage", "") is None:  # whether it is to be on, nobody can tell
+            text = "expected options, or `{}` to switch the usage log on; leave the key out for none; found nothing"
+            problems.append(Located(("usage",), text))
+        stores = [
+            store._in_file() if isinstance(store, StoreConfig) else given(store) for store in items(said.get("stores"))
+        ]
+        problems += disagreements(said.get("directory"), stores, base)
+        if problems:
+            raise fold(problems)
+        return config
 
-    @field_validator("usage", mode="before")
-    @classmethod
-    def _usage_says_something(cls, value: Any) -> Any:
-        if value == "":
-            raise ValueError("expected options, or `{}` to switch the usage log on; leave the key out for none")
-        return value
-
-    @model_validator(mode="after")
-    def _stores_agree(self, info: ValidationInfo) -> Config:
-        if not isinstance(info.context, Base):  # a file has them checked even where other things are wrong
-            outlines = [
-                Outline(
-                    place,
-                    store.name,
-                    store.match,
-                    store.directory,
-                    store.index_directory,
-                    store.kind,
-                    getattr(store.options, "dead_letter", None),
-                    _given(store.options),
-                )
-                for place, store in enumerate(self.stores)
-            ]
-            problems = list(disagreements(self.directory, outlines))
-            if problems:
-                raise fold(problems)
-        problems = [*_shared_tables(self.stores), *_leased_dead_letters(self)]
+    def _conflicts(self) -> list[Located]:
+        """Return the problems of parts that are right, and cannot be together."""
+        problems = [*_shared_tables(self.stores), *_leased_dead_letters(self.stores)]
         if self.usage is not None and (text := self._usage_conflict(self.usage)):
             problems.append(Located(("usage", "directory"), text))
         if text := self._bindings_conflict():
             problems.append(Located(("bindings_directory",), text))
-        if problems:
-            raise fold(problems)
-        return self
+        return problems
 
 
-def _given(options: BaseModel) -> dict[str, Any]:
-    """What was said, of what was left to defaults nothing."""
-    keys = {"when_full", "block_timeout", "limits", *OF_STORE, *OF_NONPERSISTENT}
-    return options.model_dump(exclude_unset=True, include=keys)
+def _meeting(path: Path | None, taken: Iterable[tuple[Path, str]], step: str) -> str:
+    """Say which taken directory the path is, holds or lies in; empty if none."""
+    for where, what in taken:
+        if path is not None and (path == where or path in where.parents or where in path.parents):
+            return f"{path} and {where}, where {what}, lie in one another; {step}"
+    return ""
 
 
 def _shared_tables(stores: Sequence[StoreConfig]) -> Iterator[Located]:
-    """SQL stores that would get the same tables of a database: they are one store's."""
+    """Yield SQL stores that would get the same tables of a database: tables belong to one store."""
     seen: dict[tuple[str, str], StoreConfig] = {}
     for place, store in enumerate(stores):
         if not isinstance(store.options, SqlOptions) or store.options.url is None:
@@ -355,13 +345,19 @@ def _shared_tables(stores: Sequence[StoreConfig]) -> Iterator[Located]:
             )
 
 
-def _leased_dead_letters(config: Config) -> Iterator[Located]:
-    """Dead letters of a leased store that would go to another: no transaction is over both (rule T6)."""
-    for place, store in enumerate(config.stores):
-        options = store.options
-        if not isinstance(options, SqlOptions) or options.lease_expiration is None or options.dead_letter is None:
+def _leased_dead_letters(stores: Sequence[StoreConfig]) -> Iterator[Located]:
+    """Yield dead letters of a leased store that would go to another: no transaction is over both (rule T6)."""
+    leased = [
+        (place, store, options)
+        for place, store in enumerate(stores)
+        if isinstance(options := store.options, SqlOptions) and options.lease_expiration is not None
+    ]
+    owners = {Pattern.parse(text): store for store in reversed(stores if leased else ()) for text in store.match}
+    routes = RouteTable((pattern.text, store) for pattern, store in owners.items())
+    for place, store, options in leased:
+        if options.dead_letter is None:
             continue
-        found = config.routes().route(Destination.parse(dead_letter_name(options.dead_letter, "a.b")))
+        found = routes.route(Destination.parse(dead_letter_name(options.dead_letter, "a.b")))
         if found is not None and found.target is not store:
             text = f"{options.dead_letter!r} lives in store {found.target.name!r}, but a leased store takes part in no "
             text += "transaction with another, so its dead letters cannot move there; give it a `match` for them"
@@ -369,7 +365,7 @@ def _leased_dead_letters(config: Config) -> Iterator[Located]:
 
 
 def validated_options(kind: str, value: object, context: object) -> tuple[BaseModel | None, list[Located]]:
-    """The options of a known kind, from a model or a mapping, or what is wrong with them."""
+    """Return the options of a known kind, from a model or a mapping, or the problems with them."""
     try:
         model = options_model(kind)
     except (ValueError, MissingExtraError) as error:
@@ -381,8 +377,8 @@ def validated_options(kind: str, value: object, context: object) -> tuple[BaseMo
         text = f"expected a mapping of options; found {found}"
         return None, [Located((kind,), text)]
     names_suffice = isinstance(context, Base) and context.names_suffice
-    given: Mapping[str, Any] = value or {}
-    values, wrong, named = from_environment(model, given, names_suffice)
+    said = given(value)
+    values, wrong, named = from_environment(model, said, names_suffice)
     problems = [Located((kind, key), text) for key, text in wrong]
     try:
         options = model.model_validate(values, context=context)
@@ -396,5 +392,5 @@ def validated_options(kind: str, value: object, context: object) -> tuple[BaseMo
                 problems.append(Located((kind, *problem.path), problem.text))
     if problems:
         return None, problems
-    remember_variables(options, {key.removesuffix("_env"): given[key] for key in given if key not in values})
+    remember_variables(options, {key.removesuffix("_env"): said[key] for key in said if key not in values})
     return options, []

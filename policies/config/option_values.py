@@ -1,29 +1,26 @@
-"""What the constructors of options take, for type checkers: a size as `32MiB`, a duration as `500ms`, a word for a
-choice, as they stand in a file. tests/policies/test_option_values.py compares these with the models' fields."""
+"""Types of the values that the constructors of options take, as in a file: a size may be `32MiB`, a duration `500ms`.
+tests/policies/test_option_values.py compares them with the models' fields."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
+from typing import Any, Literal, TypedDict
 
 from pydantic import SecretStr
 
 from .durability import OnCorruption, Sync
-
-if TYPE_CHECKING:
-    from .limits import LimitOptions, WhenFull
-    from .options import Redelivery
+from .limits import Full, LimitOptions, WhenFull
+from .redelivery import Redelivery
 
 Size = int | str
 Duration = float | str
 Mode = int | str
 Place = str | Path
-Full = Literal["fail", "block", "drop_new", "drop_old"]
 
 
 class StoreValues(TypedDict, total=False):
-    """Of every kind of store of ours."""
+    """The values that every kind of store of ours takes."""
 
     priorities: bool
     dead_letter: str | None
@@ -48,7 +45,7 @@ class StoreValues(TypedDict, total=False):
 
 
 class JournalValues(StoreValues, total=False):
-    """Of a journal."""
+    """The values that `JournalOptions` takes."""
 
     sync: Sync | Literal["always", "periodic", "never"]
     sync_interval: Duration
@@ -68,7 +65,7 @@ class JournalValues(StoreValues, total=False):
 
 
 class SqlValues(StoreValues, total=False):
-    """Of tables of a database."""
+    """The values that `SqlOptions` takes."""
 
     untested_database: bool
     url: str | SecretStr | None
@@ -97,14 +94,14 @@ class SqlValues(StoreValues, total=False):
 
 
 class MemoryValues(StoreValues, total=False):
-    """Of memory alone."""
+    """The values that `MemoryOptions` takes."""
 
     max_bytes: Size
     max_stored_bytes: Size | None
 
 
 class UsageValues(TypedDict, total=False):
-    """Of the usage log."""
+    """The values that `UsageOptions` takes."""
 
     directory: Place | None
     destinations: Iterable[str]
@@ -114,29 +111,10 @@ class UsageValues(TypedDict, total=False):
 
 
 class TransactionValues(TypedDict, total=False):
-    """Of all transactions."""
+    """The values that `TransactionOptions` takes."""
 
     sync: Sync | Literal["always", "never"]
     timeout: Duration
     max_open: int
     max_operations: int
     max_bytes: Size
-
-
-class LimitValues(TypedDict, total=False):
-    """Of a limit of destinations."""
-
-    match: Required[Iterable[str]]
-    max_messages: int | None
-    max_bytes: Size | None
-    when_full: WhenFull | Full | None
-    block_timeout: Duration | None
-
-
-class RedeliveryValues(TypedDict, total=False):
-    """Of how long a message waits that was given back."""
-
-    delay: Required[Duration]
-    multiplier: float
-    max_delay: Duration
-    jitter: float

@@ -22,13 +22,12 @@ from pydantic import (
 
 from ..names.destination import Destination, Kind
 from .durability import OnCorruption, Sync
-from .fields import Directory, Duration, FileMode, Model, Options, Positive, Size
-from .limits import AT_LEAST_ONE, SOME, LimitOptions, PatternText, WhenFull
+from .fields import AT_LEAST_ONE, Directory, Duration, FileMode, Options, PatternText, Positive, Size
+from .limits import SOME, LimitOptions, WhenFull
+from .option_values import JournalValues, MemoryValues, SqlValues, TransactionValues, UsageValues
 from .problems import Located, fold
+from .redelivery import Redelivery
 from .units import GIB, KIB, MIB
-
-if TYPE_CHECKING:
-    from .option_values import JournalValues, MemoryValues, RedeliveryValues, SqlValues, TransactionValues, UsageValues
 
 
 def _dead_letter(pattern: str) -> str:
@@ -53,42 +52,8 @@ def _identifier(text: str) -> str:
     return text
 
 
-class Redelivery(Model):
-    """How long a message waits once it was given back."""
-
-    delay: Annotated[float, Duration(0.001, 30 * 86_400)]
-    """After it was given back for the first time, in seconds."""
-    multiplier: Annotated[float, Field(strict=True, ge=1, le=1000, allow_inf_nan=False)] = 1.0
-    """Each time it waits so many times as long as the time before."""
-    max_delay: Annotated[float, Duration(0.001, 365 * 86_400)] = 3600.0
-    """But never longer."""
-    jitter: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """By up to so large a part longer or shorter, at random, so that what failed together does not come back together:
-    0.1 is a tenth."""
-
-    if TYPE_CHECKING:
-
-        def __init__(self, **values: Unpack[RedeliveryValues]) -> None: ...
-
-    @model_validator(mode="after")
-    def _first_wait_fits(self) -> Self:
-        if self.delay > self.max_delay:
-            raise ValueError(
-                f"delay, {self.delay:g} s, is longer than max_delay, {self.max_delay:g} s: no message would wait so "
-                "long; give a max_delay that is as long, at least"
-            )
-        return self
-
-    def seconds(self, times: int) -> float:
-        """How long it waits that was given back so often by now, before `jitter`."""
-        try:
-            return min(self.delay * self.multiplier ** (times - 1), self.max_delay)
-        except OverflowError:
-            return self.max_delay
-
-
 class StoreOptions(Options):
-    """What every kind of ours lets be set; a third party's model may begin from it too."""
+    """The options of every kind of store of ours; a third party's model may begin from them too."""
 
     priorities: Annotated[bool, Field(strict=True)] = False
     """Whether messages of a higher priority are received before those of a lower one. Else it is only kept."""
@@ -147,7 +112,7 @@ class StoreOptions(Options):
 
 
 def dead_letter_name(pattern: str, name: str) -> str:
-    """The dead-letter queue of a destination."""
+    """Return the name of the dead-letter queue of a destination."""
     return pattern.replace("{name}", name)
 
 
@@ -211,8 +176,8 @@ _TESTED: Final = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg")
 
 
 def _untested(scheme: str, allowed: bool) -> str:
-    """What is wrong with a URL that begins so; nothing of the rest, which may hold a password, is told. `allowed`:
-    whether `untested_database` is set."""
+    """Return the problem with a URL that begins so; `allowed`: whether `untested_database` is set. The rest of the URL,
+    which may hold a password, is not told."""
     backend = scheme.partition("+")[0].lower()
     if scheme in _TESTED or (allowed and backend != "postgres"):
         return ""
@@ -235,7 +200,7 @@ _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*")
 
 
 def _is_engine(value: object) -> bool:
-    """Whether it is an Engine of SQLAlchemy's, which need not be installed here."""
+    """Tell whether the value is an Engine of SQLAlchemy's, which need not be installed here."""
     return hasattr(value, "raw_connection") and hasattr(value, "url")
 
 
@@ -250,7 +215,7 @@ def _creator(value: object) -> object:
 
 
 Creator = Annotated[Any, AfterValidator(_creator), WithJsonSchema({"type": "string"})]
-"""Of connections; see SqlOptions."""
+"""A maker of connections; see SqlOptions."""
 
 
 class SqlOptions(StoreOptions):
@@ -322,7 +287,7 @@ class SqlOptions(StoreOptions):
         def __init__(self, **values: Unpack[SqlValues]) -> None: ...
 
     def may_be_shown(self, option: str) -> bool:
-        """A URL without a password, and with nothing behind its `?` that may be one."""
+        """Tell whether the option is a URL without a password, with nothing behind its `?` that may be one."""
         if option != "url" or self.url is None:
             return False
         url = urlsplit(self.url.get_secret_value())
@@ -419,7 +384,7 @@ class UsageOptions(Options):
 
 
 class TransactionOptions(Options):
-    """What holds for all transactions of a router."""
+    """The options of all transactions of a router."""
 
     sync: Annotated[Sync, Field(json_schema_extra={"enum": ["always", "never"]})] = Sync.ALWAYS
     """`always`: what makes a transaction over several stores atomic is forced to the disk whatever the stores' own

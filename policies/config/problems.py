@@ -18,7 +18,7 @@ FOLDED = "located"
 """The type of an error that carries problems already located, to be put at its own place."""
 
 KIND_ALIAS, OPTIONS_ALIAS = "__kind__", "__options__"
-"""What StoreConfig.kind and .options go by in pydantic's errors. The file has no such keys: the kind is the key."""
+"""The names of StoreConfig.kind and .options in pydantic's errors. The file has no such keys: the kind is the key."""
 
 _FOUND_MAX = 60
 
@@ -37,7 +37,7 @@ class Located:
     text: str
 
     def describe(self, data: Any) -> str:
-        """The message with its place before it: `store 'audit': journal.sync: expected ...`."""
+        """Return the message with its place before it: `store 'audit': journal.sync: expected ...`."""
         path, words = self.path, []
         if path[:1] == ("stores",) and len(path) > 1 and isinstance(path[1], int):
             words.append(f"store {_store_name(data, path[1])}")
@@ -48,23 +48,23 @@ class Located:
 
 
 def fold(problems: Iterable[Located]) -> PydanticCustomError:
-    """One error that carries many, for a validator to raise."""
+    """Return one error that carries many, for a validator to raise."""
     return PydanticCustomError(FOLDED, "several problems", {"located": list(problems)})
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[Located]:
-    """Every problem of a failed validation, in the words of the file."""
+    """Return every problem of a failed validation, in the words of the file."""
     return [problem for details in error.errors() for problem in _explain_one(details, model)]
 
 
 def did_you_mean(key: str, allowed: list[str]) -> str:
-    """`did you mean 'sync'?`, or all that is allowed where nothing is near."""
+    """Return `did you mean 'sync'?`, or all that is allowed where nothing is near."""
     near = difflib.get_close_matches(key.lower(), allowed, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(allowed) or 'nothing'}"
 
 
 def describe_value(value: object) -> str:
-    """What was found, short, in YAML's words."""
+    """Return a short description of what was found, in YAML's words."""
     if isinstance(value, Hidden):
         return "a value that is not shown"
     if value is None:
@@ -116,7 +116,7 @@ _WORDS: Final = (
     ("less than or equal to", "at most"),
     ("a valid number", "a number"),
 )
-"""Pydantic's, and what Size and Duration say of the same."""
+"""Words of pydantic's, and those of Size and Duration for the same."""
 
 
 def _expectation(kind: str, message: str, context: Mapping[str, Any]) -> str:
@@ -162,7 +162,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 def _store_name(data: Any, place: int) -> str:
     try:
-        name = data["stores"][place]["name"]
+        store = data["stores"][place]
+        name = store["name"] if isinstance(store, Mapping) else getattr(store, "name", None)
     except (KeyError, TypeError, IndexError):
         name = None
     return repr(name) if isinstance(name, str) else f"number {place + 1}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError, Problem
 from . import yaml_lines
-from .checks import Outline, disagreements, doubts
-from .fields import Base, from_home
-from .kinds import DEFAULT_KIND, known_kinds
+from .doubts import doubts
+from .fields import Base, from_home, given
+from .kinds import kind_in, known_kinds
 from .models import Config, validated_options
 from .problems import Located, describe_value, did_you_mean, explain
 from .yaml_lines import Document
@@ -22,8 +23,11 @@ _EMPTY = "the file says nothing; the least is a directory and one store, and `an
 
 
 def load(path: str | Path, *, names_suffice: bool = False) -> Config:
-    """The configuration in a file. Relative directories start from the file's. With `names_suffice` the name of an
-    environment variable that is not set stands for what it would hold: for who opens no store. Raises ConfigError."""
+    """Load the configuration in a file. Relative directories start from the file's.
+
+    With `names_suffice` the name of an environment variable that is not set stands for its value. That is for callers
+    that open no store. Raises ConfigError.
+    """
     if not isinstance(path, str | PathLike):
         kind = type(path).__name__
         raise TypeError(f"a configuration is the path of a file, or an anabranch.Config, not {kind}: {path!r}")
@@ -34,14 +38,12 @@ def load(path: str | Path, *, names_suffice: bool = False) -> Config:
 
 
 def warnings(path: str | Path) -> list[Problem]:
-    """What is right in a file, and probably not what was meant, in the order of its lines; of one that `load` takes.
-    Raises ConfigError if it cannot be read."""
+    """Return what is allowed in a file and probably not meant, in the order of its lines. Variables of the environment
+    need not be set. Raises ConfigError for a file that is wrong."""
     path = from_home(path)
-    document = yaml_lines.parse(_read(path))
-    defaults = _defaults(document, [], Base(path.parent.absolute()))
-    data = _with_defaults(document.data, defaults)
-    found = doubts(_outlines(data, path.parent.absolute())[1])
-    return sorted((Problem(p.describe(data), document.line(p.path)) for p in found), key=lambda problem: problem.line)
+    config, document = load(path, names_suffice=True), yaml_lines.parse(_read(path))
+    found = [Problem(p.describe(document.data), document.line(p.path)) for p in doubts(config.stores)]
+    return sorted(found, key=lambda problem: problem.line)
 
 
 def _read(path: Path) -> str:
@@ -57,15 +59,15 @@ def _read(path: Path) -> str:
 
 
 def as_plain_data(path: str | Path) -> dict[str, Any]:
-    """What a file says that `load` takes: `defaults` in each store, directories absolute, secrets as the names of their
+    """Return the data of a file, with `defaults` in each store and absolute directories. Secrets are the names of their
     environment variables, which need not be set. Raises ConfigError."""
     path = from_home(path)
     config, document = load(path, names_suffice=True), yaml_lines.parse(_read(path))
-    data: dict[str, Any] = _with_defaults(document.data, _defaults(document, [], Base(path.parent.absolute())))
+    data: dict[str, Any] = _with_defaults(document.data, _defaults(document, Base(path.parent.absolute()))[0])
     stores = []
-    for given, store in zip(data["stores"], config.stores, strict=True):
-        options = {store.kind: _absolute(given[store.kind], store.options)} if given.get(store.kind) else {}
-        stores.append({**_absolute(given, store), **options})
+    for said, store in zip(data["stores"], config.stores, strict=True):
+        options = {store.kind: _absolute(said[store.kind], store.options)} if said.get(store.kind) else {}
+        stores.append({**_absolute(said, store), **options})
     plain = {**_absolute(data, config), "stores": stores}
     if config.usage is not None:
         plain["usage"] = _absolute(data["usage"], config.usage)
@@ -73,12 +75,13 @@ def as_plain_data(path: str | Path) -> dict[str, Any]:
 
 
 def _absolute(data: Mapping[str, Any], model: BaseModel) -> dict[str, Any]:
-    """What the model has as paths, as the model has it."""
+    """Return the data with the paths that the model made of it."""
     return {key: str(value) if isinstance(value := getattr(model, key, None), Path) else data[key] for key in data}
 
 
 def loads(text: str, base: str | Path, *, names_suffice: bool = False) -> Config:
-    """The configuration in a text. Relative directories start from `base`; the rest as `load`. Raises ConfigError."""
+    """Load the configuration in a text. Relative directories start from `base`; `names_suffice` is that of `load`.
+    Raises ConfigError."""
     return _loads(text, Base(Path(base).absolute(), names_suffice), None)
 
 
@@ -86,16 +89,15 @@ def _loads(text: str, base: Base, name: str | None) -> Config:
     document = yaml_lines.parse(text)
     if document.data is None:
         raise ConfigError(document.problems or [Problem(_EMPTY)], name)
-    found: list[Located] = []
+    base = replace(base, where=lambda path: f" (line {document.line(path)})")
     config = None
-    defaults = _defaults(document, found, base)
-    data = _with_defaults(document.data, defaults)
+    defaults, found = _defaults(document, base)
     try:
-        config = Config.model_validate(data, context=base)
+        config = Config.model_validate(_with_defaults(document.data, defaults), context=base)
     except ValidationError as error:
-        found += [problem for problem in explain(error, Config) if not _is_of_defaults(problem.path, document)]
-    found += disagreements(*_outlines(data, base.directory), lambda path: f" (line {document.line(path)})")
-    problems = document.problems + [Problem(p.describe(data), document.line(p.path)) for p in found]
+        told = frozenset(found)
+        found += [problem for problem in explain(error, Config) if _in_defaults(problem, document) not in told]
+    problems = document.problems + [Problem(p.describe(document.data), document.line(p.path)) for p in found]
     if config is None or problems:
         problems.sort(key=lambda problem: problem.line)
         raise ConfigError(problems, name)
@@ -106,15 +108,13 @@ def _loads(text: str, base: Base, name: str | None) -> Config:
 # Store defaults ------------------------------------------------------------------------------------------------------
 
 
-def _defaults(document: Document, found: list[Located], base: Base) -> Mapping[str, Any]:
-    """What `defaults:` says, by kind; what is wrong in it joins `found`, whether or not a store uses it."""
-    if not isinstance(document.data, dict) or document.data.get("defaults") is None:
-        return {}
-    defaults = document.data["defaults"]
+def _defaults(document: Document, base: Base) -> tuple[Mapping[str, Any], list[Located]]:
+    """Return the section `defaults`, by kind, and its problems, whether or not a store uses it."""
+    defaults = given(document.data).get("defaults")
     if not isinstance(defaults, dict):
         text = f"expected a mapping of kinds of stores; found {describe_value(defaults)}"
-        found.append(Located(("defaults",), text))
-        return {}
+        return {}, [] if defaults is None else [Located(("defaults",), text)]
+    found: list[Located] = []
     for kind, options in defaults.items():
         if kind not in known_kinds():
             found.append(Located(("defaults", kind), f"unknown kind of store; {did_you_mean(kind, known_kinds())}"))
@@ -123,11 +123,11 @@ def _defaults(document: Document, found: list[Located], base: Base) -> Mapping[s
             path = ("defaults", *problem.path)
             if path in document.lines:  # else it is an option that is missing here and may stand in each store
                 found.append(Located(path, problem.text))
-    return defaults
+    return defaults, found
 
 
 def _with_defaults(data: Any, defaults: Mapping[str, Any]) -> Any:
-    """The data without its section `defaults`, each store with the options that it does not give itself."""
+    """Return the data without its section `defaults`, each store with the options that it does not give itself."""
     if not isinstance(data, dict):
         return data
     data = {key: value for key, value in data.items() if key != "defaults"}
@@ -139,7 +139,7 @@ def _with_defaults(data: Any, defaults: Mapping[str, Any]) -> Any:
 def _store_with_defaults(store: Any, defaults: Mapping[str, Any]) -> Any:
     if not isinstance(store, dict):
         return store
-    kind = _kind(store)
+    kind = kind_in(store)
     general, own = defaults.get(kind), store.get(kind)
     if not isinstance(general, dict) or not (own is None or isinstance(own, dict)):
         return store
@@ -148,43 +148,7 @@ def _store_with_defaults(store: Any, defaults: Mapping[str, Any]) -> Any:
     return {**store, kind: {**{key: value for key, value in general.items() if key not in replaced}, **own}}
 
 
-def _kind(store: dict[Any, Any]) -> str:
-    return next((kind for kind in known_kinds() if kind in store), DEFAULT_KIND)
-
-
-def _is_of_defaults(path: yaml_lines.Path, document: Document) -> bool:
-    """Whether a problem in a store lies in a value that came from `defaults`, where it is reported once."""
-    option = path[:4]
-    return len(option) == 4 and option not in document.lines and ("defaults", *option[2:]) in document.lines
-
-
-# What stores look like even where something in them is wrong ---------------------------------------------------------
-
-
-def _outlines(data: Any, base: Path) -> tuple[Path | None, list[Outline]]:
-    if not isinstance(data, dict):
-        return None, []
-    stores = data.get("stores")
-    return _path(data.get("directory"), base), list(_each_outline(stores if isinstance(stores, list) else [], base))
-
-
-def _each_outline(stores: list[Any], base: Path) -> Iterator[Outline]:
-    for place, store in enumerate(stores):
-        if isinstance(store, dict):
-            name, match = store.get("name"), store.get("match")
-            kind = _kind(store)
-            options = store.get(kind)
-            yield Outline(
-                place,
-                name if isinstance(name, str) else None,
-                match if isinstance(match, list) else (),
-                _path(store.get("directory"), base),
-                _path(store.get("index_directory"), base),
-                kind,
-                options.get("dead_letter") if isinstance(options, dict) else None,
-                options if isinstance(options, dict) else {},
-            )
-
-
-def _path(value: object, base: Path) -> Path | None:
-    return base / from_home(value) if isinstance(value, str) and value else None
+def _in_defaults(problem: Located, document: Document) -> Located | None:
+    """Return a store's problem as one of `defaults`, if the value came from there."""
+    option = problem.path[:4]
+    return Located(("defaults", *problem.path[2:]), problem.text) if option not in document.lines else None

@@ -16,7 +16,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of the file, with the options of every adapter that is installed and can be loaded."""
+    """Return the schema of the file, with the options of every adapter that is installed and can be loaded."""
     kinds: dict[str, type[BaseModel]] = {}
     for kind in known_kinds():
         try:
@@ -41,7 +41,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _kinds_as_keys(store: dict[str, Any], by_kind: dict[str, dict[str, str]]) -> None:
-    """In the file the kind of a store is the key that holds its options, and there is at most one."""
+    """Make the kind of a store the key that holds its options, of which there is at most one."""
     for key in [key for key in store["properties"] if key.startswith("__")]:
         del store["properties"][key]
     store["required"] = [key for key in store["required"] if not key.startswith("__")]
@@ -54,7 +54,7 @@ def _kinds_as_keys(store: dict[str, Any], by_kind: dict[str, dict[str, str]]) ->
 
 
 def _allow_environment(definition: dict[str, Any], model: type[BaseModel]) -> None:
-    """`password_env: NAME` may stand in the place of `password`."""
+    """Let `password_env: NAME` stand in the place of `password`."""
     for name in [name for name, info in model.model_fields.items() if takes_text(info)]:
         definition["properties"][f"{name}_env"] = {
             "type": "string",

@@ -36,13 +36,13 @@ _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 SIZE_BYTES_MAX = 2**63 - 1
 SIZE_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*([Bb]|[KkMmGgTt][Ii]?[Bb])?\s*$"
-"""What `parse_size` takes, as a regular expression for JSON Schema."""
+"""The texts that `parse_size` takes, as a regular expression for JSON Schema."""
 DURATION_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*([Uu][Ss]|[Mm][Ss]|[Ss]|[Mm]|[Mm][Ii][Nn]|[Hh]|[Dd])?\s*$"
-"""What `parse_duration` takes, as a regular expression for JSON Schema."""
+"""The texts that `parse_duration` takes, as a regular expression for JSON Schema."""
 
 
 def parse_size(value: object) -> int:
-    """A size in bytes from `32MiB`, `10 MB`, `512` or 512. Raises ValueError, which says what is allowed."""
+    """Return a size in bytes from `32MiB`, `10 MB`, `512` or 512. Raises ValueError, which says what is allowed."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= SIZE_BYTES_MAX:
         return value
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
@@ -55,7 +55,8 @@ def parse_size(value: object) -> int:
 
 
 def parse_duration(value: object) -> float:
-    """A duration in seconds from `500ms`, `1s`, `1.5 h` or a number. Raises ValueError, which says what is allowed."""
+    """Return a duration in seconds from `500ms`, `1s`, `1.5 h` or a number. Raises ValueError, which says what is
+    allowed."""
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
         return float(value)
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
@@ -66,8 +67,8 @@ def parse_duration(value: object) -> float:
 
 
 def format_size(size: int) -> str:
-    """The shortest text that `parse_size` reads back as exactly `size`: 33554432 is `32MiB`, 1000 is `1kB`. For what is
-    configured; what was measured is told by text.human_bytes."""
+    """Return the shortest text that `parse_size` reads back as exactly `size`: 33554432 is `32MiB`, 1000 is `1kB`.
+    Configured sizes are written so, and measured ones by text.human_bytes."""
     for unit, factor in sorted(_SIZES.items(), key=lambda item: -item[1]):
         if size and factor > 1 and size % factor == 0:
             return f"{size // factor}{unit}"
@@ -75,7 +76,7 @@ def format_size(size: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Text that `parse_duration` reads back as exactly `seconds`: 0.5 is `500ms`, 120.0 is `2m`."""
+    """Return a text that `parse_duration` reads back as exactly `seconds`: 0.5 is `500ms`, 120.0 is `2m`."""
     for unit in ("d", "h", "m", "s", "ms", "us"):
         count = Decimal(repr(seconds)) / _DURATIONS[unit]
         if count >= 1 and count == count.to_integral_value():

@@ -19,29 +19,29 @@ import yaml
 from pydantic import BaseModel, SecretStr
 from pydantic_core import PydanticSerializationError
 
-from .fields import FILE_MODE, URL_SCHEME, Options, octal, takes_text, variables_of
+from .fields import URL_SCHEME, Options, octal, takes_text, variables_of
 from .kinds import DEFAULT_KIND
 from .models import Config, StoreConfig
 
 NOWHERE: Final = "given_from_python:not_written"
-"""What is written for a function that has no name."""
+"""The text that stands for a function without a name."""
 
 Notes = Sequence[str]
 
 
 def dump_yaml(config: Config, base: Path | None = None) -> str:
-    """The text of a file that says the same. What lies in `base` has a path that starts from there, and the text is to
-    be loaded from there; without it all paths are absolute."""
+    """Return the text of a file that says the same. Paths in `base` start from there, and the text is to be loaded from
+    there. Without `base` all paths are absolute."""
     return document(_top(config, base), [_store(store, base) for store in config.stores])
 
 
 def plain_data(config: Config) -> dict[str, Any]:
-    """What `dump_yaml` writes, without its comments."""
+    """Return the data that `dump_yaml` writes, without its comments."""
     return {**_top(config, None), "stores": [_store(store, None)[0] for store in config.stores]}
 
 
 def document(top: Mapping[str, Any], stores: Iterable[tuple[Mapping[str, Any], Notes]], head: Notes = ()) -> str:
-    """The text of a file: comments, what stands beside `stores`, and each store under its notes."""
+    """Return the text of a file: comments, the entries beside `stores`, and each store under its notes."""
     lines = [f"# {line}" for line in head]
     lines += [dump(top).rstrip(), "stores:"]
     for data, notes in stores:
@@ -51,7 +51,7 @@ def document(top: Mapping[str, Any], stores: Iterable[tuple[Mapping[str, Any], N
 
 
 def dump(data: object) -> str:
-    """Plain data as YAML, as people write it."""
+    """Return plain data as YAML, as people write it."""
     written = _as_written(data)
     try:
         return _text(written, _FAST)
@@ -77,7 +77,7 @@ _FAST: Final = getattr(yaml, "CSafeDumper", _Dumper)
 
 
 def _as_written(data: object) -> object:
-    """The same, with each `file_mode` in octal."""
+    """Return the data with each `file_mode` in octal."""
     if isinstance(data, Mapping):
         return {
             key: octal(value) if key == "file_mode" and isinstance(value, int) else _as_written(value)
@@ -87,40 +87,43 @@ def _as_written(data: object) -> object:
 
 
 def _top(config: Config, base: Path | None) -> dict[str, Any]:
-    """What stands beside `stores`."""
-    data: dict[str, Any] = {"directory": _path(config.directory, base)}
-    if transactions := _options(config.transactions, base):
-        data["transactions"] = transactions
-    if config.usage is not None:
-        data["usage"] = _options(config.usage, base)
-    if config.bindings_directory is not None:
-        data["bindings_directory"] = _path(config.bindings_directory, base)
-    if not config.create_directory:
-        data["create_directory"] = False
-    if config.file_mode != FILE_MODE:
-        data["file_mode"] = octal(config.file_mode)
-    return data
+    """Return all that stands beside `stores`."""
+    return _fields(config, base, {"stores"})
 
 
 def _store(store: StoreConfig, base: Path | None) -> tuple[dict[str, Any], list[str]]:
-    """A store as the file has it, and what of it is not written."""
+    """Return a store as the file has it, and notes on what of it is not written."""
     notes: list[str] = []
-    data: dict[str, Any] = {"name": store.name, "match": list(store.match)}
-    if store.per_destination:
-        data["per_destination"] = True
-    for key in ("directory", "index_directory"):
-        if (path := getattr(store, key)) is not None:
-            data[key] = _path(path, base)
-    if store.create_directory is not None:
-        data["create_directory"] = store.create_directory
+    data = _fields(store, base, {"kind", "options"})
     options = _options(store.options, base, store.name, notes)
     if options or store.kind != DEFAULT_KIND:
         data[store.kind] = options
     return data, notes
 
 
+def _fields(model: BaseModel, base: Path | None, apart: set[str]) -> dict[str, Any]:
+    """Return the fields that say more than their defaults, in the model's order. Fields that are written `apart` are
+    left out."""
+    data: dict[str, Any] = {}
+    for key, info in type(model).model_fields.items():
+        value = getattr(model, key)
+        if key in apart:
+            continue
+        if isinstance(value, BaseModel):
+            options = _options(value, base)
+            if options or value != info.default:
+                data[key] = options
+        elif value != info.default:
+            data[key] = _path(value, base) if isinstance(value, Path) else _plain(model, key)
+    return data
+
+
+def _plain(model: BaseModel, key: str) -> Any:
+    return model.model_dump(mode="json", exclude_unset=True, include={key})[key]
+
+
 def _options(options: BaseModel, base: Path | None, store: str = "", notes: list[str] | None = None) -> dict[str, Any]:
-    """The options that were given; what cannot be written of them joins `notes`."""
+    """Return the options that were given. Words on those that cannot be written join `notes`."""
     data: dict[str, Any] = {}
     told: list[str] = [] if notes is None else notes
     variables, fields = variables_of(options), type(options).model_fields
@@ -140,7 +143,7 @@ def _options(options: BaseModel, base: Path | None, store: str = "", notes: list
         else:
             secret = value.get_secret_value() if isinstance(value, SecretStr) else None
             try:
-                data[key] = secret or options.model_dump(mode="json", exclude_unset=True, include={key})[key]
+                data[key] = secret or _plain(options, key)
             except PydanticSerializationError:
                 told.append(f"{key} is an object of Python's, which is not written here; give it anew")
                 if key == "creator":  # without it the url alone would name another database
@@ -149,7 +152,7 @@ def _options(options: BaseModel, base: Path | None, store: str = "", notes: list
 
 
 def _path(path: Path, base: Path | None) -> str:
-    """It starts from `base` if it lies there, and reads as a path in a file."""
+    """Return a path that starts from `base`, if it lies there and reads as a path in a file."""
     text = str(path)
     if base is not None and path.is_relative_to(base):
         inside = str(path.relative_to(base))

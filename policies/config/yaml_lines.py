@@ -16,10 +16,10 @@ import yaml
 from ..errors import Problem
 
 Path = tuple[str | int, ...]
-"""Where a value stands: `("stores", 0, "journal", "sync")`."""
+"""The place of a value: `("stores", 0, "journal", "sync")`."""
 
 VALUES_MAX = 100_000
-"""How many values one file may hold once its aliases are expanded."""
+"""The most values that one file may hold once its aliases are expanded."""
 
 _TAG = "tag:yaml.org,2002:"
 
@@ -33,14 +33,14 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
     def line(self, path: Path) -> int:
-        """The line of the path, or of the nearest thing around it that the file has; 0 where there is none."""
+        """Return the line of the path, or of the nearest thing around it that the file has; 0 if there is none."""
         while path not in self.lines and path:
             path = path[:-1]
         return self.lines.get(path, 0)
 
 
 def parse(text: str) -> Document:
-    """The one document in the text. Syntax errors come as the document's only problem; nothing is raised."""
+    """Parse the one document in the text. Syntax errors come as the document's only problem; nothing is raised."""
     document = Document()
     try:
         loader = yaml.SafeLoader(text)
@@ -71,7 +71,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str) -> Problem:
 
 
 class _Builder:
-    """Builds data from the nodes of one document and notes lines and problems as it goes."""
+    """A builder of data from the nodes of one document, which notes lines and problems as it goes."""
 
     def __init__(self, loader: yaml.SafeLoader, document: Document) -> None:
         self._loader = loader
@@ -125,7 +125,7 @@ class _Builder:
         return result
 
     def _merged(self, node: yaml.MappingNode) -> Iterator[yaml.MappingNode]:
-        """The mappings that `<<: *other` takes in. What the mapping itself says goes before what they say."""
+        """Yield the mappings that `<<: *other` takes in. A key of the mapping itself goes before theirs."""
         for key_node, value_node in node.value:
             if key_node.tag != _TAG + "merge":
                 continue

@@ -25,7 +25,7 @@ NAME_BYTES_MAX = 1024
 
 
 class Kind(enum.Enum):
-    """What a destination is. The values are those on disk: never change them."""
+    """The kinds of destinations. The values are those on disk: never change them."""
 
     QUEUE = 0
     TOPIC = 1
@@ -69,40 +69,40 @@ class Destination:
 
     @classmethod
     def queue(cls, name: str) -> Destination:
-        """The queue of exactly this name, whatever characters it holds. Raises DestinationError for an empty name, one
-        that holds NUL, and one of more than NAME_BYTES_MAX bytes."""
+        """Return the queue of exactly this name, whatever characters it holds. Raises DestinationError for an empty
+        name, one that holds NUL, and one of more than NAME_BYTES_MAX bytes."""
         return cls(Kind.QUEUE, name)
 
     @classmethod
     def topic(cls, name: str) -> Destination:
-        """The topic of exactly this name; likewise."""
+        """Return the topic of exactly this name. Raises DestinationError as `queue` does."""
         return cls(Kind.TOPIC, name)
 
     @classmethod
     def map(cls, name: str) -> Destination:
-        """The map of exactly this name; likewise."""
+        """Return the map of exactly this name. Raises DestinationError as `queue` does."""
         return cls(Kind.MAP, name)
 
     @classmethod
     def parse(cls, text: str) -> Destination:
-        """`queue://name`, `topic://name`, `map://name`, or a bare name, which is a queue. Raises DestinationError, for
-        a comma too: it separates the parts of a composite."""
+        """Parse `queue://name`, `topic://name`, `map://name`, or a bare name, which is a queue. Raises
+        DestinationError, for a comma too: it separates the parts of a composite."""
         return _parse(text)
 
     @classmethod
     def restored(cls, text: str) -> Destination:
-        """The destination whose `str` this is; a bare name is a queue. A comma is a character of the name. Raises
-        DestinationError."""
+        """Return the destination whose `str` this is; a bare name is a queue. A comma is a character of the name.
+        Raises DestinationError."""
         return _split(text)
 
     @classmethod
     def parse_composite(cls, text: str) -> tuple[Destination, ...]:
-        """The parts of `queue://a,topic://b` in order, each once. Raises DestinationError."""
+        """Parse the parts of `queue://a,topic://b`, in order and each once. Raises DestinationError."""
         return tuple(dict.fromkeys(_parse(part.strip()) for part in text.split(",")))
 
 
 def wildcard_in(name: str) -> str | None:
-    """The first wildcard that a name would hold if it were a pattern; None if it holds none."""
+    """Return the first wildcard that a name would hold if it were a pattern; None if it holds none."""
     found = _WILDCARD.search(name)
     return found[0] if found is not None else None
 
@@ -111,7 +111,7 @@ _WILDCARD = re.compile(r"[*?[]|(?<![^.])>(?![^.])")
 
 
 def mistyped_scheme(text: str) -> bool:
-    """Whether a text without a scheme begins with what was probably meant as one: `queue:/x`, `queue//x`."""
+    """Tell whether a text without a scheme probably begins with a mistyped one: `queue:/x`, `queue//x`."""
     return re.match(r"(queue|topic|map)(:|//)", text, re.IGNORECASE) is not None
 
 

@@ -14,39 +14,23 @@ Which pattern wins depends on the patterns alone (invariant 5). An exact name be
 which two patterns differ, literal beats in-segment glob (the one with more literal characters first, then text order)
 beats `*` beats `>`, and a pattern that ends there beats one that goes on; then one kind beats all.
 
-    >>> routes = RouteTable([("queue://orders.*", "all"), ("queue://orders.eu-*", "europe")])
-    >>> routes.route(Destination.parse("orders.eu-1")).target
-    'europe'
-
-Patterns are immutable and a RouteTable never changes: any thread may use them. Names are matched by fnmatch2; what
-that takes is said at `_matches`.
+Patterns are immutable: any thread may use them. Names are matched by fnmatch2; what that takes is said at `_matches`.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import islice
-from typing import Generic, TypeVar
 
 from fnmatch2 import fnmatchcase2
 
-from ..errors import ConfigError, DestinationError
+from ..errors import DestinationError
 from .destination import Destination, Kind, mistyped_scheme
-from .trie import PatternTrie
-
-T = TypeVar("T")
-
-ROUTES_CACHED_MAX = 16384
-"""How many destinations a RouteTable remembers the route of."""
 
 _LITERAL, _GLOB, _STAR, _REST = range(4)
-_RANK_NAMES = ("the literal", "the glob", "the wildcard", "the wildcard")
-_KIND_SETS = (frozenset({Kind.QUEUE}), frozenset({Kind.TOPIC}), frozenset({Kind.MAP}), frozenset(Kind))
-_KIND_NAMES = ("queues alone", "topics alone", "maps alone", "all kinds")
+KIND_SETS = (frozenset({Kind.QUEUE}), frozenset({Kind.TOPIC}), frozenset({Kind.MAP}), frozenset(Kind))
 
 # Characters that fnmatch or fnmatch2 gives a meaning to, each as a lone surrogate. No valid name holds a surrogate, so
 # the encoding is one to one, and one character stays one character, as `?` and `[...]` need.
@@ -57,12 +41,11 @@ _END = "/\0"
 
 
 def _matches(encoded_name: str, encoded_pattern: str, *, prefix: bool) -> bool:
-    """The one place that asks fnmatch2, which matches paths, and matches them by prefix.
+    """Ask fnmatch2, which matches paths, and matches them by prefix; nothing else does.
 
-    Both sides come encoded (`_ENCODE`): segments end in `/`, and characters that would mean something are others, so
-    that no backslash becomes a slash and no literal becomes a wildcard. `**`, which fnmatch2 does not backtrack on,
-    never gets here. For a pattern that does not end in `>`, a last segment that no name can hold makes the prefix
-    match a whole one.
+    Both sides come encoded (`_ENCODE`): segments end in `/`, and characters that would mean something are others. So
+    no backslash becomes a slash, and no literal a wildcard. `**`, which fnmatch2 does not backtrack on, never gets
+    here. A pattern that does not end in `>` gets a last segment that no name can hold. Thus the prefix is a whole one.
     """
     if prefix:
         return bool(fnmatchcase2(encoded_name, encoded_pattern))
@@ -77,7 +60,7 @@ class Segment:
     encoded: str
     literals: int
     lead: str
-    """What every match begins with; of a literal, all of it."""
+    """The text that every match begins with; all of a literal."""
     source: str = field(compare=False)
 
     @property
@@ -93,12 +76,12 @@ class Segment:
         return self.rank == _REST
 
     def matches(self, text: str) -> bool:
-        """Whether it matches this one segment of a name; not for `>`, which matches several."""
+        """Tell whether it matches this one segment of a name; not for `>`, which matches several."""
         return _matches(text.translate(_ENCODE), self.encoded, prefix=False)
 
     @property
     def key(self) -> tuple[int, int, str, str]:
-        """Sorts segments in the same place of two patterns: the first is the stronger."""
+        """The order of segments in the same place of two patterns: the first is the stronger."""
         return (self.rank, -self.literals if self.rank == _GLOB else 0, self.encoded.translate(_DECODE), self.encoded)
 
 
@@ -109,11 +92,11 @@ class Pattern:
     text: str = field(compare=False)
     kinds: frozenset[Kind]
     _segments: tuple[Segment, ...] = field(repr=False)
-    """Also for `pattern_trie`."""
+    """The parts between dots. The trie of patterns reads them too."""
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
-        """Raises DestinationError, which says what is wrong and what to write instead."""
+        """Parse a pattern. Raises DestinationError, which says what is wrong and what to write instead."""
         return _parse(text)
 
     def __str__(self) -> str:
@@ -134,18 +117,18 @@ class Pattern:
 
     @cached_property
     def _key(self) -> tuple[object, ...]:
-        """Sorts patterns: of those that match a destination, the first is its route (invariant 5)."""
-        return (not self.exact, tuple(s.key for s in self._segments), _KIND_SETS.index(self.kinds))
+        """The order of patterns: of those that match a destination, the first is its route (invariant 5)."""
+        return (not self.exact, tuple(s.key for s in self._segments), KIND_SETS.index(self.kinds))
 
     def matches(self, destination: Destination) -> bool:
-        """Whether this destination is one of those that the pattern names."""
+        """Tell whether this destination is one of those that the pattern names."""
         name = destination.name
         if destination.kind not in self.kinds or not name.startswith(self._lead):
             return False
         return _matches(name.translate(_ENCODE), self._encoded, prefix=self._open_ended)
 
     def _literals(self) -> Iterator[tuple[int, str]]:
-        """Which segments of a name must be which text: places from 0, and texts."""
+        """Return the segments of a name that must be certain texts: places from 0, and texts."""
         return ((place, segment.lead) for place, segment in enumerate(self._segments) if segment.is_literal)
 
     @cached_property
@@ -161,7 +144,7 @@ class Pattern:
 
     @cached_property
     def _lead(self) -> str:
-        """What every name that matches begins with. It spares most patterns the question to fnmatch2."""
+        """The text that every name that matches begins with. It spares most patterns the question to fnmatch2."""
         parts = []
         for segment in self._segments:
             if segment.rank == _REST:
@@ -172,83 +155,8 @@ class Pattern:
         return ".".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Match(Generic[T]):
-    """A pattern that matches a destination, what it leads to, and why it won or lost."""
-
-    pattern: Pattern
-    target: T
-    reason: str
-
-
-class RouteTable(Generic[T]):
-    """Patterns and what they lead to. Which of them wins does not depend on the order in which they are given, and what
-    it takes to find it goes by the name's segments, not by how many patterns there are."""
-
-    def __init__(self, pairs: Iterable[tuple[str, T]]) -> None:
-        """Raises DestinationError for what is no pattern, and ConfigError for two that are the same."""
-        parsed = [(Pattern.parse(text), target) for text, target in pairs]
-        seen: dict[Pattern, str] = {}
-        problems = []
-        for pattern, _ in parsed:
-            if pattern in seen:
-                problems.append(f"pattern {pattern.text!r} is the same as {seen[pattern]!r}; keep one of them")
-            seen.setdefault(pattern, pattern.text)
-        if problems:
-            raise ConfigError(problems)
-        self._patterns = [pattern for pattern, _ in parsed]
-        self._trie: PatternTrie[T] = PatternTrie()
-        for pattern, target in parsed:
-            self._trie.add(pattern, target)
-        self._route = lru_cache(maxsize=ROUTES_CACHED_MAX)(self._find)
-
-    def route(self, destination: Destination) -> Match[T] | None:
-        """The winner, or None where no pattern matches. A known destination costs a look into a bounded cache."""
-        return self._route(destination)
-
-    def matches(self, destination: Destination) -> list[Match[T]]:
-        """Every pattern that matches, the winner first, each with a sentence on why it stands where it stands."""
-        return _explained(list(self._trie.matching(destination)))
-
-    def _may_take(self, pattern: Pattern, kind: Kind) -> bool:
-        """Whether some destination of this kind may match one of these patterns and that one, too."""
-        return any(kind in one.kinds and may_overlap(one, pattern) for one in self._patterns)
-
-    def nearest(self, wanted: Destination | Pattern, n: int = 3) -> list[str]:
-        """The texts of the n patterns most like a destination, or a pattern, for the error that says that none
-        matches."""
-        scheme, separator, name = str(wanted).rpartition("://")
-
-        def likeness(text: str) -> float:
-            like = f"{scheme}{separator}{name}" if "://" in text else name
-            return difflib.SequenceMatcher(None, text, like, autojunk=False).ratio()
-
-        ranked = sorted((-likeness(one.text), one.text) for one in self._patterns)
-        return [text for _, text in ranked[:n]]
-
-    def _find(self, destination: Destination) -> Match[T] | None:
-        # Two: the winner's reason is what it wins over.
-        return next(iter(_explained(list(islice(self._trie.matching(destination), 2)))), None)
-
-
-def _explained(found: Sequence[tuple[Pattern, T]]) -> list[Match[T]]:
-    """The patterns that match a destination, the winner first, with reasons."""
-    result = []
-    for place, (pattern, target) in enumerate(found):
-        if place:
-            above = found[place - 1][0]
-            reason = f"loses to {above.text!r}: {_why(above, pattern)}"
-        elif len(found) > 1:
-            below = found[1][0]
-            reason = f"wins over {below.text!r}: {_why(pattern, below)}"
-        else:
-            reason = "the only pattern that matches"
-        result.append(Match(pattern, target, reason))
-    return result
-
-
 def may_overlap(one: Pattern, other: Pattern) -> bool:
-    """False only if no destination can match both. Of two globs it is not looked into whether one can."""
+    """Return False only if no destination can match both. Two globs are taken to overlap."""
     return bool(one.kinds & other.kinds) and _overlap(one._segments, other._segments)
 
 
@@ -269,7 +177,8 @@ def _overlap(one: Sequence[Segment], other: Sequence[Segment]) -> bool:
 
 
 def escape(name: str) -> str:
-    """The pattern that matches exactly this name, of either kind; with `queue://` or `topic://` before it, of one."""
+    """Return the pattern that matches exactly this name, of any kind. With `queue://` or `topic://` before it, it is of
+    one."""
     segments = []
     for segment in name.split("."):
         if segment == ">":
@@ -283,25 +192,6 @@ def escape(name: str) -> str:
         if blank.isspace():
             text = re.sub(rf"^{blank}|{blank}$", f"[{blank}]", text)
     return text
-
-
-def _why(above: Pattern, below: Pattern) -> str:
-    """Why `above` comes before `below`, two different patterns that match one destination."""
-    if above.exact and not below.exact:
-        return "an exact name beats every wildcard"
-    for place, (a, b) in enumerate(zip(above._segments, below._segments, strict=False), start=1):
-        if a == b:
-            continue
-        if a.rank != b.rank:
-            return f"in segment {place}, {_RANK_NAMES[a.rank]} {a.source!r} beats {_RANK_NAMES[b.rank]} {b.source!r}"
-        if a.literals != b.literals:
-            counts = f"({a.literals} to {b.literals})"
-            return f"in segment {place}, {a.source!r} has more literal characters than {b.source!r} {counts}"
-        return f"in segment {place}, {a.source!r} comes before {b.source!r} in text order"
-    if len(above._segments) != len(below._segments):
-        return f"it ends where the other goes on with {below._segments[len(above._segments)].source!r}"
-    one, other = (_KIND_NAMES[_KIND_SETS.index(pattern.kinds)] for pattern in (above, below))
-    return f"it is for {one}, the other for {other}"
 
 
 # Parsing -------------------------------------------------------------------------------------------------------------
@@ -373,7 +263,8 @@ def _parse_segment(source: str, pattern: str) -> Segment:
 
 
 def _bracket(source: str, at: int, pattern: str) -> tuple[str, str | None, int]:
-    """The brackets that open just before `at`: encoded, the character if they name just one, and where they end."""
+    """Parse the brackets that open just before `at`. Return them encoded, the character if they name just one, and
+    their end."""
     negated = source.startswith("!", at)
     start = at + negated
     end = source.find("]", start + 1)
@@ -390,7 +281,7 @@ def _bracket(source: str, at: int, pattern: str) -> tuple[str, str | None, int]:
 
 
 def _ranges(members: str, pattern: str) -> list[tuple[int, int]]:
-    """The code points that `a-z_` names, as sorted ranges that do not touch."""
+    """Return the code points that `a-z_` names, as sorted ranges that do not touch."""
     found = []
     at = 0
     while at < len(members):
@@ -412,7 +303,8 @@ def _ranges(members: str, pattern: str) -> list[tuple[int, int]]:
 
 
 def _encoded_class(ranges: list[tuple[int, int]]) -> str:
-    """The inside of fnmatch brackets that match, among encoded characters, what the ranges hold among plain ones."""
+    """Return the inside of fnmatch brackets that match, among encoded characters, what the ranges hold among plain
+    ones."""
     cuts = sorted({ord(char) for char in _TRAPS})
     traps = [_TRAPS[chr(cut)] for cut in cuts if any(low <= cut <= high for low, high in ranges)]
     plain = []

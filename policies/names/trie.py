@@ -16,23 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from .destination import Destination
-    from .pattern import Pattern, Segment
+from .destination import Destination
+from .pattern import Pattern, Segment
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _Node(Generic[T]):
-    """Where patterns are that begin alike. `entries` are those that end here, at most one for each set of kinds."""
+    """The place of patterns that begin alike. `entries` are those that end here, at most one for each set of kinds."""
 
     entries: list[tuple[Pattern, T]] = field(default_factory=list)
     literals: dict[str, _Node[T]] = field(default_factory=dict)
     globs: dict[str, dict[Segment, _Node[T]]] = field(default_factory=dict)
-    """By what each begins with."""
+    """Children by the literal text that each begins with."""
     star: _Node[T] | None = None
     rest: _Node[T] | None = None
 
@@ -48,7 +47,7 @@ class _Node(Generic[T]):
         return self.rest if segment.is_rest else self.star
 
     def grow(self, segment: Segment) -> _Node[T]:
-        """A new child."""
+        """Make a new child."""
         child: _Node[T] = _Node()
         if segment.is_literal:
             self.literals[segment.lead] = child
@@ -75,7 +74,7 @@ class _Node(Generic[T]):
             self.star = None
 
     def matching_globs(self, text: str) -> list[_Node[T]]:
-        """The children whose glob matches a name's segment, the strongest first."""
+        """Return the children whose glob matches a name's segment, the strongest first."""
         found = [
             (glob.key, child)
             for end in range(len(text) + 1)
@@ -97,7 +96,7 @@ class PatternTrie(Generic[T]):
         return self._root.empty
 
     def add(self, pattern: Pattern, target: T) -> None:
-        """Raises ValueError where this pattern, however written, is there already."""
+        """Add a pattern. Raises ValueError where it, however written, is there already."""
         node = self._root
         for segment in pattern._segments:
             node = node.child(segment) or node.grow(segment)
@@ -106,7 +105,7 @@ class PatternTrie(Generic[T]):
         node.entries = sorted([*node.entries, (pattern, target)], key=lambda entry: entry[0]._key)
 
     def remove(self, pattern: Pattern) -> None:
-        """Raises KeyError where it is not there."""
+        """Remove a pattern. Raises KeyError where it is not there."""
         path = [self._root]
         for segment in pattern._segments:
             child = path[-1].child(segment)
@@ -123,7 +122,7 @@ class PatternTrie(Generic[T]):
             parent.cut(segment)
 
     def matching(self, destination: Destination) -> Iterator[tuple[Pattern, T]]:
-        """The patterns that match, the winner first. Take only as many as are wanted: it goes no further than that."""
+        """Yield the patterns that match, the winner first. Take only as many as are wanted: the search stops there."""
         texts = destination.name.split(".")
         end = len(texts)
         # Not recursive: names may have a thousand segments.

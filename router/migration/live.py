@@ -31,7 +31,7 @@ from ...adapters.system.files import disk_errors
 from ...policies.config import Config, StoreConfig
 from ...policies.errors import AnabranchError, ClosedError, PlacementError, StoreFailedError
 from ...policies.names.destination import Destination
-from ...policies.names.pattern import Match
+from ...policies.names.routes import Match
 from ..placement.changed_kinds import Displaced
 from ..placement.directories import StoreDirectories
 from ..placement.in_force import write_in_force

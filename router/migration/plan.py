@@ -23,7 +23,7 @@ from ...policies.config import Config, StoreConfig
 from ...policies.config.kinds import load_adapter
 from ...policies.errors import AnabranchError, ConfigError, PlacementError, StoreFullError
 from ...policies.names.destination import Destination
-from ...policies.names.pattern import Match
+from ...policies.names.routes import Match
 from ...policies.text import count_of, human_bytes
 from ..placement import bindings
 from ..placement.changed_kinds import command, displaced, held_by, refusal

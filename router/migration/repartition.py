@@ -41,7 +41,7 @@ from ...policies.config import Config, StoreConfig
 from ...policies.config.kinds import load_adapter
 from ...policies.errors import CorruptionError, PlacementError, StoreFullError
 from ...policies.names.destination import Destination
-from ...policies.names.pattern import Match
+from ...policies.names.routes import Match
 from ...policies.text import count_of
 from ..placement.changed_kinds import Displaced, aside, displaced
 from ..placement.directories import children

@@ -37,7 +37,7 @@ from ...policies.config import Config, StoreConfig
 from ...policies.config.kinds import load_adapter
 from ...policies.errors import ConfigError, DestinationError, PlacementError, StoreFailedError, TraceError
 from ...policies.names.destination import Destination
-from ...policies.names.pattern import Match
+from ...policies.names.routes import Match
 from ...policies.outputs import write_files
 from ...policies.text import count_of
 from ..placement.import_marker import MARKER

@@ -23,7 +23,8 @@ from ...policies.config import StoreConfig
 from ...policies.config.kinds import DEFAULT_KIND
 from ...policies.errors import AnabranchError, PlacementError, StoreLockedError, shown_held
 from ...policies.names.destination import Destination
-from ...policies.names.pattern import Match, RouteTable, escape
+from ...policies.names.pattern import escape
+from ...policies.names.routes import Match, RouteTable
 from ...policies.text import count_of
 from .changed_kinds import Displaced, command, displaced, held_by, in_words, refusal
 from .directories import Place, StoreDirectories

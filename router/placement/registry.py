@@ -31,7 +31,8 @@ from ...policies.errors import (
     UnknownMessageError,
 )
 from ...policies.names.destination import Destination, Kind
-from ...policies.names.pattern import Match, Pattern
+from ...policies.names.pattern import Pattern
+from ...policies.names.routes import Match
 from ...policies.text import count_of
 from .deferred_sends import KNOWN_SECONDS, DeferredSends, once_more
 from .directories import StoreDirectories, require_directories

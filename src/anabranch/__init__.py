@@ -32,7 +32,7 @@ from .policies.config import (
 )
 from .policies.config.durability import OnCorruption, Sync
 from .policies.config.limits import LimitOptions, WhenFull
-from .policies.config.options import Redelivery
+from .policies.config.redelivery import Redelivery
 from .policies.errors import (
     AnabranchError,
     ClockError,
@@ -62,7 +62,8 @@ from .policies.errors import (
     UnknownSubscriptionError,
 )
 from .policies.names.destination import Destination, Kind
-from .policies.names.pattern import Match, Pattern, RouteTable
+from .policies.names.pattern import Pattern
+from .policies.names.routes import Match, RouteTable
 from .router.api.addresses import Address
 from .router.api.codecs import Codec
 from .router.api.dead_letter import DeadLetter

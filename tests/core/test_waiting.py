@@ -17,7 +17,7 @@ from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.core.operations.changes import Postponed
 from anabranch.adapters.core.state.delivery import RETURNED_MAX
 from anabranch.adapters.system.background import shared
-from anabranch.policies.config.options import Redelivery
+from anabranch.policies.config.redelivery import Redelivery
 from anabranch.policies.errors import ConfigError, StoreFullError
 
 from ..contract.disk import PATIENCE, A, B, Parallel, assert_whole, bodies, drain, eventually, take

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from anabranch.policies.advisor.search.patterns import filters
 from anabranch.policies.names.destination import Destination
-from anabranch.policies.names.pattern import RouteTable
+from anabranch.policies.names.routes import RouteTable
 
 SEGMENTS = st.sampled_from(["a", "b", "c", "orders", "eu-1", "", "*", ">", "?", "[x]", "ü", "a/b", "**", "\\", "://"])
 NAMES = st.lists(SEGMENTS, min_size=1, max_size=4).map(".".join).filter(bool)

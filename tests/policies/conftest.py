@@ -41,7 +41,7 @@ class Plain:
 
 @pytest.fixture
 def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kinds `vault` (with options), `plain` (without) and `broken` (not importable)."""
+    """Install kinds `vault` (with options), `plain` (without) and `broken` (not importable)."""
     site = tmp_path / "site"
     info = site / "vault-1.0.dist-info"
     info.mkdir(parents=True)

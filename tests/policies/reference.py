@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether the pattern, without a scheme, matches the name."""
+    """Tell whether the pattern, without a scheme, matches the name."""
     return _segments(pattern.split("."), name.split("."))
 
 

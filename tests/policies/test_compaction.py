@@ -1,4 +1,4 @@
-"""Which files are compacted next, and how often a message is copied by that."""
+"""Which files are compacted next, and how often that copies a message."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_is_mostly_dead_is_chosen() -> None:
 
 
 def test_generations_stay_apart() -> None:
-    """What was copied once goes with others that were copied once, or alone, but never with a segment."""
+    """Files of copies go with other files of copies, or alone, but never with a segment."""
     assert chosen([File(1, 1000, 500), File(2, 1000, 10, generation=1)]) == [2]
     assert chosen([File(1, 1000, 500), File(2, 1000, 9, 1), File(3, 1000, 9, 1)]) == [2, 3]
     assert chosen([File(1, 1000, 500), File(2, 1000, 510, 1), File(3, 1000, 9, 2), File(4, 1000, 9, 2)]) == [3, 4]
@@ -63,7 +63,7 @@ def test_small_files_are_put_together() -> None:
 
 
 def test_no_message_is_copied_often() -> None:
-    """Messages that live for very different times: how often one was copied is the logarithm of what was written."""
+    """Messages may live for very different times. The copies of one are the logarithm of what was written."""
     chance = random.Random(5)
     files: list[tuple[File, list[float]]] = []
     most = 0
@@ -89,7 +89,7 @@ def test_no_message_is_copied_often() -> None:
 
 
 def test_files_that_are_full_of_messages_are_not_put_together() -> None:
-    """They would become as many, and be put together once more, for ever."""
+    """Full files would become as many, and be put together once more, for ever."""
     small = [File(n, 10, 10, generation=1) for n in range(TOGETHER)]
     assert choose(small, 50, 2, 1000, 0, messages_max=10 * TOGETHER)
     assert not choose(small, 50, 2, 1000, 0, messages_max=10 * TOGETHER - 1)

@@ -398,6 +398,9 @@ def test_objects_have_the_same_errors() -> None:
     with pytest.raises(ConfigError) as caught:
         Config("d", [StoreConfig("a", ["a"]), StoreConfig("A", ["a"])])
     assert len(caught.value.problems) == 2
+    with pytest.raises(ConfigError) as caught:  # between stores, beside what is wrong elsewhere
+        Config("", [StoreConfig("a", ["a"]), StoreConfig("b", ["a"])])
+    assert [problem.message.partition(":")[0] for problem in caught.value.problems] == ["directory", "store 'b'"]
     with pytest.raises(ConfigError, match=r"journal: expected a mapping of options; found Options$"):
         StoreConfig("a", ["a"], journal=Options())
 
@@ -582,6 +585,16 @@ stores:
     loads(text % "dead", Path("/"))
     with pytest.raises(ConfigError, match=r"line 4: .*'dead' lives in store 'b'.*give it a `match`"):
         loads(text % "other", Path("/"))
+    with pytest.raises(ConfigError) as caught:  # beside others
+        loads((text % "other").replace('">"', '">", a'), Path("/"))
+    assert [problem.line for problem in caught.value.problems] == [4, 5]
+
+
+def test_an_option_that_a_store_takes_back_from_the_defaults() -> None:
+    defaults = "defaults: {journal: {max_deliveries: 3, dead_letter: dlq}}"
+    text = f"directory: d\n{defaults}\nstores:\n- {{name: a, match: [a], journal: {{dead_letter: null}}}}\n"
+    line, message = one(text)
+    assert (line, "journal.max_deliveries: expected a `dead_letter` queue" in message) == (4, True)
 
 
 def test_the_usage_log_is_on_if_it_is_asked_for(tmp_path: Path) -> None:

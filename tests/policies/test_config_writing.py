@@ -50,11 +50,11 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
         max_size=1),
     "destinations": st.lists(patterns, min_size=1, max_size=3),
 }  # fmt: skip
-"""Of options whose type does not say what they may be."""
+"""Values of options whose type does not say what they may be."""
 
 
 def values(name: str, annotation: Any, metadata: list[Any]) -> st.SearchStrategy[Any]:
-    """What an option may be, by its type and its limits."""
+    """Draw values of an option, by its type and its limits."""
     if name in BY_NAME:
         return BY_NAME[name]
     if get_origin(annotation) is Annotated:
@@ -92,7 +92,7 @@ def values(name: str, annotation: Any, metadata: list[Any]) -> st.SearchStrategy
 
 
 def options_of(model: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
-    """Some of its options, the required ones among them."""
+    """Draw some of its options, the required ones among them."""
     found = {key: values(key, info.annotation, info.metadata) for key, info in model.model_fields.items()}
     required = {key: value for key, value in found.items() if model.model_fields[key].is_required()}
     some = st.lists(st.sampled_from([key for key in found if key not in required]), max_size=4, unique=True)

@@ -15,7 +15,7 @@ BASE = Path("/srv/app")
 
 
 def problems(*stores: str) -> list[str]:
-    """What is said of these, each with its line."""
+    """Return what is said of these stores, each with its line."""
     with pytest.raises(ConfigError) as raised:
         loads("directory: d\nstores:\n" + "".join(f"- {store}\n" for store in stores), BASE)
     return [f"{problem.line}: {problem.message}" for problem in raised.value.problems]

@@ -1,4 +1,4 @@
-"""What the type checkers are told of the options' constructors is what their models take."""
+"""The values that type checkers are told of are those that the models take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from anabranch.policies.config import limits, option_values, options
+from anabranch.policies.config import limits, option_values, options, redelivery
 from anabranch.policies.config.fields import Duration, FileMode, Size
 
 MODELS: dict[type[BaseModel], type] = {
@@ -20,15 +20,15 @@ MODELS: dict[type[BaseModel], type] = {
     options.MemoryOptions: option_values.MemoryValues,
     options.UsageOptions: option_values.UsageValues,
     options.TransactionOptions: option_values.TransactionValues,
-    limits.LimitOptions: option_values.LimitValues,
-    options.Redelivery: option_values.RedeliveryValues,
+    limits.LimitOptions: limits.LimitValues,
+    redelivery.Redelivery: redelivery.RedeliveryValues,
 }
 WRITTEN = (Size, Duration, FileMode, SecretStr, Path)
-"""Types, and marks of types, of what may also be written as text."""
+"""Types, and marks of types, of values that may also be written as text."""
 
 
 def parts(annotation: object) -> list[object]:
-    """Of a type: itself or the members of the union that it is, and what marks them."""
+    """Return a type, or the members of the union that it is, and their marks."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, typing.Required):
         return [part for one in typing.get_args(annotation) for part in parts(one)]
     return [annotation]
@@ -36,7 +36,7 @@ def parts(annotation: object) -> list[object]:
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_each_field_takes_what_the_checkers_are_told(model: type[BaseModel]) -> None:
-    models = {one.__name__: one for one in (limits.LimitOptions, limits.WhenFull, options.Redelivery)}
+    models = {one.__name__: one for one in (limits.LimitOptions, limits.WhenFull, redelivery.Redelivery)}
     values = typing.get_type_hints(MODELS[model], localns=models, include_extras=True)
     assert set(values) == set(model.model_fields)
     for name, field in model.model_fields.items():

@@ -1,4 +1,4 @@
-"""What is written for users: on this machine, whole or not at all, and never over what is theirs."""
+"""Files for users: on this machine, whole or not at all, and never over what is theirs."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.policies.names.destination import Destination
-from anabranch.policies.names.pattern import Pattern, RouteTable
+from anabranch.policies.names.pattern import Pattern
+from anabranch.policies.names.routes import RouteTable
 from anabranch.policies.names.trie import PatternTrie
 
 SEGMENTS = ["a", "b", "", "ab", "*", "a*", "*b", "?", "a?", "[ab]", "[!a]*", "[*]", "aab"]

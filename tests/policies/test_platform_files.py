@@ -32,7 +32,7 @@ MISSING_ON_MACOS = {
     "socket": ["SOCK_CLOEXEC", "SOCK_NONBLOCK"],
     "time": ["CLOCK_BOOTTIME", "CLOCK_TAI"],
 }  # fmt: skip
-"""What Python has on Linux and not on macOS: "Availability" in its documentation of each module."""
+"""Names that Python has on Linux and not on macOS: "Availability" in its documentation of each module."""
 REMOVE = f"""
 import importlib, sys
 for module, names in {MISSING_ON_MACOS!r}.items():
@@ -82,7 +82,7 @@ def test_the_compiled_loops_sync_where_that_module_says_so_alone() -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls that sync, in order; they do nothing."""
+    """Record the calls that sync, in order; they do nothing."""
     made: list[str] = []
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, name, lambda fd, name=name: made.append(name))
@@ -90,7 +90,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def as_macos(monkeypatch: pytest.MonkeyPatch, calls: list[str], error: int = 0) -> None:
-    """A platform with F_FULLFSYNC and without fdatasync, on a disk or a file system that answers with an error."""
+    """Make a platform with F_FULLFSYNC and without fdatasync, on a disk or a file system that answers with an error."""
 
     def full_sync(fd: int, command: int) -> int:
         assert command == 51

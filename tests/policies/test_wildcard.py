@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from anabranch.policies.errors import ConfigError, DestinationError
 from anabranch.policies.names.destination import Destination, Kind
-from anabranch.policies.names.pattern import Pattern, RouteTable, escape
+from anabranch.policies.names.pattern import Pattern, escape
+from anabranch.policies.names.routes import RouteTable
 
 from . import reference
 
@@ -40,7 +41,7 @@ def patterns(draw: st.DrawFn) -> str:
 
 @st.composite
 def names_like(draw: st.DrawFn, pattern: str) -> str:
-    """A name that the pattern may well match."""
+    """Draw a name that the pattern may well match."""
     parts = []
     for segment in pattern.partition("://")[2].split(".") if "://" in pattern else pattern.split("."):
         if segment == ">":

@@ -31,7 +31,7 @@ from anabranch import (
 )
 from anabranch.adapters.core.migration.live_copy import LiveCopy
 from anabranch.adapters.journal import JournalStore
-from anabranch.policies.config.options import Redelivery
+from anabranch.policies.config.redelivery import Redelivery
 from anabranch.router.offline.repartition import repartition
 from anabranch.router.placement.repartition_progress import NAME
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...config.durability import Sync
 from ...names.destination import Destination
-from ...names.pattern import RouteTable
+from ...names.routes import RouteTable
 from ..model.broker import LOOK_SEGMENTS, BrokerPeak, broker_peak, expected_files
 from ..model.exact import Partition, Retention, canonical, lasting_peak
 from ..recommend.engine import Engine

@@ -11,7 +11,8 @@ from typing import Any
 
 from ...config.durability import Sync
 from ...errors import ConfigError, DestinationError
-from ...names.pattern import Pattern, RouteTable
+from ...names.pattern import Pattern
+from ...names.routes import RouteTable
 
 _POLICIES = ", ".join(sync.value for sync in Sync)
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from ...names.destination import Destination, Kind
-from ...names.pattern import Pattern, RouteTable, escape
+from ...names.pattern import Pattern, escape
+from ...names.routes import RouteTable
 from ...names.trie import PatternTrie
 from .catch_all import CATCH_ALL
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .....policies.config.limits import LimitOptions, WhenFull
-from .....policies.names.pattern import RouteTable
+from .....policies.names.routes import RouteTable
 from ....system.volumes import volume_of
 from ...messages import Message
 from ...operations.changes import Change, SendMany, VolatileChange, sent
