@@ -27,6 +27,8 @@ trace for Spark in the directory for temporary files.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingExtraError
@@ -103,3 +105,15 @@ def __getattr__(name: str) -> Any:
             "'anabranch[recommend-local]' without Spark"
         ) from error
     return getattr(module, name)
+
+
+class _Advisor(ModuleType):
+    """This package, in which `recommend` is the function, whatever was imported before."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # The import system sets a package's name here, and the package `recommend` has the function's.
+        if name != "recommend" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Advisor

@@ -139,7 +139,7 @@ def test_one_that_listens_and_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(TRACE)
     (tmp_path / "scratch").mkdir()
     code = (
-        "from anabranch.policies.advisor import cluster; cluster.PATIENCE_S = 0.1\n"
+        "from anabranch.policies.advisor.spark import cluster; cluster.PATIENCE_S = 0.1\n"
         "from anabranch.router.cli import main; main()"
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -164,7 +164,8 @@ _ON_TWO_WORKERS = """
 import sys
 
 from anabranch.policies.errors import SparkError
-from anabranch.policies.advisor import executors, read_trace
+from anabranch.policies.advisor import read_trace
+from anabranch.policies.advisor.spark import executors
 from anabranch.policies.advisor.recommend.engine import LocalEngine
 from anabranch.policies.advisor.model.exact import CostModel
 from anabranch.policies.advisor.trace.opening import open_engine

@@ -18,7 +18,7 @@ from anabranch.policies.errors import MissingExtraError, SparkError
 from ..contract.disk import eventually
 
 _START = """
-from anabranch.policies.advisor import jvm
+from anabranch.policies.advisor.spark import jvm
 connection = jvm._connection
 
 def waiting(*arguments):
