@@ -166,7 +166,7 @@ import sys
 from anabranch.policies.errors import SparkError
 from anabranch.policies.advisor import read_trace
 from anabranch.policies.advisor.spark import executors
-from anabranch.policies.advisor.recommend.engine import LocalEngine
+from anabranch.policies.advisor.model.engine import LocalEngine
 from anabranch.policies.advisor.model.exact import CostModel
 from anabranch.policies.advisor.trace.opening import open_engine
 from anabranch.policies.advisor.statistics.operations import build

@@ -17,9 +17,6 @@ from anabranch.policies.advisor.model.exact import (
     Segments,
     canonical,
     courses,
-    measure,
-    simulate,
-    timed,
     together,
 )
 from anabranch.policies.advisor.model.history import bars, history
@@ -31,7 +28,7 @@ from anabranch.policies.advisor.statistics.operations import Operations, build
 from anabranch.policies.advisor.statistics.sizes import Model
 from anabranch.policies.advisor.statistics.summary import summarise
 
-from .conftest import SEGMENT_BYTES, in_force, shape
+from .conftest import SEGMENT_BYTES, in_force, measure, shape, simulate
 
 COSTS = CostModel(SEGMENT_BYTES)
 
@@ -121,7 +118,7 @@ def test_what_is_on_disk_over_time(percent: int) -> None:
     """By column the fullest moment of all stores together, and what each of them holds then."""
     operations = build(generate(shape("batches")))
     rules = CostModel(SEGMENT_BYTES, live_percent=percent).rules(operations.sizes)
-    found = timed(operations, courses(operations, ((0, 3), (1, 2), (4,)), rules))
+    found = courses(operations, ((0, 3), (1, 2), (4,)), rules)
     begin, finish = float(operations.time[0]), float(operations.time[-1])
     drawn = history(found, begin, finish, ahead_bytes=10, columns=17)
     changes = sorted(

@@ -14,8 +14,8 @@ import pyarrow.parquet
 import pytest
 
 from anabranch.policies.advisor import RecommendOptions, UsageEvent, from_events, generate, recommend, write_trace
+from anabranch.policies.advisor.model.engine import Engine, LocalEngine
 from anabranch.policies.advisor.model.exact import CostModel, Partition, canonical
-from anabranch.policies.advisor.recommend.engine import Engine, LocalEngine
 from anabranch.policies.advisor.spark import trace as spark_trace
 from anabranch.policies.advisor.spark.engine import SparkEngine
 from anabranch.policies.advisor.spark.trace import prepare

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..recommend.engine import EXACT_OPERATIONS_MAX, Engine
 from ..search.search import Constraints, refine
 from ..statistics.operations import Operations
 from ..statistics.summary import Summary
+from .engine import EXACT_OPERATIONS_MAX, Engine, LocalEngine
 from .evaluate import mask_members
-from .exact import CostModel, Partition, measure
+from .exact import CostModel, Partition
 
 REFINE_OPERATIONS_MAX = 200_000_000
 """Operations that the last local search may simulate in all: some seconds."""
@@ -28,6 +28,7 @@ class ExactCosts:
     ) -> None:
         self.summary = summary
         self.operations = operations
+        self._engine = LocalEngine(operations)
         self.costs = costs
         self.retention_weight = retention_weight
         self._known: dict[int, float] = {}
@@ -37,7 +38,7 @@ class ExactCosts:
         """J of this store, in GiB-hours."""
         found = self._known.get(mask)
         if found is None:
-            figures = measure(self.operations, (tuple(mask_members(mask)),), self.costs)
+            figures = self._engine.measure([(tuple(mask_members(mask)),)], self.costs)[0]
             shared = sum(count for group, count in self._groups if group & mask and group & ~mask)
             # The measured cost of one store alone holds its retention and overhead: it sees no spanning transaction.
             weighted = figures.cost + (self.retention_weight - 1.0) * figures.gib_hours

@@ -99,6 +99,11 @@ class TimedCourse:
     course: StoreCourse
     time: Floats
 
+    def time_of(self, positions: Ints) -> Floats:
+        """Give the times of these positions, at each of which something changed."""
+        times: Floats = self.time[np.searchsorted(self.course.changes, positions)]
+        return times
+
     def byte_seconds(self, finish: float) -> float:
         """Bytes on disk times time, to the trace's end."""
         return float((self.course.level * np.diff(self.time, append=finish)).sum())
@@ -139,14 +144,15 @@ def canonical(stores: Sequence[Sequence[int]]) -> Partition:
 # Courses ------------------------------------------------------------------------------------------------------------
 
 
-def courses(operations: Operations, partition: Partition, rules: JournalRules) -> list[StoreCourse]:
-    """The course of each store, in rows. Destinations in no store are left out."""
+def courses(operations: Operations, partition: Partition, rules: JournalRules) -> list[TimedCourse]:
+    """Find the course of each store, in rows. Destinations in no store are left out."""
     found = []
     for members in partition:
         rows = rows_of(operations, members)
         journal = StoreJournal(rules)
         journal.feed(rows, operations.size[rows], operations.send[rows], operations.ends[rows])
-        found.append(journal.finish(len(operations) - 1))
+        course = journal.finish(len(operations) - 1)
+        found.append(TimedCourse(course, operations.time[course.changes]))
     return found
 
 
@@ -159,62 +165,17 @@ def rows_of(operations: Operations, members: Sequence[int]) -> Ints:
     return np.flatnonzero(chosen[operations.destination])
 
 
-def timed(operations: Operations, found: Sequence[StoreCourse]) -> list[TimedCourse]:
-    return [TimedCourse(course, operations.time[course.changes]) for course in found]
-
-
-def simulate(operations: Operations, partition: Partition, rules: JournalRules) -> Segments:
-    """The segments of each store, where nothing is compacted."""
-    return _segments(operations, courses(operations, partition, rules), rules.segment_bytes)
-
-
-def _segments(operations: Operations, found: Sequence[StoreCourse], segment_bytes: int) -> Segments:
-    time = operations.time
-    return assembled(
-        [course.starts for course in found],
-        [time[course.starts] for course in found],
-        [time[course.ends] for course in found],
-        segment_bytes,
-    )
-
-
-def assembled(
-    positions: Sequence[Ints], starts: Sequence[Floats], ends: Sequence[Floats], segment_bytes: int
-) -> Segments:
-    """The segments of several stores, by birth."""
-    store = np.repeat(np.arange(len(positions), dtype=np.int32), [len(one) for one in positions])
-    order = np.argsort(np.concatenate(positions), kind="stable")
-    return Segments(store[order], np.concatenate(starts)[order], np.concatenate(ends)[order], segment_bytes)
+def segments(found: Sequence[TimedCourse], segment_bytes: int) -> Segments:
+    """Put the segments of several stores that do not compact in order of birth."""
+    births = [one.course.starts for one in found]
+    store = np.repeat(np.arange(len(found), dtype=np.int32), [len(one) for one in births])
+    order = np.argsort(np.concatenate(births), kind="stable")
+    starts = np.concatenate([one.time_of(one.course.starts) for one in found])
+    ends = np.concatenate([one.time_of(one.course.ends) for one in found])
+    return Segments(store[order], starts[order], ends[order], segment_bytes)
 
 
 # Figures ------------------------------------------------------------------------------------------------------------
-
-
-def measure(operations: Operations, partition: Partition, costs: CostModel) -> Retention:
-    """The exact figures of a partitioning."""
-    found = courses(operations, partition, costs.rules(operations.sizes))
-    span = peak_span(operations.sizes.model, costs.segment_bytes)
-    peak_files = None
-    if span:
-        peak_files = _peak(operations, _segments(operations, found, costs.segment_bytes), span)
-    begin, finish = float(operations.time[0]), float(operations.time[-1])
-    return figures(
-        timed(operations, found),
-        partition,
-        costs,
-        operations.sizes,
-        operations.transactions,
-        begin,
-        finish,
-        peak_files=peak_files,
-    )
-
-
-def compacted_peak(operations: Operations, partition: Partition, segment_bytes: int) -> int:
-    """The files at the peak without the ack rule: what a broker's ack compaction can bring it down to."""
-    rules = JournalRules.of(operations.sizes, segment_bytes, 0, 1, ack_rule=False)
-    segments = simulate(operations, partition, rules)
-    return _peak(operations, segments, peak_span(operations.sizes.model, segment_bytes))
 
 
 def figures(
@@ -275,13 +236,6 @@ def together(found: Sequence[TimedCourse]) -> tuple[int, int]:
 def peak_span(model: Model, segment_bytes: int) -> float:
     """How many bytes are written while a number of files that counts as a peak lasts; 0: every moment counts."""
     return PEAK_SPAN_SEGMENTS[model] * segment_bytes
-
-
-def _peak(operations: Operations, segments: Segments, span: float) -> int:
-    written = np.cumsum(operations.size)
-    begin = written[np.searchsorted(operations.time, segments.start, side="left")]
-    finish = written[np.searchsorted(operations.time, segments.end, side="right") - 1]
-    return written_peak(begin, finish, span, int(written[-1]))
 
 
 def written_peak(begin: Ints, finish: Ints, span: float, total: int) -> int:

@@ -11,14 +11,14 @@ gone until the segment goes, and that other is the holder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ..statistics.operations import Floats, Ints, Operations
-from .exact import Partition, Segments, assembled, courses, rows_of
+from .exact import Partition, Segments, courses, rows_of, segments
 from .jit import njit
 from .kernel import JournalRules
 
@@ -57,31 +57,29 @@ def full_times(segments: Segments, finish: float) -> Floats:
 
 
 def find_pins(operations: Operations, partition: Partition, rules: JournalRules) -> tuple[Segments, Pins]:
-    """The segments of a partitioning that does not compact, as `model.simulate` has them, and who keeps them."""
-    segments, segment = _segments(operations, partition, rules)
+    """The segments of a partitioning that does not compact, as `exact.segments` has them, and who keeps them."""
+    found = courses(operations, partition, rules)
+    simulated = segments(found, rules.segment_bytes)
+    segment = _segment_of(operations, partition, [one.course.starts for one in found])
     finish = float(operations.time[-1])
-    full = full_times(segments, finish)
+    full = full_times(simulated, finish)
     end = operations.end
     holder = _holders(segment, operations.destination, operations.send, end, full, finish, rules.ack_rule)
     where, whose, size, own = _shares(
         segment, operations.destination, operations.size, end, len(operations.destinations), finish
     )
-    waits = segments.end[where] - np.maximum(full[where], own)
+    waits = simulated.end[where] - np.maximum(full[where], own)
     by = holder[where]
     chosen = (waits > 0) & (by != whose) & (by != NOBODY)
     width = len(operations.destinations)
     keys, place = np.unique(whose[chosen].astype(np.int64) * width + by[chosen], return_inverse=True)
     totals = np.bincount(place, weights=size[chosen] * waits[chosen], minlength=len(keys))
     kept = {divmod(int(key), width): float(total) for key, total in zip(keys, totals, strict=True)}
-    return segments, Pins(holder, kept)
+    return simulated, Pins(holder, kept)
 
 
-def _segments(operations: Operations, partition: Partition, rules: JournalRules) -> tuple[Segments, _Numbers]:
-    """The segments, and the segment of each operation, -1 for one that is in no store."""
-    found = courses(operations, partition, rules)
-    starts, ends = [course.starts for course in found], [course.ends for course in found]
-    time = operations.time
-    segments = assembled(starts, [time[start] for start in starts], [time[end] for end in ends], rules.segment_bytes)
+def _segment_of(operations: Operations, partition: Partition, starts: Sequence[Ints]) -> _Numbers:
+    """Find the segment of each operation, -1 for one that is in no store. `starts`: of each store's segments."""
     number = np.argsort(np.argsort(np.concatenate(starts), kind="stable"), kind="stable").astype(np.int32)
     segment = np.full(len(operations), -1, np.int32)
     first = 0
@@ -89,7 +87,7 @@ def _segments(operations: Operations, partition: Partition, rules: JournalRules)
         rows = rows_of(operations, members)
         segment[rows] = number[first + np.searchsorted(start, rows, side="right") - 1]
         first += len(start)
-    return segments, segment
+    return segment
 
 
 @njit

@@ -25,6 +25,7 @@ from ...names.destination import Destination
 from ...names.pattern import Pattern
 from ...text import human_bytes
 from ..model.confirm import improve_exactly
+from ..model.engine import Engine
 from ..model.evaluate import SetCosts
 from ..model.exact import COPY_RATE, CostModel, Partition, Retention, canonical
 from ..report.figures import Figures, build_figures, figures_of_courses
@@ -38,7 +39,6 @@ from ..statistics.sizes import MODELS, JournalSizes, Model
 from ..trace.destination_usage import destination_usage
 from ..trace.opening import ENGINES, EngineName, Source, open_engine
 from ..trace.table import Finding
-from .engine import Engine
 from .recommendation import PEAK_CAP, Candidate, Recommendation
 
 logger = logging.getLogger(__name__)

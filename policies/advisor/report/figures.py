@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..model.confirm import ExactCosts
+from ..model.engine import Engine
 from ..model.evaluate import SetCosts, mask_members
-from ..model.exact import CostModel, Partition, TimedCourse, courses, timed
+from ..model.exact import CostModel, Partition, TimedCourse, courses
 from ..model.history import Bars, History, bars, history
 from ..model.pins import find_pins
-from ..recommend.engine import Engine
 from ..search.search import Constraints, ladder
 from ..statistics.operations import Floats, Operations
 
@@ -224,7 +224,7 @@ def _pictures(
     rules = costs.rules(operations.sizes)
     pictures, kept = [], []
     for name, (partition, stores) in partitions.items():
-        found = timed(operations, courses(operations, partition, rules))
+        found = courses(operations, partition, rules)
         over_time, drawn = history(found, begin, finish, ahead_bytes=ahead), None
         if not costs.compacts(operations.sizes.model):
             segments, pins = find_pins(operations, partition, rules)

@@ -10,8 +10,8 @@ from ...config.durability import Sync
 from ...names.destination import Destination
 from ...names.pattern import RouteTable
 from ..model.broker import LOOK_SEGMENTS, BrokerPeak, broker_peak, expected_files
+from ..model.engine import Engine
 from ..model.exact import Partition, Retention, canonical, lasting_peak
-from ..recommend.engine import Engine
 from ..recommend.recommendation import Candidate, StorePlan, store_names
 from .catch_all import catch_all_store
 from .patterns import filters

@@ -14,7 +14,7 @@ import pyarrow.parquet
 
 from ...errors import ConfigError, TraceError
 from ...outputs import is_elsewhere, scratch_directory
-from ..recommend.engine import Engine, LocalEngine
+from ..model.engine import Engine, LocalEngine
 from ..spark.engine import SparkEngine
 from ..spark.executors import watched_executors
 from ..spark.jvm import quiet_py4j
