@@ -236,7 +236,7 @@ def test_workers_need_nothing_of_this_package() -> None:
     by_value(kernel)
     try:
         rules = kernel.JournalRules(1 << 20, 1 << 20, live_percent=50)
-        journals = {(0, (0,)): kernel.StoreJournal(rules)}
+        journals = {(0, (0,)): kernel.store_journal(rules)}
         tasks = [workers.match_task, workers.order_task, partial(workers.flow_task, journals, 9)]
         pickled = cloudpickle.dumps(tasks)
     finally:  # other tests' workers have this package

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from ..statistics.operations import Floats, Ints, Operations, TransactionSet
 from ..statistics.sizes import Model, OperationSizes
-from .kernel import JournalRules, StoreCourse, StoreJournal
+from .kernel import JournalRules, StoreCourse, store_journal
 
 MIB = float(1 << 20)
 GIB = float(1 << 30)
@@ -149,7 +149,7 @@ def courses(operations: Operations, partition: Partition, rules: JournalRules) -
     found = []
     for members in partition:
         rows = rows_of(operations, members)
-        journal = StoreJournal(rules)
+        journal = store_journal(rules)
         journal.feed(rows, operations.size[rows], operations.send[rows], operations.ends[rows])
         course = journal.finish(len(operations) - 1)
         found.append(TimedCourse(course, operations.time[course.changes]))

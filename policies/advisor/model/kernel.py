@@ -1,6 +1,6 @@
 """The journal of one store, exact: what is on disk after each of its operations, and how much compaction copies.
 
-    journal = StoreJournal(rules)
+    journal = store_journal(rules)
     journal.feed(position, size, partner, ends)     # arrays, as often as there are more
     course = journal.finish(last_position)
 
@@ -22,7 +22,7 @@ kind to a slow model that is itself held to a real store, the others to definiti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -112,11 +112,8 @@ class StoreCourse:
     """Positions at which each segment began and went, in order of birth. Both are empty where the store compacts."""
 
 
-class StoreJournal:
-    """One store's, fed with its own operations in their order."""
-
-    def __init__(self, rules: JournalRules) -> None:
-        self._journal = _Compacting(rules) if rules.live_percent else _Plain(rules)
+class StoreJournal(Protocol):
+    """A journal of one store, fed with its own operations in their order."""
 
     def feed(self, position: Ints, size: Ints, partner: Ints, ends: Ints) -> None:
         """Go on with these operations, by ascending position.
@@ -124,11 +121,14 @@ class StoreJournal:
         `partner`: for an ack the position of its send, -1 for a send and where no send is known. `ends`: for a send the
         position of the last ack, NEVER_POSITION if that never comes.
         """
-        self._journal.feed(position, size, partner, ends)
 
     def finish(self, last_position: int) -> StoreCourse:
-        """The course to the end of the trace."""
-        return self._journal.finish(last_position)
+        """Give the course to the end of the trace."""
+
+
+def store_journal(rules: JournalRules) -> StoreJournal:
+    """Begin a journal that keeps its files by these rules."""
+    return _Compacting(rules) if rules.live_percent else _Plain(rules)
 
 
 # Segments that go whole -----------------------------------------------------------------------------------------------

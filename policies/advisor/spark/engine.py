@@ -1,6 +1,6 @@
 """The exact model through Spark: every figure of `model`, of any trace, and the driver never holds it.
 
-    courses   what each store has on disk, when: `kernel.StoreJournal`, fed with the operations in their order
+    courses   what each store has on disk, when: a `kernel.StoreJournal`, fed with the operations in their order
     times     the clock at the positions that matter, and, for KahaDB's peak, the bytes written until then
 
 A store is a set of destinations, whatever partitioning it is in: each distinct one is worked out once. A task goes
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ..model.engine import Engine
 from ..model.exact import Partition, Segments, TimedCourse
-from ..model.kernel import NEVER_POSITION, JournalRules, StoreCourse, StoreJournal
+from ..model.kernel import NEVER_POSITION, JournalRules, StoreCourse, store_journal
 from ..statistics.operations import Floats, Ints, Operations
 from ..statistics.summary import NO_ACK, Summary, assemble, bucket_length
 from . import workers
@@ -146,7 +146,7 @@ class SparkEngine(Engine):
         needed = sorted({d for number in group for d in stores[number].members})
         if len(needed) < len(self.destinations):
             rows = rows.where(f"d IN ({', '.join(map(str, needed))})")
-        journals = {(number, stores[number].members): StoreJournal(stores[number].rules) for number in group}
+        journals = {(number, stores[number].members): store_journal(stores[number].rules) for number in group}
         task = functools.partial(workers.flow_task, journals, self._last)
         # The ranges may come in any order; each is sorted already, and sorting what is sorted is quick.
         return rows.coalesce(1).sortWithinPartitions("seq").mapInArrow(task, workers.COURSES)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..model.kernel import NEVER_POSITION, Ints
+from ..model.kernel import NEVER_POSITION, Ints, StoreJournal
 
 NONE = -1
 SEND, REPEATED, SURPLUS, TWICE = 1, 2, 4, 8
@@ -109,7 +109,7 @@ FLOW_ROWS = 1 << 18
 
 
 def flow_task(
-    journals: dict[tuple[int, tuple[int, ...]], Any], last: int, batches: Iterable[pa.RecordBatch]
+    journals: dict[tuple[int, tuple[int, ...]], StoreJournal], last: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Feed each journal with the operations of its destinations; a row for each, as `COURSES`.
 
