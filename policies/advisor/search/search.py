@@ -15,8 +15,10 @@ Nothing is random and ties go to what comes first, so the same costs give the sa
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -94,7 +96,7 @@ class _Problem:
     atoms: list[int]
     group: list[int]
     stores_max: int
-    rank: list[int] = field(default_factory=list)
+    rank: list[int]
     """Place of each atom in the order of (durability, retention)."""
     _group_masks: dict[int, int] = field(default_factory=dict)
     """The atoms of each durability."""
@@ -122,10 +124,7 @@ class _Problem:
     def destinations(self, store: int) -> int:
         if self._is_plain:
             return store
-        mask = 0
-        for atom in mask_members(store):
-            mask |= self.atoms[atom]
-        return mask
+        return _union(self.atoms[atom] for atom in mask_members(store))
 
     def partition(self, stores: Sequence[int]) -> Partition:
         return canonical([mask_members(self.destinations(store)) for store in stores])
@@ -197,12 +196,7 @@ def _problem(costs: Costs, constraints: Constraints) -> _Problem:
         raise ConfigError(
             [f"stores_max is {stores_max}, but {len(set(group))} durabilities need a store each; allow more"]
         )
-    problem = _Problem(costs, atoms, group, stores_max)
-    order = sorted(range(len(atoms)), key=lambda a: (group[a], _stay(costs, atoms[a]), a))
-    problem.rank = [0] * len(atoms)
-    for place, atom in enumerate(order):
-        problem.rank[atom] = place
-    return problem
+    return _Problem(costs, atoms, group, stores_max, _ranks(group, [_stay(costs, atom) for atom in atoms]))
 
 
 def _coarse(problem: _Problem) -> tuple[_Problem, list[int]]:
@@ -210,19 +204,21 @@ def _coarse(problem: _Problem) -> tuple[_Problem, list[int]]:
     members = cells(problem.costs.summary, [mask_members(atom) for atom in problem.atoms], problem.group, CELLS_MAX)
     masks = [sum(1 << a for a in cell) for cell in members]
     group = [problem.group[cell[0]] for cell in members]
-    coarse = _Problem(problem.costs, [problem.destinations(mask) for mask in masks], group, problem.stores_max)
-    order = sorted(range(len(masks)), key=lambda c: (group[c], problem.position(masks[c]), c))
-    coarse.rank = [0] * len(masks)
-    for place, cell in enumerate(order):
-        coarse.rank[cell] = place
-    return coarse, masks
+    atoms = [problem.destinations(mask) for mask in masks]
+    ranks = _ranks(group, [problem.position(mask) for mask in masks])
+    return _Problem(problem.costs, atoms, group, problem.stores_max, ranks), masks
+
+
+def _ranks(group: Sequence[int], stay: Sequence[float]) -> list[int]:
+    """Place each atom in the order of (durability, retention)."""
+    ranks = [0] * len(group)
+    for place, atom in enumerate(sorted(range(len(group)), key=lambda a: (group[a], stay[a], a))):
+        ranks[atom] = place
+    return ranks
 
 
 def _union(masks: Iterable[int]) -> int:
-    whole = 0
-    for mask in masks:
-        whole |= mask
-    return whole
+    return functools.reduce(operator.or_, masks, 0)
 
 
 def _heuristic(problem: _Problem, report: Progress) -> list[int]:
@@ -348,10 +344,7 @@ def _intervals(problem: _Problem, report: Progress) -> list[int]:
     stores = []
     while j:
         i = int(cut[k, j])
-        store = 0
-        for run in runs[i:j]:
-            store |= run
-        stores.append(store)
+        stores.append(_union(runs[i:j]))
         k, j = k - 1, i
     return stores
 
@@ -383,7 +376,7 @@ def _improve(problem: _Problem, stores: list[int], report: Progress) -> list[int
         before = problem.total(stores)
         for atom in _movable(problem, len(stores)):
             stores = _move(problem, stores, 1 << atom)
-        stores = _join(problem, stores)
+        stores = _joined(problem, stores)
         report("improve", (round_ + 1) / rounds)
         if problem.total(stores) >= before * (1 - _GAIN_MIN):
             break
@@ -408,93 +401,84 @@ def _heaviest(problem: _Problem) -> list[int]:
     return sorted(range(len(problem.atoms)), key=lambda a: (-written[a], a))
 
 
-def _move(problem: _Problem, stores: list[int], atom: int) -> list[int]:
-    """The best move of this atom, if one gains."""
-    home = next(store for store in stores if store & atom)
-    rest = home & ~atom
-    leaving = problem.cost(home) - (problem.cost(rest) if rest else 0.0)
-    targets = _targets(problem, [store for store in stores if store != home], atom)
-    best, target = leaving * (1 - _GAIN_MIN), None
-    for store in targets:
-        arriving = problem.cost(store | atom) - problem.cost(store)
-        if arriving < best:
-            best, target = arriving, store
-    if rest and len(stores) < problem.stores_max and problem.cost(atom) < best:
-        target = 0
-    if target is None:
-        return stores
-    kept = [store for store in stores if store not in (home, target)]
-    return sorted(kept + [target | atom] + ([rest] if rest else []))
-
-
-def _targets(problem: _Problem, others: list[int], atom: int) -> list[int]:
-    """The stores that an atom is tried in."""
-    most = FINE_TARGETS if problem.many else NEIGHBOURS
-    return problem.nearest(others, problem.position(atom), most) if len(others) > most else others
-
-
-def _join(problem: _Problem, stores: list[int]) -> list[int]:
-    """Join pairs while one gains."""
-    while len(stores) > 1:
-        best, pair = -_GAIN_MIN * problem.total(stores), None
-        by_position = sorted(stores, key=lambda store: (problem.position(store), store))
-        for i, a in enumerate(by_position):
-            for b in by_position[i + 1 : i + 1 + NEIGHBOURS]:
-                change = problem.cost(a | b) - problem.cost(a) - problem.cost(b)
-                if change < best:
-                    best, pair = change, (a, b)
-        if pair is None:
-            break
-        stores = sorted([store for store in stores if store not in pair] + [pair[0] | pair[1]])
-    return stores
-
-
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one move of an atom, or one join of two stores, changes."""
+    """One move of an atom, or one join of two stores."""
 
-    change: float
-    """Of the cost."""
+    arriving: float
+    """What the stores that come cost more than those that stay."""
+    leaving: float
+    """What is saved where something leaves."""
     gone: tuple[int, ...]
     come: tuple[int, ...]
 
+    @property
+    def change(self) -> float:
+        """What the whole cost changes by."""
+        return self.arriving - self.leaving
+
+    def taken(self, stores: Iterable[int]) -> list[int]:
+        """Give the stores after this step."""
+        return sorted([*(store for store in stores if store not in self.gone), *self.come])
+
+
+def _move(problem: _Problem, stores: list[int], atom: int) -> list[int]:
+    """Take the best move of this atom, if one gains."""
+    best = min(_moves(problem, stores, atom, NEIGHBOURS), key=lambda step: step.arriving, default=None)
+    return stores if best is None or best.arriving >= best.leaving * (1 - _GAIN_MIN) else best.taken(stores)
+
+
+def _joined(problem: _Problem, stores: list[int]) -> list[int]:
+    """Join pairs while one gains."""
+    while step := min(_joins(problem, stores, NEIGHBOURS), key=lambda step: step.change, default=None):
+        if step.change >= -_GAIN_MIN * problem.total(stores):
+            break
+        stores = step.taken(stores)
+    return stores
+
+
+def _moves(problem: _Problem, stores: Sequence[int], atom: int, most: int) -> Iterator[_Step]:
+    """Yield the moves of an atom to other stores, at most so many and the nearest, and to a store of its own."""
+    cost = problem.cost
+    home = next(store for store in stores if store & atom)
+    rest = home & ~atom
+    leaving = cost(home) - (cost(rest) if rest else 0.0)
+    others = [store for store in stores if store != home]
+    most = FINE_TARGETS if problem.many else most
+    for target in problem.nearest(others, problem.position(atom), most) if len(others) > most else others:
+        arriving = cost(target | atom) - cost(target)
+        if arriving < math.inf:
+            yield _Step(arriving, leaving, (home, target), (target | atom, rest) if rest else (target | atom,))
+    if rest and len(stores) < problem.stores_max:
+        yield _Step(cost(atom), leaving, (home,), (rest, atom))
+
+
+def _joins(problem: _Problem, stores: Sequence[int], most: int) -> Iterator[_Step]:
+    """Yield the joins of two stores that durability allows, of each with at most so many that follow in retention."""
+    ordered = sorted(stores, key=lambda store: (problem.position(store), store))
+    for i, a in enumerate(ordered):
+        for b in ordered[i + 1 : i + 1 + most]:
+            arriving = problem.cost(a | b) - problem.cost(a)
+            if arriving < math.inf:
+                yield _Step(arriving, problem.cost(b), (a, b), (a | b,))
+
 
 def _with_neighbours(problem: _Problem, best: list[int], keep: int) -> list[Partition]:
-    """The best and the next best that are one step from it."""
-    more = [step for step in _steps(problem, best) if len(best) - len(step.gone) + len(step.come) <= problem.stores_max]
+    """Give the best and the next best that are one step from it; of many atoms and stores, those that are tried."""
+    most = NEIGHBOURS if problem.many else len(best)
+    more = [step for atom in _movable(problem, len(best)) for step in _moves(problem, best, 1 << atom, most)]
+    more += _joins(problem, best, most)
     # A partitioning may be several steps' (of two atoms together either can leave), and equal ones differ by rounding.
     least = heapq.nsmallest(_ALIKE_STEPS * keep, (step.change for step in more))
     slack = _GAIN_MIN * problem.total(best)
     found: dict[Partition, float] = {}
     for step in more:
         if step.change <= least[-1] + slack:
-            stores = [*(store for store in best if store not in step.gone), *step.come]
+            stores = step.taken(best)
             found[problem.partition(stores)] = problem.total(stores)
     first = problem.partition(best)
     found.pop(first, None)
     return [first, *heapq.nsmallest(keep - 1, found, key=lambda partition: (found[partition], partition))]
-
-
-def _steps(problem: _Problem, stores: Sequence[int]) -> Iterator[_Step]:
-    """Every move of an atom and every join of two stores that durability allows; of many, those tried."""
-    cost = problem.cost
-    for atom in (1 << a for a in _movable(problem, len(stores))):
-        home = next(store for store in stores if store & atom)
-        rest = home & ~atom
-        leaving = cost(home) - (cost(rest) if rest else 0.0)
-        if rest:
-            yield _Step(cost(atom) - leaving, (home,), (rest, atom))
-        others = [store for store in stores if store != home]
-        for target in _targets(problem, others, atom) if problem.many else others:
-            change = cost(target | atom) - cost(target) - leaving
-            if change < math.inf:
-                yield _Step(change, (home, target), (target | atom, rest) if rest else (target | atom,))
-    ordered = sorted(stores, key=problem.position) if problem.many else list(stores)
-    for i, a in enumerate(ordered):
-        for b in ordered[i + 1 : i + 1 + NEIGHBOURS] if problem.many else ordered[i + 1 :]:
-            change = cost(a | b) - cost(a) - cost(b)
-            if change < math.inf:
-                yield _Step(change, (a, b), (a | b,))
 
 
 # For each number of stores ------------------------------------------------------------------------------------------
