@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, SparkError
 from ...outputs import taken
-from .jvm import quiet_py4j
 from .session import kinds_of_spark_errors, reason_of, spark_errors, spark_session
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def file_system(url: str, master: str | None = None) -> Iterator[FileSystem]:
 
     Raises SparkError for what it and Spark raise in the block.
     """
-    with quiet_py4j(), spark_errors(f"{url} cannot be written", "check the URL, and that its file system is there"):
+    with spark_errors(f"{url} cannot be written", "check the URL, and that its file system is there"):
         yield FileSystem(spark_session(master), url)
 
 

@@ -22,6 +22,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,19 +80,28 @@ def java_home() -> Path:
     )
 
 
-def prepare_environment(*, local: bool = True) -> None:
-    """Sets in this process's environment what PySpark reads from there; call it before the first SparkSession.
+@contextmanager
+def environment(*, local: bool = True) -> Iterator[None]:
+    """Set in this process's environment what PySpark reads from there, as long as the block starts a SparkSession.
 
     JAVA_HOME always, since Spark's scripts look there first; PYSPARK_PYTHON, so that workers run this very
     interpreter, unless the user chose one. `local`: the whole of Spark runs on this machine, so nothing has to be
     reachable from outside and no host name has to resolve. A process that was started by spark-submit has its Java
     already: there JAVA_HOME is left alone.
     """
+    wanted = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)}
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        os.environ["JAVA_HOME"] = str(java_home())
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        wanted["JAVA_HOME"] = str(java_home())
     if local:
-        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
+    before = {name: os.environ[name] for name in wanted if name in os.environ}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name in wanted:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def probe(java: Path) -> Runtime | None:

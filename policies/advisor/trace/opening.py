@@ -17,7 +17,6 @@ from ...outputs import is_elsewhere, scratch_directory
 from ..model.engine import Engine, LocalEngine
 from ..spark.engine import SparkEngine
 from ..spark.executors import watched_executors
-from ..spark.jvm import quiet_py4j
 from ..spark.session import kinds_of_spark_errors, reason_of, require_spark, spark_errors, spark_session
 from ..spark.trace import prepare
 from ..statistics.operations import Clock, build
@@ -122,7 +121,7 @@ def open_engine(
             f"there is no trace at {source}; give a .parquet, .arrow or .csv file or a directory of Parquet"
         )
     report("start Spark", 0.0)
-    with quiet_py4j(), spark_errors(), scratch_directory(Path(tempfile.gettempdir()), "anabranch") as scratch:
+    with spark_errors(), scratch_directory(Path(tempfile.gettempdir()), "anabranch") as scratch:
         spark = spark_session(master)
         report("start Spark", 1.0)
         with watched_executors(spark):
