@@ -22,7 +22,8 @@ from anabranch.policies.advisor.model.exact import (
 from anabranch.policies.advisor.model.history import bars, history
 from anabranch.policies.advisor.model.kernel import JournalRules
 from anabranch.policies.advisor.model.pins import NOBODY, find_pins, full_times
-from anabranch.policies.advisor.report.figures import ALONE, Figures, build_figures
+from anabranch.policies.advisor.recommend import figures as figures_module
+from anabranch.policies.advisor.recommend.figures import ALONE, Figures, build_figures
 from anabranch.policies.advisor.search.search import Constraints
 from anabranch.policies.advisor.statistics.operations import Operations, build
 from anabranch.policies.advisor.statistics.sizes import Model
@@ -201,7 +202,7 @@ def test_rules_are_kept_by_what_else_could_be() -> None:
 
 def test_a_large_trace_is_not_simulated_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     operations = build(generate(shape("transactions")))
-    monkeypatch.setattr("anabranch.policies.advisor.report.figures.SIMULATED_OPERATIONS_MAX", 0)
+    monkeypatch.setattr(figures_module, "SIMULATED_OPERATIONS_MAX", 0)
     figures, _ = figures_of(operations, canonical([[0, 1], [2, 3], [4]]))
     assert [store.merged_cost for store in figures.stores] == [None] * 3
     assert {one.move_cost for one in figures.told} == {None}

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from anabranch.policies.advisor.model.kernel import NEVER_POSITION, JournalRules, StoreCourse, store_journal
+from anabranch.policies.advisor.model.kernel import JournalRules, StoreCourse, store_journal
+from anabranch.policies.advisor.trace.arrays import NEVER_POSITION
 
 from . import reference
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from anabranch.policies.advisor import Recommendation, RecommendOptions, Workload, generate, recommend
-from anabranch.policies.advisor.model.confirm import ExactCosts
+from anabranch.policies.advisor.job import WORTH
 from anabranch.policies.advisor.model.evaluate import SetCosts, mask_members
 from anabranch.policies.advisor.model.exact import CostModel, Partition
-from anabranch.policies.advisor.recommend.job import WORTH
 from anabranch.policies.advisor.search.alike import cells
+from anabranch.policies.advisor.search.confirm import ExactCosts
 from anabranch.policies.advisor.search.search import Constraints, keeps, ladder, search
 from anabranch.policies.advisor.statistics.operations import Operations, build
 from anabranch.policies.advisor.statistics.sizes import Model

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..statistics.operations import Floats
+from ..trace.arrays import Floats
 
 LOOK_SEGMENTS = 0.5
 BESIDE_FILES = 1 / 6

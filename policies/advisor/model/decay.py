@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..statistics.operations import Floats, Ints
 from ..statistics.summary import NO_ACK, Summary
+from ..trace.arrays import Floats, Ints
 from .jit import njit
 from .kernel import (
     BATCH,

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..statistics.operations import DestinationTotals, Ints, Operations, TransactionSet
+from ..statistics.operations import DestinationTotals, Operations, TransactionSet
 from ..statistics.sizes import OperationSizes
 from ..statistics.summary import Summary, summarise
+from ..trace.arrays import Ints
 from ..trace.table import Finding
 from .exact import (
     CostModel,

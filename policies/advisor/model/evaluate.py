@@ -17,8 +17,8 @@ import math
 
 import numpy as np
 
-from ..statistics.operations import Floats, Ints
 from ..statistics.summary import Summary
+from ..trace.arrays import Floats, Ints
 from .decay import decayed, life_bytes, written_by_bucket
 from .exact import GIB, HOUR, CostModel
 from .jit import njit

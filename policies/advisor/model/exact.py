@@ -28,8 +28,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..statistics.operations import Floats, Ints, Operations, TransactionSet
+from ..statistics.operations import Operations, TransactionSet
 from ..statistics.sizes import Model, OperationSizes
+from ..trace.arrays import Floats, Ints
 from .kernel import JournalRules, StoreCourse, store_journal
 
 MIB = float(1 << 20)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..statistics.operations import Floats, Ints
+from ..trace.arrays import Floats, Ints
 from .exact import Segments, TimedCourse
 from .pins import full_times
 

@@ -25,16 +25,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ...compaction import BATCH_BYTES, MESSAGES_MAX, PARTS, TOGETHER
 from ..statistics.sizes import OperationSizes
+from ..trace.arrays import NEVER_POSITION, Ints
 from .jit import njit
 
-Ints = npt.NDArray[np.int64]
-
-NEVER_POSITION: Final = 1 << 62
-"""Where an ack stands that never comes."""
 ROOM: Final = 32
 """`JournalRules.room` of our own journal."""
 COMPACTED_BYTES: Final = 48

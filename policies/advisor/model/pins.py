@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..statistics.operations import Floats, Ints, Operations
+from ..statistics.operations import Operations
+from ..trace.arrays import Floats, Ints
 from .exact import Partition, Segments, courses, rows_of, segments
 from .jit import njit
 from .kernel import JournalRules

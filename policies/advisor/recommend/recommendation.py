@@ -10,10 +10,10 @@ Every figure in them comes from the exact model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from ...config.durability import Sync
 from ...config.units import format_size
@@ -21,12 +21,10 @@ from ...config.writing import dump
 from ...outputs import check_files, is_elsewhere, local_path, write_files
 from ..model.broker import BrokerPeak
 from ..search.catch_all import CATCH_ALL, REST, unseen_sync
-from ..trace.destination_usage import DestinationUsage
+from ..statistics.destination_usage import DestinationUsage
 from ..trace.table import Finding
+from .figures import Figures
 from .schema import VERSION
-
-if TYPE_CHECKING:
-    from ..report.figures import Figures
 
 PEAK_CAP = "peak-cap"
 """The finding that no partitioning keeps the cap on the peak."""
@@ -98,6 +96,9 @@ class Candidate:
         }
 
 
+Render: TypeAlias = Callable[["Recommendation", str], Mapping[str, str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """The advisor's answer. `candidates` holds the recommended one too, first."""
@@ -107,6 +108,8 @@ class Recommendation:
     findings: tuple[Finding, ...]
     parameters: dict[str, Any]
     destinations: tuple[DestinationUsage, ...]
+    render: Render = field(repr=False, compare=False)
+    """What makes its FILES, by name, for the place where they are to be."""
     figures: Figures | None = None
     """What the report alone shows: pictures over time, who keeps whose files, what else could be."""
     revised: str | None = None
@@ -171,19 +174,7 @@ class Recommendation:
         not at all, in another file system as far as that renames at once. Raises what `check_place` raises, and
         OSError.
         """
-        import json
-
-        from ..report.page import render_html
-        from ..report.render import render_text
-
-        where = str(out)
-        texts = (
-            json.dumps(self.to_json(), indent=2) + "\n",
-            self.stores_yaml(),
-            render_text(self, out=where),
-            render_html(self, out=where),
-        )
-        named = dict(zip(FILES, texts, strict=True))
+        named = self.render(self, str(out))
         if is_elsewhere(out):
             from ..spark.hadoop import file_system
 

@@ -36,11 +36,11 @@ from ..recommend.answer import (
     rest_note,
     stays,
 )
+from ..recommend.figures import ALONE, DestinationFigures, Figures
 from ..recommend.recommendation import Candidate, Recommendation, StorePlan
-from ..statistics.scale import Scale
-from .figures import ALONE, DestinationFigures, Figures
 from .pictures import LISTED, NAME_SHORT, Signs, pictures_of, shorter, signs_of
 from .render import candidate_columns, candidate_note
+from .scale import Scale
 from .words import byte_hours
 
 STORES_SHOWN = 60

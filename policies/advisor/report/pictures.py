@@ -14,10 +14,10 @@ import numpy as np
 
 from ...text import count_of, human_bytes
 from ..model.history import Bars
-from ..statistics.operations import Ints
-from ..statistics.scale import Scale
+from ..recommend.figures import Figures, Picture
+from ..trace.arrays import Ints
 from . import svg
-from .figures import Figures, Picture
+from .scale import Scale
 
 COLOURS = 8
 """Of the palette in the template, and of its patterns. What comes after them shares one."""

@@ -12,7 +12,7 @@ from math import floor, log10
 
 import numpy as np
 
-from ..statistics.operations import Floats, Ints
+from ..trace.arrays import Floats, Ints
 
 WIDTH = 1000
 HEIGHT = 300

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..statistics.operations import Floats, Ints
 from ..statistics.summary import Summary, retention_quantile
+from ..trace.arrays import Floats, Ints
 
 QUANTILES = (0.5, 0.95, 1.0)
 BYTES_SCALE = 0.5

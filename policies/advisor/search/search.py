@@ -30,8 +30,8 @@ from ...errors import ConfigError
 from ..model.evaluate import mask_members
 from ..model.exact import Partition, canonical
 from ..model.jit import njit
-from ..statistics.operations import Ints
 from ..statistics.summary import Summary, retention_quantile
+from ..trace.arrays import Ints
 from .alike import cells
 
 EXACT_ATOMS_MAX = 12

@@ -20,9 +20,10 @@ import pyarrow as pa
 
 from ..model.engine import Engine
 from ..model.exact import Partition, Segments, TimedCourse
-from ..model.kernel import NEVER_POSITION, JournalRules, StoreCourse, store_journal
-from ..statistics.operations import Floats, Ints, Operations
+from ..model.kernel import JournalRules, StoreCourse, store_journal
+from ..statistics.operations import Operations
 from ..statistics.summary import NO_ACK, Summary, assemble, bucket_length
+from ..trace.arrays import NEVER_POSITION, Floats, Ints
 from . import workers
 from .trace import SparkTrace, aggregated
 

@@ -24,18 +24,11 @@ import pandas as pd
 from ...errors import TraceError
 from ...text import count_of
 from ..model import kernel
-from ..model.kernel import NEVER_POSITION
-from ..statistics.operations import (
-    SEQ_SPAN_MAX,
-    Clock,
-    DestinationTotals,
-    Ints,
-    TransactionSet,
-    life_findings,
-    size_findings,
-)
-from ..statistics.sizes import SIZE_BYTES_MAX, JournalSizes, Model, OperationSizes
+from ..statistics.operations import SEQ_SPAN_MAX, Clock, DestinationTotals, TransactionSet, life_findings, size_findings
+from ..statistics.sizes import JournalSizes, Model, OperationSizes
 from ..statistics.summary import LAG_BITS
+from ..trace.arrays import NEVER_POSITION, Ints
+from ..trace.events import SIZE_BYTES_MAX
 from ..trace.table import (
     REQUIRED,
     SCHEMA,

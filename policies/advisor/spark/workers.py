@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..model.kernel import NEVER_POSITION, Ints, StoreJournal
+from ..model.kernel import StoreJournal
+from ..trace.arrays import NEVER_POSITION, Ints
 
 NONE = -1
 SEND, REPEATED, SURPLUS, TWICE = 1, 2, 4, 8

@@ -19,16 +19,13 @@ import pyarrow.compute as pc
 
 from ...errors import TraceError
 from ...text import count_of
-from ..model.kernel import NEVER_POSITION
-from ..model.kernel import Ints as Ints
+from ..trace.arrays import NEVER, NEVER_POSITION, Floats, Ints
 from ..trace.table import Finding, backwards_finding, canonical_destination, check_times
 from .sizes import JournalSizes, Model, OperationSizes
 
 Clock = Literal["ts", "seq"]
 CLOCKS: tuple[Clock, ...] = ("ts", "seq")
 
-Floats = npt.NDArray[np.float64]
-NEVER = float("inf")
 SEQ_SPAN_MAX = (1 << 62) - 1
 """Positions from the first operation to the last: a bucket's number and time are computed from their difference."""
 

@@ -12,15 +12,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from ..trace.events import ACK_BYTES_DEFAULT, SEND_HEADER_BYTES_DEFAULT
+
 Model = Literal["anabranch", "kahadb"]
 MODELS: tuple[Model, ...] = ("anabranch", "kahadb")
-
-SIZE_BYTES_MAX = 1 << 40
-"""No message is larger than 1 TiB: a size above it is a mistake, and sums of such sizes leave 64 bits."""
-ACK_BYTES_DEFAULT = 100
-"""An ack's bytes where a trace does not say."""
-SEND_HEADER_BYTES_DEFAULT = 64
-"""A send's bytes beside its body where a trace does not say."""
 
 
 @dataclass(frozen=True, slots=True)

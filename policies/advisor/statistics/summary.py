@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from .operations import NEVER, DestinationTotals, Floats, Ints, Operations, TransactionSet
+from ..trace.arrays import NEVER, Floats, Ints
+from .operations import DestinationTotals, Operations, TransactionSet
 from .sizes import OperationSizes
 
 BUCKETS_A_SEGMENT = 4

@@ -34,8 +34,7 @@ from ...errors import ConfigError, DestinationError, TraceError
 from ...names.destination import Destination
 from ...outputs import local_path
 from ...text import count_of
-from ..statistics.sizes import SIZE_BYTES_MAX
-from .events import UsageEvent
+from .events import SIZE_BYTES_MAX, UsageEvent
 
 SCHEMA = pa.schema(
     [

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import ConfigError
-from ..statistics.operations import Floats, Ints
-from ..statistics.sizes import ACK_BYTES_DEFAULT, SEND_HEADER_BYTES_DEFAULT
+from ..trace.arrays import Floats, Ints
+from ..trace.events import ACK_BYTES_DEFAULT, SEND_HEADER_BYTES_DEFAULT
 from ..trace.table import SCHEMA
 from .workload import Arrival, Burst, Consumer, DestinationLoad, Diurnal, Spread, Workload
 

@@ -44,7 +44,7 @@ from ...config.units import parse_duration, parse_size
 from ...errors import ConfigError, Problem
 from ...names.destination import Destination, Kind
 from ...outputs import local_path
-from ..statistics.sizes import SIZE_BYTES_MAX
+from ..trace.events import SIZE_BYTES_MAX
 
 
 def _rate(value: object) -> float:

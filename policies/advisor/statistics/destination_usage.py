@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-from ..statistics.summary import Summary, retention_quantile
+from .summary import Summary, retention_quantile
 
 
 @dataclass(frozen=True, slots=True)

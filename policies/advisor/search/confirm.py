@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..search.search import Constraints, refine
+from ..model.engine import EXACT_OPERATIONS_MAX, Engine, LocalEngine
+from ..model.evaluate import mask_members
+from ..model.exact import CostModel, Partition
 from ..statistics.operations import Operations
 from ..statistics.summary import Summary
-from .engine import EXACT_OPERATIONS_MAX, Engine, LocalEngine
-from .evaluate import mask_members
-from .exact import CostModel, Partition
+from .search import Constraints, refine
 
 REFINE_OPERATIONS_MAX = 200_000_000
 """Operations that the last local search may simulate in all: some seconds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ...config.durability import Sync
 from ...names.destination import Destination
@@ -12,13 +12,11 @@ from ...names.pattern import RouteTable
 from ..model.broker import LOOK_SEGMENTS, BrokerPeak, broker_peak, expected_files
 from ..model.engine import Engine
 from ..model.exact import Partition, Retention, canonical, lasting_peak
-from ..recommend.recommendation import Candidate, StorePlan, store_names
-from .catch_all import catch_all_store
-from .patterns import filters
+from ..search.catch_all import catch_all_store
+from ..search.patterns import filters
+from .options import RecommendOptions
+from .recommendation import Candidate, StorePlan, store_names
 from .revision import names_beside
-
-if TYPE_CHECKING:
-    from ..recommend.job import RecommendOptions
 
 CHANGES_MAX = 50
 """Changed stores of which it is said what each brings by itself."""

@@ -29,8 +29,8 @@ from ...errors import ConfigError
 from ...names.destination import Destination
 from ...names.pattern import escape
 from ...text import human_bytes
-from ..recommend.recommendation import StorePlan, free_name
-from .current import CurrentConfig
+from ..search.current import CurrentConfig
+from .recommendation import StorePlan, free_name
 
 _PLACES = ("directory", "index_directory")
 """What no two stores can share."""

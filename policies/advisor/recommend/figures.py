@@ -19,14 +19,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..model.confirm import ExactCosts
 from ..model.engine import Engine
 from ..model.evaluate import SetCosts, mask_members
 from ..model.exact import CostModel, Partition, TimedCourse, courses
 from ..model.history import Bars, History, bars, history
 from ..model.pins import find_pins
+from ..search.confirm import ExactCosts
 from ..search.search import Constraints, ladder
-from ..statistics.operations import Floats, Operations
+from ..statistics.operations import Operations
+from ..trace.arrays import Floats
 
 SIMULATED_OPERATIONS_MAX = 200_000_000
 """Operations that may be simulated for figures of what else could be: some seconds."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...text import count_of
-from ..report import svg
-from ..report.words import byte_hours, change, ratio
+from . import svg
+from .words import byte_hours, change, ratio
 
 _MARKS = 5
 _MARKED = 0.92

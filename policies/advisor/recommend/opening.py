@@ -21,9 +21,9 @@ from ..spark.session import kinds_of_spark_errors, reason_of, require_spark, spa
 from ..spark.trace import prepare
 from ..statistics.operations import Clock, build
 from ..statistics.sizes import JournalSizes, Model
+from ..trace.table import conform, parquet_files, read_trace, trace_path, write_trace
 from ..workload.generator import generate, generate_with_spark
 from ..workload.workload import Workload
-from .table import conform, parquet_files, read_trace, trace_path, write_trace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
