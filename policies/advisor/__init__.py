@@ -93,7 +93,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what was asked for only now: the core must not need the advisor's dependencies."""
+    """Import what was asked for only now: the core must not need the advisor's dependencies."""
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -55,7 +55,7 @@ SEGMENTS_MAX = 10_000_000
 def recommend(
     trace: Source, options: RecommendOptions | None = None, progress: Progress | None = None
 ) -> Recommendation:
-    """Which destinations should share a store.
+    """Recommend which destinations should share a store.
 
     `trace`: an Arrow table as `trace.SCHEMA` says; the path of one (.parquet, .arrow, .csv, a directory of Parquet);
     the URL of Parquet in a file system that Spark reads; a workload. Raises TraceError where it cannot be used,
@@ -71,8 +71,8 @@ def recommend_best(
     segment_sizes: Sequence[int],
     progress: Progress | None = None,
 ) -> Recommendation:
-    """The recommendation of least cost among those for each size of a journal file, in bytes; with several, one that
-    keeps the cap on the peak first. `parameters["segment_sizes"]` has what each came to. Raises as `recommend`.
+    """Recommend the best of several sizes of a journal file, in bytes. The cap on the peak comes first, then the cost.
+    `parameters["segment_sizes"]` has what each came to. Raises as `recommend`.
 
     The trace is opened once, and what the report alone shows is worked out for the best alone."""
     if not segment_sizes:
@@ -107,12 +107,12 @@ def recommend_best(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What was found for one size of a journal file."""
+    """The partitionings found for one size of a journal file."""
 
     options: RecommendOptions
     set_costs: SetCosts
     partitions: dict[str, tuple[Partition, Retention]]
-    """Those to show, by name, the recommended one first."""
+    """The partitionings to show, by name, the recommended one first."""
     findings: list[Finding]
 
     @property
@@ -124,7 +124,7 @@ class _Choice:
         return all(finding.code != PEAK_CAP for finding in self.findings)
 
     def told(self) -> dict[str, Any]:
-        """What it comes to, for `parameters["segment_sizes"]`."""
+        """Tell what the choice comes to, for `parameters["segment_sizes"]`."""
         return {
             "segment_bytes": self.options.segment_bytes,
             "mean_bytes": self.recommended.mean_bytes,
@@ -152,7 +152,7 @@ def _answer(
 
 
 def _check_segments(engine: Engine, options: RecommendOptions, source: str) -> None:
-    """Raises TraceError where there would be more journal files than can be simulated."""
+    """Raise TraceError where there would be more journal files than can be simulated."""
     total = float(sum(entry.bytes for entry in engine.totals))
     segments = total / engine.sizes.capacity(options.segment_bytes)
     if segments > SEGMENTS_MAX:
@@ -183,7 +183,7 @@ def _constraints(engine: Engine, options: RecommendOptions) -> Constraints:
 
 
 def _unmatched(engine: Engine, options: RecommendOptions) -> list[Finding]:
-    """Patterns that were given and match nothing: mistyped, perhaps."""
+    """Find the patterns that match nothing: mistyped, perhaps."""
     destinations = [Destination.parse(name) for name in engine.destinations]
     given = [*options.durability, *(pattern for group in options.pinned for pattern in group)]
     unmatched = [text for text in dict.fromkeys(given) if not any(map(Pattern.parse(text).matches, destinations))]
@@ -251,7 +251,7 @@ def _choose(
 
 
 def is_worth(after: Retention, before: Retention) -> bool:
-    """Whether a partitioning saves enough to be moved to: cost, or disk on average or at the peak."""
+    """Tell whether a partitioning saves enough to be moved to: cost, or disk on average or at the peak."""
     return any(
         new <= old * (1 - WORTH)
         for new, old in (
@@ -291,7 +291,7 @@ def _figures(
     options: RecommendOptions,
     report: Progress,
 ) -> Figures:
-    """What the report shows of the recommended partitioning and of what it is compared with."""
+    """Tell what the report shows of the recommended partitioning and of what it is compared with."""
     names = {candidate.name: [store.name for store in candidate.stores] for candidate in candidates}
     base = "current" if "current" in partitions else "all-together"
     shown = [base, "recommended"] if partitions[base][0] != partitions["recommended"][0] else ["recommended"]

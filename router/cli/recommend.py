@@ -217,7 +217,8 @@ def command(
 
 
 def _remembered(usage: UsageTrace) -> CurrentConfig | None:
-    """The configuration that a usage log was recorded under. It is told what is taken for the one in force, and why."""
+    """Return the configuration that a usage log was recorded under. Tell what is taken for the one in force, and
+    why."""
     from ...policies.advisor import CurrentConfig
 
     for note in usage.notes:
@@ -230,7 +231,7 @@ def _remembered(usage: UsageTrace) -> CurrentConfig | None:
 
 
 def _kahadb_trace(directory: Path) -> tuple[pa.Table, tuple[str, ...]]:
-    """The usage trace of a KahaDB, and what could not be read of it."""
+    """Return the usage trace of a KahaDB, and what could not be read of it."""
     from ...adapters import kahadb
     from ...policies.advisor import from_events
 

@@ -1,4 +1,4 @@
-"""Who knows a trace: the arrays in this process, or Spark. Either gives the same figures to the last digit.
+"""Engines know a trace, by arrays in this process or through Spark. Either gives the same figures to the last digit.
 
     engine.summary(segment_bytes)               what the search runs on
     engine.courses(partitions, costs)           what each store has on disk over time
@@ -50,7 +50,7 @@ class Engine(ABC):
     count: int
     """Operations in the trace."""
     begin: float
-    """When the first operation was, in seconds of the trace's clock; `finish`: the last."""
+    """The time of the first operation, in seconds of the trace's clock; `finish`: of the last."""
     finish: float
     largest: tuple[int, int]
     """Bytes and seq of the largest operation."""
@@ -68,7 +68,7 @@ class Engine(ABC):
         return self._simulate(partitions, JournalRules.of(self.sizes, segment_bytes, 0, 1))
 
     def compacted_peaks(self, partitions: Sequence[Partition], segment_bytes: int) -> list[int]:
-        """Count the files at each peak without the ack rule: a broker's ack compaction can bring it down to that."""
+        """Count the files at each peak without the ack rule: a broker's ack compaction can get that far."""
         rules = JournalRules.of(self.sizes, segment_bytes, 0, 1, ack_rule=False)
         return self._lasting_peaks(self._simulate(partitions, rules))
 

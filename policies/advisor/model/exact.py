@@ -47,8 +47,10 @@ Partition = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What makes a partitioning better than another: disk held over time, syncs that spanning transactions add, and
-    what compaction copies."""
+    """The prices that make a partitioning better than another.
+
+    They are those of disk held over time, of syncs that spanning transactions add, and of what compaction copies.
+    """
 
     segment_bytes: int = 32 << 20
     overhead_segments: float = 0.5
@@ -66,20 +68,20 @@ class CostModel:
 
     @property
     def sync_price(self) -> float:
-        """GiB-hours that one sync is worth."""
+        """Return the GiB-hours that one sync is worth."""
         return self.disk_gib / (self.sync_rate * HOUR)
 
     @property
     def copy_price(self) -> float:
-        """GiB-hours that copying one byte is worth."""
+        """Return the GiB-hours that copying one byte is worth."""
         return self.disk_gib / (self.copy_rate * MIB * HOUR)
 
     def rules(self, sizes: OperationSizes) -> JournalRules:
-        """How each store's journal keeps its files."""
+        """Return the rules by which each store's journal keeps its files."""
         return JournalRules.of(sizes, self.segment_bytes, self.live_percent, self.min_segments)
 
     def compacts(self, model: Model) -> bool:
-        """Whether messages are copied at all."""
+        """Tell whether messages are copied at all."""
         return model == "anabranch" and self.live_percent > 0
 
 
@@ -106,13 +108,13 @@ class TimedCourse:
         return times
 
     def byte_seconds(self, finish: float) -> float:
-        """Bytes on disk times time, to the trace's end."""
+        """Return the bytes on disk times time, to the trace's end."""
         return float((self.course.level * np.diff(self.time, append=finish)).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What a partitioning costs, over the whole trace."""
+    """The costs of a partitioning, over the whole trace."""
 
     mean_bytes: float
     """Journal bytes on disk, averaged over the trace's time."""
@@ -126,14 +128,14 @@ class Retention:
     """J, in GiB-hours: retention, overhead of stores, prices of the syncs that spanning transactions add and of what
     compaction copies."""
     written_bytes: int
-    """What operations, and compaction's own records, put into the journals."""
+    """The bytes that operations, and compaction's own records, put into the journals."""
     copied_bytes: int
-    """What compaction copies: each byte is read once and written once."""
+    """The bytes that compaction copies: each byte is read once and written once."""
     most_copied: int
-    """How often the message was copied that was copied most often."""
+    """The copies of the message that was copied most often."""
     store_gib_hours: tuple[float, ...]
     store_peak_bytes: tuple[int, ...]
-    """Of each store by itself, at one moment."""
+    """The peak of each store by itself, at one moment."""
     store_written_bytes: tuple[int, ...]
     store_copied_bytes: tuple[int, ...]
 
@@ -158,7 +160,7 @@ def courses(operations: Operations, partition: Partition, rules: JournalRules) -
 
 
 def rows_of(operations: Operations, members: Sequence[int]) -> Ints:
-    """The rows of these destinations' operations."""
+    """Return the rows of these destinations' operations."""
     if len(members) == len(operations.destinations):
         return np.arange(len(operations))
     chosen = np.zeros(len(operations.destinations), np.bool_)
@@ -190,7 +192,7 @@ def figures(
     *,
     peak_files: int | None,
 ) -> Retention:
-    """What a partitioning whose stores take these courses costs, in a trace from `begin` to `finish`.
+    """Work out what a partitioning whose stores take these courses costs, in a trace from `begin` to `finish`.
 
     `peak_files`: the files at the peak where one must last to count; None: every moment counts.
     """
@@ -224,7 +226,7 @@ def figures(
 
 
 def together(found: Sequence[TimedCourse]) -> tuple[int, int]:
-    """The most bytes, and the most files, that these stores have on disk at one position of the global order."""
+    """Find the most bytes, and the most files, that these stores hold at one position of the global order."""
     at = np.concatenate([one.course.changes for one in found])
     order = np.argsort(at, kind="stable")
     most = []
@@ -235,12 +237,13 @@ def together(found: Sequence[TimedCourse]) -> tuple[int, int]:
 
 
 def peak_span(model: Model, segment_bytes: int) -> float:
-    """How many bytes are written while a number of files that counts as a peak lasts; 0: every moment counts."""
+    """Return the bytes that are written while a number of files must last to count as a peak. At 0 every moment
+    counts."""
     return PEAK_SPAN_SEGMENTS[model] * segment_bytes
 
 
 def written_peak(begin: Ints, finish: Ints, span: float, total: int) -> int:
-    """The most segments that stay while `span` bytes are written, of `total`.
+    """Count the most segments that stay while `span` bytes are written, of `total`.
 
     A segment stays from when `begin` bytes have been written to all stores, to when `finish` have been.
     """
@@ -249,7 +252,7 @@ def written_peak(begin: Ints, finish: Ints, span: float, total: int) -> int:
 
 
 def lasting_peak(start: Floats, end: Floats, span: float) -> int:
-    """The largest n such that n intervals or more are open throughout some stretch of at least this length.
+    """Find the largest n such that n intervals or more are open throughout a stretch of at least this length.
 
     One that ends where another begins is still open at that point.
     """
@@ -270,7 +273,7 @@ def lasting_peak(start: Floats, end: Floats, span: float) -> int:
 
 
 def _longest_run(at: Floats, open_enough: npt.NDArray[np.bool_]) -> float:
-    """The longest stretch over which the flag holds. It changes at each `at` and holds until the next."""
+    """Find the longest stretch over which the flag holds. The flag changes at each `at` and holds until the next."""
     edges = np.diff(np.concatenate([[False], open_enough, [False]]).astype(np.int8))
     begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
     if not len(begins):
@@ -279,7 +282,7 @@ def _longest_run(at: Floats, open_enough: npt.NDArray[np.bool_]) -> float:
 
 
 def spanning_transactions(transactions: Sequence[TransactionSet], partition: Partition) -> tuple[int, int]:
-    """Transactions that touch several stores, and the stores that these touch in all."""
+    """Count the transactions that touch several stores, and the stores that these touch in all."""
     if len(partition) == 1:
         return 0, 0
     store_of = {member: number for number, members in enumerate(partition) for member in members}

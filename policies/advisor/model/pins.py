@@ -1,4 +1,4 @@
-"""Who keeps a journal file: of each segment the destination that lets it go last, and whose bytes lie in it meanwhile.
+"""The keeper of a journal file: the destination that lets a segment go last, and whose bytes lie there.
 
 A segment is *full* when its store begins the next one, or at the trace's end. From then on it is kept for messages
 alone; its *holder* is the destination of the one that goes last, under `kahadb` also of one in an earlier segment whose
@@ -30,16 +30,16 @@ _Numbers = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Who keeps the files of one partitioning. Destinations are numbers into `Operations.destinations`."""
+    """The keepers of one partitioning's files. Destinations are numbers into `Operations.destinations`."""
 
     holder: _Numbers
-    """Of each segment, in the order of `Segments`; NOBODY for one that went as soon as it was full."""
+    """The holder of each segment, in the order of `Segments`; NOBODY for one that went as soon as it was full."""
     kept: Mapping[tuple[int, int], float]
     """(whose, by whom), never the same: byte-seconds of the messages and acks that a destination has in files which it
     needs no more."""
 
     def held(self, segments: Segments, finish: float) -> Mapping[int, tuple[int, float]]:
-        """Of each holder: the files that it keeps, and their byte-seconds on disk after they were full."""
+        """Find the files that each holder keeps, and their byte-seconds on disk after they were full."""
         extra = (segments.end - full_times(segments, finish)) * segments.segment_bytes
         return {
             int(number): (int((self.holder == number).sum()), float(extra[self.holder == number].sum()))
@@ -49,7 +49,7 @@ class Pins:
 
 
 def full_times(segments: Segments, finish: float) -> Floats:
-    """When each segment was full: its store began the next one, or the trace ended."""
+    """Tell when each segment was full: its store began the next one, or the trace ended."""
     full = np.full(len(segments.start), finish)
     order = np.argsort(segments.store, kind="stable")
     followed = segments.store[order[:-1]] == segments.store[order[1:]]
@@ -58,7 +58,7 @@ def full_times(segments: Segments, finish: float) -> Floats:
 
 
 def find_pins(operations: Operations, partition: Partition, rules: JournalRules) -> tuple[Segments, Pins]:
-    """The segments of a partitioning that does not compact, as `exact.segments` has them, and who keeps them."""
+    """Find the segments of a partitioning that does not compact, as `exact.segments` has them, and who keeps them."""
     found = courses(operations, partition, rules)
     simulated = segments(found, rules.segment_bytes)
     segment = _segment_of(operations, partition, [one.course.starts for one in found])
@@ -118,7 +118,7 @@ def _holders(
 def _shares(
     segment: _Numbers, destination: _Numbers, size: Ints, op_end: Floats, width: int, finish: float
 ) -> tuple[_Numbers, _Numbers, Ints, Floats]:
-    """For each segment and destination in it: its bytes there, and when its last message there goes.
+    """Find, for each segment and destination in it, its bytes there, and when its last message there goes.
 
     A destination fills segments one after another, so one open entry for each is enough.
     """

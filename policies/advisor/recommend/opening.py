@@ -1,4 +1,4 @@
-"""From what the advisor is given (a file, a directory, a URL, a table, a description) to an engine that knows it."""
+"""An engine for what the advisor is given: a file, a directory, a URL, a table, a description."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ ENGINES: tuple[EngineName, ...] = ("auto", "spark", "local")
 LOCAL_OPERATIONS_MAX = 10_000_000
 """What `auto` does in this process: some 4 GB of memory and half a minute, a fifth of what it takes Spark."""
 LOCAL_OPERATION_BYTES = 400
-"""Of memory in this process, at most."""
+"""Bytes of memory in this process, at most."""
 _PARQUET = (".parquet", ".pq")
 
 
 class EngineChoice(NamedTuple):
-    """Who does the work, and why: what stands behind `since`."""
+    """The engine that does the work, and why: the words behind `since`."""
 
     name: Literal["spark", "local"]
     why: str
@@ -100,7 +100,7 @@ def open_engine(
     sizes: JournalSizes | None,
     rows_a_task: int | None = None,
 ) -> Iterator[Engine]:
-    """The trace, checked, and kept as long as the block lasts. Raises TraceError where it cannot be used."""
+    """Open a trace, checked, and keep it as long as the block lasts. Raises TraceError where it cannot be used."""
     name = str(source) if isinstance(source, (str, Path)) else "the trace"
     if choose_engine(source, engine, master).name == "local":
         table = _table(source)
@@ -161,7 +161,8 @@ def _table(source: Source) -> pa.Table:
 
 
 def _frame(spark: SparkSession, source: Source, scratch: Path) -> DataFrame:
-    """The trace as its workers read it. What is not Parquet goes through this process, and a copy in `scratch`."""
+    """Give Spark the trace as its workers read it. What is not Parquet goes through this process, and a copy in
+    `scratch`."""
     if isinstance(source, Workload):
         from pyspark import StorageLevel
 

@@ -1,4 +1,4 @@
-"""What to optimise, and under which rules."""
+"""The goal of the optimisation, and its rules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _named(field_name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RecommendOptions:
-    """What to optimise, under which rules."""
+    """The goal of the optimisation, and its rules."""
 
     model: Model = "anabranch"
     """Whose journal: our own, or ActiveMQ's with its ack rule."""
@@ -37,7 +37,7 @@ class RecommendOptions:
     clock: Clock = "ts"
     """`seq` goes by order alone, for traces whose clock says little."""
     operations_per_second: float = 1000.0
-    """What a position is worth in time, under clock `seq`."""
+    """The time that a position is worth, under clock `seq`."""
     disk_gib: float = 100.0
     sync_rate: float = 5000.0
     """Syncs a second that the disk can do. With `disk_gib` it prices the syncs that spanning transactions add."""
@@ -62,12 +62,12 @@ class RecommendOptions:
     sizes: JournalSizes | None = None
     """Our own journal's record overheads, where the defaults do not fit."""
     engine: EngineName = "auto"
-    """Who does the work: `local` this process, without Java; `spark` at any size; `auto` goes by the trace's size."""
+    """The engine that works: `local` here, without Java; `spark` at any size; `auto` goes by the trace's size."""
     master: str | None = None
     """Spark's master, where no session is active; None: this machine."""
 
     def check(self) -> None:
-        """Raises ConfigError with everything that is wrong."""
+        """Raise ConfigError with everything that is wrong."""
         above_0 = ("segment_bytes", "operations_per_second", "disk_gib", "sync_rate", "copy_rate")
         problems = [
             f"{_named(n)} is {getattr(self, n)!r}; it must be above 0, and finite"

@@ -1,4 +1,4 @@
-"""The exact model as a judge: the cost of sets for a last local search, and the figures of the finalists.
+"""The exact model as a judge: the cost of sets for a last local search.
 
 A trace of a few segments is coarser than the summary's interpolation. Where the trace is small enough to be simulated
 many times over, the search's answer is therefore improved once more on exact costs. For a large trace the summary is
@@ -35,7 +35,7 @@ class ExactCosts:
         self._groups = [(sum(1 << m for m in group.members), group.count) for group in operations.transactions]
 
     def cost(self, mask: int) -> float:
-        """J of this store, in GiB-hours."""
+        """Return J of this store, in GiB-hours."""
         found = self._known.get(mask)
         if found is None:
             figures = self._engine.measure([(tuple(mask_members(mask)),)], self.costs)[0]
@@ -54,7 +54,7 @@ def improve_exactly(
     starts: Sequence[Partition],
     retention_weight: float = 1.0,
 ) -> list[Partition]:
-    """The best of these by exact cost, improved; none where the trace is too large for that."""
+    """Improve these and give the best by exact cost; none where the trace is too large for that."""
     # Two rounds each, in which every destination is tried in every store and alone.
     steps = 2 * len(summary.destinations) * sum(len(start) + 2 for start in starts)
     if engine.count > EXACT_OPERATIONS_MAX or steps * engine.count > REFINE_OPERATIONS_MAX:

@@ -1,4 +1,4 @@
-"""Which destinations should share a store: the partitioning of least cost, given the cost of every set.
+"""The search: the partitioning of least cost, given the cost of every set of destinations as one store.
 
 Up to 12 atoms (a destination, or several that are pinned together) dynamic programming over subsets finds the optimum.
 Above, two heuristics start from opposite ends, each is improved by local search, and the better one is kept:
@@ -46,7 +46,7 @@ FINE_ROUNDS_MAX = 2
 FINE_TARGETS = 8
 """Stores, those near in retention, that an atom of a cell is tried in."""
 LADDER_ATOMS = 100
-"""Of many atoms those that are tried alone, for each number of stores."""
+"""Atoms that are tried alone, of many, for each number of stores."""
 FINE_WORK = 10_000_000_000
 """Rows and buckets of the summary that one such round may go through: on the order of a minute."""
 _ALIKE_STEPS = 8
@@ -59,7 +59,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What the costs do not say. Destinations are given by number."""
+    """Rules that the costs do not say. Destinations are given by number."""
 
     durability: tuple[int, ...] = ()
     """A group for each destination; different groups never share a store. Empty: all alike."""
@@ -69,7 +69,7 @@ class Constraints:
 
 
 def keeps(partition: Partition, constraints: Constraints) -> bool:
-    """Whether a partitioning keeps to the constraints."""
+    """Tell whether a partitioning keeps to the constraints."""
     if constraints.stores_max is not None and len(partition) > constraints.stores_max:
         return False
     store_of = {member: number for number, members in enumerate(partition) for member in members}
@@ -80,7 +80,7 @@ def keeps(partition: Partition, constraints: Constraints) -> bool:
 
 
 class Costs(Protocol):
-    """What the search asks of a judge: the cost of a set of destinations (a bit mask) as one store."""
+    """A judge that the search asks for the cost of a set of destinations (a bit mask) as one store."""
 
     @property
     def summary(self) -> Summary: ...
@@ -111,11 +111,11 @@ class _Problem:
 
     @property
     def many(self) -> bool:
-        """Whether there are so many atoms that not everything is tried."""
+        """Tell whether there are so many atoms that not everything is tried."""
         return len(self.atoms) > CELLS_MAX
 
     def cost(self, store: int) -> float:
-        """Cost of a store given as a mask over atoms; infinite where durabilities mix."""
+        """Return the cost of a store given as a mask over atoms; infinite where durabilities mix."""
         first = (store & -store).bit_length() - 1
         if store & ~self._group_masks[self.group[first]]:
             return math.inf
@@ -130,7 +130,7 @@ class _Problem:
         return canonical([mask_members(self.destinations(store)) for store in stores])
 
     def stores(self, partition: Partition) -> list[int]:
-        """The other way: masks over atoms."""
+        """Return a partitioning as masks over atoms."""
         atom_of = {d: a for a, atom in enumerate(self.atoms) for d in mask_members(atom)}
         return [_union(1 << atom_of[d] for d in members) for members in partition]
 
@@ -138,7 +138,7 @@ class _Problem:
         return math.fsum(self.cost(store) for store in stores)
 
     def position(self, store: int) -> float:
-        """Where a store stands in the order of retention."""
+        """Return where a store stands in the order of retention."""
         found = self._positions.get(store)
         if found is None:
             members = mask_members(store)
@@ -146,14 +146,14 @@ class _Problem:
         return found
 
     def nearest(self, stores: Sequence[int], at: float, most: int) -> list[int]:
-        """The stores that stand nearest to a place in the order of retention."""
+        """Find the stores that stand nearest to a place in the order of retention."""
         return sorted(stores, key=lambda store: (abs(self.position(store) - at), store))[:most]
 
 
 def search(
     costs: Costs, constraints: Constraints | None = None, *, keep: int = 3, progress: Progress | None = None
 ) -> tuple[Partition, ...]:
-    """The best partitionings, best first, at most `keep`. Raises ConfigError where constraints contradict."""
+    """Find the best partitionings, best first, at most `keep`. Raises ConfigError where constraints contradict."""
     problem = _problem(costs, constraints or Constraints())
     report = progress or (lambda stage, share: None)
     if len(problem.atoms) <= EXACT_ATOMS_MAX:
@@ -170,7 +170,7 @@ def search(
 
 
 def refine(costs: Costs, constraints: Constraints, start: Partition) -> Partition:
-    """Local search from a partitioning that keeps the constraints."""
+    """Improve a partitioning that keeps the constraints by local search."""
     problem = _problem(costs, constraints)
     return problem.partition(_improve(problem, problem.stores(start), lambda stage, share: None))
 
@@ -200,7 +200,7 @@ def _problem(costs: Costs, constraints: Constraints) -> _Problem:
 
 
 def _coarse(problem: _Problem) -> tuple[_Problem, list[int]]:
-    """The problem with cells for atoms, and the atoms of each cell as a mask."""
+    """Return the problem with cells for atoms, and the atoms of each cell as a mask."""
     members = cells(problem.costs.summary, [mask_members(atom) for atom in problem.atoms], problem.group, CELLS_MAX)
     masks = [sum(1 << a for a in cell) for cell in members]
     group = [problem.group[cell[0]] for cell in members]
@@ -222,7 +222,7 @@ def _union(masks: Iterable[int]) -> int:
 
 
 def _heuristic(problem: _Problem, report: Progress) -> list[int]:
-    """The better of both heuristics, improved."""
+    """Improve what both heuristics find, and return the better."""
     starts = [_agglomerate(problem, report), _intervals(problem, report)]
     improved = [_improve(problem, stores, report) for stores in starts if stores]
     return min(improved, key=lambda stores: (problem.total(stores), problem.partition(stores)))
@@ -253,7 +253,7 @@ def _exact(problem: _Problem, report: Progress) -> list[int]:
 
 @njit
 def _subset_program(values: npt.NDArray[np.float64], atoms: int, stores_max: int) -> tuple[Ints, int]:
-    """choice[k, set] is the store that holds the set's lowest atom when the set is best cut into k stores."""
+    """Cut every set best. `choice[k, set]` is the store with its lowest atom when it is cut into k stores."""
     size = 1 << atoms
     best = np.full((stores_max + 1, size), np.inf)
     choice = np.zeros((stores_max + 1, size), np.int64)
@@ -317,7 +317,7 @@ def _agglomerate(problem: _Problem, report: Progress) -> list[int]:
 
 
 def _intervals(problem: _Problem, report: Progress) -> list[int]:
-    """The best cut of the atoms, in order of retention, into runs."""
+    """Find the best cut of the atoms, in order of retention, into runs."""
     runs = _runs(problem)
     count = len(runs)
     stores_max = min(problem.stores_max, count)
@@ -350,7 +350,7 @@ def _intervals(problem: _Problem, report: Progress) -> list[int]:
 
 
 def _runs(problem: _Problem) -> list[int]:
-    """At most INTERVAL_ATOMS_MAX runs of neighbours in the order of retention, none of mixed durability."""
+    """Make at most INTERVAL_ATOMS_MAX runs of neighbours in the order of retention, none of mixed durability."""
     order = sorted(range(len(problem.atoms)), key=lambda a: problem.rank[a])
     length = math.ceil(len(order) / INTERVAL_ATOMS_MAX)
     runs: list[int] = []
@@ -385,7 +385,7 @@ def _improve(problem: _Problem, stores: list[int], report: Progress) -> list[int
 
 
 def _movable(problem: _Problem, stores: int) -> list[int]:
-    """The atoms to move: all; of many those that write most, as far as the bound of work goes."""
+    """Choose the atoms to move: all. Of many it is those that write most, as far as the bound of work goes."""
     if not problem.many:
         return list(range(len(problem.atoms)))
     summary = problem.costs.summary
@@ -395,7 +395,7 @@ def _movable(problem: _Problem, stores: int) -> list[int]:
 
 
 def _heaviest(problem: _Problem) -> list[int]:
-    """The atoms, those first that write most."""
+    """Sort the atoms, those first that write most."""
     totals = problem.costs.summary.totals
     written = [sum(totals[d].bytes for d in mask_members(atom)) for atom in problem.atoms]
     return sorted(range(len(problem.atoms)), key=lambda a: (-written[a], a))
@@ -406,15 +406,15 @@ class _Step:
     """One move of an atom, or one join of two stores."""
 
     arriving: float
-    """What the stores that come cost more than those that stay."""
+    """The cost of the stores that come, beyond those that stay."""
     leaving: float
-    """What is saved where something leaves."""
+    """The cost that is saved where something leaves."""
     gone: tuple[int, ...]
     come: tuple[int, ...]
 
     @property
     def change(self) -> float:
-        """What the whole cost changes by."""
+        """Tell what the whole cost changes by."""
         return self.arriving - self.leaving
 
     def taken(self, stores: Iterable[int]) -> list[int]:
@@ -438,7 +438,7 @@ def _joined(problem: _Problem, stores: list[int]) -> list[int]:
 
 
 def _moves(problem: _Problem, stores: Sequence[int], atom: int, most: int) -> Iterator[_Step]:
-    """Yield the moves of an atom to other stores, at most so many and the nearest, and to a store of its own."""
+    """Yield the moves of an atom to other stores, the nearest so many, and to one of its own."""
     cost = problem.cost
     home = next(store for store in stores if store & atom)
     rest = home & ~atom
@@ -464,7 +464,7 @@ def _joins(problem: _Problem, stores: Sequence[int], most: int) -> Iterator[_Ste
 
 
 def _with_neighbours(problem: _Problem, best: list[int], keep: int) -> list[Partition]:
-    """Give the best and the next best that are one step from it; of many atoms and stores, those that are tried."""
+    """Give the best and the next best that are one step from it. Of many atoms and stores some are tried."""
     most = NEIGHBOURS if problem.many else len(best)
     more = [step for atom in _movable(problem, len(best)) for step in _moves(problem, best, 1 << atom, most)]
     more += _joins(problem, best, most)
@@ -485,7 +485,7 @@ def _with_neighbours(problem: _Problem, best: list[int], keep: int) -> list[Part
 
 
 def ladder(costs: Costs, constraints: Constraints, start: Partition, most: int) -> dict[int, Partition]:
-    """A good partitioning for each number of stores, step by step from `start`; by number of stores.
+    """Find a good partitioning for each number of stores, step by step from `start`.
 
     Downwards the pair is joined that costs least, upwards, to at most `most` stores, the atom gets a store of its own
     that costs least so; of many the LADDER_ATOMS that write most. Above NEIGHBOURS stores there are no steps downwards.

