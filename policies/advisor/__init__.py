@@ -16,8 +16,9 @@ description. The cost of a division is in GiB-hours of disk, with the syncs that
 priced in.
 
 The way of a trace: `trace` is the input, `workload` makes one of a description, `statistics` is what is made of it;
-`model` has the exact figures and their quick form, `search` the optimiser, `recommend` all of it and the answer,
-`report` what people read. `spark` gives the same figures of a trace of any size.
+`model` has the exact figures and their quick form, `search` the optimiser, `recommend` the answer and its names,
+`report` what people read; `job` goes all of it. Imports point the other way. `spark` stands beside and gives the same
+figures of a trace of any size.
 
 It needs `pip install 'anabranch[recommend]'`, or without Spark `'anabranch[recommend-local]'`; importing this package
 does not. Apart from what writes by its name, nothing here touches a disk but Spark's scratch space, and a copy of the
@@ -27,19 +28,22 @@ trace for Spark in the directory for temporary files.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingExtraError
 from .trace.events import UsageEvent
 
 if TYPE_CHECKING:
-    from .recommend.job import RecommendOptions, recommend, recommend_best
+    from .job import recommend, recommend_best
+    from .recommend.opening import choose_engine
+    from .recommend.options import RecommendOptions
     from .recommend.recommendation import Candidate, Recommendation, StorePlan, check_place
     from .report.page import render_html
     from .report.render import render_text
     from .search.current import CurrentConfig
     from .statistics.sizes import JournalSizes
-    from .trace.opening import choose_engine
     from .trace.table import Finding, from_events, read_trace, write_trace
     from .workload.generator import generate
     from .workload.workload import Workload
@@ -49,17 +53,17 @@ _HOMES = {
     "CurrentConfig": "search.current",
     "Finding": "trace.table",
     "JournalSizes": "statistics.sizes",
-    "RecommendOptions": "recommend.job",
+    "RecommendOptions": "recommend.options",
     "Recommendation": "recommend.recommendation",
     "StorePlan": "recommend.recommendation",
     "Workload": "workload.workload",
     "check_place": "recommend.recommendation",
-    "choose_engine": "trace.opening",
+    "choose_engine": "recommend.opening",
     "from_events": "trace.table",
     "generate": "workload.generator",
     "read_trace": "trace.table",
-    "recommend": "recommend.job",
-    "recommend_best": "recommend.job",
+    "recommend": "job",
+    "recommend_best": "job",
     "render_html": "report.page",
     "render_text": "report.render",
     "write_trace": "trace.table",
@@ -89,7 +93,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what was asked for only now: the core must not need the advisor's dependencies."""
+    """Import what was asked for only now: the core must not need the advisor's dependencies."""
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -103,3 +107,15 @@ def __getattr__(name: str) -> Any:
             "'anabranch[recommend-local]' without Spark"
         ) from error
     return getattr(module, name)
+
+
+class _Advisor(ModuleType):
+    """This package, in which `recommend` is the function, whatever was imported before."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # The import system sets a package's name here, and the package `recommend` has the function's.
+        if name != "recommend" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Advisor

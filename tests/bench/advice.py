@@ -27,7 +27,7 @@ from anabranch.adapters.wal.copies import CopiesWriter
 from anabranch.adapters.wal.format import HEADER_BYTES
 from anabranch.adapters.wal.segment import Segment
 from anabranch.policies.advisor import Candidate, RecommendOptions, UsageEvent, Workload, generate, recommend
-from anabranch.policies.advisor.model.exact import GIB, HOUR
+from anabranch.policies.advisor.model.cost_model import GIB, HOUR
 from anabranch.policies.config.units import KIB
 
 SHOWN: Final = ("all-together", "all-separate", "recommended")

@@ -14,6 +14,10 @@ import pytest
 from anabranch import Config, JournalOptions, StoreConfig
 from anabranch.adapters.kahadb import usage_trace
 from anabranch.policies.advisor import CurrentConfig, Workload, from_events, generate
+from anabranch.policies.advisor.model.cost_model import CostModel, Partition, Retention, Segments, courses, segments
+from anabranch.policies.advisor.model.engine import LocalEngine
+from anabranch.policies.advisor.model.kernel import JournalRules
+from anabranch.policies.advisor.statistics.operations import Operations
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 """A Java that lives for seconds only loses by compiling well: it is most of what these tests cost."""
@@ -120,3 +124,13 @@ def spark() -> Iterator[Any]:
     session = spark_session("local[2]", shuffle_partitions=2)
     yield session
     session.stop()
+
+
+def measure(operations: Operations, partition: Partition, costs: CostModel) -> Retention:
+    """Work out the exact figures of a partitioning."""
+    return LocalEngine(operations).measure([partition], costs)[0]
+
+
+def simulate(operations: Operations, partition: Partition, rules: JournalRules) -> Segments:
+    """Find the segments of a partitioning whose stores do not compact."""
+    return segments(courses(operations, partition, rules), rules.segment_bytes)

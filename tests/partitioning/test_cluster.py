@@ -166,9 +166,9 @@ import sys
 from anabranch.policies.errors import SparkError
 from anabranch.policies.advisor import read_trace
 from anabranch.policies.advisor.spark import executors
-from anabranch.policies.advisor.recommend.engine import LocalEngine
-from anabranch.policies.advisor.model.exact import CostModel
-from anabranch.policies.advisor.trace.opening import open_engine
+from anabranch.policies.advisor.model.engine import LocalEngine
+from anabranch.policies.advisor.model.cost_model import CostModel
+from anabranch.policies.advisor.recommend.opening import open_engine
 from anabranch.policies.advisor.statistics.operations import build
 from anabranch.policies.advisor.spark.session import spark_session
 
@@ -236,7 +236,7 @@ def test_workers_need_nothing_of_this_package() -> None:
     by_value(kernel)
     try:
         rules = kernel.JournalRules(1 << 20, 1 << 20, live_percent=50)
-        journals = {(0, (0,)): kernel.StoreJournal(rules)}
+        journals = {(0, (0,)): kernel.store_journal(rules)}
         tasks = [workers.match_task, workers.order_task, partial(workers.flow_task, journals, 9)]
         pickled = cloudpickle.dumps(tasks)
     finally:  # other tests' workers have this package

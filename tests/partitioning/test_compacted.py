@@ -16,7 +16,7 @@ from anabranch.adapters.journal.compaction import Compactor
 from anabranch.adapters.journal.encoding import ACK_PAYLOAD, SEND_OVERHEAD
 from anabranch.adapters.wal import format as w
 from anabranch.policies.advisor import UsageEvent
-from anabranch.policies.advisor.model.exact import CostModel, measure
+from anabranch.policies.advisor.model.cost_model import CostModel
 from anabranch.policies.advisor.model.kernel import JournalRules
 from anabranch.policies.advisor.statistics.operations import build
 from anabranch.policies.advisor.statistics.sizes import JournalSizes
@@ -26,6 +26,7 @@ from anabranch.policies.compaction import choose
 from ..contract.disk import A, B, C, assert_whole, drain, take
 from ..journal.disk import JournalDisk
 from ..shares import Share
+from .conftest import measure
 from .reference import CompactingJournal
 
 SEGMENT = 64 * 1024

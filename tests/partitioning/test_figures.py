@@ -10,28 +10,19 @@ import pyarrow as pa
 import pytest
 
 from anabranch.policies.advisor import RecommendOptions, generate, recommend
+from anabranch.policies.advisor.model.cost_model import CostModel, Partition, Segments, canonical, courses, together
 from anabranch.policies.advisor.model.evaluate import SetCosts
-from anabranch.policies.advisor.model.exact import (
-    CostModel,
-    Partition,
-    Segments,
-    canonical,
-    courses,
-    measure,
-    simulate,
-    timed,
-    together,
-)
 from anabranch.policies.advisor.model.history import bars, history
 from anabranch.policies.advisor.model.kernel import JournalRules
 from anabranch.policies.advisor.model.pins import NOBODY, find_pins, full_times
-from anabranch.policies.advisor.report.figures import ALONE, Figures, build_figures
+from anabranch.policies.advisor.recommend import figures as figures_module
+from anabranch.policies.advisor.recommend.figures import ALONE, Figures, build_figures
 from anabranch.policies.advisor.search.search import Constraints
 from anabranch.policies.advisor.statistics.operations import Operations, build
 from anabranch.policies.advisor.statistics.sizes import Model
 from anabranch.policies.advisor.statistics.summary import summarise
 
-from .conftest import SEGMENT_BYTES, in_force, shape
+from .conftest import SEGMENT_BYTES, in_force, measure, shape, simulate
 
 COSTS = CostModel(SEGMENT_BYTES)
 
@@ -121,7 +112,7 @@ def test_what_is_on_disk_over_time(percent: int) -> None:
     """By column the fullest moment of all stores together, and what each of them holds then."""
     operations = build(generate(shape("batches")))
     rules = CostModel(SEGMENT_BYTES, live_percent=percent).rules(operations.sizes)
-    found = timed(operations, courses(operations, ((0, 3), (1, 2), (4,)), rules))
+    found = courses(operations, ((0, 3), (1, 2), (4,)), rules)
     begin, finish = float(operations.time[0]), float(operations.time[-1])
     drawn = history(found, begin, finish, ahead_bytes=10, columns=17)
     changes = sorted(
@@ -204,7 +195,7 @@ def test_rules_are_kept_by_what_else_could_be() -> None:
 
 def test_a_large_trace_is_not_simulated_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     operations = build(generate(shape("transactions")))
-    monkeypatch.setattr("anabranch.policies.advisor.report.figures.SIMULATED_OPERATIONS_MAX", 0)
+    monkeypatch.setattr(figures_module, "SIMULATED_OPERATIONS_MAX", 0)
     figures, _ = figures_of(operations, canonical([[0, 1], [2, 3], [4]]))
     assert [store.merged_cost for store in figures.stores] == [None] * 3
     assert {one.move_cost for one in figures.told} == {None}

@@ -128,30 +128,35 @@ def test_jdk4pys_runtime_starts_with_the_argument_that_it_does_not_know() -> Non
     assert started.returncode == 0, started.stderr
 
 
-def test_prepare_environment_leaves_a_submitted_job_its_java(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_is_named_only_while_spark_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.1")
+    before = dict(os.environ)
+    with java.environment():
+        assert os.environ["JAVA_HOME"] == str(java.java_home())
+        assert (os.environ["PYSPARK_PYTHON"], os.environ["SPARK_LOCAL_IP"]) == (sys.executable, "127.0.0.1")
+    assert dict(os.environ) == before
+
+
+def test_the_environment_leaves_a_submitted_job_its_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
     monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.1")
-    java.prepare_environment(local=False)
-    assert "JAVA_HOME" not in os.environ
-    assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
-    assert os.environ["SPARK_LOCAL_IP"] == "10.0.0.1"
+    with java.environment(local=False):
+        assert "JAVA_HOME" not in os.environ
+        assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
+        assert os.environ["SPARK_LOCAL_IP"] == "10.0.0.1"
 
 
 SPARK_PROGRAM = """
-from anabranch.policies.advisor.spark.java import prepare_environment
-prepare_environment()
-from pyspark.sql import SparkSession
-spark = (
-    SparkSession.builder.master("local[1]")
-    .config("spark.ui.enabled", "false")
-    .config("spark.driver.bindAddress", "127.0.0.1")
-    .config("spark.driver.host", "127.0.0.1")
-    .getOrCreate()
-)
 import os
+from anabranch.policies.advisor.spark.java import java_home
+from anabranch.policies.advisor.spark.session import spark_session
+spark = spark_session("local[1]")
+assert "JAVA_HOME" not in os.environ
 print("rows", spark.range(1000).rdd.map(lambda row: row.id).filter(lambda i: i % 2).count())
-print("java", os.environ["JAVA_HOME"], spark._jvm.java.lang.System.getProperty("java.home"))
+print("java", java_home(), spark._jvm.java.lang.System.getProperty("java.home"))
 spark.stop()
 """
 

@@ -244,7 +244,7 @@ def test_more_journal_files_than_can_be_simulated_are_refused() -> None:
         recommend(from_events(sent), OPTIONS)
     assert str(caught.value) == (
         "the trace: 824.6 GB in all fill 13,421,773 journal files of 65536 bytes, and at most 10,000,000 can be "
-        "simulated; the largest operation is that of seq 0, of 274877907032 bytes; if the sizes are right, choose a "
+        "simulated; the largest operation is that of seq 0, of 274877907034 bytes; if the sizes are right, choose a "
         "larger --segment-size"
     )
 

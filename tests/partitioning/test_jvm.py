@@ -6,27 +6,23 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
 
-from anabranch.policies.advisor.spark.jvm import gateway
-from anabranch.policies.advisor.spark.session import spark_errors
+from anabranch.policies.advisor.spark.session import spark_errors, spark_session, started_java
 from anabranch.policies.errors import MissingExtraError, SparkError
 
 from ..contract.disk import eventually
 
 _START = """
-from anabranch.policies.advisor.spark import jvm
-connection = jvm._connection
-
-def waiting(*arguments):
-    print("started", flush=True)
-    return connection(*arguments)
-
-jvm._connection = waiting
-with jvm.gateway({}):
+from pyspark import SparkConf
+from anabranch.policies.advisor.spark.session import started_java
+with started_java(SparkConf()):
     pass
 """
 _RECOMMEND = """
@@ -69,13 +65,11 @@ def is_alive(pid: int) -> bool:
 def test_interrupted_while_it_starts_it_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fifo = tmp_path / "pid"
     os.mkfifo(fifo)
-    fake_spark(tmp_path, f"echo $$ > '{fifo}'", "exec sleep 1000")
+    fake_spark(tmp_path, f"echo $$ > '{fifo}'", "exec cat > /dev/null")  # it ends when its input does, as Java
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     process = subprocess.Popen([sys.executable, "-c", _START], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     pid = int(fifo.read_text())
-    # Struck before, in the middle of Popen, it would know no process to kill: that one ends when its input does.
-    assert process.stdout is not None and process.stdout.readline() == b"started\n"
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=300)
     assert b"KeyboardInterrupt" in said
@@ -83,15 +77,22 @@ def test_interrupted_while_it_starts_it_leaves_nothing_behind(tmp_path: Path, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "pid"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # PySpark does not close its input
 def test_a_java_that_does_not_start_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_spark(tmp_path, "echo this is no Java >&2", "exit 3")
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    monkeypatch.setattr(SparkContext, "_gateway", None)  # other tests have one
     with (
-        pytest.raises(MissingExtraError, match=r"code 3 before it was ready.*engine local.*this is no Java"),
-        gateway({}),
+        pytest.raises(MissingExtraError, match=r"ended before it was ready.*engine local.*this is no Java"),
+        started_java(SparkConf(loadDefaults=False)),
     ):
         pass
     assert "PYSPARK_GATEWAY_PORT" not in os.environ
+
+
+def test_another_thread_gets_the_context_that_is_there(spark: Any) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(spark_session, "local[2]").result().sparkContext is spark.sparkContext
 
 
 @pytest.mark.parametrize("error", [Py4JError("empty answer"), ConnectionRefusedError()])

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from anabranch.policies.advisor.model.kernel import NEVER_POSITION, JournalRules, StoreCourse, StoreJournal
+from anabranch.policies.advisor.model.kernel import JournalRules, StoreCourse, store_journal
+from anabranch.policies.advisor.trace.arrays import NEVER_POSITION
 
 from . import reference
 
@@ -57,7 +58,7 @@ def operations(seed: int, count: int) -> Arrays:
 
 
 def fed(rules: JournalRules, rows: Arrays, pieces: int = 1) -> StoreCourse:
-    journal = StoreJournal(rules)
+    journal = store_journal(rules)
     for piece in np.array_split(np.arange(len(rows[0])), pieces):
         journal.feed(*(column[piece] for column in rows))
     return journal.finish(int(rows[0][-1]))

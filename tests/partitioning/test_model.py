@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.policies.advisor import JournalSizes, UsageEvent, from_events
-from anabranch.policies.advisor.model.exact import CostModel, canonical, lasting_peak, measure, simulate
+from anabranch.policies.advisor.model.cost_model import CostModel, canonical, lasting_peak
 from anabranch.policies.advisor.model.kernel import JournalRules
 from anabranch.policies.advisor.statistics.operations import build
 from anabranch.policies.errors import TraceError
 
 from . import reference
+from .conftest import measure, simulate
 
 NAMES = ("queue://a", "queue://b", "topic://c")
 CAPACITY = 500

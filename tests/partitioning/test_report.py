@@ -19,15 +19,15 @@ from anabranch.policies.advisor import (
     recommend,
     render_html,
 )
+from anabranch.policies.advisor.model.cost_model import CostModel, canonical
 from anabranch.policies.advisor.model.evaluate import SetCosts
-from anabranch.policies.advisor.model.exact import CostModel, canonical
 from anabranch.policies.advisor.recommend.answer import headline, moves, peak_bytes
+from anabranch.policies.advisor.recommend.figures import build_figures
 from anabranch.policies.advisor.report import svg
-from anabranch.policies.advisor.report.figures import build_figures
 from anabranch.policies.advisor.report.pictures import share_scale
+from anabranch.policies.advisor.report.scale import human_duration
 from anabranch.policies.advisor.search.search import Constraints
 from anabranch.policies.advisor.statistics.operations import build
-from anabranch.policies.advisor.statistics.scale import human_duration
 from anabranch.policies.advisor.statistics.sizes import Model
 from anabranch.policies.advisor.statistics.summary import summarise
 from anabranch.policies.text import human_bytes

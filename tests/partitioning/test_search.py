@@ -11,18 +11,18 @@ import pyarrow as pa
 import pytest
 
 from anabranch.policies.advisor import Recommendation, RecommendOptions, Workload, generate, recommend
-from anabranch.policies.advisor.model.confirm import ExactCosts
+from anabranch.policies.advisor.job import WORTH
+from anabranch.policies.advisor.model.cost_model import CostModel, Partition
 from anabranch.policies.advisor.model.evaluate import SetCosts, mask_members
-from anabranch.policies.advisor.model.exact import CostModel, Partition, measure
-from anabranch.policies.advisor.recommend.job import WORTH
 from anabranch.policies.advisor.search.alike import cells
+from anabranch.policies.advisor.search.confirm import ExactCosts
 from anabranch.policies.advisor.search.search import Constraints, keeps, ladder, search
 from anabranch.policies.advisor.statistics.operations import Operations, build
 from anabranch.policies.advisor.statistics.sizes import Model
 from anabranch.policies.advisor.statistics.summary import Summary, retention_quantile, summarise
 from anabranch.policies.errors import ConfigError
 
-from .conftest import SEGMENT_BYTES, shape
+from .conftest import SEGMENT_BYTES, measure, shape
 
 COSTS = CostModel(segment_bytes=SEGMENT_BYTES, sync_rate=50_000.0)
 

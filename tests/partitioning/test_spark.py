@@ -14,16 +14,16 @@ import pyarrow.parquet
 import pytest
 
 from anabranch.policies.advisor import RecommendOptions, UsageEvent, from_events, generate, recommend, write_trace
-from anabranch.policies.advisor.model.exact import CostModel, Partition, canonical
-from anabranch.policies.advisor.recommend.engine import Engine, LocalEngine
+from anabranch.policies.advisor.model.cost_model import CostModel, Partition, canonical
+from anabranch.policies.advisor.model.engine import Engine, LocalEngine
+from anabranch.policies.advisor.recommend import opening
+from anabranch.policies.advisor.recommend.opening import choose_engine
 from anabranch.policies.advisor.spark import trace as spark_trace
 from anabranch.policies.advisor.spark.engine import SparkEngine
 from anabranch.policies.advisor.spark.trace import prepare
 from anabranch.policies.advisor.statistics import summary
 from anabranch.policies.advisor.statistics.operations import build
 from anabranch.policies.advisor.statistics.summary import Summary
-from anabranch.policies.advisor.trace import opening
-from anabranch.policies.advisor.trace.opening import choose_engine
 from anabranch.policies.advisor.workload.generator import chunk_count, generate_with_spark
 from anabranch.policies.errors import ConfigError, TraceError
 

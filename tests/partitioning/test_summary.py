@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from anabranch.policies.advisor import RecommendOptions, Workload, generate, recommend
-from anabranch.policies.advisor.model import confirm
+from anabranch.policies.advisor.search import confirm
 from anabranch.policies.advisor.statistics import summary
 from anabranch.policies.advisor.statistics.operations import build
 from anabranch.policies.advisor.statistics.summary import Summary, summarise

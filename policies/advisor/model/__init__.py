@@ -1,1 +1,1 @@
-"""What a partitioning has on disk, exactly and by a quick estimate, and who keeps which file."""
+"""The disk that a partitioning takes, exactly and by a quick estimate, and the keeper of each file."""

@@ -1,4 +1,4 @@
-"""What a real ActiveMQ broker has on disk at the peak beside the files that the retention model keeps.
+"""The disk that a real ActiveMQ broker takes at the peak beside the files that the retention model keeps.
 
 The model follows messages and acks. What is seen of a broker depends on its own clock too, so that the same operations
 do not give the same figure twice:
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..statistics.operations import Floats
+from ..trace.arrays import Floats
 
 LOOK_SEGMENTS = 0.5
 BESIDE_FILES = 1 / 6
@@ -41,7 +41,7 @@ class BrokerPeak:
 def broker_peak(
     files: float, files_most: int, files_compacted: int, stores: int, segment_bytes: int, *, catch_all_beside: bool
 ) -> BrokerPeak:
-    """The peak of a broker with so many stores: one is a KahaDB, several are an mKahaDB.
+    """Estimate the peak of a broker with so many stores: one is a KahaDB, several are an mKahaDB.
 
     `files` is `expected_files`, `files_most` the model's most at any moment, `files_compacted` its peak if every ack
     were out of the way. `catch_all_beside`: whether what the stores do not take has an adapter of its own.
@@ -55,7 +55,7 @@ def broker_peak(
 
 
 def expected_files(start: Floats, end: Floats, interval: float) -> float:
-    """The most of these files, each there from `start` to `end`, that looks so far apart are expected to find.
+    """Estimate how many of these files looks so far apart find at most. Each is there from `start` to `end`.
 
     A number of files that lasts as long is found for sure; each shorter spell of it by chance, independently: where
     files end at even intervals, looks at even ones would depend on how both fall together.

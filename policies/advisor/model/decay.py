@@ -1,4 +1,4 @@
-"""What one store that compacts would cost, from the summary: the inner step of the search under compaction.
+"""The cost of one store that compacts, from the summary: the inner step of the search under compaction.
 
 Of the kernel's journal this is the blurred picture. What a store was sent in one bucket, or in a part of one that is
 long beside a segment, is a *cohort*: it has a size, which decays as the summary says that its messages are acked, and
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..statistics.operations import Floats, Ints
 from ..statistics.summary import NO_ACK, Summary
+from ..trace.arrays import Floats, Ints
 from .jit import njit
 from .kernel import (
     BATCH,
@@ -60,7 +60,7 @@ used in the segment that is written, and bytes of a record."""
 
 
 def life_bytes(summary: Summary) -> Ints:
-    """Bytes of the records of the messages in each of the summary's rows of lives: a bucket's sends have its bytes
+    """Return the bytes of the messages' records in each of the summary's rows of lives. A bucket's sends have its bytes
     without its acks', shared alike by its messages."""
     ack, batch = summary.sizes.overhead(False, False), summary.sizes.sizes.batch_overhead
     buckets = len(summary.bucket_start)
@@ -86,7 +86,7 @@ def life_bytes(summary: Summary) -> Ints:
 def written_by_bucket(
     members: Ints, byte_rows: Ints, byte_bucket: Ints, byte_sum: Floats, byte_squares: Floats, buckets: int
 ) -> tuple[Floats, float, float]:
-    """Bytes that the members wrote in each bucket, in all, and the sum of the squares of their operations' sizes."""
+    """Add up the bytes that the members wrote, by bucket and in all, and the squares of their operations' sizes."""
     written = np.zeros(buckets)
     total, squares = 0.0, 0.0
     for m in members:
@@ -112,7 +112,7 @@ def decayed(
     bucket_start: Floats,
     limits: Ints,
 ) -> tuple[float, float]:
-    """Byte-seconds on disk, and bytes copied."""
+    """Work out the byte-seconds on disk, and the bytes copied."""
     buckets = len(bucket_start) - 1
     written, total, squares = written_by_bucket(members, byte_rows, byte_bucket, byte_sum, byte_squares, buckets)
     if total == 0.0:
@@ -217,7 +217,7 @@ def _hang_deaths(
 
 @njit
 def _part(size: int, part: int, count: int) -> int:
-    """A part's share of bytes."""
+    """Return a part's share of bytes."""
     return size // count if part < count - 1 else size - (count - 1) * (size // count)
 
 
@@ -274,7 +274,7 @@ def _decay(
 
 @njit
 def _go(file: int, now: float, limits: Ints, numbers: Ints, files: Ints, start: Floats, sums: Floats) -> None:
-    """Nothing lives in a file any more: it goes with others, once they are worth a snapshot."""
+    """Empty a file in which nothing lives any more. It goes with others, once they are worth a snapshot."""
     sums[_BEGUN] += start[file] * (limits[HEADER] + files[file, TAKEN])
     empty_file(file, limits, numbers, files)
     size = snapshot_size(numbers)

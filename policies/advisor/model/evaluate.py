@@ -1,4 +1,4 @@
-"""What one store would cost, from the summary: the inner step of the search, well under a millisecond.
+"""The cost of one store, from the summary: the inner step of the search, well under a millisecond.
 
 `decay` says what a store that compacts would cost; here is one that does not, or that KahaDB writes. The members' bytes
 are added by bucket and laid end to end into segments; a bucket belongs to the segment that its middle falls into, or,
@@ -17,10 +17,10 @@ import math
 
 import numpy as np
 
-from ..statistics.operations import Floats, Ints
 from ..statistics.summary import Summary
+from ..trace.arrays import Floats, Ints
+from .cost_model import GIB, HOUR, CostModel
 from .decay import decayed, life_bytes, written_by_bucket
-from .exact import GIB, HOUR, CostModel
 from .jit import njit
 
 _WALKED_BITS_MAX = 16
@@ -53,18 +53,18 @@ class SetCosts:
 
     @property
     def evaluated(self) -> int:
-        """How many sets have been evaluated so far."""
+        """Count the sets that have been evaluated so far."""
         return len(self._known)
 
     def reweighted(self, retention_weight: float) -> SetCosts:
-        """The same with another weight; what was evaluated stays known to both."""
+        """Return these costs with another weight; what was evaluated stays known to both."""
         other = SetCosts(self.summary, self.costs, retention_weight)
         other._known = self._known
         return other
 
     def cost(self, mask: int) -> float:
-        """J of this store: retention, its overhead, two syncs for every spanning transaction that touches it, and what
-        compaction copies."""
+        """Return J of this store. It has retention, overhead, two syncs for every spanning transaction that touches it,
+        and what compaction copies."""
         found = self._known.get(mask)
         if found is None:
             found = self._known[mask] = self._evaluate(mask)
@@ -73,12 +73,12 @@ class SetCosts:
         return disk + 2 * self.costs.sync_price * shared + self.costs.copy_price * copied
 
     def retained(self, mask: int) -> float:
-        """GiB-hours that its segments stay on disk."""
+        """Return the GiB-hours that the store's segments stay on disk."""
         self.cost(mask)
         return self._known[mask][0]
 
     def copied(self, mask: int) -> float:
-        """Bytes that its compaction copies."""
+        """Return the bytes that the store's compaction copies."""
         self.cost(mask)
         return self._known[mask][2]
 
@@ -99,7 +99,7 @@ class SetCosts:
 
 
 def mask_members(mask: int) -> list[int]:
-    """The numbers of the bits that are set, ascending."""
+    """Return the numbers of the bits that are set, ascending."""
     if mask.bit_count() > _WALKED_BITS_MAX:
         packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), np.uint8)
         found: list[int] = np.flatnonzero(np.unpackbits(packed, bitorder="little")).tolist()
@@ -128,7 +128,7 @@ def _retained(
     segment_bytes: float,
     chains: bool,
 ) -> float:
-    """Byte-seconds that the store's segments are on disk."""
+    """Add up the byte-seconds that the store's segments are on disk."""
     buckets = len(bucket_start) - 1
     finish = bucket_start[buckets]
     written, total, squares = written_by_bucket(members, byte_rows, byte_bucket, byte_sum, byte_squares, buckets)
@@ -173,7 +173,8 @@ def _retained(
 
 @njit
 def _sweep(members: Ints, life_rows: Ints, life_send: Ints, life_ack: Ints, segment: Ints, end: Floats) -> None:
-    """The ack rule, segment by segment. Edges hang in a linked list at the segment of their ack: no sort is needed."""
+    """Apply the ack rule, segment by segment. Edges hang in a linked list at the segment of their ack: no sort is
+    needed."""
     edges = 0
     for m in members:
         edges += life_rows[m + 1] - life_rows[m]
@@ -199,7 +200,7 @@ def _sweep(members: Ints, life_rows: Ints, life_send: Ints, life_ack: Ints, segm
 
 @njit
 def _spanning(members: Ints, width: int, rows: Ints, group_members: Ints, counts: Ints) -> int:
-    """Transactions with a destination in the set and another outside it."""
+    """Count the transactions with a destination in the set and another outside it."""
     chosen = np.zeros(width, np.bool_)
     for m in members:
         chosen[m] = True

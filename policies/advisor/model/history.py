@@ -1,5 +1,6 @@
-"""What a partitioning has on disk over time, as few enough points to draw: from the courses of its stores, and the
-lives of their segments where nothing is compacted, whatever simulated them.
+"""The disk that a partitioning takes over time, as few enough points to draw.
+
+It follows from the courses of its stores, and from the lives of their segments where nothing is compacted.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..statistics.operations import Floats, Ints
-from .exact import Segments, TimedCourse
+from ..trace.arrays import Floats, Ints
+from .cost_model import Segments, TimedCourse
 from .pins import full_times
 
 COLUMNS = 240
@@ -29,7 +30,7 @@ class History:
 
     @property
     def total(self) -> Ints:
-        """Of all stores, by column."""
+        """Add up the bytes of all stores, by column."""
         summed: Ints = self.held.sum(axis=0)
         return summed
 
@@ -44,13 +45,13 @@ class Bars:
     end: Floats
     holder: npt.NDArray[np.int32]
     of: int
-    """How many there are in all."""
+    """The number of segments in all."""
 
 
 def history(
     courses: Sequence[TimedCourse], begin: float, finish: float, *, ahead_bytes: int = 0, columns: int = COLUMNS
 ) -> History:
-    """What is on disk from begin to finish. `ahead_bytes`: what each store always has beside its course."""
+    """Find what is on disk from begin to finish. `ahead_bytes`: what each store always has beside its course."""
     position = np.concatenate([one.course.changes for one in courses])
     order = np.argsort(position, kind="stable")
     store = np.repeat(np.arange(len(courses)), [len(one.time) for one in courses])[order]
@@ -72,7 +73,7 @@ def history(
 
 
 def bars(segments: Segments, holder: npt.NDArray[np.int32], finish: float, most: int = BARS_MAX) -> Bars:
-    """The segments to draw, with who keeps each (`pins.Pins.holder`, or the same from elsewhere)."""
+    """Choose the segments to draw, with who keeps each (`pins.Pins.holder`, or numbers like those)."""
     order = np.lexsort((segments.start, segments.store))
     if len(order) > most:
         order = order[np.linspace(0, len(order) - 1, most).round().astype(np.int64)]

@@ -1,6 +1,6 @@
 """The journal of one store, exact: what is on disk after each of its operations, and how much compaction copies.
 
-    journal = StoreJournal(rules)
+    journal = store_journal(rules)
     journal.feed(position, size, partner, ends)     # arrays, as often as there are more
     course = journal.finish(last_position)
 
@@ -22,19 +22,15 @@ kind to a slow model that is itself held to a real store, the others to definiti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ...compaction import BATCH_BYTES, MESSAGES_MAX, PARTS, TOGETHER
 from ..statistics.sizes import OperationSizes
+from ..trace.arrays import NEVER_POSITION, Ints
 from .jit import njit
 
-Ints = npt.NDArray[np.int64]
-
-NEVER_POSITION: Final = 1 << 62
-"""Where an ack stands that never comes."""
 ROOM: Final = 32
 """`JournalRules.room` of our own journal."""
 COMPACTED_BYTES: Final = 48
@@ -51,7 +47,7 @@ the files that can go then have at least so many times as many bytes."""
 
 @dataclass(frozen=True, slots=True)
 class JournalRules:
-    """How a journal keeps its files, as plain numbers."""
+    """The rules by which a journal keeps its files, as plain numbers."""
 
     segment_bytes: int
     capacity: int
@@ -72,7 +68,8 @@ class JournalRules:
     def of(
         cls, sizes: OperationSizes, segment_bytes: int, live_percent: int, min_segments: int, *, ack_rule: bool = True
     ) -> JournalRules:
-        """Those of a model. KahaDB copies no messages, and it alone has the ack rule, unless that is left out."""
+        """Return the rules of a model. KahaDB copies no messages, and it alone has the ack rule, unless that is left
+        out."""
         ours = sizes.model == "anabranch"
         return cls(
             segment_bytes,
@@ -85,14 +82,14 @@ class JournalRules:
         )
 
     def limits(self) -> Ints:
-        """As compiled code takes them, whose places have names below."""
+        """Return the rules as compiled code takes them; their places have names below."""
         rules = self.segment_bytes, self.capacity, self.room, self.batch_overhead, self.live_percent, self.min_segments
         return np.array([*rules, self.messages_max, self.segment_bytes - self.capacity], np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreCourse:
-    """What one store has on disk over the trace, and what it wrote."""
+    """The bytes and files that one store has on disk over the trace, and what it wrote."""
 
     changes: Ints
     """Positions, ascending. Of several alike, the earlier ones are what there is for a moment: copies beside what they
@@ -106,17 +103,14 @@ class StoreCourse:
     copied: int
     """Bytes of messages that compaction read and wrote once more."""
     most_copied: int
-    """How often the message was copied that was copied most often."""
+    """The copies of the message that was copied most often."""
     starts: Ints
     ends: Ints
     """Positions at which each segment began and went, in order of birth. Both are empty where the store compacts."""
 
 
-class StoreJournal:
-    """One store's, fed with its own operations in their order."""
-
-    def __init__(self, rules: JournalRules) -> None:
-        self._journal = _Compacting(rules) if rules.live_percent else _Plain(rules)
+class StoreJournal(Protocol):
+    """A journal of one store, fed with its own operations in their order."""
 
     def feed(self, position: Ints, size: Ints, partner: Ints, ends: Ints) -> None:
         """Go on with these operations, by ascending position.
@@ -124,11 +118,14 @@ class StoreJournal:
         `partner`: for an ack the position of its send, -1 for a send and where no send is known. `ends`: for a send the
         position of the last ack, NEVER_POSITION if that never comes.
         """
-        self._journal.feed(position, size, partner, ends)
 
     def finish(self, last_position: int) -> StoreCourse:
-        """The course to the end of the trace."""
-        return self._journal.finish(last_position)
+        """Give the course to the end of the trace."""
+
+
+def store_journal(rules: JournalRules) -> StoreJournal:
+    """Begin a journal that keeps its files by these rules."""
+    return _Compacting(rules) if rules.live_percent else _Plain(rules)
 
 
 # Segments that go whole -----------------------------------------------------------------------------------------------
@@ -142,7 +139,7 @@ class _Plain:
         self._starts = np.empty(16, np.int64)
         self._ends = np.empty(16, np.int64)
         self._state = np.zeros(2, np.int64)
-        """How many segments there are, and the bytes used in the last."""
+        """The number of segments, and the bytes used in the last."""
         self._written = 0
 
     def feed(self, position: Ints, size: Ints, partner: Ints, ends: Ints) -> None:
@@ -184,7 +181,7 @@ def _feed_plain(
     room: int,
     chains: bool,
 ) -> tuple[Ints, Ints]:
-    """A segment that is full is there until the next has begun, at least."""
+    """Go on with a journal that does not compact. A full segment is there until the next has begun, at least."""
     count, used = state[0], state[1]
     for i in range(len(position)):
         at = position[i]
@@ -303,7 +300,8 @@ def _feed_compacting(
     course: Ints,
     listed: Ints,
 ) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """`listed` is as long as `files`: those that may be compacted, and some that have gone since."""
+    """Go on with a journal that compacts. `listed` is as long as `files`: those that may be compacted, and some that
+    have gone since."""
     batch = limits[BATCH]
     for i in range(len(position)):
         at = position[i]
@@ -362,7 +360,7 @@ def _write(size: int, at: int, limits: Ints, numbers: Ints, files: Ints, course:
 
 @njit
 def begin_file(generation: int, taken: int, limits: Ints, numbers: Ints, files: Ints) -> int:
-    """The row of a new file, in which nothing is yet."""
+    """Begin the row of a new file, in which nothing is yet."""
     born: int = numbers[BORN]
     numbers[BORN] = born + 1
     files[born, :] = 0
@@ -374,7 +372,7 @@ def begin_file(generation: int, taken: int, limits: Ints, numbers: Ints, files: 
 
 @njit
 def seal_file(file: int, numbers: Ints, files: Ints) -> None:
-    """A file is full."""
+    """Count a file among those that are full."""
     numbers[_KEPT] += 1
     numbers[_KEPT_RECORDS] += files[file, RECORDS]
     numbers[_LIVE] += files[file, LIVE_BYTES]
@@ -382,7 +380,7 @@ def seal_file(file: int, numbers: Ints, files: Ints) -> None:
 
 @njit
 def empty_file(file: int, limits: Ints, numbers: Ints, files: Ints) -> None:
-    """A file that is full has lost its last live message."""
+    """Empty a full file that has lost its last live message."""
     files[file, THERE] = 0
     numbers[_LIVE] -= files[file, LIVE_BYTES]
     numbers[_KEPT] -= 1
@@ -393,7 +391,7 @@ def empty_file(file: int, limits: Ints, numbers: Ints, files: Ints) -> None:
 
 @njit
 def die(size: int, numbers: Ints) -> bool:
-    """So many bytes have died in a full file. Returns whether it is time to look what pays to be compacted."""
+    """Count the bytes that have died in a full file. Return whether it is time to look what pays to be compacted."""
     numbers[_LIVE] -= size
     numbers[UNTIL_LOOK] -= size
     time: bool = numbers[UNTIL_LOOK] <= 0
@@ -418,7 +416,7 @@ def _release(at: int, limits: Ints, numbers: Ints, files: Ints, course: Ints, li
 
 @njit
 def snapshot_size(numbers: Ints) -> int:
-    """The bytes of a snapshot that lets the files go in which nothing lives; 0 while they are not worth one."""
+    """Return the bytes of a snapshot that lets the empty files go; 0 while they are not worth one."""
     expected = KEPT_EXPECTED * numbers[_KEPT] + numbers[_KEPT_RECORDS] // 64
     if not numbers[EMPTY] or SNAPSHOT_WORTH * expected > numbers[EMPTY_BYTES]:
         return 0
@@ -511,7 +509,7 @@ def _die(at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, tabl
 
 @njit
 def enlist(file: int, limits: Ints, numbers: Ints, files: Ints, listed: Ints) -> None:
-    """List a file that is full, if it may be compacted from now on: it is mostly dead, or may be small."""
+    """List a full file if it may be compacted from now on: it is mostly dead, or may be small."""
     if not files[file, LISTED] and (_is_short(file, files, limits) or is_dying(file, files, limits)):
         files[file, LISTED] = 1
         listed[numbers[LISTED_COUNT]] = file
@@ -520,7 +518,7 @@ def enlist(file: int, limits: Ints, numbers: Ints, files: Ints, listed: Ints) ->
 
 @njit
 def choose_files(numbers: Ints, files: Ints, listed: Ints, limits: Ints) -> Ints:
-    """The files to compact next, as `compaction.choose` has it; those that have gone are listed no more."""
+    """Choose the files to compact next, as `compaction.choose` does. Those that have gone are listed no more."""
     count = 0
     for place in range(numbers[LISTED_COUNT]):
         if files[listed[place], THERE]:
@@ -565,7 +563,7 @@ def choose_files(numbers: Ints, files: Ints, listed: Ints, limits: Ints) -> Ints
 
 @njit
 def is_dying(file: int, files: Ints, limits: Ints) -> bool:
-    """Whether at most `live_percent` of what it takes is live."""
+    """Tell whether at most `live_percent` of what a file takes is live."""
     header = limits[HEADER]
     dying: bool = files[file, LIVE_BYTES] * 100 <= limits[PERCENT] * (files[file, TAKEN] + header)
     return dying
@@ -573,14 +571,14 @@ def is_dying(file: int, files: Ints, limits: Ints) -> bool:
 
 @njit
 def _is_short(file: int, files: Ints, limits: Ints) -> bool:
-    """Whether it is one of copies, and much shorter than it may be."""
+    """Tell whether a file is one of copies, and much shorter than it may be."""
     short: bool = files[file, GENERATION] > 0 and files[file, TAKEN] * TOGETHER <= limits[CAPACITY]
     return short
 
 
 @njit
 def _first(group: Ints, files: Ints, least: int, bytes_max: int) -> int:
-    """How many of these, from the first on, are taken together; 0 if there are too few."""
+    """Count how many of these, from the first on, are taken together; 0 if there are too few."""
     taken = size = 0
     for file in group:
         size += files[file, LIVE_BYTES]
@@ -661,7 +659,7 @@ def more_rows(rows: Ints) -> Ints:
 
 @njit
 def _more_messages(messages: Ints, numbers: Ints) -> Ints:
-    """Twice as many, the new ones free."""
+    """Make room for twice as many messages, the new rows free."""
     count = len(messages)
     longer = np.empty((max(2 * count, 64), messages.shape[1]), np.int64)
     longer[:count] = messages
@@ -677,13 +675,13 @@ def _more_messages(messages: Ints, numbers: Ints) -> Ints:
 
 @njit
 def _place(key: int, slots: int) -> int:
-    """Where a key belongs in a table whose length is a power of two."""
+    """Return the place where a key belongs in a table whose length is a power of two."""
     return ((key * 0x2545F4914F6CDD1D) >> 20) & (slots - 1)
 
 
 @njit
 def _slot(key: int, table: Ints) -> int:
-    """The place of a key, or the empty one where it would be put."""
+    """Return the place of a key, or the empty one where it would be put."""
     slots = len(table)
     slot = _place(key, slots)
     while table[slot, 0] != NONE and table[slot, 0] != key:

@@ -1,4 +1,4 @@
-"""Who keeps a journal file: of each segment the destination that lets it go last, and whose bytes lie in it meanwhile.
+"""The keeper of a journal file: the destination that lets a segment go last, and whose bytes lie there.
 
 A segment is *full* when its store begins the next one, or at the trace's end. From then on it is kept for messages
 alone; its *holder* is the destination of the one that goes last, under `kahadb` also of one in an earlier segment whose
@@ -11,14 +11,15 @@ gone until the segment goes, and that other is the holder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ..statistics.operations import Floats, Ints, Operations
-from .exact import Partition, Segments, assembled, courses, rows_of
+from ..statistics.operations import Operations
+from ..trace.arrays import Floats, Ints
+from .cost_model import Partition, Segments, courses, rows_of, segments
 from .jit import njit
 from .kernel import JournalRules
 
@@ -29,16 +30,16 @@ _Numbers = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Who keeps the files of one partitioning. Destinations are numbers into `Operations.destinations`."""
+    """The keepers of one partitioning's files. Destinations are numbers into `Operations.destinations`."""
 
     holder: _Numbers
-    """Of each segment, in the order of `Segments`; NOBODY for one that went as soon as it was full."""
+    """The holder of each segment, in the order of `Segments`; NOBODY for one that went as soon as it was full."""
     kept: Mapping[tuple[int, int], float]
     """(whose, by whom), never the same: byte-seconds of the messages and acks that a destination has in files which it
     needs no more."""
 
     def held(self, segments: Segments, finish: float) -> Mapping[int, tuple[int, float]]:
-        """Of each holder: the files that it keeps, and their byte-seconds on disk after they were full."""
+        """Find the files that each holder keeps, and their byte-seconds on disk after they were full."""
         extra = (segments.end - full_times(segments, finish)) * segments.segment_bytes
         return {
             int(number): (int((self.holder == number).sum()), float(extra[self.holder == number].sum()))
@@ -48,7 +49,7 @@ class Pins:
 
 
 def full_times(segments: Segments, finish: float) -> Floats:
-    """When each segment was full: its store began the next one, or the trace ended."""
+    """Tell when each segment was full: its store began the next one, or the trace ended."""
     full = np.full(len(segments.start), finish)
     order = np.argsort(segments.store, kind="stable")
     followed = segments.store[order[:-1]] == segments.store[order[1:]]
@@ -57,31 +58,29 @@ def full_times(segments: Segments, finish: float) -> Floats:
 
 
 def find_pins(operations: Operations, partition: Partition, rules: JournalRules) -> tuple[Segments, Pins]:
-    """The segments of a partitioning that does not compact, as `model.simulate` has them, and who keeps them."""
-    segments, segment = _segments(operations, partition, rules)
+    """Find the segments of a partitioning that does not compact, as `exact.segments` has them, and who keeps them."""
+    found = courses(operations, partition, rules)
+    simulated = segments(found, rules.segment_bytes)
+    segment = _segment_of(operations, partition, [one.course.starts for one in found])
     finish = float(operations.time[-1])
-    full = full_times(segments, finish)
+    full = full_times(simulated, finish)
     end = operations.end
     holder = _holders(segment, operations.destination, operations.send, end, full, finish, rules.ack_rule)
     where, whose, size, own = _shares(
         segment, operations.destination, operations.size, end, len(operations.destinations), finish
     )
-    waits = segments.end[where] - np.maximum(full[where], own)
+    waits = simulated.end[where] - np.maximum(full[where], own)
     by = holder[where]
     chosen = (waits > 0) & (by != whose) & (by != NOBODY)
     width = len(operations.destinations)
     keys, place = np.unique(whose[chosen].astype(np.int64) * width + by[chosen], return_inverse=True)
     totals = np.bincount(place, weights=size[chosen] * waits[chosen], minlength=len(keys))
     kept = {divmod(int(key), width): float(total) for key, total in zip(keys, totals, strict=True)}
-    return segments, Pins(holder, kept)
+    return simulated, Pins(holder, kept)
 
 
-def _segments(operations: Operations, partition: Partition, rules: JournalRules) -> tuple[Segments, _Numbers]:
-    """The segments, and the segment of each operation, -1 for one that is in no store."""
-    found = courses(operations, partition, rules)
-    starts, ends = [course.starts for course in found], [course.ends for course in found]
-    time = operations.time
-    segments = assembled(starts, [time[start] for start in starts], [time[end] for end in ends], rules.segment_bytes)
+def _segment_of(operations: Operations, partition: Partition, starts: Sequence[Ints]) -> _Numbers:
+    """Find the segment of each operation, -1 for one that is in no store. `starts`: of each store's segments."""
     number = np.argsort(np.argsort(np.concatenate(starts), kind="stable"), kind="stable").astype(np.int32)
     segment = np.full(len(operations), -1, np.int32)
     first = 0
@@ -89,7 +88,7 @@ def _segments(operations: Operations, partition: Partition, rules: JournalRules)
         rows = rows_of(operations, members)
         segment[rows] = number[first + np.searchsorted(start, rows, side="right") - 1]
         first += len(start)
-    return segments, segment
+    return segment
 
 
 @njit
@@ -119,7 +118,7 @@ def _holders(
 def _shares(
     segment: _Numbers, destination: _Numbers, size: Ints, op_end: Floats, width: int, finish: float
 ) -> tuple[_Numbers, _Numbers, Ints, Floats]:
-    """For each segment and destination in it: its bytes there, and when its last message there goes.
+    """Find, for each segment and destination in it, its bytes there, and when its last message there goes.
 
     A destination fills segments one after another, so one open entry for each is enough.
     """

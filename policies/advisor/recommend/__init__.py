@@ -1,1 +1,1 @@
-"""From a trace to a recommendation: the job, the answer in words, and the files that it is written to."""
+"""The recommendation: an open trace, candidates with names, what else could be, the answer in values and in words."""

@@ -28,29 +28,29 @@ class Move(NamedTuple):
 
 
 def baseline(recommendation: Recommendation) -> Candidate:
-    """What it is compared with: the current configuration where one was given."""
+    """Return what the recommended one is compared with: the current configuration where one was given."""
     names = {candidate.name for candidate in recommendation.candidates}
     return recommendation.candidate("current" if "current" in names else "all-together")
 
 
 def peak_bytes(candidate: Candidate) -> int:
-    """Disk at the peak; in a broker where one is meant."""
+    """Return the disk at the peak; in a broker where one is meant."""
     return candidate.peak_bytes if candidate.broker_peak is None else candidate.broker_peak.bytes
 
 
 def stays(recommendation: Recommendation) -> bool:
-    """Whether everything is to be left as it is."""
+    """Tell whether everything is to be left as it is."""
     best, base = recommendation.recommended, baseline(recommendation)
     return {store.destinations for store in best.stores} == {store.destinations for store in base.stores}
 
 
 def is_compacting(recommendation: Recommendation) -> bool:
-    """Whether the figures are those of journals that compact."""
+    """Tell whether the figures are those of journals that compact."""
     return bool(recommendation.parameters["compact_live_percent"])
 
 
 def headline(recommendation: Recommendation) -> str:
-    """The answer in one sentence, with its figure."""
+    """Say the answer in one sentence, with its figure."""
     best, base = recommendation.recommended, baseline(recommendation)
     peak = human_bytes(peak_bytes(best))
     in_force = base.name == "current"
@@ -73,7 +73,7 @@ def headline(recommendation: Recommendation) -> str:
 
 
 def _alternative(recommendation: Recommendation) -> str:
-    """What the best other division would save."""
+    """Say what the best other division would save."""
     best = recommendation.recommended
     saved = max((best.cost - other.cost for other in recommendation.candidates), default=0.0)
     if saved <= best.cost * _NOTABLE:
@@ -82,7 +82,7 @@ def _alternative(recommendation: Recommendation) -> str:
 
 
 def _savings(best: Candidate, base: Candidate) -> list[str]:
-    """What is less, a phrase each."""
+    """Say what is less, a phrase each."""
     figures = [
         ("disk at the peak", peak_bytes(best), peak_bytes(base)),
         ("disk on average", best.mean_bytes, base.mean_bytes),
@@ -102,7 +102,7 @@ def _savings(best: Candidate, base: Candidate) -> list[str]:
 
 
 def cap_sentence(recommendation: Recommendation) -> str:
-    """That the cap on the peak cannot be kept."""
+    """Say that the cap on the peak cannot be kept."""
     cap, lowest = recommendation.parameters["peak_bytes_max"], recommendation.recommended.peak_bytes
     return (
         f"The cap on the peak, {human_bytes(cap)}, cannot be kept: the lowest peak found is {human_bytes(lowest)}. "
@@ -111,7 +111,8 @@ def cap_sentence(recommendation: Recommendation) -> str:
 
 
 def next_command(recommendation: Recommendation, out: str | None) -> str | None:
-    """What is typed to do as it says; None where there is nothing to do. `out`: where its files are."""
+    """Return the command that does as the answer says; None where there is nothing to do. `out`: where its files
+    are."""
     if stays(recommendation):
         return None
     stores = shlex.quote("stores.yaml" if out is None else f"{out.rstrip('/')}/stores.yaml")
@@ -122,7 +123,7 @@ def next_command(recommendation: Recommendation, out: str | None) -> str | None:
 
 
 def command_note(recommendation: Recommendation) -> str | None:
-    """What is to be known of that command."""
+    """Say what is to be known of that command."""
     if stays(recommendation):
         return None
     if recommendation.parameters["model"] == "kahadb":
@@ -133,7 +134,7 @@ def command_note(recommendation: Recommendation) -> str | None:
 
 
 def moves(recommendation: Recommendation) -> list[Move]:
-    """What goes where: where a configuration is in force what changes, else everything."""
+    """Tell what goes where: what changes where a configuration is in force, else everything."""
     base = baseline(recommendation)
     now = {name: store.name for store in base.stores for name in store.destinations} if base.name == "current" else {}
     found: list[Move] = []
@@ -147,11 +148,11 @@ def moves(recommendation: Recommendation) -> list[Move]:
 
 
 def rest_note() -> str:
-    """That `stores.yaml` has one more store."""
+    """Say that `stores.yaml` has one more store."""
     return f"And 1 more, {REST}, for what the trace did not show; it takes no disk before that comes."
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Names with commas between, at most so many."""
+    """Join names by commas, at most so many."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""What the advisor answers: values only, and how they are written to files.
+"""The advisor's answer: values only, and the way that they are written to files.
 
     recommendation.json   all of it, for programs
     stores.yaml           a configuration that opens as it is
@@ -10,10 +10,10 @@ Every figure in them comes from the exact model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from ...config.durability import Sync
 from ...config.units import format_size
@@ -21,12 +21,10 @@ from ...config.writing import dump
 from ...outputs import check_files, is_elsewhere, local_path, write_files
 from ..model.broker import BrokerPeak
 from ..search.catch_all import CATCH_ALL, REST, unseen_sync
-from ..trace.destination_usage import DestinationUsage
+from ..statistics.destination_usage import DestinationUsage
 from ..trace.table import Finding
+from .figures import Figures
 from .schema import VERSION
-
-if TYPE_CHECKING:
-    from ..report.figures import Figures
 
 PEAK_CAP = "peak-cap"
 """The finding that no partitioning keeps the cap on the peak."""
@@ -45,7 +43,7 @@ class StorePlan:
     peak_bytes: int
     written_bytes: int
     copied_bytes: int
-    """What compaction copies: each byte is read once and written once."""
+    """The bytes that compaction copies: each byte is read once and written once."""
     saves_mean_bytes: float | None = None
     """Disk on average, if of the current configuration this store alone were changed; None where it is as it was."""
     saves_peak_bytes: int | None = None
@@ -64,20 +62,20 @@ class Candidate:
     spanning_transactions: int
     cost: float
     written_bytes: int
-    """What operations put into the journals, and compaction's own records."""
+    """The bytes that operations put into the journals, and compaction's own records."""
     copied_bytes: int
-    """What compaction copies: each byte is read once and written once. 0 without compaction, as under ActiveMQ's
+    """The bytes that compaction copies: each is read once and written once. 0 without compaction, as under ActiveMQ's
     model."""
     most_copied: int
-    """How often the message is copied that is copied most often."""
+    """The copies of the message that is copied most often."""
     segment_bytes: int
     """Size of one journal file."""
     broker_peak: BrokerPeak | None = None
-    """What ActiveMQ is to be expected to take, under its model."""
+    """The disk that ActiveMQ is to be expected to take, under its model."""
 
     @property
     def catch_all(self) -> str | None:
-        """The store that takes what the trace did not show; None where none of these does."""
+        """Return the store that takes what the trace did not show; None where none of these does."""
         return next((store.name for store in self.stores if CATCH_ALL in store.filters), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -98,6 +96,9 @@ class Candidate:
         }
 
 
+Render: TypeAlias = Callable[["Recommendation", str], Mapping[str, str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """The advisor's answer. `candidates` holds the recommended one too, first."""
@@ -107,32 +108,35 @@ class Recommendation:
     findings: tuple[Finding, ...]
     parameters: dict[str, Any]
     destinations: tuple[DestinationUsage, ...]
+    render: Render = field(repr=False, compare=False)
+    """The function that makes the FILES, by name, for the place where they are to be."""
     figures: Figures | None = None
-    """What the report alone shows: pictures over time, who keeps whose files, what else could be."""
+    """The figures that the report alone shows: pictures over time, who keeps whose files, what else could be."""
     revised: str | None = None
     """The configuration in force with the recommended stores in it, where there is one."""
     directory: str | None = None
-    """Its data directory."""
+    """The data directory of that configuration."""
 
     @property
     def cap_kept(self) -> bool:
-        """Whether the recommended one stays under the cap on the peak; True where none was given."""
+        """Tell whether the recommended one stays under the cap on the peak; True where none was given."""
         return all(finding.code != PEAK_CAP for finding in self.findings)
 
     @property
     def has_rest(self) -> bool:
-        """Whether `stores_yaml` has one more store, for what the trace did not show."""
+        """Tell whether `stores_yaml` has one more store, for what the trace did not show."""
         return self.revised is None and self.recommended.catch_all is None
 
     def candidate(self, name: str) -> Candidate:
-        """By name: recommended, all-together, all-separate, current, second, third. Raises KeyError."""
+        """Return a candidate by name: recommended, all-together, all-separate, current, second, third. Raises
+        KeyError."""
         for candidate in self.candidates:
             if candidate.name == name:
                 return candidate
         raise KeyError(name)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON's own types throughout, as `recommendation_schema` says."""
+        """Return JSON's own types throughout, as `recommendation_schema` says."""
         return {
             "version": VERSION,
             "recommended": self.recommended.to_json(),
@@ -143,8 +147,8 @@ class Recommendation:
         }
 
     def stores_yaml(self) -> str:
-        """A configuration for the recommended partitioning: the one in force, revised, or a new one. Where no store of
-        it takes what the trace did not show, one more does."""
+        """Write a configuration for the recommended partitioning: the one in force, revised, or a new one. Where no
+        store of it takes what the trace did not show, one more does."""
         if self.revised is not None:
             return self.revised
         size = format_size(int(self.parameters["segment_bytes"]))
@@ -164,26 +168,14 @@ class Recommendation:
         return header + dump(document)
 
     def write(self, out: str | Path, *, overwrite: bool = False, master: str | None = None) -> list[Path | str]:
-        """Writes its files into a directory, which is made where it is missing; other files there stay.
+        """Write its files into a directory, which is made where it is missing; other files there stay.
 
         `out`: a path of this machine, or the URL of any file system that Spark's Hadoop knows, which is reached through
         the session that is there, or a new one on `master`. Returns the paths written, or URLs. They appear whole or
         not at all, in another file system as far as that renames at once. Raises what `check_place` raises, and
         OSError.
         """
-        import json
-
-        from ..report.page import render_html
-        from ..report.render import render_text
-
-        where = str(out)
-        texts = (
-            json.dumps(self.to_json(), indent=2) + "\n",
-            self.stores_yaml(),
-            render_text(self, out=where),
-            render_html(self, out=where),
-        )
-        named = dict(zip(FILES, texts, strict=True))
+        named = self.render(self, str(out))
         if is_elsewhere(out):
             from ..spark.hadoop import file_system
 
@@ -193,7 +185,7 @@ class Recommendation:
 
 
 def check_place(out: str | Path, *, overwrite: bool = False, master: str | None = None) -> None:
-    """Raises ConfigError where `Recommendation.write` would refuse to write; for before the work. Touches nothing.
+    """Raise ConfigError where `Recommendation.write` would refuse to write; for before the work. Touches nothing.
 
     That is where one of its files is there already, unless `overwrite`, where something else is in the way, and where
     it is not this user's to write. Raises SparkError where the file system of a URL cannot be reached.
@@ -208,7 +200,7 @@ def check_place(out: str | Path, *, overwrite: bool = False, master: str | None 
 
 
 def store_names(stores: Sequence[Sequence[str]], weights: dict[str, int]) -> list[str]:
-    """A name for each store, fit for a directory: the prefix its destinations share, else its heaviest destination.
+    """Name each store, fit for a directory: the prefix its destinations share, else its heaviest destination.
 
     No two are alike, also where case does not count, and none is the catch-all's.
     """
@@ -221,7 +213,7 @@ def store_names(stores: Sequence[Sequence[str]], weights: dict[str, int]) -> lis
 
 
 def free_name(name: str, taken: set[str]) -> str:
-    """The name, or with a number behind it, that is not among those taken, which are in small letters; it is then."""
+    """Return the name, with a number behind it where it is taken. `taken` has small letters, and has the name then."""
     free, number = name, 2
     while free.lower() in taken:
         free, number = f"{name}-{number}", number + 1
@@ -230,7 +222,7 @@ def free_name(name: str, taken: set[str]) -> str:
 
 
 def _common_prefix(members: Sequence[str]) -> str:
-    """The name segments that all of them begin with."""
+    """Return the name segments that all of them begin with."""
     split = [name.partition("://")[2].split(".") for name in members]
     prefix = []
     for segments in zip(*split, strict=False):

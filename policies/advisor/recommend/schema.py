@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 VERSION = 2
-"""Of the document: it rises when a field goes or means something else, not when one is added."""
+"""The version of the document, which rises when a field goes or means something else, not when one is added."""
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _COUNT = {"type": "integer", "minimum": 0}
@@ -14,7 +14,7 @@ _TEXTS = {"type": "array", "items": {"type": "string"}}
 
 
 def _object(description: str, properties: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """An object with all of these properties, and perhaps others that a later version has added."""
+    """Describe an object with all of these properties, and perhaps others that a later version has added."""
     return {"type": "object", "description": description, "properties": properties, "required": [*properties], **more}
 
 
@@ -27,7 +27,7 @@ def _or_null(schema: dict[str, Any], description: str) -> dict[str, Any]:
 
 
 def recommendation_schema() -> dict[str, Any]:
-    """The schema, of the version above."""
+    """Return the schema, of the version above."""
     return {
         "$schema": _DIALECT,
         "title": "Anabranch recommendation",

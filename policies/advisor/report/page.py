@@ -23,7 +23,7 @@ from ...activemq import write_mkahadb
 from ...config import loads
 from ...config.units import format_size
 from ...text import count_of, human_bytes
-from ..model.exact import GIB, HOUR
+from ..model.cost_model import GIB, HOUR
 from ..recommend.answer import (
     baseline,
     cap_sentence,
@@ -36,11 +36,11 @@ from ..recommend.answer import (
     rest_note,
     stays,
 )
+from ..recommend.figures import ALONE, DestinationFigures, Figures
 from ..recommend.recommendation import Candidate, Recommendation, StorePlan
-from ..statistics.scale import Scale
-from .figures import ALONE, DestinationFigures, Figures
 from .pictures import LISTED, NAME_SHORT, Signs, pictures_of, shorter, signs_of
 from .render import candidate_columns, candidate_note
+from .scale import Scale
 from .words import byte_hours
 
 STORES_SHOWN = 60
@@ -56,7 +56,7 @@ _EPOCH_FROM = 946_684_800.0
 
 
 def render_html(recommendation: Recommendation, out: str | None = None) -> str:
-    """The whole file. `out`: where its files are, for the command that it shows."""
+    """Render the whole file. `out`: where its files are, for the command that it shows."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -68,17 +68,17 @@ def render_html(recommendation: Recommendation, out: str | None = None) -> str:
 
 
 def _visible(text: str) -> str:
-    """Characters that cannot be seen, or that turn the order of others around, by their number."""
+    """Show by their number the characters that cannot be seen, or that turn the order of others around."""
     return "".join(f"[U+{ord(c):04X}]" if category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
 
 
 def _breakable(name: str) -> Markup:
-    """Escaped, with places to break a line where a name has joints."""
+    """Escape a name, with places to break a line where it has joints."""
     return Markup(re.sub(r"([._-]+)", r"\1<wbr>", str(escape(_visible(name)))))
 
 
 def _content(recommendation: Recommendation, out: str | None) -> dict[str, Any]:
-    """What the template shows, by the names that it has for it."""
+    """Tell what the template shows, by the names that it has for it."""
     best, figures = recommendation.recommended, recommendation.figures
     scale = Scale(recommendation.parameters, best.cost)
     signs = signs_of(figures) if figures else Signs()
@@ -117,7 +117,7 @@ def _content(recommendation: Recommendation, out: str | None) -> dict[str, Any]:
 
 
 def _xml(recommendation: Recommendation) -> str | None:
-    """What goes into an activemq.xml, where the recommendation is for a broker."""
+    """Tell what goes into an activemq.xml, where the recommendation is for a broker."""
     if recommendation.parameters["model"] != "kahadb" or stays(recommendation):
         return None
     return write_mkahadb(loads(recommendation.stores_yaml(), ".", names_suffice=True)).xml
@@ -140,7 +140,7 @@ def _numbers(recommendation: Recommendation) -> list[tuple[str, str]]:
 
 
 def _columns(recommendation: Recommendation, scale: Scale) -> list[tuple[str, Any]]:
-    """Those of the summary, and disk over time where there are hours."""
+    """Return the summary's columns, and disk over time where there are hours."""
 
     def hours(candidate: Candidate) -> str:
         return byte_hours(candidate.gib_hours)
@@ -233,7 +233,7 @@ def _figures(figures: Figures, signs: Signs, scale: Scale, recommendation: Recom
 
 
 def _keeper_sentence(figures: Figures) -> dict[str, str] | None:
-    """Who keeps most under what the recommended one is compared with."""
+    """Say who keeps most under what the recommended one is compared with."""
     told = [one for one in figures.told if one.kept and one.kept[0].files]
     if not told:
         return None

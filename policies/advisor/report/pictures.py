@@ -14,13 +14,13 @@ import numpy as np
 
 from ...text import count_of, human_bytes
 from ..model.history import Bars
-from ..statistics.operations import Ints
-from ..statistics.scale import Scale
+from ..recommend.figures import Figures, Picture
+from ..trace.arrays import Ints
 from . import svg
-from .figures import Figures, Picture
+from .scale import Scale
 
 COLOURS = 8
-"""Of the palette in the template, and of its patterns. What comes after them shares one."""
+"""Colours of the template's palette, and its patterns. Names that come after them share one."""
 LISTED = 8
 NAME_SHORT = 48
 ONE_STORE = "all in one store"
@@ -30,7 +30,7 @@ _LINEAR_MAX = 12.0
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """Who has a sign of its own, those that matter most first; the others share one."""
+    """Names that have a sign of their own, those that matter most first; the others share one."""
 
     destinations: tuple[str, ...] = ()
     stores: tuple[str, ...] = ()
@@ -44,7 +44,8 @@ class Signs:
 
 
 def signs_of(figures: Figures) -> Signs:
-    """Colours for the destinations that keep most under any partitioning shown, patterns for the stores that hold most.
+    """Give colours to the destinations that keep most under any partitioning shown, patterns to the stores that hold
+    most.
 
     A store that is there in both has the same pattern in both."""
     ranked = sorted(figures.told, key=lambda one: (-sum(kept.file_bytes for kept in one.kept), one.name))
@@ -64,7 +65,7 @@ def _names(picture: Picture) -> Sequence[str]:
 
 
 def pictures_of(figures: Figures, signs: Signs, scale: Scale, chosen: int) -> dict[str, Any]:
-    """All of them, by the template's names. `chosen`: the number of stores recommended."""
+    """Draw all pictures, by the template's names. `chosen`: the number of stores recommended."""
     marks = scale.marks(figures.finish - figures.begin)
     top = max(int(picture.history.total.max()) for picture in figures.pictures)
     # Both on one scale, so that their heights can be compared.
@@ -118,7 +119,7 @@ def _history(
 
 
 def _areas(rows: Ints, names: Sequence[str], signs: Signs, top: float) -> list[dict[str, str]]:
-    """Stacked, the first at the bottom."""
+    """Stack areas, the first at the bottom."""
     low, high = svg.stacked(rows)
     return [
         {"pattern": signs.pattern(name), "name": name, "path": path}
@@ -158,12 +159,13 @@ def _lives(figures: Figures, picture: Picture, drawn: Bars, signs: Signs) -> dic
 
 
 def shorter(name: str) -> str:
-    """A long name without its middle: what names differ in is often at their end."""
+    """Shorten a long name by its middle: what names differ in is often at their end."""
     return name if len(name) <= NAME_SHORT else f"{name[: NAME_SHORT // 2]}…{name[1 - NAME_SHORT // 2 :]}"
 
 
 def share_scale(shares: Sequence[float]) -> tuple[list[tuple[float, str]], dict[float, float]]:
-    """Levels to write at an axis, and each share's height on it; in powers of ten where the highest is far above."""
+    """Choose levels to write at an axis, and each share's height on it. They are powers of ten where the highest is far
+    above."""
     if max(shares) <= _LINEAR_MAX:
         marks = svg.round_marks(max(shares))
         return [(mark / marks[-1], f"{mark * 100:,.0f} %") for mark in marks], {
@@ -176,7 +178,7 @@ def share_scale(shares: Sequence[float]) -> tuple[list[tuple[float, str]], dict[
 
 
 def _curve(figures: Figures, scale: Scale, chosen: int) -> dict[str, Any] | None:
-    """J against the number of stores, as a share of the recommended one's."""
+    """Draw J against the number of stores, as a share of the recommended one's."""
     points = figures.by_stores
     if len(points) < 2 or not scale.best_cost:
         return None

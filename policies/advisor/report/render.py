@@ -22,7 +22,7 @@ from ..recommend.recommendation import Candidate, Recommendation
 from .words import ratio
 
 _STORES_MAX = 6
-"""Of those that destinations come into, so many are listed."""
+"""Stores listed at most, of those that destinations come into."""
 _NAMES_MAX = 4
 _FINDINGS_MAX = 3
 _MEAN = "mean disk"
@@ -31,8 +31,8 @@ _SHOWN = ("recommended", "current", "all-together", "all-separate")
 
 
 def render_text(recommendation: Recommendation, width: int = 80, out: str | None = None) -> str:
-    """The summary in lines of at most `width` columns, but for names that are longer; ends in a newline. `out`: where
-    its files are, for the command that it shows."""
+    """Render the summary in lines of at most `width` columns, but for longer names. The text ends in a newline. `out`:
+    where its files are, for the command that it shows."""
     parts = [
         *([_wrapped(cap_sentence(recommendation), width)] if not recommendation.cap_kept else []),
         _wrapped(headline(recommendation), width),
@@ -46,7 +46,7 @@ def render_text(recommendation: Recommendation, width: int = 80, out: str | None
 
 
 def _wrapped(text: str, width: int, indent: str = "", label: str = "") -> str:
-    """At `width` columns; `label` stands before the first line, later ones begin below what follows it."""
+    """Wrap a text at `width` columns. `label` stands before the first line; later ones begin below what follows it."""
     hanging = indent + " " * len(label)
     return textwrap.fill(
         text, max(width, 40), initial_indent=indent + label, subsequent_indent=hanging,
@@ -55,7 +55,7 @@ def _wrapped(text: str, width: int, indent: str = "", label: str = "") -> str:
 
 
 def _next(recommendation: Recommendation, width: int, out: str | None) -> list[str]:
-    """The command that does as it says, which is not wrapped: it is to be copied."""
+    """Show the command that does as the answer says. It is to be copied, so it is not wrapped."""
     command, note = next_command(recommendation, out), command_note(recommendation)
     return [] if command is None else [f"  {command}\n{_wrapped(note or '', width, '  ')}"]
 
@@ -80,7 +80,7 @@ Columns = Sequence[tuple[str, Callable[[Candidate], str]]]
 
 
 def candidate_columns(recommendation: Recommendation) -> Columns:
-    """Heading and cell of each column in the table of candidates."""
+    """Return the heading and the cell of each column in the table of candidates."""
     best = recommendation.recommended
     columns: list[tuple[str, Callable[[Candidate], str]]] = [
         ("candidate", lambda c: c.name),
@@ -121,7 +121,7 @@ def _rows(recommendation: Recommendation, columns: Columns) -> list[str]:
 
 
 def candidate_note(recommendation: Recommendation) -> str:
-    """What the headings of that table mean."""
+    """Tell what the headings of that table mean."""
     kahadb = recommendation.parameters["model"] == "kahadb"
     costs = f"disk over time, stores, spanning tx{'' if kahadb else ', copying'}"
     note = f"spanning tx: transactions over several stores. cost: {costs}."

@@ -1,4 +1,4 @@
-"""Shapes for the report's charts: the `d` of SVG paths in a box of WIDTH by HEIGHT, and marks for the axes.
+"""Shapes for the report's charts: the `d` of SVG paths in a box of WIDTH by HEIGHT, and axes' marks.
 
 The box is stretched to the room that there is (`preserveAspectRatio="none"`), so there is no text in it: labels are
 HTML beside it, which stays readable on a narrow screen. Shapes of one colour are one path, to keep the file small.
@@ -12,7 +12,7 @@ from math import floor, log10
 
 import numpy as np
 
-from ..statistics.operations import Floats, Ints
+from ..trace.arrays import Floats, Ints
 
 WIDTH = 1000
 HEIGHT = 300
@@ -23,7 +23,8 @@ _DURATIONS = (
 
 
 def steps(low: Sequence[int], high: Sequence[int], top: float) -> str:
-    """The area between two staircases of as many columns; empty where it has no height. `top`: the value at the top."""
+    """Draw the area between two staircases of as many columns; empty where it has no height. `top`: the value at the
+    top."""
     if all(a == b for a, b in zip(low, high, strict=True)):
         return ""
     width = WIDTH / len(high)
@@ -33,7 +34,7 @@ def steps(low: Sequence[int], high: Sequence[int], top: float) -> str:
 
 
 def _staircase(values: Sequence[int], top: float, width: float) -> str:
-    """From the first value's height on, by columns to the right or (a negative width) to the left."""
+    """Go from the first value's height on, by columns to the right or (a negative width) to the left."""
     at = 0.0 if width > 0 else float(WIDTH)
     parts = []
     for value, following in pairwise([*values, None]):
@@ -46,7 +47,7 @@ def _staircase(values: Sequence[int], top: float, width: float) -> str:
 
 
 def boxes(rows: Sequence[int], count: int, begin: Floats, end: Floats) -> str:
-    """Bars in these rows of `count`, from begin to end, given as shares of the width."""
+    """Draw bars in these rows of `count`, from begin to end, given as shares of the width."""
     height = HEIGHT / max(count, 1)
     thick = height * 0.85 if height > 2 else height
     parts = []
@@ -57,18 +58,18 @@ def boxes(rows: Sequence[int], count: int, begin: Floats, end: Floats) -> str:
 
 
 def line(xs: Sequence[float], ys: Sequence[float]) -> str:
-    """A line through points given as shares of width and height."""
+    """Draw a line through points given as shares of width and height."""
     return "M" + "L".join(f"{_short(x * WIDTH)} {_short(HEIGHT - y * HEIGHT)}" for x, y in zip(xs, ys, strict=True))
 
 
 def dots(xs: Sequence[float], ys: Sequence[float]) -> str:
-    """The same points, each as a line of no length: round ends make dots of them, whatever the box is stretched to."""
+    """Draw points, each as a line of no length. Round ends make dots of them, whatever the box is stretched to."""
     points = zip(xs, ys, strict=True)
     return "".join(f"M{_short(x * WIDTH)} {_short(HEIGHT - y * HEIGHT)}h0" for x, y in points)
 
 
 def grid(shares: Sequence[float]) -> str:
-    """Horizontal lines at these shares of the height."""
+    """Draw horizontal lines at these shares of the height."""
     return "".join(f"M0 {_short(HEIGHT - share * HEIGHT)}H{WIDTH}" for share in shares)
 
 
@@ -77,18 +78,19 @@ def _y(value: int, top: float) -> str:
 
 
 def _short(number: float) -> str:
-    """At most one decimal, no more zeros than needed."""
+    """Write a number with one decimal at most, and no more zeros than needed."""
     return f"{number:.1f}".removesuffix(".0").replace("-0.0", "0")
 
 
 def stacked(held: Ints) -> tuple[Ints, Ints]:
-    """Lower and upper edges of rows stacked on one another, the first at the bottom."""
+    """Return the lower and upper edges of rows stacked on one another, the first at the bottom."""
     upper: Ints = np.cumsum(held, axis=0)
     return upper - held, upper
 
 
 def round_marks(top: float, most: int = 5) -> list[float]:
-    """0 and round numbers (1, 2 or 5 times a power of ten apart) up to at least `top`: `most` of them or fewer."""
+    """Return 0 and round numbers up to at least `top`, `most` or fewer. They are 1, 2 or 5 times a power of ten
+    apart."""
     if top <= 0:
         return [0.0, 1.0]
     power = 10.0 ** floor(log10(top / most))
@@ -98,7 +100,7 @@ def round_marks(top: float, most: int = 5) -> list[float]:
 
 
 def time_marks(seconds: float, most: int = 6) -> list[float]:
-    """0 and round durations up to at most this one."""
+    """Return 0 and round durations up to at most this one."""
     step = next((s for s in _DURATIONS if seconds / s <= most), None)
     if seconds < most or step is None:
         return [mark for mark in round_marks(seconds, most) if mark <= seconds]

@@ -6,7 +6,7 @@ from ...config.units import GIB, KIB
 
 
 def byte_hours(gib_hours: float) -> str:
-    """Disk times time: `9.8 KiB-hours`, `1.2 GiB-hours`, in the unit that leaves few digits."""
+    """Write disk times time: `9.8 KiB-hours`, `1.2 GiB-hours`, in the unit that leaves few digits."""
     count = gib_hours * GIB
     for unit in ("byte-hours", "KiB-hours", "MiB-hours", "GiB-hours"):
         if abs(count) < KIB:
@@ -16,7 +16,7 @@ def byte_hours(gib_hours: float) -> str:
 
 
 def ratio(share: float) -> str:
-    """How a cost compares with another: `the same`, `95 %`, `2.4 times`, `3,600 times`, `one 3,600th`."""
+    """Say how a cost compares with another: `the same`, `95 %`, `2.4 times`, `3,600 times`, `one 3,600th`."""
     if abs(share - 1) < 5e-4:
         return "the same"
     if share >= 2:
@@ -27,7 +27,7 @@ def ratio(share: float) -> str:
 
 
 def change(share: float) -> str:
-    """What a cost grows by, as a share of it: `no change`, `12 % more`, `3 % less`, `3,600 times as much`."""
+    """Say what a cost grows by: `no change`, `12 % more`, `3 % less`, `3,600 times as much`."""
     if abs(share) < 5e-4:
         return "no change"
     if share >= 1:
@@ -37,7 +37,7 @@ def change(share: float) -> str:
 
 
 def _round(number: float) -> str:
-    """Two digits: no more are meant."""
+    """Round to two digits: no more are meant."""
     if number < 10:
         return f"{number:.1f}".removesuffix(".0")
     magnitude = 10 ** (len(str(int(number))) - 2)
@@ -45,7 +45,7 @@ def _round(number: float) -> str:
 
 
 def _ordinal(number: str) -> str:
-    """What a number's text ends in as a part of something: a 21st, a 32nd, a 3,600th."""
+    """Return what a number's text ends in as a part of something: a 21st, a 32nd, a 3,600th."""
     if number[-2:] in ("11", "12", "13"):
         return "th"
     return {"1": "st", "2": "nd", "3": "rd"}.get(number[-1], "th")

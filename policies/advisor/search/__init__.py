@@ -1,1 +1,1 @@
-"""Which destinations should share a store: the search, and the filters and names of what it finds."""
+"""The division of destinations into stores: the search, its exact judge, and the filters of what it finds."""

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..statistics.operations import Floats, Ints
 from ..statistics.summary import Summary, retention_quantile
+from ..trace.arrays import Floats, Ints
 
 QUANTILES = (0.5, 0.95, 1.0)
 BYTES_SCALE = 0.5
@@ -25,7 +25,7 @@ BYTES_SCALE = 0.5
 
 
 def cells(summary: Summary, atoms: Sequence[Sequence[int]], group: Sequence[int], most: int) -> list[list[int]]:
-    """Atom numbers by cell, ascending; cells in the order of their first atom.
+    """Return the atom numbers by cell, ascending; cells in the order of their first atom.
 
     `atoms`: the destinations of each. Atoms of different `group` are in different cells, however many that makes;
     else there are at most `most`.
@@ -56,13 +56,13 @@ def _point(summary: Summary, members: Sequence[int]) -> list[float]:
 
 
 def _along(points: Floats, cell: Ints, feature: int) -> Ints:
-    """The cell's atoms in order of one coordinate."""
+    """Sort the cell's atoms by one coordinate."""
     ordered: Ints = cell[np.argsort(points[cell, feature], kind="stable")]
     return ordered
 
 
 def _best_split(points: Floats, weights: Floats, cell: Ints) -> tuple[float, int, int]:
-    """Minus the squared distance that the best split takes away, its coordinate, and how many atoms are below it."""
+    """Find the best split: minus the squared distance that it takes away, its coordinate, and the atoms below it."""
     best = (0.0, 0, 0)
     if len(cell) < 2:
         return best

@@ -1,4 +1,4 @@
-"""Which store takes what the trace did not show.
+"""The store that takes what the trace did not show.
 
 By itself a store `rest` does, beside those that are recommended: what nobody has seen yet may stay long, and shall keep
 no other destination's files. Our own stores cost nothing before their first message. One of those recommended does
@@ -25,7 +25,7 @@ REST = "rest"
 
 
 def unseen_sync(durability: Mapping[str, Sync]) -> Sync:
-    """How what the trace did not show is to sync, queues and topics, by the policies of patterns."""
+    """Tell how what the trace did not show is to sync, queues and topics, by the policies of patterns."""
     everything = Pattern.parse(CATCH_ALL)
     return next((sync for text, sync in durability.items() if Pattern.parse(text) == everything), Sync.ALWAYS)
 
@@ -39,7 +39,7 @@ def catch_all_store(
     stores_max: int | None,
     durability: Mapping[str, Sync],
 ) -> int | None:
-    """The number of the store that takes all that is unseen; None where `rest` does.
+    """Choose the store that takes all that is unseen, by number; None where `rest` does.
 
     `weights`: bytes written by destination.
     """

@@ -39,28 +39,29 @@ class CurrentConfig:
 
     @classmethod
     def load(cls, path: str | Path) -> CurrentConfig:
-        """What the environment is to say need not be set: no store is opened. Raises ConfigError."""
+        """Read a configuration. What the environment is to say need not be set: no store is opened. Raises
+        ConfigError."""
         return cls(load(path, names_suffice=True), as_plain_data(path))
 
     def store_of(self, name: str) -> StoreConfig:
-        """The store of a destination that `require_all` has let pass."""
+        """Return the store of a destination that `require_all` has let pass."""
         match = self._routes.route(Destination.parse(name))
         assert match is not None, name
         return match.target
 
     def place_of(self, name: str) -> tuple[str, str]:
-        """Two destinations are in one store where this is the same: the store's name, and the destination's where each
+        """Return what is equal for destinations in one store. It is the store's name, and the destination's where each
         has a store of its own."""
         store = self.store_of(name)
         return store.name, name if store.per_destination else ""
 
     def name_of(self, destination: str, store: str | None = None) -> str:
-        """What the store of a destination is called, one of its own with its name behind; or a store of that name."""
+        """Name the store of a destination, one of its own with its name behind; or a store of that name."""
         name, alone = self.place_of(destination)
         return f"{name}:{alone}" if alone and store in (None, name) else store or name
 
     def require_all(self, names: Sequence[str]) -> None:
-        """Raises ConfigError that lists all that is routed nowhere."""
+        """Raise ConfigError that lists all that is routed nowhere."""
         nowhere = [name for name in names if self._routes.route(Destination.parse(name)) is None]
         if nowhere:
             raise ConfigError(
@@ -68,13 +69,13 @@ class CurrentConfig:
             )
 
     def sync_of(self, name: str) -> Sync | None:
-        """How its journal syncs; None where it is no journal."""
+        """Return how a destination's journal syncs; None where it is in no journal."""
         options = self.store_of(name).options
         return options.sync if isinstance(options, JournalOptions) else None
 
     def rules_of(self, name: str) -> object:
-        """Destinations for which this differs never share a store: they would lose what an option gives them. What is
-        in no journal stays where it is, since its files are not those that are predicted."""
+        """Return what is equal for destinations that may share a store. Others would lose what an option gives them.
+        What is in no journal stays where it is, since its files are not those that are predicted."""
         options = self.store_of(name).options
         if not isinstance(options, JournalOptions):
             return self.place_of(name)
@@ -82,7 +83,7 @@ class CurrentConfig:
 
     @property
     def segment_bytes(self) -> int:
-        """The largest of its journals' segments; the default where it has no journal."""
+        """Return the largest of the journals' segments; the default where there is no journal."""
         sizes = [
             store.options.segment_size for store in self.config.stores if isinstance(store.options, JournalOptions)
         ]
@@ -90,12 +91,12 @@ class CurrentConfig:
 
     @property
     def compaction(self) -> JournalOptions:
-        """The journal whose compaction is taken for all: that of most stores, the first of them; the default where
-        there is no journal."""
+        """Return the journal whose compaction is taken for all: that of most stores, or the default where there is
+        none."""
         journals = [store.options for store in self.config.stores if isinstance(store.options, JournalOptions)]
         kinds = [(one.compact_live_percent, one.compact_min_segments) for one in journals]
         return journals[kinds.index(max(kinds, key=kinds.count))] if journals else JournalOptions()
 
     def to_json(self) -> dict[str, list[str]]:
-        """Stores and their patterns."""
+        """Return the stores and their patterns."""
         return {store.name: list(store.match) for store in self.config.stores}

@@ -18,7 +18,7 @@ _POLICIES = ", ".join(sync.value for sync in Sync)
 
 
 def parse_durability(texts: Sequence[str]) -> dict[str, Sync]:
-    """`PATTERN=POLICY`, each: the policy by pattern. Raises ConfigError with everything that is wrong."""
+    """Read the policy by pattern, from `PATTERN=POLICY` each. Raises ConfigError with everything that is wrong."""
     found: dict[str, Sync] = {}
     problems = []
     for text in texts:
@@ -42,7 +42,8 @@ def parse_durability(texts: Sequence[str]) -> dict[str, Sync]:
 
 
 def parse_pins(texts: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """`PATTERN,PATTERN`, each: groups of patterns. A comma in a pattern is written `[,]`. Raises ConfigError."""
+    """Read groups of patterns, from `PATTERN,PATTERN` each. A comma in a pattern is written `[,]`. Raises
+    ConfigError."""
     groups = []
     problems = []
     for text in texts:
@@ -55,7 +56,7 @@ def parse_pins(texts: Sequence[str]) -> tuple[tuple[str, ...], ...]:
 
 
 def wrong_patterns(durability: Mapping[str, Any], pinned: Iterable[Iterable[str]]) -> list[str]:
-    """What is wrong with the patterns and policies of these options; empty where nothing is."""
+    """Find what is wrong with the patterns and policies of these options."""
     problems = []
     for pattern, sync in durability.items():
         problems += _wrong(pattern, "durability (--durability)")

@@ -1,4 +1,4 @@
-"""From sets of destinations to the fewest filters that route each of them to its store.
+"""The fewest filters that route each destination of a set to its store.
 
 Filters should also catch the likely next destination: with telemetry.press and telemetry.paint in one store,
 `telemetry.>` takes telemetry.weld along. First, on the trie of name segments, dynamic programming finds the fewest of
@@ -51,7 +51,7 @@ class _Plan:
 
 
 def filters(stores: Sequence[Sequence[str]], catch_all: int | None = None) -> list[list[str]]:
-    """Filters for each store, in the order of the stores. Every destination is routed to its own store by them.
+    """Find filters for each store, in the order of the stores. They route every destination to its own store.
 
     Destinations are given as text (`queue://a.b`), each in one store. `catch_all`: the number of the store that takes
     all that no other does, by `>` alone; None where none of them does.
@@ -101,7 +101,7 @@ def _of_kind(kind: Kind, store_of: Mapping[Destination, int], catch_all: int) ->
 
 
 def _below(root: _Node) -> list[_Node]:
-    """All nodes but the root, parents before children. Not recursive: names may have a thousand segments."""
+    """Yield all nodes but the root, parents before children. Not recursive: names may have a thousand segments."""
     nodes = list(root.children.values())
     for node in nodes:
         nodes.extend(node.children.values())
@@ -109,8 +109,8 @@ def _below(root: _Node) -> list[_Node]:
 
 
 def _plan(node: _Node, plans: Mapping[tuple[str, ...], _Plan], catch_all: int, price: int) -> _Plan:
-    """`a.>` matches a itself, so what it leads to is inherited by the node's own name too. `price`: what a filter for
-    that name alone counts.
+    """Plan the filters below a node. `a.>` matches a itself, so the node's own name inherits what it leads to. `price`:
+    what a filter for that name alone counts.
 
     Only stores that occur below matter. Any other one inherited counts like no store at all, `_NONE`.
     """
@@ -175,7 +175,7 @@ class _Groups:
         self._filters: dict[str, int] = {}
         self._groups: dict[_Filter, dict[_Filter, None]] = defaultdict(dict)
         self._heap: list[tuple[int, _Filter]] = []
-        """Of each group its size, negative, and its star; out of date where the group has another size now."""
+        """The size of each group, negative, and its star; out of date where the group has another size now."""
         self._tried: set[_Filter] = set()
         for filter_ in found:
             self._add(filter_)
@@ -184,7 +184,7 @@ class _Groups:
         return list(self._filters.items())
 
     def largest(self) -> tuple[_Filter, list[_Filter]] | None:
-        """The filter that takes the place of most others, and these; each is given once."""
+        """Give the filter that takes the place of most others, and these; each is given once."""
         while self._heap:
             size, star = heapq.heappop(self._heap)
             group = self._groups[star]
@@ -213,7 +213,7 @@ class _Groups:
 
 
 def _stars(filter_: _Filter) -> Iterator[_Filter]:
-    """The filter with `*` in place of one segment, for each that this can be said of."""
+    """Yield the filter with `*` in place of one segment, for each that this can be said of."""
     scheme, _, name = filter_[0].partition("://")
     segments = name.split(".")
     literal = [place for place, segment in enumerate(segments) if segment not in ("*", ">")]
@@ -233,7 +233,7 @@ class _Named:
                 self._by_segment[place, segment].append(destination)
 
     def by(self, pattern: Pattern) -> Iterator[Destination]:
-        """Those that it matches, a pattern with a literal segment."""
+        """Find the destinations that a pattern with a literal segment matches."""
         few = min((self._by_segment[literal] for literal in pattern._literals()), key=len)
         return (destination for destination in few if pattern.matches(destination))
 

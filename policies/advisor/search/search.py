@@ -1,4 +1,4 @@
-"""Which destinations should share a store: the partitioning of least cost, given the cost of every set.
+"""The search: the partitioning of least cost, given the cost of every set of destinations as one store.
 
 Up to 12 atoms (a destination, or several that are pinned together) dynamic programming over subsets finds the optimum.
 Above, two heuristics start from opposite ends, each is improved by local search, and the better one is kept:
@@ -15,8 +15,10 @@ Nothing is random and ties go to what comes first, so the same costs give the sa
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -25,11 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ConfigError
+from ..model.cost_model import Partition, canonical
 from ..model.evaluate import mask_members
-from ..model.exact import Partition, canonical
 from ..model.jit import njit
-from ..statistics.operations import Ints
 from ..statistics.summary import Summary, retention_quantile
+from ..trace.arrays import Ints
 from .alike import cells
 
 EXACT_ATOMS_MAX = 12
@@ -44,7 +46,7 @@ FINE_ROUNDS_MAX = 2
 FINE_TARGETS = 8
 """Stores, those near in retention, that an atom of a cell is tried in."""
 LADDER_ATOMS = 100
-"""Of many atoms those that are tried alone, for each number of stores."""
+"""Atoms that are tried alone, of many, for each number of stores."""
 FINE_WORK = 10_000_000_000
 """Rows and buckets of the summary that one such round may go through: on the order of a minute."""
 _ALIKE_STEPS = 8
@@ -57,7 +59,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What the costs do not say. Destinations are given by number."""
+    """Rules that the costs do not say. Destinations are given by number."""
 
     durability: tuple[int, ...] = ()
     """A group for each destination; different groups never share a store. Empty: all alike."""
@@ -67,7 +69,7 @@ class Constraints:
 
 
 def keeps(partition: Partition, constraints: Constraints) -> bool:
-    """Whether a partitioning keeps to the constraints."""
+    """Tell whether a partitioning keeps to the constraints."""
     if constraints.stores_max is not None and len(partition) > constraints.stores_max:
         return False
     store_of = {member: number for number, members in enumerate(partition) for member in members}
@@ -78,7 +80,7 @@ def keeps(partition: Partition, constraints: Constraints) -> bool:
 
 
 class Costs(Protocol):
-    """What the search asks of a judge: the cost of a set of destinations (a bit mask) as one store."""
+    """A judge that the search asks for the cost of a set of destinations (a bit mask) as one store."""
 
     @property
     def summary(self) -> Summary: ...
@@ -94,7 +96,7 @@ class _Problem:
     atoms: list[int]
     group: list[int]
     stores_max: int
-    rank: list[int] = field(default_factory=list)
+    rank: list[int]
     """Place of each atom in the order of (durability, retention)."""
     _group_masks: dict[int, int] = field(default_factory=dict)
     """The atoms of each durability."""
@@ -109,11 +111,11 @@ class _Problem:
 
     @property
     def many(self) -> bool:
-        """Whether there are so many atoms that not everything is tried."""
+        """Tell whether there are so many atoms that not everything is tried."""
         return len(self.atoms) > CELLS_MAX
 
     def cost(self, store: int) -> float:
-        """Cost of a store given as a mask over atoms; infinite where durabilities mix."""
+        """Return the cost of a store given as a mask over atoms; infinite where durabilities mix."""
         first = (store & -store).bit_length() - 1
         if store & ~self._group_masks[self.group[first]]:
             return math.inf
@@ -122,16 +124,13 @@ class _Problem:
     def destinations(self, store: int) -> int:
         if self._is_plain:
             return store
-        mask = 0
-        for atom in mask_members(store):
-            mask |= self.atoms[atom]
-        return mask
+        return _union(self.atoms[atom] for atom in mask_members(store))
 
     def partition(self, stores: Sequence[int]) -> Partition:
         return canonical([mask_members(self.destinations(store)) for store in stores])
 
     def stores(self, partition: Partition) -> list[int]:
-        """The other way: masks over atoms."""
+        """Return a partitioning as masks over atoms."""
         atom_of = {d: a for a, atom in enumerate(self.atoms) for d in mask_members(atom)}
         return [_union(1 << atom_of[d] for d in members) for members in partition]
 
@@ -139,7 +138,7 @@ class _Problem:
         return math.fsum(self.cost(store) for store in stores)
 
     def position(self, store: int) -> float:
-        """Where a store stands in the order of retention."""
+        """Return where a store stands in the order of retention."""
         found = self._positions.get(store)
         if found is None:
             members = mask_members(store)
@@ -147,14 +146,14 @@ class _Problem:
         return found
 
     def nearest(self, stores: Sequence[int], at: float, most: int) -> list[int]:
-        """The stores that stand nearest to a place in the order of retention."""
+        """Find the stores that stand nearest to a place in the order of retention."""
         return sorted(stores, key=lambda store: (abs(self.position(store) - at), store))[:most]
 
 
 def search(
     costs: Costs, constraints: Constraints | None = None, *, keep: int = 3, progress: Progress | None = None
 ) -> tuple[Partition, ...]:
-    """The best partitionings, best first, at most `keep`. Raises ConfigError where constraints contradict."""
+    """Find the best partitionings, best first, at most `keep`. Raises ConfigError where constraints contradict."""
     problem = _problem(costs, constraints or Constraints())
     report = progress or (lambda stage, share: None)
     if len(problem.atoms) <= EXACT_ATOMS_MAX:
@@ -171,7 +170,7 @@ def search(
 
 
 def refine(costs: Costs, constraints: Constraints, start: Partition) -> Partition:
-    """Local search from a partitioning that keeps the constraints."""
+    """Improve a partitioning that keeps the constraints by local search."""
     problem = _problem(costs, constraints)
     return problem.partition(_improve(problem, problem.stores(start), lambda stage, share: None))
 
@@ -197,36 +196,33 @@ def _problem(costs: Costs, constraints: Constraints) -> _Problem:
         raise ConfigError(
             [f"stores_max is {stores_max}, but {len(set(group))} durabilities need a store each; allow more"]
         )
-    problem = _Problem(costs, atoms, group, stores_max)
-    order = sorted(range(len(atoms)), key=lambda a: (group[a], _stay(costs, atoms[a]), a))
-    problem.rank = [0] * len(atoms)
-    for place, atom in enumerate(order):
-        problem.rank[atom] = place
-    return problem
+    return _Problem(costs, atoms, group, stores_max, _ranks(group, [_stay(costs, atom) for atom in atoms]))
 
 
 def _coarse(problem: _Problem) -> tuple[_Problem, list[int]]:
-    """The problem with cells for atoms, and the atoms of each cell as a mask."""
+    """Return the problem with cells for atoms, and the atoms of each cell as a mask."""
     members = cells(problem.costs.summary, [mask_members(atom) for atom in problem.atoms], problem.group, CELLS_MAX)
     masks = [sum(1 << a for a in cell) for cell in members]
     group = [problem.group[cell[0]] for cell in members]
-    coarse = _Problem(problem.costs, [problem.destinations(mask) for mask in masks], group, problem.stores_max)
-    order = sorted(range(len(masks)), key=lambda c: (group[c], problem.position(masks[c]), c))
-    coarse.rank = [0] * len(masks)
-    for place, cell in enumerate(order):
-        coarse.rank[cell] = place
-    return coarse, masks
+    atoms = [problem.destinations(mask) for mask in masks]
+    ranks = _ranks(group, [problem.position(mask) for mask in masks])
+    return _Problem(problem.costs, atoms, group, problem.stores_max, ranks), masks
+
+
+def _ranks(group: Sequence[int], stay: Sequence[float]) -> list[int]:
+    """Place each atom in the order of (durability, retention)."""
+    ranks = [0] * len(group)
+    for place, atom in enumerate(sorted(range(len(group)), key=lambda a: (group[a], stay[a], a))):
+        ranks[atom] = place
+    return ranks
 
 
 def _union(masks: Iterable[int]) -> int:
-    whole = 0
-    for mask in masks:
-        whole |= mask
-    return whole
+    return functools.reduce(operator.or_, masks, 0)
 
 
 def _heuristic(problem: _Problem, report: Progress) -> list[int]:
-    """The better of both heuristics, improved."""
+    """Improve what both heuristics find, and return the better."""
     starts = [_agglomerate(problem, report), _intervals(problem, report)]
     improved = [_improve(problem, stores, report) for stores in starts if stores]
     return min(improved, key=lambda stores: (problem.total(stores), problem.partition(stores)))
@@ -257,7 +253,7 @@ def _exact(problem: _Problem, report: Progress) -> list[int]:
 
 @njit
 def _subset_program(values: npt.NDArray[np.float64], atoms: int, stores_max: int) -> tuple[Ints, int]:
-    """choice[k, set] is the store that holds the set's lowest atom when the set is best cut into k stores."""
+    """Cut every set best. `choice[k, set]` is the store with its lowest atom when it is cut into k stores."""
     size = 1 << atoms
     best = np.full((stores_max + 1, size), np.inf)
     choice = np.zeros((stores_max + 1, size), np.int64)
@@ -321,7 +317,7 @@ def _agglomerate(problem: _Problem, report: Progress) -> list[int]:
 
 
 def _intervals(problem: _Problem, report: Progress) -> list[int]:
-    """The best cut of the atoms, in order of retention, into runs."""
+    """Find the best cut of the atoms, in order of retention, into runs."""
     runs = _runs(problem)
     count = len(runs)
     stores_max = min(problem.stores_max, count)
@@ -348,16 +344,13 @@ def _intervals(problem: _Problem, report: Progress) -> list[int]:
     stores = []
     while j:
         i = int(cut[k, j])
-        store = 0
-        for run in runs[i:j]:
-            store |= run
-        stores.append(store)
+        stores.append(_union(runs[i:j]))
         k, j = k - 1, i
     return stores
 
 
 def _runs(problem: _Problem) -> list[int]:
-    """At most INTERVAL_ATOMS_MAX runs of neighbours in the order of retention, none of mixed durability."""
+    """Make at most INTERVAL_ATOMS_MAX runs of neighbours in the order of retention, none of mixed durability."""
     order = sorted(range(len(problem.atoms)), key=lambda a: problem.rank[a])
     length = math.ceil(len(order) / INTERVAL_ATOMS_MAX)
     runs: list[int] = []
@@ -383,7 +376,7 @@ def _improve(problem: _Problem, stores: list[int], report: Progress) -> list[int
         before = problem.total(stores)
         for atom in _movable(problem, len(stores)):
             stores = _move(problem, stores, 1 << atom)
-        stores = _join(problem, stores)
+        stores = _joined(problem, stores)
         report("improve", (round_ + 1) / rounds)
         if problem.total(stores) >= before * (1 - _GAIN_MIN):
             break
@@ -392,7 +385,7 @@ def _improve(problem: _Problem, stores: list[int], report: Progress) -> list[int
 
 
 def _movable(problem: _Problem, stores: int) -> list[int]:
-    """The atoms to move: all; of many those that write most, as far as the bound of work goes."""
+    """Choose the atoms to move: all. Of many it is those that write most, as far as the bound of work goes."""
     if not problem.many:
         return list(range(len(problem.atoms)))
     summary = problem.costs.summary
@@ -402,106 +395,97 @@ def _movable(problem: _Problem, stores: int) -> list[int]:
 
 
 def _heaviest(problem: _Problem) -> list[int]:
-    """The atoms, those first that write most."""
+    """Sort the atoms, those first that write most."""
     totals = problem.costs.summary.totals
     written = [sum(totals[d].bytes for d in mask_members(atom)) for atom in problem.atoms]
     return sorted(range(len(problem.atoms)), key=lambda a: (-written[a], a))
 
 
-def _move(problem: _Problem, stores: list[int], atom: int) -> list[int]:
-    """The best move of this atom, if one gains."""
-    home = next(store for store in stores if store & atom)
-    rest = home & ~atom
-    leaving = problem.cost(home) - (problem.cost(rest) if rest else 0.0)
-    targets = _targets(problem, [store for store in stores if store != home], atom)
-    best, target = leaving * (1 - _GAIN_MIN), None
-    for store in targets:
-        arriving = problem.cost(store | atom) - problem.cost(store)
-        if arriving < best:
-            best, target = arriving, store
-    if rest and len(stores) < problem.stores_max and problem.cost(atom) < best:
-        target = 0
-    if target is None:
-        return stores
-    kept = [store for store in stores if store not in (home, target)]
-    return sorted(kept + [target | atom] + ([rest] if rest else []))
-
-
-def _targets(problem: _Problem, others: list[int], atom: int) -> list[int]:
-    """The stores that an atom is tried in."""
-    most = FINE_TARGETS if problem.many else NEIGHBOURS
-    return problem.nearest(others, problem.position(atom), most) if len(others) > most else others
-
-
-def _join(problem: _Problem, stores: list[int]) -> list[int]:
-    """Join pairs while one gains."""
-    while len(stores) > 1:
-        best, pair = -_GAIN_MIN * problem.total(stores), None
-        by_position = sorted(stores, key=lambda store: (problem.position(store), store))
-        for i, a in enumerate(by_position):
-            for b in by_position[i + 1 : i + 1 + NEIGHBOURS]:
-                change = problem.cost(a | b) - problem.cost(a) - problem.cost(b)
-                if change < best:
-                    best, pair = change, (a, b)
-        if pair is None:
-            break
-        stores = sorted([store for store in stores if store not in pair] + [pair[0] | pair[1]])
-    return stores
-
-
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one move of an atom, or one join of two stores, changes."""
+    """One move of an atom, or one join of two stores."""
 
-    change: float
-    """Of the cost."""
+    arriving: float
+    """The cost of the stores that come, beyond those that stay."""
+    leaving: float
+    """The cost that is saved where something leaves."""
     gone: tuple[int, ...]
     come: tuple[int, ...]
 
+    @property
+    def change(self) -> float:
+        """Tell what the whole cost changes by."""
+        return self.arriving - self.leaving
+
+    def taken(self, stores: Iterable[int]) -> list[int]:
+        """Give the stores after this step."""
+        return sorted([*(store for store in stores if store not in self.gone), *self.come])
+
+
+def _move(problem: _Problem, stores: list[int], atom: int) -> list[int]:
+    """Take the best move of this atom, if one gains."""
+    best = min(_moves(problem, stores, atom, NEIGHBOURS), key=lambda step: step.arriving, default=None)
+    return stores if best is None or best.arriving >= best.leaving * (1 - _GAIN_MIN) else best.taken(stores)
+
+
+def _joined(problem: _Problem, stores: list[int]) -> list[int]:
+    """Join pairs while one gains."""
+    while step := min(_joins(problem, stores, NEIGHBOURS), key=lambda step: step.change, default=None):
+        if step.change >= -_GAIN_MIN * problem.total(stores):
+            break
+        stores = step.taken(stores)
+    return stores
+
+
+def _moves(problem: _Problem, stores: Sequence[int], atom: int, most: int) -> Iterator[_Step]:
+    """Yield the moves of an atom to other stores, the nearest so many, and to one of its own."""
+    cost = problem.cost
+    home = next(store for store in stores if store & atom)
+    rest = home & ~atom
+    leaving = cost(home) - (cost(rest) if rest else 0.0)
+    others = [store for store in stores if store != home]
+    most = FINE_TARGETS if problem.many else most
+    for target in problem.nearest(others, problem.position(atom), most) if len(others) > most else others:
+        arriving = cost(target | atom) - cost(target)
+        if arriving < math.inf:
+            yield _Step(arriving, leaving, (home, target), (target | atom, rest) if rest else (target | atom,))
+    if rest and len(stores) < problem.stores_max:
+        yield _Step(cost(atom), leaving, (home,), (rest, atom))
+
+
+def _joins(problem: _Problem, stores: Sequence[int], most: int) -> Iterator[_Step]:
+    """Yield the joins of two stores that durability allows, of each with at most so many that follow in retention."""
+    ordered = sorted(stores, key=lambda store: (problem.position(store), store))
+    for i, a in enumerate(ordered):
+        for b in ordered[i + 1 : i + 1 + most]:
+            arriving = problem.cost(a | b) - problem.cost(a)
+            if arriving < math.inf:
+                yield _Step(arriving, problem.cost(b), (a, b), (a | b,))
+
 
 def _with_neighbours(problem: _Problem, best: list[int], keep: int) -> list[Partition]:
-    """The best and the next best that are one step from it."""
-    more = [step for step in _steps(problem, best) if len(best) - len(step.gone) + len(step.come) <= problem.stores_max]
+    """Give the best and the next best that are one step from it. Of many atoms and stores some are tried."""
+    most = NEIGHBOURS if problem.many else len(best)
+    more = [step for atom in _movable(problem, len(best)) for step in _moves(problem, best, 1 << atom, most)]
+    more += _joins(problem, best, most)
     # A partitioning may be several steps' (of two atoms together either can leave), and equal ones differ by rounding.
     least = heapq.nsmallest(_ALIKE_STEPS * keep, (step.change for step in more))
     slack = _GAIN_MIN * problem.total(best)
     found: dict[Partition, float] = {}
     for step in more:
         if step.change <= least[-1] + slack:
-            stores = [*(store for store in best if store not in step.gone), *step.come]
+            stores = step.taken(best)
             found[problem.partition(stores)] = problem.total(stores)
     first = problem.partition(best)
     found.pop(first, None)
     return [first, *heapq.nsmallest(keep - 1, found, key=lambda partition: (found[partition], partition))]
 
 
-def _steps(problem: _Problem, stores: Sequence[int]) -> Iterator[_Step]:
-    """Every move of an atom and every join of two stores that durability allows; of many, those tried."""
-    cost = problem.cost
-    for atom in (1 << a for a in _movable(problem, len(stores))):
-        home = next(store for store in stores if store & atom)
-        rest = home & ~atom
-        leaving = cost(home) - (cost(rest) if rest else 0.0)
-        if rest:
-            yield _Step(cost(atom) - leaving, (home,), (rest, atom))
-        others = [store for store in stores if store != home]
-        for target in _targets(problem, others, atom) if problem.many else others:
-            change = cost(target | atom) - cost(target) - leaving
-            if change < math.inf:
-                yield _Step(change, (home, target), (target | atom, rest) if rest else (target | atom,))
-    ordered = sorted(stores, key=problem.position) if problem.many else list(stores)
-    for i, a in enumerate(ordered):
-        for b in ordered[i + 1 : i + 1 + NEIGHBOURS] if problem.many else ordered[i + 1 :]:
-            change = cost(a | b) - cost(a) - cost(b)
-            if change < math.inf:
-                yield _Step(change, (a, b), (a | b,))
-
-
 # For each number of stores ------------------------------------------------------------------------------------------
 
 
 def ladder(costs: Costs, constraints: Constraints, start: Partition, most: int) -> dict[int, Partition]:
-    """A good partitioning for each number of stores, step by step from `start`; by number of stores.
+    """Find a good partitioning for each number of stores, step by step from `start`.
 
     Downwards the pair is joined that costs least, upwards, to at most `most` stores, the atom gets a store of its own
     that costs least so; of many the LADDER_ATOMS that write most. Above NEIGHBOURS stores there are no steps downwards.

@@ -1,4 +1,4 @@
-"""Whether the cluster that a Spark master's URL names can be there, before Spark waits for it.
+"""A check that the cluster of a Spark master's URL can be there, before Spark waits for it.
 
 Spark's own client tries an absent master for a minute and answers with a page of Java. Here its form is checked, its
 ports are tried, and whoever waits is told after some seconds for what.
@@ -29,12 +29,12 @@ _DEFAULT_PORTS: Final = {"spark": 7077, "https": 443, "http": 80}
 
 
 def is_local(master: str) -> bool:
-    """Whether all of Spark runs on this machine."""
+    """Tell whether all of Spark runs on this machine."""
     return master.startswith("local")
 
 
 def check_master(master: str) -> None:
-    """Raises ConfigError for what is no master's URL, SparkError where none of a master's addresses answers.
+    """Raise ConfigError for what is no master's URL, SparkError where none of a master's addresses answers.
 
     It takes 5 seconds at most, and what the system takes to resolve a name. That somebody listens there does not say
     that it is Spark.
@@ -53,7 +53,7 @@ def check_master(master: str) -> None:
 
 
 def _addresses(master: str) -> list[tuple[str, int]]:
-    """Host and port of each of a master's addresses; none where there is nothing to try beforehand."""
+    """Return host and port of each of a master's addresses; none where there is nothing to try beforehand."""
     forms = "local[*], spark://host:7077, k8s://https://host:443 or yarn"
     if is_local(master):
         if not _LOCAL.fullmatch(master):
@@ -78,7 +78,7 @@ def _addresses(master: str) -> list[tuple[str, int]]:
 
 
 def _split(address: str, default: int) -> tuple[str, int]:
-    """Host and port; port 0 where it is not a number."""
+    """Return host and port; port 0 where it is not a number."""
     match = re.fullmatch(r"\[([0-9A-Fa-f:.]+)\](?::(\d+))?|([^:/\s]+)(?::(\d+))?", address)
     if match is None:
         return address, 0
@@ -86,7 +86,7 @@ def _split(address: str, default: int) -> tuple[str, int]:
 
 
 def _try(address: tuple[str, int]) -> str | None:
-    """Why nobody can be reached there; None: somebody can."""
+    """Say why nobody can be reached there; None where somebody can."""
     try:
         socket.create_connection(address, CONNECT_TIMEOUT_S).close()
     except OSError as error:
@@ -96,7 +96,7 @@ def _try(address: tuple[str, int]) -> str | None:
 
 @contextmanager
 def told_to_wait(what: str, waits: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Logs a warning, once, if the block takes longer than some seconds and `waits` says that it is waiting."""
+    """Log a warning, once, if the block takes longer than some seconds and `waits` says that it is waiting."""
 
     def tell() -> None:
         try:

@@ -1,6 +1,6 @@
 """The exact model through Spark: every figure of `model`, of any trace, and the driver never holds it.
 
-    courses   what each store has on disk, when: `kernel.StoreJournal`, fed with the operations in their order
+    courses   what each store has on disk, when: a `kernel.StoreJournal`, fed with the operations in their order
     times     the clock at the positions that matter, and, for KahaDB's peak, the bytes written until then
 
 A store is a set of destinations, whatever partitioning it is in: each distinct one is worked out once. A task goes
@@ -18,23 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ..model.exact import (
-    CostModel,
-    Partition,
-    Retention,
-    Segments,
-    TimedCourse,
-    assembled,
-    figures,
-    peak_span,
-    written_peak,
-)
-from ..model.kernel import NEVER_POSITION, JournalRules, StoreCourse, StoreJournal
-from ..recommend.engine import EXACT_OPERATIONS_MAX
-from ..statistics.operations import DestinationTotals, Floats, Ints, Operations, TransactionSet
-from ..statistics.sizes import OperationSizes
+from ..model.cost_model import Partition, Segments, TimedCourse
+from ..model.engine import Engine
+from ..model.kernel import JournalRules, StoreCourse, store_journal
+from ..statistics.operations import Operations
 from ..statistics.summary import NO_ACK, Summary, assemble, bucket_length
-from ..trace.table import Finding
+from ..trace.arrays import NEVER_POSITION, Floats, Ints
 from . import workers
 from .trace import SparkTrace, aggregated
 
@@ -43,24 +32,26 @@ if TYPE_CHECKING:
 
 
 class _Store(NamedTuple):
-    """What a course is of: the same destinations keep other files by other rules."""
+    """The key of a course: the same destinations keep other files by other rules."""
 
     rules: JournalRules
     members: tuple[int, ...]
 
 
-class SparkEngine:
+class SparkEngine(Engine):
     """A trace that Spark's workers hold. Not for several threads."""
 
     def __init__(self, trace: SparkTrace) -> None:
         self._trace = trace
-        self.destinations: tuple[str, ...] = trace.destinations
-        self.totals: tuple[DestinationTotals, ...] = trace.totals
-        self.transactions: tuple[TransactionSet, ...] = trace.transactions
-        self.findings: tuple[Finding, ...] = trace.findings
-        self.sizes: OperationSizes = trace.sizes
+        self.destinations = trace.destinations
+        self.totals = trace.totals
+        self.transactions = trace.transactions
+        self.findings = trace.findings
+        self.sizes = trace.sizes
         self.count = trace.count
         facts = trace.facts
+        at = int(facts["largest"].to_numpy().argmax())
+        self.largest = int(facts["largest"].iloc[at]), int(facts["largest_at"].iloc[at]) + trace.first
         self._last = int(facts["last"].max())
         self._courses: dict[_Store, TimedCourse] = {}
         self._operations: Operations | None = None
@@ -69,20 +60,10 @@ class SparkEngine:
         else:
             self.begin, self.finish = float(facts["first_stamp"].iloc[0]), float(facts["highest_stamp"].max())
 
-    @property
-    def largest(self) -> tuple[int, int]:
-        facts = self._trace.facts
-        at = int(facts["largest"].to_numpy().argmax())
-        return int(facts["largest"].iloc[at]), int(facts["largest_at"].iloc[at]) + self._trace.first
-
-    @property
-    def _bytes(self) -> int:
-        return int(self._trace.facts["bytes"].sum())
-
     # The summary ----------------------------------------------------------------------------------------------------
 
     def summary(self, segment_bytes: int) -> Summary:
-        length = bucket_length(self._last + 1, float(self._bytes), segment_bytes, self._trace.lags)
+        length = bucket_length(self._last + 1, float(self._bytes()), segment_bytes, self._trace.lags)
         timed = self._trace.timed()
         written = _columns(
             aggregated(
@@ -122,49 +103,8 @@ class SparkEngine:
 
     # Stores ---------------------------------------------------------------------------------------------------------
 
-    def courses(self, partitions: Sequence[Partition], costs: CostModel) -> list[list[TimedCourse]]:
-        return self._found(partitions, costs.rules(self.sizes))
-
-    def simulate(self, partitions: Sequence[Partition], segment_bytes: int) -> list[Segments]:
-        return self._simulate(partitions, JournalRules.of(self.sizes, segment_bytes, 0, 1))
-
-    def compacted_peaks(self, partitions: Sequence[Partition], segment_bytes: int) -> list[int]:
-        rules = JournalRules.of(self.sizes, segment_bytes, 0, 1, ack_rule=False)
-        return self._lasting_peaks(self._simulate(partitions, rules))
-
-    def measure(self, partitions: Sequence[Partition], costs: CostModel) -> list[Retention]:
-        rules = costs.rules(self.sizes)
-        found = self._found(partitions, rules)
-        peaks: list[int | None] = [None] * len(found)
-        if peak_span(self.sizes.model, costs.segment_bytes):
-            peaks = [*self._lasting_peaks(self._simulate(partitions, rules))]
-        return [
-            figures(
-                stores,
-                partition,
-                costs,
-                self.sizes,
-                self.transactions,
-                self.begin,
-                self.finish,
-                peak_files=peak,
-            )
-            for stores, partition, peak in zip(found, partitions, peaks, strict=True)
-        ]
-
-    def _simulate(self, partitions: Sequence[Partition], rules: JournalRules) -> list[Segments]:
-        return [
-            assembled(
-                [one.course.starts for one in found],
-                [one.time[np.searchsorted(one.course.changes, one.course.starts)] for one in found],
-                [one.time[np.searchsorted(one.course.changes, one.course.ends)] for one in found],
-                rules.segment_bytes,
-            )
-            for found in self._found(partitions, rules)
-        ]
-
     def _found(self, partitions: Sequence[Partition], rules: JournalRules) -> list[list[TimedCourse]]:
-        """Find the course of each store of each partitioning; those that are not known yet in one pass."""
+        # Those that are not known yet are worked out in one pass.
         if not rules.live_percent:
             rules = replace(rules, min_segments=1)  # says nothing then, and is not asked for twice
         # With the ack rule in force both are asked for in the end, and going through the order is most of it.
@@ -207,22 +147,18 @@ class SparkEngine:
         needed = sorted({d for number in group for d in stores[number].members})
         if len(needed) < len(self.destinations):
             rows = rows.where(f"d IN ({', '.join(map(str, needed))})")
-        journals = {(number, stores[number].members): StoreJournal(stores[number].rules) for number in group}
+        journals = {(number, stores[number].members): store_journal(stores[number].rules) for number in group}
         task = functools.partial(workers.flow_task, journals, self._last)
         # The ranges may come in any order; each is sorted already, and sorting what is sorted is quick.
         return rows.coalesce(1).sortWithinPartitions("seq").mapInArrow(task, workers.COURSES)
 
-    def _lasting_peaks(self, simulated: Sequence[Segments]) -> list[int]:
-        """Count the files at the peak of each partitioning, where a number of them must last to count."""
-        if not simulated:
-            return []
-        span = peak_span(self.sizes.model, simulated[0].segment_bytes)
-        return [written_peak(begin, finish, span, self._bytes) for begin, finish in self._written_during(simulated)]
+    def _bytes(self) -> int:
+        return int(self._trace.facts["bytes"].sum())
 
     # Times ----------------------------------------------------------------------------------------------------------
 
     def _times(self, positions: Ints) -> Floats:
-        """The time at each position of an operation."""
+        """Find the time at each position of an operation."""
         if self._trace.operations_per_second > 0:
             by_order: Floats = (positions + self._trace.first) / self._trace.operations_per_second
             return by_order
@@ -242,10 +178,6 @@ class SparkEngine:
         return timed.join(broadcast(asked), column)
 
     def _written_during(self, simulated: Sequence[Segments]) -> list[tuple[Ints, Ints]]:
-        """The bytes written to all stores when each segment begins and ends, of each partitioning.
-
-        Operations of the same time happen at one moment: it begins with the first of them and ends with the last.
-        """
         times = np.unique(np.concatenate([array for s in simulated for array in (s.start, s.end)]))
         found = _columns(
             aggregated(self._beside("time", times), ["time"], {"begin": "min(written)", "finish": "max(written)"})
@@ -255,10 +187,6 @@ class SparkEngine:
         return [(begin[np.searchsorted(times, s.start)], finish[np.searchsorted(times, s.end)]) for s in simulated]
 
     # A small trace --------------------------------------------------------------------------------------------------
-
-    @property
-    def has_operations(self) -> bool:
-        return self.count <= EXACT_OPERATIONS_MAX
 
     def operations(self) -> Operations:
         if self._operations is None:

@@ -1,4 +1,4 @@
-"""Whether a cluster's executors are there while jobs wait for them: Spark itself waits for ever, and says nothing."""
+"""A watch over a cluster's executors while jobs wait for them: Spark itself waits for ever, and says nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POLL_S: Final = 1.0
 
 @contextmanager
 def watched_executors(spark: SparkSession) -> Iterator[None]:
-    """Watches over the executors that the jobs of the block have.
+    """Watch over the executors that the jobs of the block have.
 
     While they have none it is said once, after some seconds: at first the cluster may be busy, or have no worker, and
     is waited for. Where there were some and all are lost, for a minute, the jobs are cancelled. Raises SparkError then.
@@ -57,7 +57,7 @@ def watched_executors(spark: SparkSession) -> Iterator[None]:
 
 
 class _Watch:
-    """Looks after the jobs of one tag from a thread of its own."""
+    """A watch over the jobs of one tag, in a thread of its own."""
 
     def __init__(self, context: Any) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""What a command writes for its user to any file system that Spark's Hadoop knows, as `outputs` does on this machine.
+"""Files for a command's user in any file system that Spark's Hadoop knows, as `outputs` writes them on this machine.
 
     with file_system("hdfs://namenode/advice", master) as files:
         files.check_files(directory, names, overwrite=False)        # before the work; touches nothing
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, SparkError
 from ...outputs import taken
-from .jvm import quiet_py4j
 from .session import kinds_of_spark_errors, reason_of, spark_errors, spark_session
 
 if TYPE_CHECKING:
@@ -28,16 +27,17 @@ if TYPE_CHECKING:
 
 @contextmanager
 def file_system(url: str, master: str | None = None) -> Iterator[FileSystem]:
-    """The file system of a URL, through the session that is there or a new one on `master`.
+    """Open the file system of a URL, through the session that is there or a new one on `master`.
 
     Raises SparkError for what it and Spark raise in the block.
     """
-    with quiet_py4j(), spark_errors(f"{url} cannot be written", "check the URL, and that its file system is there"):
+    with spark_errors(f"{url} cannot be written", "check the URL, and that its file system is there"):
         yield FileSystem(spark_session(master), url)
 
 
 class FileSystem:
-    """One of Hadoop's. Directories and files are given as URLs of it; nothing of it is for several threads."""
+    """A file system of Hadoop's. Directories and files are given as URLs of it. Nothing of it is for several
+    threads."""
 
     def __init__(self, spark: SparkSession, url: str) -> None:
         context = getattr(spark, "_sc", None)
@@ -53,13 +53,13 @@ class FileSystem:
         )
 
     def check_files(self, directory: str, names: Sequence[str], *, overwrite: bool) -> None:
-        """Raises ConfigError where `write_files` would refuse to write these files. Touches nothing."""
+        """Raise ConfigError where `write_files` would refuse to write these files. Touches nothing."""
         self._check_directory(directory)
         for name in names:
             self.check_file(_join(directory, name), overwrite=overwrite)
 
     def check_file(self, url: str, *, overwrite: bool) -> None:
-        """Raises ConfigError where a file cannot be written there. Touches nothing."""
+        """Raise ConfigError where a file cannot be written there. Touches nothing."""
         self._check_directory(self._parent(url))
         status = self._status(url)
         if status is not None and status.isDirectory():
@@ -68,7 +68,7 @@ class FileSystem:
             raise taken(url)
 
     def check_new_directory(self, url: str, *, overwrite: bool) -> None:
-        """Raises ConfigError where `write_directory` would refuse to make a directory. Touches nothing.
+        """Raise ConfigError where `write_directory` would refuse to make a directory. Touches nothing.
 
         With `overwrite` one may be replaced that holds Parquet and nothing else.
         """
@@ -85,7 +85,7 @@ class FileSystem:
                     raise ConfigError([f"{url} holds {name}, which is no trace, and was left as it is; give another"])
 
     def write_files(self, directory: str, texts: Mapping[str, str], *, overwrite: bool) -> list[str]:
-        """As `outputs.write_files`; the URLs written."""
+        """Write files as `outputs.write_files` does; return the URLs written."""
         self.check_files(directory, list(texts), overwrite=overwrite)
         there = self._status(directory) is not None
         with self._scratch(directory if there else self._parent(directory), "anabranch") as scratch:
@@ -121,7 +121,7 @@ class FileSystem:
                 raise
 
     def _check_directory(self, url: str) -> None:
-        """Raises ConfigError where a directory cannot be made or written to."""
+        """Raise ConfigError where a directory cannot be made or written to."""
         path = self._path(url)
         status = self._status(url)
         while status is None and path.getParent() is not None:
@@ -152,13 +152,13 @@ class FileSystem:
         return str(parent.toString())
 
     def _status(self, url: str) -> Any:
-        """None: it is not there."""
+        """Return what is there; None where nothing is."""
         path = self._path(url)
         return self._files.getFileStatus(path) if self._files.exists(path) else None
 
     @contextmanager
     def _scratch(self, parent: str, name: str) -> Iterator[str]:
-        """A new directory beside what is to be written, removed at the end unless it was renamed."""
+        """Make a directory beside what is to be written, removed at the end unless it was renamed."""
         scratch = _join(parent, f".{name}.{secrets.token_hex(8)}.tmp")
         self._files.mkdirs(self._path(scratch))
         try:
@@ -188,7 +188,7 @@ class FileSystem:
             raise
 
     def _rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """Raises ConfigError where the target is there, unless `overwrite`."""
+        """Raise ConfigError where the target is there, unless `overwrite`."""
         rename = getattr(self._jvm.org.apache.hadoop.fs, "Options$Rename")
         options = self._gateway.new_array(rename, 1)
         options[0] = rename.OVERWRITE if overwrite else rename.NONE

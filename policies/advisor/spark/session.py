@@ -1,29 +1,37 @@
 """The Spark session that the advisor runs in: the caller's own where one is active, else a local one.
 
 Under `spark-submit`, or with a `master`, the session is the cluster's. A session that is made here is left running for
-the next call, since starting one takes seconds; it ends with the process.
+the next call, since starting one takes seconds. PySpark starts its Java, which ends when its standard input does: with
+the process, however that ends.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
+import subprocess
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from ...errors import MissingExtraError, SparkError
 from .cluster import check_master, is_local, told_to_wait
-from .java import prepare_environment
-from .jvm import gateway
+from .java import environment
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 _LOCAL = "local[*]"
 _REASON_MAX = 500
+_END_TIMEOUT_S = 5
+_QUOTED_BYTES = 8000
+_QUOTED_LINES = 6
+_FRAME = re.compile(r"\s+at |\s+\.\.\. \d+ more")
 _NO_MODULE = re.compile(r"No module named '(\w+)")
 WORKERS_NEED = "numpy, pyarrow and numba, and for a workload this package"
 
@@ -39,12 +47,13 @@ def require_spark(what: str, otherwise: str = "") -> None:
 
 
 def spark_session(master: str | None = None, *, shuffle_partitions: int | None = None) -> SparkSession:
-    """The active session, or a new one on `master` (default: all cores of this machine).
+    """Return the active session, or a new one on `master` (default: all cores of this machine).
 
     `shuffle_partitions` holds for a session that is made here; default: twice the cores, 200 on a cluster. Raises
     ConfigError for what is no master, SparkError where the cluster is not there.
     """
     require_spark("the advisor's Spark pass")
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -55,8 +64,8 @@ def spark_session(master: str | None = None, *, shuffle_partitions: int | None =
     local = master is not None and is_local(master)
     if master is not None:
         check_master(master)
-    prepare_environment(local=local)
     configuration: dict[str, bool | float | int | str | None] = {
+        "spark.app.name": "anabranch recommend",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
@@ -72,12 +81,16 @@ def spark_session(master: str | None = None, *, shuffle_partitions: int | None =
             "spark.sql.shuffle.partitions": str(shuffle_partitions or 2 * (os.cpu_count() or 1)),
         }
     waiting = told_to_wait(f"Spark's master {master} has not answered yet; still waiting for it")
-    # The errors inside the gateway: they are asked for their reasons while its Java is there to tell them.
     failed = spark_errors(f"Spark could not be started on {master or 'the cluster'}")
-    with _own_gateway(configuration), failed, _handler_of_interrupts(), nullcontext() if local else waiting:
-        session = SparkSession.builder.appName("anabranch recommend").config(map=configuration).getOrCreate()
+    conf = SparkConf().setAll([(key, str(value)) for key, value in configuration.items()])
+    # The errors inside the Java's block: they are asked for their reasons while it is there to tell them.
+    with environment(local=local), started_java(conf) as java, failed, _handler_of_interrupts():
+        with nullcontext() if local else waiting:
+            if java is not None:
+                SparkContext(conf=conf, gateway=java)
+            session = SparkSession.builder.config(map=configuration).getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
-    return session
+        return session
 
 
 @contextmanager
@@ -85,10 +98,19 @@ def spark_errors(
     what: str = "Spark did not finish its work",
     step: str = "mend that, or use --engine local, which needs no Spark",
 ) -> Iterator[None]:
-    """Makes a SparkError of one line of what Spark and Py4J raise in the block. `what` begins it, `step` ends it.
+    """Make a SparkError of one line of what Spark and Py4J raise in the block. `what` begins it, `step` ends it.
 
-    An interruption stays one: a call to Java that Ctrl-C meets fails while it is cleaned up, and so does the next.
+    An interruption stays one: a call to Java that Ctrl-C meets fails while it is cleaned up, and so does the next. What
+    Py4J writes then, to the root logger itself, is kept from the log as long as the block lasts.
     """
+    root, py4j = logging.getLogger(), logging.getLogger("py4j")
+    propagated = py4j.propagate
+
+    def is_not_of_py4j(record: logging.LogRecord) -> bool:
+        return not str(record.msg).endswith("while sending command.")
+
+    root.addFilter(is_not_of_py4j)
+    py4j.propagate = False
     try:
         yield
     except kinds_of_spark_errors() as error:
@@ -101,10 +123,13 @@ def spark_errors(
         if missing := _NO_MODULE.search(reason):
             step = f"install {missing[1]} for the Python of Spark's workers, which needs {WORKERS_NEED}"
         raise SparkError(f"{what}: {reason}; {step}") from error
+    finally:
+        root.removeFilter(is_not_of_py4j)
+        py4j.propagate = propagated
 
 
 def kinds_of_spark_errors() -> tuple[type[Exception], ...]:
-    """What Spark and Py4J raise, a Java that has ended too; nothing where they are not installed."""
+    """Return the kinds of errors that Spark and Py4J raise, also for a Java that has ended; none without them."""
     try:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
@@ -114,7 +139,7 @@ def kinds_of_spark_errors() -> tuple[type[Exception], ...]:
 
 
 def reason_of(error: Exception) -> str:
-    """What an error of the JVM says, in one line: its innermost cause."""
+    """Say what an error of the JVM says, in one line: its innermost cause."""
     told = ""
     try:
         java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
@@ -130,25 +155,59 @@ def reason_of(error: Exception) -> str:
 
 
 @contextmanager
-def _own_gateway(configuration: Mapping[str, object]) -> Iterator[None]:
-    """A gateway that ends with us, where there is none yet; PySpark's own way where process groups are unknown."""
-    from pyspark import SparkContext
+def started_java(conf: SparkConf) -> Iterator[Any]:
+    """Give a new Java for the SparkContext that is made in the block, None where PySpark has one.
 
-    if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ or os.name != "posix":
-        yield
+    What it says is kept off the terminal. It is ended if the block does not end. Raises MissingExtraError, with what
+    the Java said, where it does not start.
+    """
+    from pyspark import SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None:
+        yield None
         return
+    with tempfile.TemporaryFile() as said:
+        try:
+            # In a session of its own Ctrl-C in a terminal does not reach it, nor what ends a group of processes.
+            launch: Any = launch_gateway
+            java = launch(conf, {"stdout": said, "stderr": said, "start_new_session": True})
+        except PySparkRuntimeError as error:
+            raise MissingExtraError(
+                "Spark's Java ended before it was ready; set JAVA_HOME to another one, or use the engine local, which "
+                f"needs none. It said: {_end_of(said) or 'nothing'}"
+            ) from error
     try:
-        with gateway(configuration):
-            yield
+        yield java
     except BaseException:
-        # Else the next call would talk to the one that was killed.
+        # It may be waiting for a master that does not answer: the next call gets another.
         SparkContext._gateway = SparkContext._jvm = None
+        if java.proc is not None:  # else spark-submit started it
+            _end(java.proc)
         raise
+
+
+def _end_of(said: IO[bytes]) -> str:
+    """Give the last lines, in one, without the frames of stacks: those say nothing to a user."""
+    said.seek(max(said.seek(0, os.SEEK_END) - _QUOTED_BYTES, 0))
+    lines = said.read().decode(errors="replace").split("\n")
+    return " | ".join([line for line in lines if not _FRAME.match(line)][-_QUOTED_LINES:]).strip(" |")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a Java; it is asked first, since one that is killed leaves its scratch directories behind."""
+    process.terminate()
+    try:
+        process.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @contextmanager
 def _handler_of_interrupts() -> Iterator[None]:
-    """Puts back what handles Ctrl-C: PySpark's handler calls the JVM in the middle of another call to it."""
+    """Put back what handles Ctrl-C: PySpark's handler calls the JVM in the middle of another call to it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

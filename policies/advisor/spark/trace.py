@@ -24,18 +24,11 @@ import pandas as pd
 from ...errors import TraceError
 from ...text import count_of
 from ..model import kernel
-from ..model.kernel import NEVER_POSITION
-from ..statistics.operations import (
-    SEQ_SPAN_MAX,
-    Clock,
-    DestinationTotals,
-    Ints,
-    TransactionSet,
-    life_findings,
-    size_findings,
-)
-from ..statistics.sizes import SIZE_BYTES_MAX, JournalSizes, Model, OperationSizes
+from ..statistics.operations import SEQ_SPAN_MAX, Clock, DestinationTotals, TransactionSet, life_findings, size_findings
+from ..statistics.sizes import JournalSizes, Model, OperationSizes
 from ..statistics.summary import LAG_BITS
+from ..trace.arrays import NEVER_POSITION, Ints
+from ..trace.events import SIZE_BYTES_MAX
 from ..trace.table import (
     REQUIRED,
     SCHEMA,
@@ -60,7 +53,7 @@ _SQL_TYPES = {"int64": "bigint", "int32": "int", "double": "double", "string": "
 
 @dataclass(frozen=True, slots=True)
 class SparkTrace:
-    """What there is to know of a trace before it is cut into stores, and where its rows are."""
+    """The facts of a trace before it is cut into stores, and the place of its rows."""
 
     source: str
     destinations: tuple[str, ...]
@@ -94,7 +87,7 @@ class SparkTrace:
         return found.withColumns({"time": expr(time), "written": expr("written + bytes_before")})
 
     def close(self) -> None:
-        """Gives back the disk that the rows take."""
+        """Give back the disk that the rows take."""
         self.rows.unpersist()
 
 
@@ -216,7 +209,7 @@ def aggregated(rows: DataFrame, keys: list[str], values: dict[str, str]) -> Data
 
 
 def _conform(trace: DataFrame, *more: str) -> DataFrame:
-    """The trace's columns in their types, null for what is missing or cannot be cast; and `more` of it."""
+    """Select the trace's columns in their types, null for what is missing or cannot be cast; and `more` of it."""
     columns = [*more]
     for name in SCHEMA.names:
         kind = _SQL_TYPES[str(SCHEMA.field(name).type)]
@@ -229,7 +222,7 @@ def _cast(name: str, kind: str) -> str:
 
 
 def _violations(trace: DataFrame, clock: Clock) -> list[tuple[str, str, str]]:
-    """Column, the condition that a row breaks the rules, and what is told of it."""
+    """Return, for each rule, the column, the condition that a row breaks it, and what is told of that."""
     found = []
     sources = dict(trace.dtypes)
     for field in SCHEMA:
@@ -261,7 +254,7 @@ def _violations(trace: DataFrame, clock: Clock) -> list[tuple[str, str, str]]:
 
 
 def _check(trace: DataFrame, clock: Clock, source: str, rule: OperationSizes) -> pd.DataFrame:
-    """A row for each text of a destination, with its name; transactions' own records are not in its bytes yet.
+    """Return a row for each text of a destination, with its name. Transactions' own records are not in its bytes yet.
 
     Raises TraceError for the first rule that rows break, with one of them.
     """
@@ -327,7 +320,7 @@ _BOUNDS_ACCURACY = 100
 
 
 def _bounds(given: DataFrame, first: int, last: int, count: int, tasks: int) -> list[int]:
-    """The seq that each range but the first begins with, ascending, so that all hold about as many operations."""
+    """Choose the seq that each range but the first begins with, ascending. All hold about as many operations."""
     if last - first + 1 == count:
         return [first + number * count // tasks for number in range(1, tasks)]
     shares = ", ".join(f"{number / tasks!r}D" for number in range(1, tasks))
@@ -339,10 +332,10 @@ def _bounds(given: DataFrame, first: int, last: int, count: int, tasks: int) -> 
 
 
 def _range_of(column: str, bounds: list[int]) -> str:
-    """SQL for the number of the range that a seq lies in: a search by halves."""
+    """Write SQL for the number of the range that a seq lies in: a search by halves."""
 
     def search(low: int, high: int) -> str:
-        """Between the ranges `low` and `high`."""
+        """Search between the ranges `low` and `high`."""
         if low == high:
             return str(low)
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""What Spark's workers do with a part of a trace, by numpy and numba over Arrow: match, order, walk through a journal.
+"""The work of Spark's workers on a part of a trace, over Arrow: match, order, go through a journal.
 
 Positions count from the trace's first seq. The functions are sent to the workers by value (see `spark_trace`), and so
 need nothing of this package there beside what they are given.
@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..model.kernel import NEVER_POSITION, Ints
+from ..model.kernel import StoreJournal
+from ..trace.arrays import NEVER_POSITION, Ints
 
 NONE = -1
 SEND, REPEATED, SURPLUS, TWICE = 1, 2, 4, 8
@@ -22,7 +23,7 @@ position is that of another."""
 
 
 def gather(batches: Iterable[pa.RecordBatch]) -> dict[str, npt.NDArray[Any]]:
-    """All rows of a task by column; none where there is no batch."""
+    """Return all rows of a task by column; none where there is no batch."""
     held = [batch for batch in batches if batch.num_rows]
     if not held:
         return {}
@@ -31,7 +32,7 @@ def gather(batches: Iterable[pa.RecordBatch]) -> dict[str, npt.NDArray[Any]]:
 
 
 def emit(columns: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-    """One batch of these columns, unless they are empty."""
+    """Yield one batch of these columns, unless they are empty."""
     batch = pa.RecordBatch.from_pydict(columns)
     if batch.num_rows:
         yield batch
@@ -43,7 +44,7 @@ MATCHED = "part int, seq long, d int, stamp double, size long, partner long, end
 
 
 def match(rows: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """Sends and acks of the same messages, told of each other. `needed` is -1 for an ack, else the acks that end it.
+    """Tell the sends and the acks of each message of each other. `needed` is -1 for an ack, else the acks that end it.
 
     `partner`: for an ack, the position of the last send of its message, or NONE. `ends`: where a send's life ends.
     """
@@ -71,7 +72,7 @@ def match(rows: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
 
 
 def match_task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """`match`, of the messages that this task holds."""
+    """Match the messages that this task holds."""
     held = gather(batches)
     if held:
         yield from emit(match(held))
@@ -83,7 +84,7 @@ ORDERED = f"{MATCHED}, reached double, written long"
 
 
 def order_task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield a range's operations, in order, with the latest clock and the bytes of the range up to each of them."""
+    """Yield a range's operations, in order, with the range's latest clock and bytes up to each of them."""
     reached, written, at = -np.inf, 0, NONE
     for batch in batches:
         if not batch.num_rows:
@@ -109,7 +110,7 @@ FLOW_ROWS = 1 << 18
 
 
 def flow_task(
-    journals: dict[tuple[int, tuple[int, ...]], Any], last: int, batches: Iterable[pa.RecordBatch]
+    journals: dict[tuple[int, tuple[int, ...]], StoreJournal], last: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Feed each journal with the operations of its destinations; a row for each, as `COURSES`.
 

@@ -1,1 +1,1 @@
-"""What is made of a trace: operations as arrays, their bytes, and a summary whose size does not grow with it."""
+"""Statistics of a trace: operations as arrays, their bytes, and a summary whose size does not grow with it."""

@@ -19,23 +19,20 @@ import pyarrow.compute as pc
 
 from ...errors import TraceError
 from ...text import count_of
-from ..model.kernel import NEVER_POSITION
-from ..model.kernel import Ints as Ints
+from ..trace.arrays import NEVER, NEVER_POSITION, Floats, Ints
 from ..trace.table import Finding, backwards_finding, canonical_destination, check_times
 from .sizes import JournalSizes, Model, OperationSizes
 
 Clock = Literal["ts", "seq"]
 CLOCKS: tuple[Clock, ...] = ("ts", "seq")
 
-Floats = npt.NDArray[np.float64]
-NEVER = float("inf")
 SEQ_SPAN_MAX = (1 << 62) - 1
 """Positions from the first operation to the last: a bucket's number and time are computed from their difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionSet:
-    """How many transactions touched exactly these destinations (numbers into `Operations.destinations`)."""
+    """The number of transactions that touched exactly these destinations (numbers into `Operations.destinations`)."""
 
     members: tuple[int, ...]
     count: int
@@ -43,7 +40,7 @@ class TransactionSet:
 
 @dataclass(frozen=True, slots=True)
 class DestinationTotals:
-    """What one destination did in the trace."""
+    """The totals of one destination in the trace."""
 
     name: str
     sends: int
@@ -81,13 +78,13 @@ class Operations:
 
     @property
     def end(self) -> Floats:
-        """The times of `ends`, NEVER for what did not come."""
+        """Return the times of `ends`, NEVER for what did not come."""
         times: Floats = np.append(self.time, NEVER)[np.minimum(self.ends, len(self.time))]
         return times
 
     @property
     def duration(self) -> float:
-        """Seconds from the first operation to the last."""
+        """Return the seconds from the first operation to the last."""
         return float(self.time[-1] - self.time[0])
 
 
@@ -100,7 +97,7 @@ def build(
     sizes: JournalSizes | None = None,
     source: str = "the trace",
 ) -> Operations:
-    """The arrays of a trace in `trace.SCHEMA`. Raises TraceError where the trace cannot be used.
+    """Make the arrays of a trace in `trace.SCHEMA`. Raises TraceError where the trace cannot be used.
 
     `operations_per_second` turns positions into seconds when `clock` is "seq". `source` is what errors call the trace.
     """
@@ -164,7 +161,7 @@ def _ordered(table: pa.Table, source: str) -> pa.Table:
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
-    """Distinct texts and, for each row, the number of its text, -1 for null."""
+    """Find the distinct texts and, for each row, the number of its text, -1 for null."""
     encoded = column.combine_chunks().dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
@@ -190,7 +187,7 @@ def _int_column(table: pa.Table, name: str, default: int) -> Ints:
 def clock_times(
     table: pa.Table, seq: Ints, clock: Clock, operations_per_second: float, findings: list[Finding], source: str
 ) -> Floats:
-    """Seconds of each operation, in the global order and never falling. `ts` has been checked."""
+    """Return the seconds of each operation, in the global order and never falling. `ts` has been checked."""
     if clock == "seq":
         stamps = time = seq / operations_per_second
     else:
@@ -204,7 +201,7 @@ def clock_times(
 
 
 def _standing(seq: Ints, stamps: Floats) -> str:
-    """Why no time passes between the first operation and the last."""
+    """Say why no time passes between the first operation and the last."""
     if len(stamps) == 1:
         return "there is one operation alone; give a trace that covers some days of ordinary use"
     instead = "choose the clock seq (--clock seq) to go by order alone"
@@ -277,7 +274,8 @@ def _lives(
 
 
 def life_findings(sends: int, acks: int, counts: Mapping[str, int]) -> list[Finding]:
-    """What is wrong with a trace's messages, of so many sends and acks. `counts`: how many of each kind, by code."""
+    """Find what is wrong with a trace's messages, of so many sends and acks. `counts`: how many of each kind, by
+    code."""
     counts = {"no-sends": int(sends == 0), "no-acks": int(acks == 0), **counts}
     return [
         Finding(code, counts[code], one if counts[code] == 1 else many)
@@ -314,7 +312,7 @@ def life_findings(sends: int, acks: int, counts: Mapping[str, int]) -> list[Find
 def size_findings(
     model: Model, sends: int, unsized: int, unsized_rows: int, bodiless: int, findings: list[Finding], source: str
 ) -> None:
-    """Adds what a trace does not say of sizes. Raises TraceError where it says nothing.
+    """Add what a trace does not say of sizes. Raises TraceError where it says nothing.
 
     `unsized`: sends with neither size nor body_size; `unsized_rows`: operations without size; `bodiless`: sends with
     size alone.

@@ -1,4 +1,4 @@
-"""How many bytes one operation puts into a journal, under each of the two models.
+"""The bytes that one operation puts into a journal, under each of the two models.
 
 `kahadb`: what the trace says, since it was read from such a journal. `anabranch`: the body and what our own journal
 adds to it. The same constants are used row by row here and as an SQL expression by the Spark pass.
@@ -12,20 +12,15 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from ..trace.events import ACK_BYTES_DEFAULT, SEND_HEADER_BYTES_DEFAULT
+
 Model = Literal["anabranch", "kahadb"]
 MODELS: tuple[Model, ...] = ("anabranch", "kahadb")
-
-SIZE_BYTES_MAX = 1 << 40
-"""No message is larger than 1 TiB: a size above it is a mistake, and sums of such sizes leave 64 bits."""
-ACK_BYTES_DEFAULT = 100
-"""An ack's bytes where a trace does not say."""
-SEND_HEADER_BYTES_DEFAULT = 64
-"""A send's bytes beside its body where a trace does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalSizes:
-    """What our own journal adds to a message's body, in bytes. A test holds the defaults to the journal's format."""
+    """The bytes that our own journal adds to a message's body. A test holds the defaults to the journal's format."""
 
     send_overhead: int = 58
     """A send record beside its body, without message id and headers, of which a trace knows nothing."""
@@ -34,7 +29,7 @@ class JournalSizes:
     batch_overhead: int = 32
     """The header of a batch. A trace does not say what shared a group commit: one operation, one batch."""
     transaction_overhead: int = 0
-    """What a transaction adds to its batch: in one store nothing, since a batch is there whole or not at all."""
+    """The bytes that a transaction adds to its batch: none in one store, since a batch is there whole or not at all."""
     segment_header: int = 4096
     """The part of each segment that holds no records."""
     snapshot_overhead: int = 0
@@ -43,7 +38,7 @@ class JournalSizes:
     """Segments of each store that are on disk without being needed: preallocated or pooled."""
 
     def capacity(self, segment_bytes: int) -> int:
-        """The bytes of a segment that operations can fill."""
+        """Return the bytes of a segment that operations can fill."""
         return max(segment_bytes - self.segment_header - self.snapshot_overhead, 1)
 
 
@@ -68,7 +63,7 @@ class OperationSizes:
     def of(
         cls, model: Model, sizes: JournalSizes | None, transactions: int, operations_in_transactions: int
     ) -> OperationSizes:
-        """`sizes` None: the model's defaults."""
+        """Return the rule of one run. `sizes` None: the model's defaults."""
         if model == "kahadb":
             return cls(model, KAHADB_SIZES)
         sizes = sizes or JournalSizes()
@@ -77,7 +72,7 @@ class OperationSizes:
         return cls(model, sizes, share)
 
     def overhead(self, is_send: bool, in_transaction: bool) -> int:
-        """Bytes that an operation takes beside its body, in our own journal."""
+        """Return the bytes that an operation takes beside its body, in our own journal."""
         record = self.sizes.send_overhead if is_send else self.sizes.ack_overhead
         return record + (round(self.transaction_share) if in_transaction else self.sizes.batch_overhead)
 
@@ -91,7 +86,7 @@ class OperationSizes:
         size: npt.NDArray[np.int64],
         body: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int64]:
-        """Bytes of each operation. `size` and `body` are -1 where the trace does not say."""
+        """Return the bytes of each operation. `size` and `body` are -1 where the trace does not say."""
         if self.model == "kahadb":
             unknown = np.where(is_send, np.maximum(body, 0) + SEND_HEADER_BYTES_DEFAULT, ACK_BYTES_DEFAULT)
             return np.where(size > 0, size, unknown)
@@ -101,7 +96,7 @@ class OperationSizes:
         return np.where(is_send, sends, acks).astype(np.int64)
 
     def sql(self) -> str:
-        """The same as an expression over the columns op, tx, size and body_size."""
+        """Return the bytes of an operation as SQL over the columns op, tx, size and body_size."""
         if self.model == "kahadb":
             return (
                 f"CASE WHEN size > 0 THEN size WHEN op = 'send' THEN coalesce(body_size, 0) + "

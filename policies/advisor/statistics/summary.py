@@ -1,4 +1,4 @@
-"""What the search needs of a trace, whatever the trace's size: bytes and lives by bucket of the global order.
+"""The summary that the search needs of a trace of any size: bytes and lives by bucket of the order.
 
 A bucket is a run of operations about as long as a quarter of a segment of the whole journal, or longer where there
 would be too many rows. The summary says how many bytes each destination wrote in each bucket, and how its messages lead
@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from .operations import NEVER, DestinationTotals, Floats, Ints, Operations, TransactionSet
+from ..trace.arrays import NEVER, Floats, Ints
+from .operations import DestinationTotals, Operations, TransactionSet
 from .sizes import OperationSizes
 
 BUCKETS_A_SEGMENT = 4
@@ -97,7 +98,7 @@ def _rows(buckets: int, length: int, lags: Ints) -> int:
 
 
 def summarise(operations: Operations, segment_bytes: int) -> Summary:
-    """The summary of a trace that is in memory."""
+    """Summarise a trace that is in memory."""
     positions = operations.seq - operations.seq[0]
     acks = np.flatnonzero(operations.send >= 0)
     sends = operations.send[acks]
@@ -186,7 +187,7 @@ def _sort(table: dict[str, Any], keys: tuple[str, ...]) -> None:
 
 
 def retention_quantile(summary: Summary, destination: int, quantile: float = 0.95) -> float:
-    """Seconds within which this share of a destination's messages is acked; NEVER if it is not."""
+    """Return the seconds within which this share of a destination's messages is acked; NEVER if it is not."""
     rows = slice(summary.life_rows[destination], summary.life_rows[destination + 1])
     stay = summary.life_time[rows] - summary.bucket_start[summary.life_send[rows]]
     if not len(stay):

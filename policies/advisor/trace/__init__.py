@@ -1,1 +1,1 @@
-"""Usage traces: what happened to each message, in order; where they are read from, and what may be wrong with them."""
+"""Usage traces: what happened to each message, in order; where they are read from, and what may be wrong."""

@@ -9,6 +9,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+SIZE_BYTES_MAX = 1 << 40
+"""No message is larger than 1 TiB: a size above it is a mistake, and sums of such sizes leave 64 bits."""
+ACK_BYTES_DEFAULT = 100
+"""An ack's bytes where a trace does not say."""
+SEND_HEADER_BYTES_DEFAULT = 64
+"""A send's bytes beside its body where a trace does not say."""
+
 
 class UsageEvent(NamedTuple):
     """A send or an ack, at its place in the global order."""

@@ -1,4 +1,4 @@
-"""The usage trace as an Arrow table: its columns, where it is read from and written to, what may be wrong with it.
+"""The usage trace as an Arrow table: its columns, where it is read and written, what may be wrong.
 
     seq           int64    required   position in the global order, no two alike
     ts            double              seconds since the epoch; without it only the clock seq works
@@ -34,8 +34,7 @@ from ...errors import ConfigError, DestinationError, TraceError
 from ...names.destination import Destination
 from ...outputs import local_path
 from ...text import count_of
-from ..statistics.sizes import SIZE_BYTES_MAX
-from .events import UsageEvent
+from .events import SIZE_BYTES_MAX, UsageEvent
 
 SCHEMA = pa.schema(
     [
@@ -69,14 +68,14 @@ class Finding:
 
 
 def backwards_finding(count: int, most: float) -> list[Finding]:
-    """That so many operations are timed before an earlier one's, by `most` seconds at most; or nothing."""
+    """Tell that so many operations are timed before an earlier one's, by `most` seconds at most; or nothing."""
     what = "time that lies" if count == 1 else "times that lie"
     message = f"{what} before an earlier operation's, by {most:.6g} s at most; the latest so far is used"
     return [Finding("clock-backwards", count, message)] if count else []
 
 
 def from_events(events: Iterable[UsageEvent]) -> pa.Table:
-    """A table from any source of events, taken in batches so that memory holds the columns only."""
+    """Make a table from any source of events, taken in batches so that memory holds the columns only."""
     batches = list(_batches(iter(events)))
     return pa.Table.from_batches(batches, schema=SCHEMA)
 
@@ -89,7 +88,7 @@ def _batches(events: Iterator[UsageEvent]) -> Iterator[pa.RecordBatch]:
 
 
 def trace_path(path: str | Path) -> Path:
-    """Where on this machine a trace lies; `file:` URLs are paths too. Raises TraceError for any other URL."""
+    """Return where on this machine a trace lies; `file:` URLs are paths too. Raises TraceError for any other URL."""
     try:
         return local_path(path, "the trace")
     except ConfigError as error:
@@ -97,7 +96,7 @@ def trace_path(path: str | Path) -> Path:
 
 
 def read_trace(path: str | Path) -> pa.Table:
-    """The whole trace in `SCHEMA`'s columns and types, in the file's own order. Raises TraceError."""
+    """Read the whole trace in `SCHEMA`'s columns and types, in the file's own order. Raises TraceError."""
     path = trace_path(path)
     if not path.exists():
         raise TraceError(f"there is no trace at {path}; give a .parquet, .arrow or .csv file or a directory of Parquet")
@@ -125,7 +124,7 @@ def _read(path: Path) -> pa.Table:
 
 
 def parquet_files(directory: Path) -> list[Path]:
-    """The Parquet files of a directory, at any depth, in the order in which they are read."""
+    """List the Parquet files of a directory, at any depth, in the order in which they are read."""
     return sorted(directory.rglob("*.parquet"), key=str)
 
 
@@ -148,7 +147,7 @@ def _read_csv(path: Path) -> pa.Table:
 
 
 def _typed(column: pa.ChunkedArray, field: pa.Field, path: Path) -> pa.ChunkedArray:
-    """Texts as a field's type. Raises TraceError, which names the first that is none."""
+    """Return texts as a field's type. Raises TraceError, which names the first that is none."""
     try:
         return column.cast(field.type)
     except pa.ArrowException:
@@ -158,7 +157,7 @@ def _typed(column: pa.ChunkedArray, field: pa.Field, path: Path) -> pa.ChunkedAr
 
 
 def _first_misfit(column: pa.ChunkedArray, kind: pa.DataType) -> int:
-    """The first row whose value is none of this type, of a column that has one."""
+    """Find the first row whose value is none of this type, in a column that has one."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
@@ -178,7 +177,7 @@ def _can_cast(column: pa.ChunkedArray, kind: pa.DataType) -> bool:
 
 
 def expected(kind: pa.DataType) -> str:
-    """What a column of this type holds, for an error."""
+    """Say what a column of this type holds, for an error."""
     if pa.types.is_floating(kind):
         return "seconds since the epoch, such as 1767571200.5"
     return "a whole number" if pa.types.is_integer(kind) else "text"
@@ -203,7 +202,7 @@ def write_trace(table: pa.Table, path: str | Path) -> None:
 
 
 def conform(table: pa.Table, source: str = "the trace") -> pa.Table:
-    """The table in `SCHEMA`: missing optional columns added as nulls, types cast. Raises TraceError."""
+    """Return the table in `SCHEMA`: missing optional columns added as nulls, types cast. Raises TraceError."""
     check_columns(table.column_names, source)
     if table.num_rows == 0:
         raise no_operation(source)
@@ -236,7 +235,7 @@ def conform(table: pa.Table, source: str = "the trace") -> pa.Table:
 
 
 def check_columns(names: Sequence[str], source: str) -> None:
-    """Raises TraceError where a required column is missing, or one is there twice."""
+    """Raise TraceError where a required column is missing, or one is there twice."""
     missing = [name for name in REQUIRED if name not in names]
     if missing:
         have = ", ".join(names) or "none"
@@ -250,7 +249,7 @@ def check_columns(names: Sequence[str], source: str) -> None:
 
 
 def no_operation(source: str) -> TraceError:
-    """The error that a trace is empty."""
+    """Return the error that a trace is empty."""
     return TraceError(f"{source} holds no operation; record one that covers some days of ordinary use")
 
 
@@ -265,7 +264,7 @@ def _check_ops(table: pa.Table, source: str) -> None:
 
 
 def _check_amounts(table: pa.Table, name: str, largest: int | None, source: str) -> None:
-    """Raises TraceError for a size or a count that cannot be one. Where a trace does not say, it is empty."""
+    """Raise TraceError for a size or a count that cannot be one. Where a trace does not say, it is empty."""
     column = table.column(name)
     first = pc.index(pc.less(column, 0), True).as_py()
     if first >= 0:
@@ -278,7 +277,7 @@ def _check_amounts(table: pa.Table, name: str, largest: int | None, source: str)
 
 
 def check_times(table: pa.Table, source: str) -> None:
-    """Raises TraceError for a `ts` that is empty or cannot be a time; for the clock `ts` only, no other reads it."""
+    """Raise TraceError for a `ts` that is empty or cannot be a time. Only the clock `ts` reads it."""
     column = table.column("ts")
     instead = "choose the clock seq (--clock seq) to go by order alone"
     if column.null_count:
@@ -307,7 +306,7 @@ def _check_destinations(table: pa.Table, source: str) -> None:
 
 
 def row_of(source: str, row: int) -> str:
-    """How a row, counted from 0, is told to people: from 1, and in a directory of Parquet with the file it is in."""
+    """Tell people a row that is counted from 0: from 1, and in a directory of Parquet with its file."""
     directory = Path(source)
     if directory.is_dir():
         before = 0
@@ -320,7 +319,7 @@ def row_of(source: str, row: int) -> str:
 
 
 def canonical_destination(text: str, source: str = "the trace") -> str:
-    """`queue://name` or `topic://name` for what a trace calls a destination. Raises TraceError."""
+    """Return `queue://name` or `topic://name` for what a trace calls a destination. Raises TraceError."""
     try:
         return str(Destination.parse(text))
     except DestinationError as error:

@@ -1,4 +1,4 @@
-"""A workload's trace as a directory of Parquet that Spark's workers write: of any size, and none of it comes here."""
+"""A workload's trace as a directory of Parquet that Spark's workers write: none of it comes here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .workload import Workload
 
 
 def write_workload(workload: Workload, out: str | Path, *, master: str | None = None, overwrite: bool = False) -> int:
-    """Write the trace of a workload to a directory, a path that all workers see or a URL; the number of operations.
+    """Write the trace of a workload to a directory, a path that all workers see or a URL. Return the operations.
 
     It appears whole or not at all, as far as its file system renames at once. With `overwrite` it takes the place of
     one that holds Parquet alone. Raises ConfigError where it would be in the way of something, or not this user's to

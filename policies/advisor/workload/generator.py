@@ -1,4 +1,4 @@
-"""Makes a trace of a workload, in this process or by Spark; the same rows in the same order either way.
+"""The generator of a workload's trace, in this process or by Spark, with the same rows in order.
 
 Time is cut into chunks, and every stream (a destination's arrivals, or a transaction's) draws its randomness for a
 chunk from a generator keyed by (seed, stream, chunk). So chunks are independent of each other and of who makes them. A
@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import ConfigError
-from ..statistics.operations import Floats, Ints
-from ..statistics.sizes import ACK_BYTES_DEFAULT, SEND_HEADER_BYTES_DEFAULT
+from ..trace.arrays import Floats, Ints
+from ..trace.events import ACK_BYTES_DEFAULT, SEND_HEADER_BYTES_DEFAULT
 from ..trace.table import SCHEMA
 from .workload import Arrival, Burst, Consumer, DestinationLoad, Diurnal, Spread, Workload
 
@@ -34,7 +34,7 @@ PARTITION_OPERATIONS = 2_000_000
 SPANS_A_PARTITION = 64
 """Into so many spans time is cut to find where a partition ends."""
 OPERATIONS_MAX = 1_000_000_000
-"""Of a trace in memory, where each takes some hundred bytes."""
+"""Operations of a trace in memory, where each takes some hundred bytes."""
 _DAY = 86400.0
 _ORDER = ("ts", "stream", "chunk", "number", "part")
 """What the global order is sorted by. `part` puts a transaction's sends side by side and acks behind sends."""
@@ -50,7 +50,7 @@ _CHUNK_SCHEMA = pa.schema(
 
 
 def generate(workload: Workload) -> pa.Table:
-    """The whole trace, in order, in memory. Raises ConfigError where it would be larger than any memory."""
+    """Make the whole trace, in order, in memory. Raises ConfigError where it would be larger than any memory."""
     if workload.operations > OPERATIONS_MAX:
         raise ConfigError(
             [
@@ -65,7 +65,7 @@ def generate(workload: Workload) -> pa.Table:
 
 
 def generate_with_spark(spark: SparkSession, workload: Workload, partitions: int | None = None) -> DataFrame:
-    """The same trace as a data frame, made where it is needed: write it with `.write.parquet(path)`.
+    """Make the whole trace as a data frame, where it is needed: write it with `.write.parquet(path)`.
 
     It is range-partitioned by time, in order inside each partition; `seq` numbers it through. Each time that it is read
     it is made anew, and is the same: what fell to a worker that is lost, another makes. Made once already here, to be
@@ -126,7 +126,7 @@ def _sql_type(kind: pa.DataType) -> str:
 
 
 def chunk_count(workload: Workload) -> int:
-    """Into how many chunks the time is cut."""
+    """Count the chunks that the time is cut into."""
     rate = sum(d.arrival.per_second for d in workload.destinations if d.arrival is not None)
     rate += sum(t.arrival.per_second * len(t.sends) for t in workload.transactions)
     return max(1, math.ceil(rate * workload.duration / CHUNK_SENDS))
@@ -153,7 +153,7 @@ def _chunk(workload: Workload, chunk: int) -> pa.Table:
 
 
 class _Place:
-    """Where rows stand in the order among rows of the same time."""
+    """The place of rows in the order among rows of the same time."""
 
     __slots__ = ("chunk", "part", "stream")
 
@@ -174,7 +174,7 @@ def _messages(
     place: _Place,
     random: np.random.Generator,
 ) -> list[pa.Table]:
-    """The sends to one destination at these times, and their acks."""
+    """Make the sends to one destination at these times, and their acks."""
     count = len(times)
     body = _draw(load.size, count, random).astype(np.int64)
     number = np.arange(count, dtype=np.int64)
@@ -243,7 +243,7 @@ def _draw(spread: Spread, count: int, random: np.random.Generator) -> Floats:
 
 
 def _arrivals(arrival: Arrival, begin: float, end: float, time_of_day: float, random: np.random.Generator) -> Floats:
-    """Times since the start, ascending, in [begin, end)."""
+    """Draw the times since the start, ascending, in [begin, end)."""
     if arrival.rate is not None:
         first, last = math.ceil(begin * arrival.rate), math.ceil(end * arrival.rate)
         return np.arange(first, last) / arrival.rate
@@ -265,7 +265,7 @@ def _bursts(burst: Burst, begin: float, end: float) -> Floats:
 
 
 def _diurnal(diurnal: Diurnal, begin: float, end: float, time_of_day: float, random: np.random.Generator) -> Floats:
-    """Poisson at the highest rate, thinned."""
+    """Draw times by Poisson at the highest rate, thinned."""
     highest = diurnal.mean * (1 + diurnal.amplitude)
     times = np.sort(random.uniform(begin, end, random.poisson(highest * (end - begin))))
     phase = 2 * math.pi * (times + time_of_day - diurnal.peak) / _DAY
@@ -275,7 +275,7 @@ def _diurnal(diurnal: Diurnal, begin: float, end: float, time_of_day: float, ran
 
 
 def _acks(consumer: Consumer, times: Floats, random: np.random.Generator) -> Floats:
-    """When each is acked: infinite for never. Later than its send, so that it stands behind it."""
+    """Draw when each send is acked, infinite for never. An ack is later than its send, and stands behind it."""
     acked = times + np.maximum(_draw(consumer.lag, len(times), random), 1e-6)
     if consumer.batch is not None:
         acked = np.ceil(acked / consumer.batch) * consumer.batch

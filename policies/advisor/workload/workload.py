@@ -44,11 +44,11 @@ from ...config.units import parse_duration, parse_size
 from ...errors import ConfigError, Problem
 from ...names.destination import Destination, Kind
 from ...outputs import local_path
-from ..statistics.sizes import SIZE_BYTES_MAX
+from ..trace.events import SIZE_BYTES_MAX
 
 
 def _rate(value: object) -> float:
-    """Events a second from 2, `2/s` or `5400/24h`."""
+    """Read the events a second from 2, `2/s` or `5400/24h`."""
     if isinstance(value, str) and "/" in value:
         count, _, time = value.partition("/")
         seconds = parse_duration(time if time.strip()[:1].isdigit() else "1" + time.strip())
@@ -142,7 +142,7 @@ class Diurnal(_Model):
 
 
 class Arrival(_Model):
-    """When messages are sent: exactly one of the kinds."""
+    """The times when messages are sent: exactly one of the kinds."""
 
     rate: Rate | None = None
     poisson: Rate | None = None
@@ -158,7 +158,7 @@ class Arrival(_Model):
 
     @property
     def per_second(self) -> float:
-        """The mean rate."""
+        """Return the mean rate."""
         if self.burst is not None:
             return self.burst.count / self.burst.every
         return self.rate or self.poisson or (self.diurnal.mean if self.diurnal else 0.0)
@@ -181,7 +181,7 @@ class Offline(_Model):
 
 
 class Consumer(_Model):
-    """When messages are acked."""
+    """The times when messages are acked."""
 
     lag: Annotated[Spread, BeforeValidator(_spread(parse_duration))] = Spread(min=1.0, max=1.0)
     batch: Annotated[Duration, Field(gt=0)] | None = None
@@ -240,13 +240,13 @@ class Workload(_Model):
 
     @property
     def start_seconds(self) -> float:
-        """The start, in seconds since the epoch; a time without zone is UTC."""
+        """Return the start, in seconds since the epoch; a time without zone is UTC."""
         start = self.start if self.start.tzinfo else self.start.replace(tzinfo=datetime.UTC)
         return start.timestamp()
 
     @property
     def operations(self) -> float:
-        """About how many sends and acks it describes."""
+        """Estimate how many sends and acks the workload describes."""
         own = {load.name: 1 + load.subscriptions for load in self.destinations}
         rate = sum(load.arrival.per_second * own[load.name] for load in self.destinations if load.arrival is not None)
         rate += sum(t.arrival.per_second * own[name] for t in self.transactions for name in t.sends)
@@ -254,7 +254,7 @@ class Workload(_Model):
 
     @classmethod
     def load(cls, path: str | Path) -> Workload:
-        """From a YAML file. Raises ConfigError with all that is wrong in it."""
+        """Read a workload from a YAML file. Raises ConfigError with all that is wrong in it."""
         path = local_path(path, "the workload")
         try:
             text = path.read_text(encoding="utf-8")
@@ -266,7 +266,7 @@ class Workload(_Model):
 
     @classmethod
     def parse(cls, text: str, source: str | None = None) -> Workload:
-        """From YAML text. Raises ConfigError."""
+        """Read a workload from YAML text. Raises ConfigError."""
         document = config_yaml.parse(text)
         if document.problems:
             raise ConfigError(document.problems, source)
@@ -277,7 +277,7 @@ class Workload(_Model):
 
 
 def _problems(error: ValidationError, document: config_yaml.Document) -> list[Problem]:
-    """Pydantic's findings: line, key, what is wrong with which value."""
+    """Tell Pydantic's findings: line, key, what is wrong with which value."""
     found = error.errors()
     problems = []
     for details in found:

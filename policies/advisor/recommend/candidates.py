@@ -1,24 +1,22 @@
-"""From partitionings, as sets of numbers, to candidates: names, filters, sync policies, and what a broker would add."""
+"""Candidates made of partitionings, sets of numbers: names, filters, sync policies, and what a broker would add."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ...config.durability import Sync
 from ...names.destination import Destination
 from ...names.routes import RouteTable
 from ..model.broker import LOOK_SEGMENTS, BrokerPeak, broker_peak, expected_files
-from ..model.exact import Partition, Retention, canonical, lasting_peak
-from ..recommend.engine import Engine
-from ..recommend.recommendation import Candidate, StorePlan, store_names
-from .catch_all import catch_all_store
-from .patterns import filters
+from ..model.cost_model import Partition, Retention, canonical, lasting_peak
+from ..model.engine import Engine
+from ..search.catch_all import catch_all_store
+from ..search.patterns import filters
+from .options import RecommendOptions
+from .recommendation import Candidate, StorePlan, store_names
 from .revision import names_beside
-
-if TYPE_CHECKING:
-    from ..recommend.job import RecommendOptions
 
 CHANGES_MAX = 50
 """Changed stores of which it is said what each brings by itself."""
@@ -27,7 +25,7 @@ CHANGES_MAX = 50
 def candidates_of(
     engine: Engine, partitions: Mapping[str, tuple[Partition, Retention]], options: RecommendOptions
 ) -> list[Candidate]:
-    """The candidates, in the order given, which begins with `recommended`; `partitions` is by name."""
+    """Make the candidates, in the order given, which begins with `recommended`; `partitions` is by name."""
     peaks = _broker_peaks(engine, partitions, options)
     policies = policies_of(engine, options)
     candidates = [
@@ -40,7 +38,7 @@ def candidates_of(
 
 
 def policies_of(engine: Engine, options: RecommendOptions) -> list[Sync]:
-    """How each destination is to sync."""
+    """Tell how each destination is to sync."""
     table = RouteTable(list(options.durability.items()))
     matches = [table.route(Destination.parse(name)) for name in engine.destinations]
     current = options.current
@@ -124,7 +122,7 @@ def _store_names(
 
 
 class _BrokerFiles(NamedTuple):
-    """Files at the peak: what is expected to be seen of them, the most at any moment, and without the ack rule."""
+    """Files at the peak: those expected to be seen, the most at any moment, and those without the ack rule."""
 
     expected: float
     most: int
@@ -134,7 +132,7 @@ class _BrokerFiles(NamedTuple):
 def _broker_peaks(
     engine: Engine, partitions: Mapping[str, tuple[Partition, Retention]], options: RecommendOptions
 ) -> dict[str, _BrokerFiles]:
-    """What `broker_peak` goes by, by name, where it is asked for: under ActiveMQ's model."""
+    """Find what `broker_peak` goes by, by name, under ActiveMQ's model."""
     if options.model != "kahadb":
         return {}
     asked = [partition for partition, _ in partitions.values()]
@@ -155,7 +153,7 @@ def _with_savings(
     partitions: Mapping[str, tuple[Partition, Retention]],
     options: RecommendOptions,
 ) -> Candidate:
-    """What each store brings by itself: of the current configuration this one alone is changed."""
+    """Add what each store brings by itself: of the current configuration this one alone is changed."""
     current, before = partitions["current"]
     chosen, _ = partitions["recommended"]
     changed = [number for number, members in enumerate(chosen) if members not in current][:CHANGES_MAX]

@@ -1,4 +1,4 @@
-"""From what the advisor is given (a file, a directory, a URL, a table, a description) to an engine that knows it."""
+"""An engine for what the advisor is given: a file, a directory, a URL, a table, a description."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ import pyarrow.parquet
 
 from ...errors import ConfigError, TraceError
 from ...outputs import is_elsewhere, scratch_directory
-from ..recommend.engine import Engine, LocalEngine
+from ..model.engine import Engine, LocalEngine
 from ..spark.engine import SparkEngine
 from ..spark.executors import watched_executors
-from ..spark.jvm import quiet_py4j
 from ..spark.session import kinds_of_spark_errors, reason_of, require_spark, spark_errors, spark_session
 from ..spark.trace import prepare
 from ..statistics.operations import Clock, build
 from ..statistics.sizes import JournalSizes, Model
+from ..trace.table import conform, parquet_files, read_trace, trace_path, write_trace
 from ..workload.generator import generate, generate_with_spark
 from ..workload.workload import Workload
-from .table import conform, parquet_files, read_trace, trace_path, write_trace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,12 +36,12 @@ ENGINES: tuple[EngineName, ...] = ("auto", "spark", "local")
 LOCAL_OPERATIONS_MAX = 10_000_000
 """What `auto` does in this process: some 4 GB of memory and half a minute, a fifth of what it takes Spark."""
 LOCAL_OPERATION_BYTES = 400
-"""Of memory in this process, at most."""
+"""Bytes of memory in this process, at most."""
 _PARQUET = (".parquet", ".pq")
 
 
 class EngineChoice(NamedTuple):
-    """Who does the work, and why: what stands behind `since`."""
+    """The engine that does the work, and why: the words behind `since`."""
 
     name: Literal["spark", "local"]
     why: str
@@ -101,7 +100,7 @@ def open_engine(
     sizes: JournalSizes | None,
     rows_a_task: int | None = None,
 ) -> Iterator[Engine]:
-    """The trace, checked, and kept as long as the block lasts. Raises TraceError where it cannot be used."""
+    """Open a trace, checked, and keep it as long as the block lasts. Raises TraceError where it cannot be used."""
     name = str(source) if isinstance(source, (str, Path)) else "the trace"
     if choose_engine(source, engine, master).name == "local":
         table = _table(source)
@@ -122,7 +121,7 @@ def open_engine(
             f"there is no trace at {source}; give a .parquet, .arrow or .csv file or a directory of Parquet"
         )
     report("start Spark", 0.0)
-    with quiet_py4j(), spark_errors(), scratch_directory(Path(tempfile.gettempdir()), "anabranch") as scratch:
+    with spark_errors(), scratch_directory(Path(tempfile.gettempdir()), "anabranch") as scratch:
         spark = spark_session(master)
         report("start Spark", 1.0)
         with watched_executors(spark):
@@ -162,7 +161,8 @@ def _table(source: Source) -> pa.Table:
 
 
 def _frame(spark: SparkSession, source: Source, scratch: Path) -> DataFrame:
-    """The trace as its workers read it. What is not Parquet goes through this process, and a copy in `scratch`."""
+    """Give Spark the trace as its workers read it. What is not Parquet goes through this process, and a copy in
+    `scratch`."""
     if isinstance(source, Workload):
         from pyspark import StorageLevel
 

@@ -28,9 +28,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..statistics.operations import Floats, Ints, Operations, TransactionSet
+from ..statistics.operations import Operations, TransactionSet
 from ..statistics.sizes import Model, OperationSizes
-from .kernel import JournalRules, StoreCourse, StoreJournal
+from ..trace.arrays import Floats, Ints
+from .kernel import JournalRules, StoreCourse, store_journal
 
 MIB = float(1 << 20)
 GIB = float(1 << 30)
@@ -46,8 +47,10 @@ Partition = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What makes a partitioning better than another: disk held over time, syncs that spanning transactions add, and
-    what compaction copies."""
+    """The prices that make a partitioning better than another.
+
+    They are those of disk held over time, of syncs that spanning transactions add, and of what compaction copies.
+    """
 
     segment_bytes: int = 32 << 20
     overhead_segments: float = 0.5
@@ -65,20 +68,20 @@ class CostModel:
 
     @property
     def sync_price(self) -> float:
-        """GiB-hours that one sync is worth."""
+        """Return the GiB-hours that one sync is worth."""
         return self.disk_gib / (self.sync_rate * HOUR)
 
     @property
     def copy_price(self) -> float:
-        """GiB-hours that copying one byte is worth."""
+        """Return the GiB-hours that copying one byte is worth."""
         return self.disk_gib / (self.copy_rate * MIB * HOUR)
 
     def rules(self, sizes: OperationSizes) -> JournalRules:
-        """How each store's journal keeps its files."""
+        """Return the rules by which each store's journal keeps its files."""
         return JournalRules.of(sizes, self.segment_bytes, self.live_percent, self.min_segments)
 
     def compacts(self, model: Model) -> bool:
-        """Whether messages are copied at all."""
+        """Tell whether messages are copied at all."""
         return model == "anabranch" and self.live_percent > 0
 
 
@@ -99,14 +102,19 @@ class TimedCourse:
     course: StoreCourse
     time: Floats
 
+    def time_of(self, positions: Ints) -> Floats:
+        """Give the times of these positions, at each of which something changed."""
+        times: Floats = self.time[np.searchsorted(self.course.changes, positions)]
+        return times
+
     def byte_seconds(self, finish: float) -> float:
-        """Bytes on disk times time, to the trace's end."""
+        """Return the bytes on disk times time, to the trace's end."""
         return float((self.course.level * np.diff(self.time, append=finish)).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What a partitioning costs, over the whole trace."""
+    """The costs of a partitioning, over the whole trace."""
 
     mean_bytes: float
     """Journal bytes on disk, averaged over the trace's time."""
@@ -120,14 +128,14 @@ class Retention:
     """J, in GiB-hours: retention, overhead of stores, prices of the syncs that spanning transactions add and of what
     compaction copies."""
     written_bytes: int
-    """What operations, and compaction's own records, put into the journals."""
+    """The bytes that operations, and compaction's own records, put into the journals."""
     copied_bytes: int
-    """What compaction copies: each byte is read once and written once."""
+    """The bytes that compaction copies: each byte is read once and written once."""
     most_copied: int
-    """How often the message was copied that was copied most often."""
+    """The copies of the message that was copied most often."""
     store_gib_hours: tuple[float, ...]
     store_peak_bytes: tuple[int, ...]
-    """Of each store by itself, at one moment."""
+    """The peak of each store by itself, at one moment."""
     store_written_bytes: tuple[int, ...]
     store_copied_bytes: tuple[int, ...]
 
@@ -139,19 +147,20 @@ def canonical(stores: Sequence[Sequence[int]]) -> Partition:
 # Courses ------------------------------------------------------------------------------------------------------------
 
 
-def courses(operations: Operations, partition: Partition, rules: JournalRules) -> list[StoreCourse]:
-    """The course of each store, in rows. Destinations in no store are left out."""
+def courses(operations: Operations, partition: Partition, rules: JournalRules) -> list[TimedCourse]:
+    """Find the course of each store, in rows. Destinations in no store are left out."""
     found = []
     for members in partition:
         rows = rows_of(operations, members)
-        journal = StoreJournal(rules)
+        journal = store_journal(rules)
         journal.feed(rows, operations.size[rows], operations.send[rows], operations.ends[rows])
-        found.append(journal.finish(len(operations) - 1))
+        course = journal.finish(len(operations) - 1)
+        found.append(TimedCourse(course, operations.time[course.changes]))
     return found
 
 
 def rows_of(operations: Operations, members: Sequence[int]) -> Ints:
-    """The rows of these destinations' operations."""
+    """Return the rows of these destinations' operations."""
     if len(members) == len(operations.destinations):
         return np.arange(len(operations))
     chosen = np.zeros(len(operations.destinations), np.bool_)
@@ -159,62 +168,17 @@ def rows_of(operations: Operations, members: Sequence[int]) -> Ints:
     return np.flatnonzero(chosen[operations.destination])
 
 
-def timed(operations: Operations, found: Sequence[StoreCourse]) -> list[TimedCourse]:
-    return [TimedCourse(course, operations.time[course.changes]) for course in found]
-
-
-def simulate(operations: Operations, partition: Partition, rules: JournalRules) -> Segments:
-    """The segments of each store, where nothing is compacted."""
-    return _segments(operations, courses(operations, partition, rules), rules.segment_bytes)
-
-
-def _segments(operations: Operations, found: Sequence[StoreCourse], segment_bytes: int) -> Segments:
-    time = operations.time
-    return assembled(
-        [course.starts for course in found],
-        [time[course.starts] for course in found],
-        [time[course.ends] for course in found],
-        segment_bytes,
-    )
-
-
-def assembled(
-    positions: Sequence[Ints], starts: Sequence[Floats], ends: Sequence[Floats], segment_bytes: int
-) -> Segments:
-    """The segments of several stores, by birth."""
-    store = np.repeat(np.arange(len(positions), dtype=np.int32), [len(one) for one in positions])
-    order = np.argsort(np.concatenate(positions), kind="stable")
-    return Segments(store[order], np.concatenate(starts)[order], np.concatenate(ends)[order], segment_bytes)
+def segments(found: Sequence[TimedCourse], segment_bytes: int) -> Segments:
+    """Put the segments of several stores that do not compact in order of birth."""
+    births = [one.course.starts for one in found]
+    store = np.repeat(np.arange(len(found), dtype=np.int32), [len(one) for one in births])
+    order = np.argsort(np.concatenate(births), kind="stable")
+    starts = np.concatenate([one.time_of(one.course.starts) for one in found])
+    ends = np.concatenate([one.time_of(one.course.ends) for one in found])
+    return Segments(store[order], starts[order], ends[order], segment_bytes)
 
 
 # Figures ------------------------------------------------------------------------------------------------------------
-
-
-def measure(operations: Operations, partition: Partition, costs: CostModel) -> Retention:
-    """The exact figures of a partitioning."""
-    found = courses(operations, partition, costs.rules(operations.sizes))
-    span = peak_span(operations.sizes.model, costs.segment_bytes)
-    peak_files = None
-    if span:
-        peak_files = _peak(operations, _segments(operations, found, costs.segment_bytes), span)
-    begin, finish = float(operations.time[0]), float(operations.time[-1])
-    return figures(
-        timed(operations, found),
-        partition,
-        costs,
-        operations.sizes,
-        operations.transactions,
-        begin,
-        finish,
-        peak_files=peak_files,
-    )
-
-
-def compacted_peak(operations: Operations, partition: Partition, segment_bytes: int) -> int:
-    """The files at the peak without the ack rule: what a broker's ack compaction can bring it down to."""
-    rules = JournalRules.of(operations.sizes, segment_bytes, 0, 1, ack_rule=False)
-    segments = simulate(operations, partition, rules)
-    return _peak(operations, segments, peak_span(operations.sizes.model, segment_bytes))
 
 
 def figures(
@@ -228,7 +192,7 @@ def figures(
     *,
     peak_files: int | None,
 ) -> Retention:
-    """What a partitioning whose stores take these courses costs, in a trace from `begin` to `finish`.
+    """Work out what a partitioning whose stores take these courses costs, in a trace from `begin` to `finish`.
 
     `peak_files`: the files at the peak where one must last to count; None: every moment counts.
     """
@@ -262,7 +226,7 @@ def figures(
 
 
 def together(found: Sequence[TimedCourse]) -> tuple[int, int]:
-    """The most bytes, and the most files, that these stores have on disk at one position of the global order."""
+    """Find the most bytes, and the most files, that these stores hold at one position of the global order."""
     at = np.concatenate([one.course.changes for one in found])
     order = np.argsort(at, kind="stable")
     most = []
@@ -273,19 +237,13 @@ def together(found: Sequence[TimedCourse]) -> tuple[int, int]:
 
 
 def peak_span(model: Model, segment_bytes: int) -> float:
-    """How many bytes are written while a number of files that counts as a peak lasts; 0: every moment counts."""
+    """Return the bytes that are written while a number of files must last to count as a peak. At 0 every moment
+    counts."""
     return PEAK_SPAN_SEGMENTS[model] * segment_bytes
 
 
-def _peak(operations: Operations, segments: Segments, span: float) -> int:
-    written = np.cumsum(operations.size)
-    begin = written[np.searchsorted(operations.time, segments.start, side="left")]
-    finish = written[np.searchsorted(operations.time, segments.end, side="right") - 1]
-    return written_peak(begin, finish, span, int(written[-1]))
-
-
 def written_peak(begin: Ints, finish: Ints, span: float, total: int) -> int:
-    """The most segments that stay while `span` bytes are written, of `total`.
+    """Count the most segments that stay while `span` bytes are written, of `total`.
 
     A segment stays from when `begin` bytes have been written to all stores, to when `finish` have been.
     """
@@ -294,7 +252,7 @@ def written_peak(begin: Ints, finish: Ints, span: float, total: int) -> int:
 
 
 def lasting_peak(start: Floats, end: Floats, span: float) -> int:
-    """The largest n such that n intervals or more are open throughout some stretch of at least this length.
+    """Find the largest n such that n intervals or more are open throughout a stretch of at least this length.
 
     One that ends where another begins is still open at that point.
     """
@@ -315,7 +273,7 @@ def lasting_peak(start: Floats, end: Floats, span: float) -> int:
 
 
 def _longest_run(at: Floats, open_enough: npt.NDArray[np.bool_]) -> float:
-    """The longest stretch over which the flag holds. It changes at each `at` and holds until the next."""
+    """Find the longest stretch over which the flag holds. The flag changes at each `at` and holds until the next."""
     edges = np.diff(np.concatenate([[False], open_enough, [False]]).astype(np.int8))
     begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
     if not len(begins):
@@ -324,7 +282,7 @@ def _longest_run(at: Floats, open_enough: npt.NDArray[np.bool_]) -> float:
 
 
 def spanning_transactions(transactions: Sequence[TransactionSet], partition: Partition) -> tuple[int, int]:
-    """Transactions that touch several stores, and the stores that these touch in all."""
+    """Count the transactions that touch several stores, and the stores that these touch in all."""
     if len(partition) == 1:
         return 0, 0
     store_of = {member: number for number, members in enumerate(partition) for member in members}

@@ -13,33 +13,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from math import inf
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...config.durability import Sync
-from ...config.options import JournalOptions
-from ...errors import ConfigError, TraceError
-from ...names.destination import Destination
-from ...names.pattern import Pattern
-from ...text import human_bytes
-from ..model.confirm import improve_exactly
-from ..model.evaluate import SetCosts
-from ..model.exact import COPY_RATE, CostModel, Partition, Retention, canonical
-from ..report.figures import Figures, build_figures, figures_of_courses
-from ..search.candidates import candidates_of, policies_of
-from ..search.current import CurrentConfig
-from ..search.pattern_options import wrong_patterns
-from ..search.revision import revised_yaml
-from ..search.search import Constraints, keeps, search
-from ..statistics.operations import CLOCKS, Clock
-from ..statistics.sizes import MODELS, JournalSizes, Model
-from ..trace.destination_usage import destination_usage
-from ..trace.opening import ENGINES, EngineName, Source, open_engine
-from ..trace.table import Finding
-from .engine import Engine
-from .recommendation import PEAK_CAP, Candidate, Recommendation
+from ..errors import ConfigError, TraceError
+from ..names.destination import Destination
+from ..names.pattern import Pattern
+from ..text import human_bytes
+from .model.cost_model import Partition, Retention, canonical
+from .model.engine import Engine
+from .model.evaluate import SetCosts
+from .recommend.candidates import candidates_of, policies_of
+from .recommend.figures import Figures, build_figures, figures_of_courses
+from .recommend.opening import Source, open_engine
+from .recommend.options import RecommendOptions
+from .recommend.recommendation import PEAK_CAP, Candidate, Recommendation
+from .recommend.revision import revised_yaml
+from .report.files import render_files
+from .search.confirm import improve_exactly
+from .search.current import CurrentConfig
+from .search.search import Constraints, keeps, search
+from .statistics.destination_usage import destination_usage
+from .trace.table import Finding
 
 logger = logging.getLogger(__name__)
 
@@ -55,103 +51,11 @@ WORTH = 0.01
 SEGMENTS_MAX = 10_000_000
 """Journal files that a trace may fill: each takes some dozens of bytes in every partitioning that is tried."""
 
-_OPTIONS = {"segment_bytes": "segment-size", "peak_bytes_max": "peak-max"}
-"""Options of the command line whose names are not those of the fields; so that an error names both."""
-_NOT_OPTIONS = ("operations_per_second", "overhead_segments")
-
-
-def _named(field_name: str) -> str:
-    if field_name in _NOT_OPTIONS:
-        return field_name
-    return f"{field_name} (--{_OPTIONS.get(field_name, field_name.replace('_', '-'))})"
-
-
-@dataclass(frozen=True, slots=True)
-class RecommendOptions:
-    """What to optimise, under which rules."""
-
-    model: Model = "anabranch"
-    """Whose journal: our own, or ActiveMQ's with its ack rule."""
-    segment_bytes: int = 32 << 20
-    clock: Clock = "ts"
-    """`seq` goes by order alone, for traces whose clock says little."""
-    operations_per_second: float = 1000.0
-    """What a position is worth in time, under clock `seq`."""
-    disk_gib: float = 100.0
-    sync_rate: float = 5000.0
-    """Syncs a second that the disk can do. With `disk_gib` it prices the syncs that spanning transactions add."""
-    overhead_segments: float = 0.5
-    """Disk that a store costs by being there, in segments."""
-    copy_rate: float = COPY_RATE
-    """MiB a second that the disk can copy, each byte read once and written once. With `disk_gib` it prices what
-    compaction copies."""
-    compact_live_percent: int | None = None
-    """Under which share of live bytes our own journals compact a file; 0: they do not. None: as `current` has it, else
-    their default."""
-    stores_max: int | None = None
-    peak_bytes_max: int | None = None
-    """A cap on all journals together; the cheapest partitioning found under it is recommended."""
-    durability: Mapping[str, Sync] = field(default_factory=dict)
-    """Pattern to sync policy; what matches none is `always`. Different policies never share a store."""
-    pinned: tuple[tuple[str, ...], ...] = ()
-    """Groups of patterns: what one group matches stays together."""
-    current: CurrentConfig | None = None
-    """The configuration in force: it is compared with, and what no pattern of `durability` matches syncs as it does
-    there. What is in stores that are no journals stays in them."""
-    sizes: JournalSizes | None = None
-    """Our own journal's record overheads, where the defaults do not fit."""
-    engine: EngineName = "auto"
-    """Who does the work: `local` this process, without Java; `spark` at any size; `auto` goes by the trace's size."""
-    master: str | None = None
-    """Spark's master, where no session is active; None: this machine."""
-
-    def check(self) -> None:
-        """Raises ConfigError with everything that is wrong."""
-        above_0 = ("segment_bytes", "operations_per_second", "disk_gib", "sync_rate", "copy_rate")
-        problems = [
-            f"{_named(n)} is {getattr(self, n)!r}; it must be above 0, and finite"
-            for n in above_0
-            if not 0 < getattr(self, n) < inf
-        ]
-        if self.overhead_segments < 0:
-            problems.append(f"overhead_segments is {self.overhead_segments!r}; it must be 0 or more")
-        for name, allowed in (("model", MODELS), ("clock", CLOCKS), ("engine", ENGINES)):
-            if getattr(self, name) not in allowed:
-                problems.append(f"{_named(name)} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
-        for name in ("stores_max", "peak_bytes_max"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                problems.append(f"{_named(name)} is {value!r}; it must be 1 or more, or left out")
-        problems += wrong_patterns(self.durability, self.pinned)
-        if 0 < self.segment_bytes < inf:
-            try:
-                JournalOptions(segment_size=int(self.segment_bytes))
-            except ConfigError as error:
-                problems += [
-                    f"{_named('segment_bytes')} is {self.segment_bytes}: {problem}" for problem in error.problems
-                ]
-        if problems:
-            raise ConfigError(problems)
-
-    @property
-    def costs(self) -> CostModel:
-        journal = JournalOptions() if self.current is None else self.current.compaction
-        percent = journal.compact_live_percent if self.compact_live_percent is None else self.compact_live_percent
-        return CostModel(
-            self.segment_bytes,
-            self.overhead_segments,
-            self.disk_gib,
-            self.sync_rate,
-            self.copy_rate,
-            percent,
-            journal.compact_min_segments,
-        )
-
 
 def recommend(
     trace: Source, options: RecommendOptions | None = None, progress: Progress | None = None
 ) -> Recommendation:
-    """Which destinations should share a store.
+    """Recommend which destinations should share a store.
 
     `trace`: an Arrow table as `trace.SCHEMA` says; the path of one (.parquet, .arrow, .csv, a directory of Parquet);
     the URL of Parquet in a file system that Spark reads; a workload. Raises TraceError where it cannot be used,
@@ -167,8 +71,8 @@ def recommend_best(
     segment_sizes: Sequence[int],
     progress: Progress | None = None,
 ) -> Recommendation:
-    """The recommendation of least cost among those for each size of a journal file, in bytes; with several, one that
-    keeps the cap on the peak first. `parameters["segment_sizes"]` has what each came to. Raises as `recommend`.
+    """Recommend the best of several sizes of a journal file, in bytes. The cap on the peak comes first, then the cost.
+    `parameters["segment_sizes"]` has what each came to. Raises as `recommend`.
 
     The trace is opened once, and what the report alone shows is worked out for the best alone."""
     if not segment_sizes:
@@ -203,12 +107,12 @@ def recommend_best(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What was found for one size of a journal file."""
+    """The partitionings found for one size of a journal file."""
 
     options: RecommendOptions
     set_costs: SetCosts
     partitions: dict[str, tuple[Partition, Retention]]
-    """Those to show, by name, the recommended one first."""
+    """The partitionings to show, by name, the recommended one first."""
     findings: list[Finding]
 
     @property
@@ -220,7 +124,7 @@ class _Choice:
         return all(finding.code != PEAK_CAP for finding in self.findings)
 
     def told(self) -> dict[str, Any]:
-        """What it comes to, for `parameters["segment_sizes"]`."""
+        """Tell what the choice comes to, for `parameters["segment_sizes"]`."""
         return {
             "segment_bytes": self.options.segment_bytes,
             "mean_bytes": self.recommended.mean_bytes,
@@ -241,13 +145,14 @@ def _answer(
         parameters=_parameters(options, engine, tried),
         destinations=destination_usage(choice.set_costs.summary),
         figures=_figures(choice.set_costs, engine, constraints, partitions, candidates, options, report),
+        render=render_files,
         revised=_revised(candidates[0], engine, options),
         directory=None if options.current is None else str(options.current.config.directory),
     )
 
 
 def _check_segments(engine: Engine, options: RecommendOptions, source: str) -> None:
-    """Raises TraceError where there would be more journal files than can be simulated."""
+    """Raise TraceError where there would be more journal files than can be simulated."""
     total = float(sum(entry.bytes for entry in engine.totals))
     segments = total / engine.sizes.capacity(options.segment_bytes)
     if segments > SEGMENTS_MAX:
@@ -278,7 +183,7 @@ def _constraints(engine: Engine, options: RecommendOptions) -> Constraints:
 
 
 def _unmatched(engine: Engine, options: RecommendOptions) -> list[Finding]:
-    """Patterns that were given and match nothing: mistyped, perhaps."""
+    """Find the patterns that match nothing: mistyped, perhaps."""
     destinations = [Destination.parse(name) for name in engine.destinations]
     given = [*options.durability, *(pattern for group in options.pinned for pattern in group)]
     unmatched = [text for text in dict.fromkeys(given) if not any(map(Pattern.parse(text).matches, destinations))]
@@ -346,7 +251,7 @@ def _choose(
 
 
 def is_worth(after: Retention, before: Retention) -> bool:
-    """Whether a partitioning saves enough to be moved to: cost, or disk on average or at the peak."""
+    """Tell whether a partitioning saves enough to be moved to: cost, or disk on average or at the peak."""
     return any(
         new <= old * (1 - WORTH)
         for new, old in (
@@ -386,7 +291,7 @@ def _figures(
     options: RecommendOptions,
     report: Progress,
 ) -> Figures:
-    """What the report shows of the recommended partitioning and of what it is compared with."""
+    """Tell what the report shows of the recommended partitioning and of what it is compared with."""
     names = {candidate.name: [store.name for store in candidate.stores] for candidate in candidates}
     base = "current" if "current" in partitions else "all-together"
     shown = [base, "recommended"] if partitions[base][0] != partitions["recommended"][0] else ["recommended"]

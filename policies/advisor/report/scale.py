@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...text import count_of
-from ..report import svg
-from ..report.words import byte_hours, change, ratio
+from . import svg
+from .words import byte_hours, change, ratio
 
 _MARKS = 5
 _MARKED = 0.92
 
 
 class Scale:
-    """Of one recommendation, by its parameters and its cost."""
+    """The scale of one recommendation, by its parameters and its cost."""
 
     def __init__(self, parameters: Mapping[str, Any], cost: float) -> None:
-        """`cost`: the recommended partitioning's, in GiB-hours."""
+        """Take the scale from parameters. `cost`: the recommended partitioning's, in GiB-hours."""
         self.timeless = parameters["clock"] == "seq"
         self.duration = float(parameters["duration_seconds"])
         self.best_cost = cost
@@ -27,8 +27,8 @@ class Scale:
         return count_of(round(seconds * self._rate), "operation") if self.timeless else human_duration(seconds)
 
     def marks(self, seconds: float) -> list[tuple[float, str]]:
-        """Where on an axis of this length something is written, as a share of it, and what; nothing near its end, where
-        it would not fit."""
+        """Choose where on an axis of this length something is written, as a share of it, and what. Nothing stands near
+        its end, where it would not fit."""
         length = seconds * self._rate if self.timeless else seconds
         marks = svg.round_marks(length, _MARKS) if self.timeless else svg.time_marks(length, _MARKS)
         text = _count_mark if self.timeless else _duration_mark
@@ -39,7 +39,7 @@ class Scale:
         return "operations since the trace began" if self.timeless else "time since the trace began"
 
     def cost(self, cost: float) -> str:
-        """J, and how it compares with the recommended one's."""
+        """Write J, and how it compares with the recommended one's."""
         share = ratio(cost / self.best_cost if self.best_cost else 1.0)
         if share == "the same":
             return "as the recommended" if self.timeless else f"{byte_hours(cost)}, as the recommended"
@@ -47,16 +47,16 @@ class Scale:
         return compared if self.timeless else f"{byte_hours(cost)}, {compared}"
 
     def change(self, added: float) -> str:
-        """What the recommended cost grows by."""
+        """Say what the recommended cost grows by."""
         return change(added / self.best_cost if self.best_cost else 0.0)
 
     def hours(self, added: float) -> str:
-        """The same as disk over time, with a comma after it; nothing where there are no hours."""
+        """Write an added cost as disk over time, with a comma after it; nothing where there are no hours."""
         return "" if self.timeless else f"{'+' if added >= 0 else ''}{byte_hours(added)}, "
 
 
 def human_duration(seconds: float) -> str:
-    """`12 ms`, `4.5 s`, `2 h 10 min`, `3 d 4 h`."""
+    """Write a duration: `12 ms`, `4.5 s`, `2 h 10 min`, `3 d 4 h`."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms" if seconds else "0 s"
     if seconds < 60:
@@ -69,7 +69,7 @@ def human_duration(seconds: float) -> str:
 
 
 def _count_mark(count: float, step: float) -> str:
-    """`0`, `20`, `20k`, `20M`: as short as an axis needs it."""
+    """Write a number as short as an axis needs it: `0`, `20`, `20k`, `20M`."""
     if not count:
         return "0"
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -79,7 +79,7 @@ def _count_mark(count: float, step: float) -> str:
 
 
 def _duration_mark(seconds: float, step: float) -> str:
-    """In one unit, that of the step."""
+    """Write a duration in one unit, that of the step."""
     if not seconds:
         return "0"
     for size, name in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):

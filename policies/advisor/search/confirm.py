@@ -1,4 +1,4 @@
-"""The exact model as a judge: the cost of sets for a last local search, and the figures of the finalists.
+"""The exact model as a judge: the cost of sets for a last local search.
 
 A trace of a few segments is coarser than the summary's interpolation. Where the trace is small enough to be simulated
 many times over, the search's answer is therefore improved once more on exact costs. For a large trace the summary is
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..recommend.engine import EXACT_OPERATIONS_MAX, Engine
-from ..search.search import Constraints, refine
+from ..model.cost_model import CostModel, Partition
+from ..model.engine import EXACT_OPERATIONS_MAX, Engine, LocalEngine
+from ..model.evaluate import mask_members
 from ..statistics.operations import Operations
 from ..statistics.summary import Summary
-from .evaluate import mask_members
-from .exact import CostModel, Partition, measure
+from .search import Constraints, refine
 
 REFINE_OPERATIONS_MAX = 200_000_000
 """Operations that the last local search may simulate in all: some seconds."""
@@ -28,16 +28,17 @@ class ExactCosts:
     ) -> None:
         self.summary = summary
         self.operations = operations
+        self._engine = LocalEngine(operations)
         self.costs = costs
         self.retention_weight = retention_weight
         self._known: dict[int, float] = {}
         self._groups = [(sum(1 << m for m in group.members), group.count) for group in operations.transactions]
 
     def cost(self, mask: int) -> float:
-        """J of this store, in GiB-hours."""
+        """Return J of this store, in GiB-hours."""
         found = self._known.get(mask)
         if found is None:
-            figures = measure(self.operations, (tuple(mask_members(mask)),), self.costs)
+            figures = self._engine.measure([(tuple(mask_members(mask)),)], self.costs)[0]
             shared = sum(count for group, count in self._groups if group & mask and group & ~mask)
             # The measured cost of one store alone holds its retention and overhead: it sees no spanning transaction.
             weighted = figures.cost + (self.retention_weight - 1.0) * figures.gib_hours
@@ -53,7 +54,7 @@ def improve_exactly(
     starts: Sequence[Partition],
     retention_weight: float = 1.0,
 ) -> list[Partition]:
-    """The best of these by exact cost, improved; none where the trace is too large for that."""
+    """Improve these and give the best by exact cost; none where the trace is too large for that."""
     # Two rounds each, in which every destination is tried in every store and alone.
     steps = 2 * len(summary.destinations) * sum(len(start) + 2 for start in starts)
     if engine.count > EXACT_OPERATIONS_MAX or steps * engine.count > REFINE_OPERATIONS_MAX:

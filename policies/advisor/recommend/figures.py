@@ -1,4 +1,4 @@
-"""What the report shows beside the candidates: stores, destinations, who keeps whose files, pictures; values only.
+"""The figures that the report shows beside the candidates: stores, destinations, keepers of files, pictures.
 
 Every figure comes from the exact model. The summary only chooses what is worth working out: with which store another
 would be joined, where a destination would move, which partitioning to show for each number of stores. What would take
@@ -19,14 +19,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..model.confirm import ExactCosts
+from ..model.cost_model import CostModel, Partition, TimedCourse, courses
+from ..model.engine import Engine
 from ..model.evaluate import SetCosts, mask_members
-from ..model.exact import CostModel, Partition, TimedCourse, courses, timed
 from ..model.history import Bars, History, bars, history
 from ..model.pins import find_pins
-from ..recommend.engine import Engine
+from ..search.confirm import ExactCosts
 from ..search.search import Constraints, ladder
-from ..statistics.operations import Floats, Operations
+from ..statistics.operations import Operations
+from ..trace.arrays import Floats
 
 SIMULATED_OPERATIONS_MAX = 200_000_000
 """Operations that may be simulated for figures of what else could be: some seconds."""
@@ -48,7 +49,7 @@ class StoreFigures:
     name: str
     sends: int
     bytes: int
-    """Of messages and acks written."""
+    """The bytes of messages and acks written."""
     pending: int
     retention_p50: float
     """Seconds from a send to its last ack that half of the messages stay within; infinite where they are pending."""
@@ -64,13 +65,13 @@ class Kept:
     """One destination under one partitioning. Bytes are means over the trace's time."""
 
     by_others: float
-    """Its own bytes in full files that it needs no more."""
+    """The bytes of its own in full files that it needs no more."""
     others: tuple[tuple[str, float], ...]
     """The destinations that keep most of them, and how much each keeps."""
     files: int
     """The files that it keeps: it is the last to let them go."""
     file_bytes: float
-    """What those files take on disk after they were full."""
+    """The disk that those files take after they were full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class DestinationFigures:
     target: str | None
     """The store where moving it would cost least; ALONE for one of its own; None where it may not move."""
     move_cost: float | None
-    """What J grows by if it moves there, in GiB-hours; None also where the trace is too large to try."""
+    """The cost that J grows by if it moves there, in GiB-hours; None also where the trace is too large to try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the report shows. Times are seconds on the trace's clock."""
+    """The figures that the report shows. Times are seconds on the trace's clock."""
 
     begin: float
     finish: float
@@ -114,7 +115,7 @@ class Figures:
     """At most DESTINATIONS_MAX of the destinations, those first that keep most of what is compared with it, or that
     write most, where stores compact."""
     pictures: tuple[Picture, ...]
-    """What it is compared with, and the recommended one; that alone where they are the same."""
+    """The candidate that it is compared with, and the recommended one; that alone where they are the same."""
     by_stores: tuple[tuple[int, float], ...]
     """J by number of stores, as far as it was tried."""
 
@@ -136,7 +137,7 @@ class _Limited:
         return self._known[mask]
 
     def total(self, masks: Sequence[int]) -> float | None:
-        """Of all together; None where one of them is."""
+        """Add up the costs of all; None where one of them is."""
         costs = [self.cost(mask) for mask in masks]
         return None if None in costs else float(sum(cost for cost in costs if cost is not None))
 
@@ -148,8 +149,8 @@ def build_figures(
     costs: CostModel,
     partitions: Mapping[str, tuple[Partition, Sequence[str]]],
 ) -> Figures:
-    """Of the recommended partitioning (the last of `partitions`) and what it is compared with: name to stores and
-    their names."""
+    """Work out the figures of the recommended partitioning and of what it is compared with. `partitions`: stores and
+    their names, by name, the recommended one last."""
     partition, names = list(partitions.values())[-1]
     limited = _Limited(ExactCosts(set_costs.summary, operations, costs))
     masks = [_mask(members) for members in partition]
@@ -187,8 +188,8 @@ def build_figures(
 def figures_of_courses(
     engine: Engine, found: Sequence[Sequence[TimedCourse]], costs: CostModel, names: Mapping[str, Sequence[str]]
 ) -> Figures:
-    """What can be told where the trace is not in this process: the pictures over time. `names`: of the stores of each
-    partitioning whose courses these are."""
+    """Work out what can be told where the trace is not in this process: the pictures over time. `names`: of the stores
+    of each partitioning whose courses these are."""
     ahead = engine.sizes.sizes.segments_ahead * costs.segment_bytes
     pictures = [
         Picture(name, tuple(stores), history(one, engine.begin, engine.finish, ahead_bytes=ahead), None)
@@ -224,7 +225,7 @@ def _pictures(
     rules = costs.rules(operations.sizes)
     pictures, kept = [], []
     for name, (partition, stores) in partitions.items():
-        found = timed(operations, courses(operations, partition, rules))
+        found = courses(operations, partition, rules)
         over_time, drawn = history(found, begin, finish, ahead_bytes=ahead), None
         if not costs.compacts(operations.sizes.model):
             segments, pins = find_pins(operations, partition, rules)
@@ -298,7 +299,7 @@ def _stores(
 
 
 def _stays(operations: Operations, partition: Partition) -> list[tuple[Floats, int]]:
-    """Of each store: how long those messages stayed that stayed at all, ascending, and how many there were in all."""
+    """Find how long each store's messages stayed that stayed at all, ascending, and count all of them."""
     stayed = np.flatnonzero((operations.send < 0) & (operations.end > operations.time))
     length = operations.end[stayed] - operations.time[stayed]
     whose = operations.destination[stayed]
@@ -315,7 +316,7 @@ def _stays(operations: Operations, partition: Partition) -> list[tuple[Floats, i
 
 
 def _quantile(stayed: Floats, messages: int, share: float) -> float:
-    """The time that this share of the messages stays within; those that are not among `stayed` stay no time."""
+    """Return the time that this share of the messages stays within; those not among `stayed` stay no time."""
     if not messages:
         return 0.0
     at = ceil(share * messages) - 1 - (messages - len(stayed))
@@ -323,12 +324,12 @@ def _quantile(stayed: Floats, messages: int, share: float) -> float:
 
 
 def _by_retention(stays: Sequence[tuple[Floats, int]]) -> list[int]:
-    """The stores in order of their 95 % quantile."""
+    """Sort the stores by their 95 % quantile."""
     return sorted(range(len(stays)), key=lambda b: (_quantile(*stays[b], 0.95), b))
 
 
 def _near(order: Sequence[int], store: int) -> Sequence[int]:
-    """The stores that are near in retention, itself among them: all, where there are few."""
+    """Return the stores that are near in retention, itself among them: all, where there are few."""
     if len(order) <= NEAR:
         return order
     first = min(max(order.index(store) - NEAR // 2, 0), len(order) - NEAR)
@@ -344,7 +345,7 @@ def _may_join(constraints: Constraints, a: int, b: int) -> bool:
 
 class _Move(NamedTuple):
     store: int | None = None
-    """Where it would go, -1 for a store of its own; None: nowhere."""
+    """The store where it would go, -1 for a store of its own; None: nowhere."""
     cost: float | None = None
 
 
@@ -357,7 +358,7 @@ def _move(
     home: int,
     destination: int,
 ) -> _Move:
-    """Where moving this destination costs least. `order`: the stores by retention."""
+    """Find where moving this destination costs least. `order`: the stores by retention."""
     if any(destination in group and len(group) > 1 for group in constraints.pinned):
         return _Move()
     own = 1 << destination

@@ -1,11 +1,11 @@
-"""What the trace says of each destination by itself, for programs that read the recommendation."""
+"""The usage of each destination by itself, for programs that read the recommendation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
 
-from ..statistics.summary import Summary, retention_quantile
+from .summary import Summary, retention_quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +19,17 @@ class DestinationUsage:
     pending: int
     """Sends whose last ack the trace does not show."""
     bytes: int
-    """What its operations put into a journal."""
+    """The bytes that the destination's operations put into a journal."""
     retention_p50_seconds: float | None
     """Half of its messages were acked within this time, which begins with the summary's bucket of their send. None:
     fewer than half were acked."""
     retention_p95_seconds: float | None
-    """The same for 95 of 100."""
+    """The time within which 95 of 100 were acked, likewise."""
 
 
 def destination_usage(summary: Summary) -> tuple[DestinationUsage, ...]:
-    """In the summary's order. Under the clock `seq` the seconds are those of the order, not of any clock."""
+    """Return the usage of each destination, in the summary's order. Under the clock `seq` the seconds are those of the
+    order, not of any clock."""
     return tuple(
         DestinationUsage(
             total.name,

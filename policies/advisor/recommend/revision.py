@@ -29,8 +29,8 @@ from ...errors import ConfigError
 from ...names.destination import Destination
 from ...names.pattern import escape
 from ...text import human_bytes
-from ..recommend.recommendation import StorePlan, free_name
-from .current import CurrentConfig
+from ..search.current import CurrentConfig
+from .recommendation import StorePlan, free_name
 
 _PLACES = ("directory", "index_directory")
 """What no two stores can share."""
@@ -53,8 +53,8 @@ class _Store:
 def revised_yaml(
     current: CurrentConfig, plans: Sequence[StorePlan], weights: Mapping[str, int], segment_bytes: int | None = None
 ) -> str:
-    """The current file with the recommended stores in it, and comments that say what changed. The plans are named as
-    `names_beside` says.
+    """Write the current file with the recommended stores in it, and comments that say what changed. The plans are named
+    as `names_beside` says.
 
     `weights`: bytes by destination. `segment_bytes`: for all journals; None leaves each as it is.
     """
@@ -108,8 +108,8 @@ def _stores(
 def _bases(
     current: CurrentConfig, groups: Sequence[Sequence[str]], syncs: Sequence[Sync], weights: Mapping[str, int]
 ) -> list[str | None]:
-    """The current store whose place each group of destinations takes, by bytes in common; None for a new one. One that
-    syncs otherwise does not do: what the trace did not show may be in it, too."""
+    """Find the current store whose place each group of destinations takes, by bytes in common; None for a new one. One
+    that syncs otherwise does not do: what the trace did not show may be in it, too."""
     shared: list[tuple[int, int, str]] = []
     bases: list[str | None] = [None] * len(groups)
     for number, group in enumerate(groups):
@@ -138,8 +138,8 @@ def names_beside(
     names: Sequence[str],
     weights: Mapping[str, int],
 ) -> list[str]:
-    """What the stores of these groups, which sync like that, are called: as the current store whose place they take, or
-    anew, `names` being the names that would do."""
+    """Name the stores of these groups, which sync like that. A store is named as the current one whose place it takes,
+    or anew, as in `names`."""
     taken = {store.name.lower() for store in current.config.stores}
     found = []
     for group, base, name in zip(groups, _bases(current, groups, syncs, weights), names, strict=True):
@@ -148,7 +148,7 @@ def names_beside(
 
 
 def _most(current: CurrentConfig, names: Sequence[str], weights: Mapping[str, int]) -> str:
-    """The current store that holds most of these."""
+    """Find the current store that holds most of these."""
     common: Counter[str] = Counter()
     for name in names:
         common[current.store_of(name).name] += weights[name] + 1
@@ -170,7 +170,7 @@ def _take(stores: Mapping[str, _Store], store: _Store, plan: StorePlan, moved: S
 
 
 def _set(store: _Store, option: str, value: Sync | int, text: str) -> None:
-    """An option of a journal, where it is another."""
+    """Set an option of a journal, where it is another."""
     now = getattr(store.options, option, None)
     if isinstance(store.options, JournalOptions) and now != value:
         store.notes.append(f"{option} was {now.value if isinstance(now, Sync) else format_size(now or 0)}")
@@ -189,7 +189,7 @@ def _text(current: CurrentConfig, stores: Sequence[_Store]) -> str:
 
 
 def _routes_as_planned(text: str, current: CurrentConfig, plans: Sequence[StorePlan]) -> bool:
-    """Whether each plan's destinations, and nobody else's, come together."""
+    """Tell whether each plan's destinations, and nobody else's, come together."""
     try:
         made = CurrentConfig(loads(text, current.config.directory, names_suffice=True), {})
         made.require_all([name for plan in plans for name in plan.destinations])

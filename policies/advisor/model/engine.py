@@ -1,0 +1,160 @@
+"""Engines know a trace, by arrays in this process or through Spark. Either gives the same figures to the last digit.
+
+    engine.summary(segment_bytes)               what the search runs on
+    engine.courses(partitions, costs)           what each store has on disk over time
+    engine.simulate(partitions, segment_bytes)  every segment of each partitioning, where nothing is compacted
+    engine.measure(partitions, costs)           the exact figures of each
+
+`LocalEngine` holds the whole trace, some 400 bytes an operation while it is read. `spark.engine.SparkEngine` keeps it
+with Spark's workers: here come the summary and the segments, whose number depends on bytes and not on operations.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..statistics.operations import DestinationTotals, Operations, TransactionSet
+from ..statistics.sizes import OperationSizes
+from ..statistics.summary import Summary, summarise
+from ..trace.arrays import Ints
+from ..trace.table import Finding
+from .cost_model import (
+    CostModel,
+    Partition,
+    Retention,
+    Segments,
+    TimedCourse,
+    courses,
+    figures,
+    peak_span,
+    segments,
+    written_peak,
+)
+from .kernel import JournalRules
+
+EXACT_OPERATIONS_MAX = 1_000_000
+"""Operations of the largest trace that is held in this process for a last local search by the exact model."""
+
+
+class Engine(ABC):
+    """A trace that has been checked. `measure` and `simulate` take seconds to minutes through Spark: ask for many."""
+
+    destinations: tuple[str, ...]
+    totals: tuple[DestinationTotals, ...]
+    transactions: tuple[TransactionSet, ...]
+    findings: tuple[Finding, ...]
+    sizes: OperationSizes
+    count: int
+    """Operations in the trace."""
+    begin: float
+    """The time of the first operation, in seconds of the trace's clock; `finish`: of the last."""
+    finish: float
+    largest: tuple[int, int]
+    """Bytes and seq of the largest operation."""
+
+    @abstractmethod
+    def summary(self, segment_bytes: int) -> Summary:
+        """Add up bytes and lives by bucket."""
+
+    def courses(self, partitions: Sequence[Partition], costs: CostModel) -> list[list[TimedCourse]]:
+        """Find the course of each store of each partitioning."""
+        return self._found(partitions, costs.rules(self.sizes))
+
+    def simulate(self, partitions: Sequence[Partition], segment_bytes: int) -> list[Segments]:
+        """Find the segments of each partitioning, in order of birth, as they are without compaction."""
+        return self._simulate(partitions, JournalRules.of(self.sizes, segment_bytes, 0, 1))
+
+    def compacted_peaks(self, partitions: Sequence[Partition], segment_bytes: int) -> list[int]:
+        """Count the files at each peak without the ack rule: a broker's ack compaction can get that far."""
+        rules = JournalRules.of(self.sizes, segment_bytes, 0, 1, ack_rule=False)
+        return self._lasting_peaks(self._simulate(partitions, rules))
+
+    def measure(self, partitions: Sequence[Partition], costs: CostModel) -> list[Retention]:
+        """Work out the exact figures of each partitioning."""
+        found = self.courses(partitions, costs)
+        peaks: list[int | None] = [None] * len(found)
+        if peak_span(self.sizes.model, costs.segment_bytes):
+            peaks = [*self._lasting_peaks([segments(stores, costs.segment_bytes) for stores in found])]
+        return [
+            figures(
+                stores, partition, costs, self.sizes, self.transactions, self.begin, self.finish, peak_files=peak_files
+            )
+            for stores, partition, peak_files in zip(found, partitions, peaks, strict=True)
+        ]
+
+    @property
+    def has_operations(self) -> bool:
+        """Tell whether `operations` may be asked for."""
+        return self.count <= EXACT_OPERATIONS_MAX
+
+    @abstractmethod
+    def operations(self) -> Operations:
+        """Give the trace as arrays in this process; through Spark of `EXACT_OPERATIONS_MAX` operations at most."""
+
+    def _simulate(self, partitions: Sequence[Partition], rules: JournalRules) -> list[Segments]:
+        return [segments(found, rules.segment_bytes) for found in self._found(partitions, rules)]
+
+    def _lasting_peaks(self, simulated: Sequence[Segments]) -> list[int]:
+        """Count the files at the peak of each partitioning, where a number of them must last to count."""
+        if not simulated:
+            return []
+        span, total = peak_span(self.sizes.model, simulated[0].segment_bytes), self._bytes()
+        return [written_peak(begin, finish, span, total) for begin, finish in self._written_during(simulated)]
+
+    @abstractmethod
+    def _found(self, partitions: Sequence[Partition], rules: JournalRules) -> list[list[TimedCourse]]:
+        """Find the course of each store of each partitioning."""
+
+    @abstractmethod
+    def _bytes(self) -> int:
+        """Add up what all operations write."""
+
+    @abstractmethod
+    def _written_during(self, simulated: Sequence[Segments]) -> list[tuple[Ints, Ints]]:
+        """Give the bytes written to all stores when each segment begins and ends, of each partitioning.
+
+        Operations of the same time happen at one moment: it begins with the first of them and ends with the last.
+        """
+
+
+class LocalEngine(Engine):
+    """A trace in this process's memory."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self.destinations = operations.destinations
+        self.totals = operations.totals
+        self.transactions = operations.transactions
+        self.findings = operations.findings
+        self.sizes = operations.sizes
+        self.count = len(operations)
+        self.begin, self.finish = float(operations.time[0]), float(operations.time[-1])
+        at = int(operations.size.argmax())
+        self.largest = int(operations.size[at]), int(operations.seq[at])
+
+    def summary(self, segment_bytes: int) -> Summary:
+        return summarise(self._operations, segment_bytes)
+
+    has_operations = True
+
+    def operations(self) -> Operations:
+        return self._operations
+
+    def _found(self, partitions: Sequence[Partition], rules: JournalRules) -> list[list[TimedCourse]]:
+        return [courses(self._operations, partition, rules) for partition in partitions]
+
+    def _bytes(self) -> int:
+        return int(self._operations.size.sum())
+
+    def _written_during(self, simulated: Sequence[Segments]) -> list[tuple[Ints, Ints]]:
+        time, written = self._operations.time, np.cumsum(self._operations.size)
+        return [
+            (
+                written[np.searchsorted(time, one.start, side="left")],
+                written[np.searchsorted(time, one.end, side="right") - 1],
+            )
+            for one in simulated
+        ]
