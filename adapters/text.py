@@ -1,4 +1,4 @@
-"""What explanations are made of as plain text: ages that read well, paragraphs, tables."""
+"""Explanations as plain text: ages that read well, paragraphs, tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def human_age(seconds: float) -> str:
-    """`40 s`, `12 min`, `5 h`, `31 d`: the largest unit of which there are two, or seconds."""
+    """Return an age as `40 s`, `12 min`, `5 h`, `31 d`. Its unit is the largest of which there are two, or seconds."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{int(seconds // size):,} {unit}"
@@ -15,12 +15,13 @@ def human_age(seconds: float) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """The lines of a paragraph, of 40 columns at least; no word is broken."""
+    """Return the lines of a paragraph, of 40 columns at least; no word is broken."""
     return textwrap.wrap(text, max(40, width), break_long_words=False, break_on_hyphens=False)
 
 
 def table(rows: list[list[str]], right: Sequence[int] = ()) -> list[str]:
-    """The lines of a table whose first row is its head; `right`: the columns that are aligned to the right."""
+    """Return the lines of a table whose first row is its head. `right` has the columns that are aligned to the
+    right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Which files of a journal are compacted next: what the journal goes by, and the advisor's model of it.
+"""The choice of a journal's files to compact next, for the journal and for the advisor's model of it.
 
 The rule bounds how often one message is copied. Files are taken together that were copied equally often (their
 generation), and only if what they become is at most `live_percent` of what they take, with the headers of their files.
@@ -15,14 +15,15 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, TypeVar
 
 MESSAGES_MAX: Final = 8192
-"""In one file of copies."""
+"""The most messages in one file of copies."""
 BATCH_BYTES: Final = 64 * 1024
 """The batches of a file of copies are about as large, unless one record is larger."""
 TOGETHER: Final = 16
-"""So many small files of copies are put together, each with at most one part in TOGETHER of what one may have."""
+"""The number of small files of copies that are put together. Each has at most one part in TOGETHER of what one may
+have."""
 PARTS: Final = 4
-"""It is looked again once one part in PARTS of what lived has died, or as much as a file may have. To look at each
-death would copy much of what dies next, where a batch is acked."""
+"""The part of what lived that dies before the journal is looked at again: one in PARTS. As much as a file may have is
+enough too. To look at each death would copy much of what dies next, where a batch is acked."""
 
 
 class Used(Protocol):
@@ -30,19 +31,19 @@ class Used(Protocol):
 
     @property
     def generation(self) -> int:
-        """How often what is in it was copied; 0: a segment."""
+        """Return how often what is in the file was copied; 0: a segment."""
 
     @property
     def live(self) -> int:
-        """Messages in it that live."""
+        """Return how many messages in the file live."""
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of their records."""
+        """Return the bytes of the records of its live messages."""
 
     @property
     def taken(self) -> int:
-        """Bytes of the disk that it takes beside its header."""
+        """Return the bytes of the disk that the file takes beside its header."""
 
 
 F = TypeVar("F", bound=Used)
@@ -56,11 +57,10 @@ def choose(
     header_bytes: int,
     messages_max: int = MESSAGES_MAX,
 ) -> list[F]:
-    """The files that are to be compacted next, in the order in which they were given, none if it does not pay: of one
-    generation, each with at most `live_percent` of live bytes, of all that it takes with its header, and together with
-    about `bytes_max` of live bytes. Those go first that are deadest: least is twice on the disk meanwhile. Of segments
-    there are at least `min_segments`, of files of copies one is enough. Files without any live message are not among
-    them."""
+    """Return the files to compact next, in the order in which they were given, none if it does not pay. They are of one
+    generation. Each has at most `live_percent` of live bytes, of all that it takes with its header. Together they have
+    about `bytes_max` of live bytes. The deadest go first: least is twice on the disk meanwhile. Of segments there are
+    at least `min_segments`, of files of copies one is enough. Files without any live message are not among them."""
     dying: dict[int, list[F]] = {}
     small: dict[int, list[F]] = {}
     for file in files:
@@ -86,17 +86,17 @@ def choose(
 
 
 def is_dying(file: Used, live_percent: int, header_bytes: int) -> bool:
-    """Whether at most so much of what it takes is live."""
+    """Return whether at most `live_percent` of what a file takes is live."""
     return file.live_bytes * 100 <= live_percent * (file.taken + header_bytes)
 
 
 def look_after(live_bytes: int, bytes_max: int) -> int:
-    """How many bytes die, of those that live in files that take no more, until it is time to look again."""
+    """Return how many live bytes of files that take no more records die until it is time to look again."""
     return max(min(live_bytes // PARTS, bytes_max), 1)
 
 
 def _first(group: Sequence[F], least: int, bytes_max: int) -> list[F]:
-    """As many as have so many live bytes, and `least` in any case; none if there are fewer."""
+    """Return as many files as have so many live bytes, and `least` in any case; none if there are fewer."""
     taken: list[F] = []
     size = 0
     for file in group:
@@ -108,11 +108,11 @@ def _first(group: Sequence[F], least: int, bytes_max: int) -> list[F]:
 
 
 def _bytes(files: Sequence[Used], header_bytes: int) -> int:
-    """What they take on the disk."""
+    """Return the bytes that the files take on the disk."""
     return sum(file.taken + header_bytes for file in files)
 
 
 def _bytes_after(files: Sequence[Used], bytes_max: int, header_bytes: int, messages_max: int) -> int:
-    """What they will take, in as few files as may be."""
+    """Return the bytes that their copies will take, in as few files as may be."""
     live, size = sum(file.live for file in files), sum(file.live_bytes for file in files)
     return size + header_bytes * max(-(-size // bytes_max), -(-live // messages_max))

@@ -13,11 +13,11 @@ from typing import Any, Final
 from .text import count_of
 
 HELD_SHOWN: Final = 10
-"""Destinations that an error names; of others it says how many there are."""
+"""The most destinations that an error names; of others it says how many there are."""
 
 
 class AnabranchError(Exception):
-    """The base of all of them."""
+    """The base of all errors that Anabranch raises on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class CorruptionError(AnabranchError):
     """Acknowledged data is damaged. Nothing was changed on disk."""
 
     def __init__(self, path: str, offset: int, reason: str, step: str = "") -> None:
-        """`step`: what to do about it, where somebody knows."""
+        """Make the error. `step` says what to do about it, where somebody knows."""
         self.path, self.offset, self.reason, self.step = path, offset, reason, step
         self.held: Mapping[str, int | None] = {}
         """The destinations whose messages lie in what is damaged, as far as that is known, and how many messages; None
@@ -86,7 +86,8 @@ class CorruptionError(AnabranchError):
 
 
 def shown_held(held: Mapping[str, int | None], where: str) -> str:
-    """The destinations with the most messages, each with its number if all are known, and how many others there are."""
+    """Return the destinations with the most messages, and how many others there are. Each has its number if all are
+    known."""
     names = sorted(held, key=lambda name: (-(held[name] or 0), name))
     shown, others = names[:HELD_SHOWN], names[HELD_SHOWN:]
     counts = [count for count in held.values() if count is not None]
@@ -128,12 +129,12 @@ class DeadLetterError(AnabranchError, ValueError):
 
 
 class DecodeError(AnabranchError, ValueError):
-    """The codec of a queue or a subscription does not take the body of a message, which is as it was: leased, if it was
-    received; or that of a map a value. `__cause__` says what the codec did not like, if it tried."""
+    """The codec of a queue, a subscription or a map does not take a body or a value. A message is as it was: leased, if
+    it was received. `__cause__` says what the codec did not like, if it tried."""
 
     def __init__(self, text: str, message: Any) -> None:
         self.message = message
-        """The Message, None of a map's value: its `raw_body` has the bytes; release it or reject it."""
+        """The Message, None for a map's value. Its `raw_body` has the bytes; release it or reject it."""
         super().__init__(text)
 
 
@@ -155,13 +156,13 @@ class TransactionInDoubt(TransactionError):  # noqa: N818  the field's own word 
 
     def __init__(self, text: str, transaction: str, stores: Sequence[str]) -> None:
         self.transaction = transaction
-        """Its id, as `Router.in_doubt()` shows it."""
+        """The transaction's id, as `Router.in_doubt()` shows it."""
         self.stores = list(stores)
         super().__init__(text)
 
 
 class OutcomeUnknownError(StoreFailedError):
-    """It is not known whether the operation took effect. Retry it with the same `message_id`."""
+    """Nobody knows whether the operation took effect. Retry it with the same `message_id`."""
 
 
 class ClockError(AnabranchError):

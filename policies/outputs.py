@@ -1,4 +1,4 @@
-"""What a command reads from and writes to for its user: paths of this machine, files that appear whole or not at all.
+"""A command's input and output for its user: paths of this machine, files that appear whole or not at all.
 
     path = local_path("s3a://bucket/advice", "--out")          # ConfigError: not on this machine
     with scratch_directory(path.parent, "advice") as scratch:  # gone at the end, also where its process was killed
@@ -29,13 +29,13 @@ from .platform_files import sync_directory, sync_file
 
 
 def is_elsewhere(given: object) -> bool:
-    """Whether it is the URL of another file system than this machine's, such as hdfs://namenode/usage."""
+    """Return whether this is the URL of another file system than this machine's, such as hdfs://namenode/usage."""
     scheme = URL_SCHEME.match(given) if isinstance(given, str) else None
     return scheme is not None and scheme[1] != "file"
 
 
 def local_path(given: str | os.PathLike[str], what: str) -> Path:
-    """The path of this machine that was given, also as a URL (`file:///srv/trace.csv`).
+    """Return the path of this machine that was given, also as a URL (`file:///srv/trace.csv`).
 
     Raises ConfigError for a URL of another file system; `what` says for what it was given, such as `--out`.
     """
@@ -56,7 +56,8 @@ def local_path(given: str | os.PathLike[str], what: str) -> Path:
 
 @contextmanager
 def scratch_directory(parent: Path, name: str, mode: int = 0o700) -> Iterator[Path]:
-    """A new directory in `parent`, removed at the end with all that is in it, unless it has been renamed meanwhile.
+    """Make a new directory in `parent`. It is removed at the end with all that is in it, unless it has been renamed
+    meanwhile.
 
     First those of `name` go whose processes were killed. Raises OSError where it cannot be made.
     """
@@ -71,7 +72,7 @@ def scratch_directory(parent: Path, name: str, mode: int = 0o700) -> Iterator[Pa
 
 
 def _make(parent: Path, name: str, mode: int) -> tuple[Path, int]:
-    """A new directory, and the descriptor that has it locked."""
+    """Make a new directory; return it, and the descriptor that has it locked."""
     while True:
         path = parent / f".{name}.{secrets.token_hex(8)}.tmp"
         try:
@@ -107,7 +108,8 @@ def _sweep(parent: Path, name: str) -> None:
 
 
 def write_files(directory: Path, texts: Mapping[str, str], *, overwrite: bool) -> list[Path]:
-    """Write these files (name to text, as UTF-8) into a directory, which is made where it is missing; their paths.
+    """Write these files (name to text, as UTF-8) into a directory, which is made where it is missing. Return their
+    paths.
 
     All of them are on disk, synced, before the first appears. A new directory appears with all of them at once; in one
     that is there they appear one after another, each whole. On an error none does. Raises ConfigError where one is
@@ -171,18 +173,18 @@ def _write(path: Path, text: str) -> None:
 
 
 def check_files(directory: Path, names: Iterable[str], *, overwrite: bool) -> None:
-    """Raises ConfigError where `write_files` would refuse to write these files. Touches nothing."""
+    """Raise ConfigError where `write_files` would refuse to write these files. Touches nothing."""
     _check(directory, names, ANOTHER_DIRECTORY, overwrite)
 
 
 def check_file(path: Path, *, overwrite: bool) -> None:
-    """Raises ConfigError where `write_file` would refuse to write this one. Touches nothing."""
+    """Raise ConfigError where `write_file` would refuse to write this one. Touches nothing."""
     _check(path.parent, [path.name], ANOTHER_FILE, overwrite)
 
 
 ANOTHER_DIRECTORY = "another directory"
 ANOTHER_FILE = "another file"
-"""What its user gives, and is to give instead."""
+"""The thing that the user is to give instead of the one given."""
 
 
 def _check(directory: Path, names: Iterable[str], instead: str, overwrite: bool) -> None:
@@ -202,7 +204,7 @@ def _check(directory: Path, names: Iterable[str], instead: str, overwrite: bool)
 
 
 def taken(path: Path | str, instead: str = ANOTHER_DIRECTORY) -> ConfigError:
-    """The error that something is there already which may not be replaced. `instead`: what else to give."""
+    """Return the error that something is there already which may not be replaced. `instead` says what else to give."""
     step = f"give {instead}, or replace it (--force; from Python: overwrite=True)"
     return ConfigError([f"{path} exists already and was left as it is; {step}"])
 

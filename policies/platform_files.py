@@ -28,9 +28,9 @@ import fcntl
 
 FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
 BY_FDATASYNC: Final[bool] = FULL_SYNC is None and hasattr(os, "fdatasync")
-"""Whether fdatasync makes a file's bytes durable."""
+"""True if fdatasync makes a file's bytes durable."""
 _UNKNOWN: Final = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL))
-"""What file systems say that know nothing of F_FULLFSYNC. Any other error is the disk's."""
+"""The errors of file systems that know nothing of F_FULLFSYNC. Any other error is the disk's."""
 
 
 def sync_data(fd: int) -> None:

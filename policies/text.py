@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def human_bytes(count: float) -> str:
-    """`9.2 KB`, `23.1 MB`: powers of a thousand, as disks are sold. For all that was measured or counted; what is
-    configured is told as it may be written in a file, by units.format_size."""
+    """Return bytes as `9.2 KB`, `23.1 MB`: by powers of a thousand, as disks are sold. Use it for all that was measured
+    or counted. What is configured is told as it may be written in a file, by units.format_size."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if abs(count) < 1000:
             return count_of(round(count), "byte") if unit == "bytes" else f"{count:.1f} {unit}"
@@ -14,5 +14,5 @@ def human_bytes(count: float) -> str:
 
 
 def count_of(number: int, what: str) -> str:
-    """`1 row`, `2,000 rows`."""
+    """Return a count with its noun: `1 row`, `2,000 rows`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -164,7 +164,7 @@ class Compactor:
             if writer is not None:
                 _remove(writer)
             raise
-        # What was not found in them counts there still; else they would come here again at once.
+        # Messages not found in them still count there; without this they would come here again at once.
         left = [segment for segment in sources if segment.live and segment in self._log.table.all]
         self._unreadable.update(segment.number for segment in left)
 

@@ -428,7 +428,7 @@ class MessageRows:
                 self.counted -= 1
                 there = cursor.delete() and bool(cursor.key())
 
-    # What waits
+    # Messages that wait
 
     def postpone(self, state: DestinationState, seq: int, number: int, due: int) -> None:
         """Let a message that is still there wait until then, or (0) no longer, for all or for one subscription."""

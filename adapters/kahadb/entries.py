@@ -212,7 +212,7 @@ class Outcomes:
         if found is None:
             return  # it held nothing persistent, or its operations are in files that are gone
         waiting = found.outcome in (Outcome.OPEN, Outcome.PREPARED)
-        # The same holds for a copied commit, which may lie behind a restart that came after the original.
+        # A copied commit counts too: it may lie behind a restart that came after the original.
         late = entry.rewritten and found.outcome is Outcome.DISCARDED and isinstance(command, Commit)
         if not waiting and not late:
             return

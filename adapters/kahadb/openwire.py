@@ -44,7 +44,7 @@ class OpenWireError(ValueError):
     """The bytes are not the object that was expected; says why."""
 
 
-# What reading past the end of the bytes raises, and what is plainly wrong.
+# Errors that reading past the end of the bytes raises, and the one for what is plainly wrong.
 _MALFORMED = (OpenWireError, IndexError, struct.error)
 
 

@@ -53,8 +53,9 @@ from .writing import LAST, Write
 
 
 def _descriptors(options: SqlOptions) -> int:
-    """How many a store keeps open: its lock, its lease's connection, and those that one thread writes and another reads
-    on: each of SQLite's is a file and a write-ahead log, and all of them share a third."""
+    """Return how many files and sockets a store keeps open: its lock, its lease's connection, and two more connections.
+    One thread writes on the first of these; another reads on the second. In SQLite each connection is a file and a
+    write-ahead log; all of them share a third file."""
     leased = options.lease_expiration is not None
     if options.url is None:
         return 1 + 2 * (2 + leased) + 1
@@ -62,7 +63,7 @@ def _descriptors(options: SqlOptions) -> int:
 
 
 class SqlBackend(Backend):
-    """One store's tables. `write` and `took_effect` are called by the thread that writes."""
+    """The tables of one store. The thread that writes calls `write` and `took_effect`."""
 
     kind = "sql"
     volatile = False
@@ -71,7 +72,7 @@ class SqlBackend(Backend):
     postpones = True
 
     def __init__(self, name: str, directory: Path, options: SqlOptions, index_directory: Path | None = None) -> None:
-        """`index_directory` means nothing here: the database has its own."""
+        """Make the backend of a closed store. `index_directory` means nothing here: the database has its own."""
         self.name, self.options = name, options
         self.settings = Settings.of(
             options,
@@ -88,11 +89,11 @@ class SqlBackend(Backend):
         self._lease: Lease | None = None
         self._stopped: StoreFailedError | None = None
         self._write_lock = threading.Lock()
-        """Held while something is written: SQLite is made smaller when nothing is."""
+        """The lock that is held while something is written: SQLite is made smaller when nothing is."""
 
     @classmethod
     def check_options(cls, options: SqlOptions) -> None:
-        """Raises ConfigError and MissingExtraError for what `create` would refuse before it connects."""
+        """Raise ConfigError and MissingExtraError for what `create` would refuse before it connects."""
         tables = schema(options.schema_prefix, options.table_names)
         Statements(tables, options.statements)
         keepalive_statement(options)
@@ -191,11 +192,11 @@ class SqlBackend(Backend):
             self._lease.require()
 
     def _lose_directory(self, error: StoreFailedError) -> None:
-        """The lock's file is gone, or is another's: so may the directory be."""
+        """Fail the store: the lock's file is gone, or is another's, and so may be the directory."""
         self._lose(str(error))
 
     def _lose(self, reason: str) -> None:
-        """The lease, or the directory, is ours no more against our will."""
+        """Fail the store and cut off its connections: its lease or directory was lost against our will."""
         self._fail(StoreFailedError(reason))
         if self._engine is not None:
             cut_off(self._engine)  # or those whom the database keeps waiting would hear of it much later
@@ -226,7 +227,7 @@ class SqlBackend(Backend):
                 raise self._refusal(error) from None
 
     def _write(self, plan: Plan) -> None:
-        """Raises SQLAlchemyError if nothing took effect."""
+        """Write a plan in one transaction. Raises SQLAlchemyError if nothing took effect."""
         committing: Effects | None = None
         options = self.options
 
@@ -274,12 +275,13 @@ class SqlBackend(Backend):
                 raise self._fail(error) from None
 
     def _took(self, effects: Effects) -> None:
-        """A database transaction has taken effect. What Ctrl-C cannot strike: the thread that writes is at it."""
+        """Note that a database transaction has taken effect. Ctrl-C cannot strike here: the thread that writes is at
+        it."""
         self._batch += 1
         self._effects = effects
 
     def _refusal(self, error: SQLAlchemyError) -> AnabranchError:
-        """What callers of a write that took no effect get."""
+        """Return the error that callers of a write that took no effect get."""
         if dialects.is_of_the_disk(error):
             return self._fail(self._database.disk_failed(error))
         refusal = self._database.error(error)

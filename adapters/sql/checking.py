@@ -1,4 +1,4 @@
-"""What must hold between the tables, and between them and what the store knows in memory (Store.check)."""
+"""Checks of what must hold between the tables, and between them and what the store knows in memory (Store.check)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def violations(
     branches: Mapping[bytes, int],
     last_seq: int,
 ) -> list[str]:
-    """Each violation, in words. While nothing is written. Raises SQLAlchemyError."""
+    """Return each violation, in words. Called while nothing is written. Raises SQLAlchemyError."""
     check = _Check(connection, catalog, statements)
     return [*check.counts(), *check.subscriptions(), *check.store(branches, last_seq), *check.holds()]
 
@@ -33,7 +33,7 @@ class _Check:
         return self._connection.execute(self._statements[name], parameters).all()
 
     def counts(self) -> Iterator[str]:
-        """Of the destinations."""
+        """Yield the violations in the counts of destinations."""
         by_number: dict[int, list[Any]] = defaultdict(list)
         for number, *rest in self._all("select.counts"):
             by_number[number].append(rest)
@@ -50,7 +50,7 @@ class _Check:
                 yield f"{state.destination} counts {state.delayed} messages that wait; MESSAGES holds {waiting}"
 
     def subscriptions(self) -> Iterator[str]:
-        """What they have to ack, and the tables that hang on them."""
+        """Yield the violations in what subscriptions have to ack, and in the tables that hang on them."""
         rows = {row[0] for row in self._all("select.durables")}
         subscriptions = self._catalog.subscriptions
         if rows != subscriptions.keys():
@@ -78,7 +78,7 @@ class _Check:
             yield f"message {seq} of a topic was acked by all, and is still in MESSAGES"
 
     def store(self, branches: Mapping[bytes, int], last_seq: int) -> Iterator[str]:
-        """Ids, and what is prepared."""
+        """Yield the violations in ids, and in what is prepared."""
         highest = self._all("select.last")[0][0] or 0
         if highest > last_seq:
             yield f"MESSAGES has the id {highest}, beyond the highest that was given out, {last_seq}"
@@ -87,7 +87,7 @@ class _Check:
             yield f"XALOG holds {len(rows)} prepared transactions, the store knows {len(branches)}"
 
     def holds(self) -> Iterator[str]:
-        """What is held is there."""
+        """Yield each held message that is not there."""
         for feed in self._catalog.feeds():
             for seq, lease in list(feed.held.items()):
                 if not is_volatile(lease.place) and not self._all("select.place", message=seq):

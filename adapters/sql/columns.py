@@ -13,14 +13,14 @@ from ..core.record.place import Place, order_of
 ID, PRIORITY, EXPIRES, SIZE, PARTS, DELIVERIES, SENT_AT, MESSAGE_ID, HEADERS, CONTENT = range(10)
 
 KEPT_APART: Final = -1
-"""PARTS of a message whose CONTENT says which body in LARGE it has."""
+"""The value of PARTS for a message whose CONTENT says which body in LARGE it has."""
 
 _unpack: Final = HEAD.unpack_from
 _pack: Final = HEAD.pack
 
 
 def message_row(send: Send, number: int, queue_name: str, chunk_size: int) -> tuple[dict[str, Any], bytes]:
-    """A row of MESSAGES with this destination's number, and the body if that belongs into CHUNKS, else b""."""
+    """Return a row of MESSAGES with this destination's number, and the body if that belongs into CHUNKS, else b""."""
     record = send.record
     priority, flags, id_bytes, headers_bytes, sent_at_ms, expires_at_ms = _unpack(record)
     headers_at = HEAD.size + id_bytes
@@ -49,14 +49,14 @@ def message_row(send: Send, number: int, queue_name: str, chunk_size: int) -> tu
 
 
 def place_of(row: Sequence[Any], priorities: bool) -> Place:
-    """Where a row's message is. What core's Place has of ours are its SIZE and PARTS."""
+    """Return where a row's message is. SIZE and PARTS are the part of core's Place that is ours."""
     return (
         order_of(row[PRIORITY], priorities), row[ID], row[EXPIRES], row[DELIVERIES], (row[SIZE], row[PARTS]),
     )  # fmt: skip
 
 
 def record_of(row: Sequence[Any], body: bytes | None = None) -> bytes:
-    """The record of a row; its body, if that is not in the row."""
+    """Return the record of a row. `body` is its body, if that is not in the row."""
     if body is None:
         body = bytes(row[CONTENT])
     name = b"" if row[MESSAGE_ID] is None else unescaped(row[MESSAGE_ID]).encode()
@@ -68,7 +68,7 @@ def record_of(row: Sequence[Any], body: bytes | None = None) -> bytes:
 
 
 def chunk_rows(row: int, body: bytes, size: int) -> Iterator[dict[str, Any]]:
-    """Rows of CHUNKS."""
+    """Yield the rows of CHUNKS for a body."""
     for part, start in enumerate(range(0, len(body), size)):
         yield {"id": row, "part": part, "content": body[start : start + size]}
 

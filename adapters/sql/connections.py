@@ -1,4 +1,4 @@
-"""The engine of a store: where its database is, and the pool of connections to it (keeping.py)."""
+"""The engine of a store: where its database is, and the pool of connections to it (pool.py)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .pool import KeptPool, taken
 from .statements import keepalive_statement
 
 EXTRAS: Final = {"psycopg": "postgres"}
-"""The extra that brings a driver."""
+"""The extra that brings each driver."""
 _SECRET: Final = ("password", "passwd", "pwd", "secret", "token", "key")
 _MASK: Final = "***"
 T = TypeVar("T")
 
 
 def on_connection(engine: Engine, work: Callable[[Connection], T], **options: Any) -> T:
-    """What `work` returns, which is given a connection with these execution options. Raises SQLAlchemyError, and what
-    `work` raises.
+    """Return what `work` returns for a connection with these execution options. Raises SQLAlchemyError, and what `work`
+    raises.
 
     Where Ctrl-C strikes, or a signal handler raises, nothing of it is open any more on return: neither its transaction,
     for which others would wait, nor what it was reading. It is no context manager: struck at the end of its block, that
@@ -55,7 +55,7 @@ def on_connection(engine: Engine, work: Callable[[Connection], T], **options: An
 
 
 def database_url(options: SqlOptions, directory: Path) -> URL:
-    """The URL, with the password that is given beside it; SQLite in the store's directory if there is none. Show it by
+    """Return the URL with the password that is given beside it, or SQLite's in the store's directory. Show it by
     `shown_url` alone. Raises ConfigError, which shows nothing of a URL that does not read."""
     if options.url is None:
         return URL.create("sqlite", database=str(directory / dialects.SQLITE_FILE))
@@ -76,32 +76,33 @@ def database_url(options: SqlOptions, directory: Path) -> URL:
 
 
 def shown_url(url: URL) -> str:
-    """The URL as it may be shown: neither the password, nor what its query may hold."""
+    """Return the URL as it may be shown: with neither the password, nor what its query may hold."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
 def scrubbed(text: str, url: URL) -> str:
-    """A driver's words without the secrets of the URL, should it echo one."""
+    """Return a driver's words without the secrets of the URL, should the driver echo one."""
     for secret in (str(url.password or ""), *_secrets(url).values()):
         text = text.replace(secret, _MASK) if secret else text
     return text
 
 
 def _secrets(url: URL) -> dict[str, str]:
-    """What is secret in the URL's query. SQLAlchemy hides the password alone."""
+    """Return what is secret in the URL's query, by name. SQLAlchemy hides the password alone."""
     query = {name: values[-1] for name, values in url.normalized_query.items()}
     return {name: value for name, value in query.items() if any(part in name.lower() for part in _SECRET)}
 
 
 def words_of(error: BaseException, url: URL) -> str:
-    """The driver's words, on one line, without the secrets of the URL."""
+    """Return the driver's words, on one line, without the secrets of the URL."""
     original = getattr(error, "orig", None) or error
     words = " ".join(str(original).split()) or type(original).__name__
     return scrubbed(words, url)
 
 
 def open_engine(options: SqlOptions, directory: Path) -> Engine:
-    """The engine of a store in this directory. Connects to nothing yet. Raises ConfigError, MissingExtraError.
+    """Return the engine of a store in this directory. It connects to nothing yet. Raises ConfigError,
+    MissingExtraError.
 
     A forked child does not close its parent's connections.
     """
@@ -124,7 +125,7 @@ def open_engine(options: SqlOptions, directory: Path) -> Engine:
 
 
 def open_single(options: SqlOptions, directory: Path) -> Engine:
-    """An engine that has no pool: each connection is one of its own, closed by who opened it."""
+    """Return an engine that has no pool. Each connection is one of its own, closed by who opened it."""
     return _engine(database_url(options, directory), options, poolclass=NullPool)
 
 
@@ -161,8 +162,9 @@ def _engine(url: URL, options: SqlOptions, **pool: Any) -> Engine:
 
 
 def _creating(creator: Any, ours: Callable[[], Engine]) -> Callable[[], Any]:
-    """What makes a connection of the driver's by the option `creator`. What it raises counts as the driver's, so that
-    it fails the calls that need it, and no more. `ours` is the engine that it is for. Raises ConfigError."""
+    """Return what makes a connection of the driver's by the option `creator`. What it raises counts as the driver's
+    error: it fails the calls that need the connection, and no more. `ours` returns the engine that the connection is
+    for. Raises ConfigError."""
     what = creator
     if isinstance(creator, str):
         try:
@@ -194,7 +196,7 @@ def _creating(creator: Any, ours: Callable[[], Engine]) -> Callable[[], Any]:
 
 
 def cut_off(engine: Engine) -> None:
-    """Who waits for the database on a connection of this pool gets an error, at once."""
+    """Give everyone who waits for the database on a connection of this pool an error, at once."""
     if isinstance(engine.pool, KeptPool):
         engine.pool.cut_off_all()
 

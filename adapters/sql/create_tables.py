@@ -29,8 +29,8 @@ LOCKED_SECONDS: Final = 3.0
 
 
 def prepare(database: Database, tables: Schema, options: SqlOptions, store_id: bytes) -> bytes:
-    """The tables of a new store: whole or not at all, where the database can do that. Returns the id that it has.
-    Raises ConfigError, PlacementError if they are another one's, StoreFailedError."""
+    """Make or adopt the tables of a new store, whole or not at all, where the database can do that. Return the id that
+    the store has. Raises ConfigError, PlacementError if the tables are another store's, StoreFailedError."""
 
     def create(connection: Connection) -> bytes:
         _require_unicode(database, connection)
@@ -53,8 +53,8 @@ def prepare(database: Database, tables: Schema, options: SqlOptions, store_id: b
 
 
 def require(database: Database, tables: Schema, options: SqlOptions, store_id: bytes) -> None:
-    """The tables of a store that is about to be opened are there, and its own. Raises ConfigError, PlacementError,
-    StoreFailedError."""
+    """Check that the tables of a store that is about to be opened are there, and its own. Raises ConfigError,
+    PlacementError, StoreFailedError."""
 
     def look(connection: Connection) -> Sequence[Any]:
         _require_unicode(database, connection)
@@ -96,7 +96,7 @@ def _index(database: Database, tables: Schema) -> None:
 
 
 def _all_there(connection: Connection, tables: Schema) -> bool:
-    """Whether all tables have all columns: much cheaper than to ask the database what it has."""
+    """Return whether all tables have all columns. To ask the database what it has would cost much more."""
     everything = [select(*table.columns).exists() for table in tables.tables]
     try:
         connection.execute(select(literal(1)).where(literal(0) == 1, *everything))
@@ -109,7 +109,7 @@ def _all_there(connection: Connection, tables: Schema) -> bool:
 
 
 def _existing_columns(connection: Connection, tables: Schema) -> dict[str, set[str]]:
-    """The columns of those of our tables that are there."""
+    """Return the columns of those of our tables that are there."""
     names = [table.name for table in tables.tables]
     inspected = inspect(connection).get_multi_columns(schema=tables.metadata.schema, filter_names=names)
     return {name.lower(): {column["name"].lower() for column in columns} for (_, name), columns in inspected.items()}

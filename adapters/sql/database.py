@@ -1,4 +1,4 @@
-"""The database of a store: reading from it, and what its errors mean to who called."""
+"""The database of a store: how to read from it, and what its errors mean to who called."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 
 class Database:
-    """Threads: all."""
+    """The database of one store. Threads: all."""
 
     def __init__(self, name: str, engine: Engine) -> None:
         self.name, self.engine = name, engine
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """What `work` finds, in a transaction of its own that changes nothing. Raises StoreFailedError."""
+        """Return what `work` finds, in a transaction of its own that changes nothing. Raises StoreFailedError."""
         for last in (False, True):
             try:
                 return on_connection(self.engine, work)
@@ -35,7 +35,7 @@ class Database:
         raise AssertionError
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """What `work` returns, in a transaction that writes and that it commits. Raises SQLAlchemyError."""
+        """Return what `work` returns, in a transaction that writes and that `work` commits. Raises SQLAlchemyError."""
         return on_connection(self.engine, work, **{dialects.WRITES: True})
 
     def require_keepalive(self, options: SqlOptions) -> None:
@@ -61,7 +61,8 @@ class Database:
         self.read(run)
 
     def error(self, error: SQLAlchemyError) -> AnabranchError:
-        """What to raise for it. Without its cause: a driver may have put a password there."""
+        """Return the error to raise for one of the database. It has no cause: a driver may have put a password
+        there."""
         words = self.words(error)
         out_of_files = dialects.out_of_files(error)
         if out_of_files is not None:
@@ -77,15 +78,15 @@ class Database:
         )
 
     def disk_failed(self, error: SQLAlchemyError) -> StoreFailedError:
-        """What the store fails for if the database says that the disk has failed, or that its file is damaged."""
+        """Return what the store fails for if its disk has failed or its file is damaged, as the database says."""
         where = shown_url(self.engine.url)
         return StoreFailedError(f"its database {where} is damaged, or its disk has failed: {self.words(error)}")
 
     def words(self, error: BaseException) -> str:
-        """The driver's words, on one line."""
+        """Return the driver's words, on one line, without the secrets of the URL."""
         return words_of(error, self.engine.url)
 
 
 def is_cut_off(error: SQLAlchemyError) -> bool:
-    """Whether the connection broke, and not what was asked of it."""
+    """Return whether the connection broke, and not what was asked of it."""
     return isinstance(error, DBAPIError) and error.connection_invalidated

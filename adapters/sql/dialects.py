@@ -1,4 +1,4 @@
-"""What differs from one database to another: here and nowhere else."""
+"""The differences between databases: here and nowhere else."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from .pool import KeptPool, close_cursors, note_cursor
 
 SQLITE_FILE: Final = "store.db"
 WRITES: Final = "anabranch_writes"
-"""An execution option of connections: its transactions write."""
+"""An execution option of connections whose transactions write."""
 BARE: Final = "anabranch_bare"
-"""Likewise: what runs there runs outside of any transaction. SQLite alone asks for it."""
+"""An execution option of connections on which statements run outside of any transaction. SQLite alone asks for it."""
 SQLITE_FILES: Final = 4
-"""What SQLite has open at once for one connection: the database, its directory, the write-ahead log and its index."""
+"""The number of files that SQLite has open at once for one connection. They are the database, its directory, the
+write-ahead log and its index."""
 BUSY_SECONDS: Final = 10.0
-"""How long SQLite waits for another one's lock: a backup tool's, say."""
+"""The seconds for which SQLite waits for another one's lock: a backup tool's, say."""
 
 
 LIBPQ: Final = {
@@ -36,11 +37,12 @@ LIBPQ: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""A server whose machine is gone is noticed within half a minute; the URL's query may say other numbers."""
+"""Options by which a server whose machine is gone is noticed within half a minute. The URL's query may say other
+numbers."""
 
 
 def connect_args(url: URL) -> dict[str, Any]:
-    """What the driver's connect() is given."""
+    """Return what the driver's connect() is given."""
     if url.get_backend_name() == "sqlite":
         return {"check_same_thread": False, "timeout": BUSY_SECONDS}
     if url.get_backend_name() == "postgresql" and url.get_driver_name() in ("psycopg", "psycopg2"):
@@ -49,9 +51,9 @@ def connect_args(url: URL) -> dict[str, Any]:
 
 
 def make_sqlite_file(url: URL, file_mode: int) -> None:
-    """Make SQLite's file before SQLite would, whose own heeds the umask alone; the files that it makes beside it get
-    the mode of this one. Nothing for a server, for a file that is there, which may be a link where a URL names it, and
-    for a `file:` URI. Raises OSError."""
+    """Make SQLite's file before SQLite would, whose own heeds the umask alone. The files that SQLite makes beside it
+    get the mode of this one. Nothing is made for a server or for a `file:` URI. A file that is there stays; it may be a
+    link where a URL names it. Raises OSError."""
     if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith("file:"):
         path = Path(url.database)
         if not path.exists():
@@ -59,7 +61,7 @@ def make_sqlite_file(url: URL, file_mode: int) -> None:
 
 
 def configure(engine: Engine) -> None:
-    """Every connection and transaction of this engine is as durable as it must be (rule T6)."""
+    """Make every connection and transaction of this engine as durable as it must be (rule T6)."""
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _sqlite_connect)
         event.listen(engine, "begin", _sqlite_begin)
@@ -97,7 +99,7 @@ def _sqlite_close(_connection: Any, record: ConnectionPoolEntry) -> None:
 
 
 def _sqlite_error(context: ExceptionContext) -> None:
-    # What SQLite cannot open for writing once, after an I/O error say, it opens for reading, and the connection stays
+    # SQLite opens a file for reading that it once cannot open for writing, after an I/O error say. The connection stays
     # so: it is given up as one that broke, and the next one opens the files anew. The index of the log (store.db-shm)
     # is opened once for all connections of the process, so those that idle have to go too.
     if _is_read_only(context.original_exception):
@@ -140,25 +142,25 @@ def _sqlite_now(*_: Any, **__: Any) -> str:
 
 
 def one_at_a_time(connection: Connection) -> None:
-    """Two nodes that make the tables of one store at the same time do so one after the other. SQLite's transactions
+    """Let nodes that make the tables of one store at the same time do so one after the other. SQLite's transactions
     that write do so anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(724062571)"))  # a number of ours, nothing else
 
 
 def wait_for_locks(connection: Connection, seconds: float) -> None:
-    """The most that this transaction waits for another one to end. SQLite has BUSY_SECONDS."""
+    """Set the most seconds that this transaction waits for another one to end. SQLite has BUSY_SECONDS."""
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SET LOCAL lock_timeout = {max(1, round(seconds * 1000))}"))
 
 
 def is_locked(error: Exception) -> bool:
-    """Whether it has waited that long."""
+    """Return whether a transaction has waited as long as `wait_for_locks` lets it."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == "55P03"
 
 
 def end_idle_transactions(engine: Engine, seconds: float) -> None:
-    """The database ends a transaction whose process stands still: who takes over waits for its locks."""
+    """Let the database end a transaction whose process stands still: who takes over waits for its locks."""
 
     def connected(connection: Any, _record: Any) -> None:
         with connection.cursor() as cursor:
@@ -169,24 +171,24 @@ def end_idle_transactions(engine: Engine, seconds: float) -> None:
         event.listen(engine, "connect", connected)
 
 
-# What errors mean ----------------------------------------------------------------------------------------------------
+# Meanings of errors ---------------------------------------------------------------------------------------------------
 
 
 def _codes(error: SQLAlchemyError) -> tuple[str, str]:
-    """SQLite's name of the error and PostgreSQL's SQLSTATE, as far as there are any."""
+    """Return SQLite's name of the error and PostgreSQL's SQLSTATE, as far as there are any."""
     original = getattr(error, "orig", None)
     return str(getattr(original, "sqlite_errorname", "")), str(getattr(original, "sqlstate", None) or "")
 
 
 def is_full(error: SQLAlchemyError) -> bool:
-    """Whether nothing more fits into the database. What was asked took no effect."""
+    """Return whether nothing more fits into the database. What was asked took no effect."""
     name, state = _codes(error)
     return name == "SQLITE_FULL" or state == "53100"
 
 
 def out_of_files(error: SQLAlchemyError) -> OSError | None:
-    """The operating system's error, if this process could open no more files or sockets. Where a server answered, it is
-    the server's own trouble."""
+    """Return the operating system's error, if this process could open no more files or sockets. Where a server
+    answered, the trouble is the server's own."""
     name, state = _codes(error)
     if name == "SQLITE_CANTOPEN":
         return _try_files(SQLITE_FILES)
@@ -197,7 +199,8 @@ def out_of_files(error: SQLAlchemyError) -> OSError | None:
 
 
 def _try_files(count: int) -> OSError | None:
-    """The error, if this process cannot open so many files now: SQLite tells only that one could not be opened."""
+    """Return the error, if this process cannot open so many files now. SQLite tells only that one could not be
+    opened."""
     with ExitStack() as opened:
         try:
             for _ in range(count):
@@ -208,27 +211,27 @@ def _try_files(count: int) -> OSError | None:
 
 
 def is_operational(error: SQLAlchemyError) -> bool:
-    """Whether it is the database's trouble, and passes, rather than that of what was asked."""
+    """Return whether the trouble is the database's, and passes, rather than that of what was asked."""
     return isinstance(error, OperationalError | InterfaceError)
 
 
 def is_mistake(error: SQLAlchemyError) -> bool:
-    """Whether what was asked is wrong, and will be another time: SQLite calls that operational too."""
+    """Return whether what was asked is wrong, and will be another time. SQLite calls that operational too."""
     return not is_operational(error) or _codes(error)[0] == "SQLITE_ERROR"
 
 
 def is_data(error: SQLAlchemyError) -> bool:
-    """Whether one of the values was wrong, so that the others would do."""
+    """Return whether one of the values was wrong, so that the others would do."""
     return isinstance(error, DataError | StatementError) and not is_operational(error)
 
 
 def is_collision(error: SQLAlchemyError) -> bool:
-    """Whether the same would do if it were tried again at once: it met another transaction."""
+    """Return whether the same would do if it were tried again at once: it met another transaction."""
     return _codes(error)[1] in ("40001", "40P01")
 
 
 def is_of_the_disk(error: SQLAlchemyError) -> bool:
-    """Whether a disk of ours has failed, so that what was written before may be lost too: SQLite alone tells."""
+    """Return whether a disk of ours has failed, so that earlier writes may be lost too. SQLite alone tells."""
     name, _ = _codes(error)
     return name.startswith(("SQLITE_IOERR", "SQLITE_CORRUPT", "SQLITE_NOTADB"))
 
@@ -237,7 +240,7 @@ def is_of_the_disk(error: SQLAlchemyError) -> bool:
 
 
 def reclaim(connection: Connection) -> int:
-    """Give back space that the database does not need; returns bytes. A server sees to that by itself. Raises
+    """Give back space that the database does not need; return the bytes. A server sees to that by itself. Raises
     SQLAlchemyError, OSError. The connection has not been used before."""
     database = connection.engine.url.database
     if connection.dialect.name != "sqlite" or not database:
@@ -249,7 +252,8 @@ def reclaim(connection: Connection) -> int:
 
 
 def compact(connection: Connection) -> int:
-    """The same, and the database's file becomes as small as what is in it. Nobody else writes meanwhile."""
+    """Make the database's file as small as what is in it; return the bytes given back. A server sees to that by itself.
+    Nobody else writes meanwhile. Raises SQLAlchemyError, OSError. The connection has not been used before."""
     database = connection.engine.url.database
     if connection.dialect.name != "sqlite" or not database:
         return 0
@@ -260,8 +264,8 @@ def compact(connection: Connection) -> int:
 
 
 def _truncate(connection: Connection) -> None:
-    """Without a transaction. It waits for nobody: it would keep the lock for writing meanwhile, and who reads may be
-    long about it, a backup tool say. What it leaves is for the next time."""
+    """Truncate SQLite's write-ahead log, without a transaction. This waits for nobody: it would keep the lock for
+    writing meanwhile. A reader such as a backup tool may take long. The rest of the log is for the next time."""
     before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
     connection.exec_driver_sql("PRAGMA busy_timeout = 0")
     try:
@@ -271,7 +275,7 @@ def _truncate(connection: Connection) -> None:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file that may not be there: SQLite removes its log with the last connection."""
+    """Return the bytes of a file that may not be there. SQLite removes its log with the last connection."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from ..system import directory
 
 
 class StoreDirectory(directory.StoreDirectory):
-    """One store's. The constructor touches nothing. Its id is also in the table STORE."""
+    """The directory of one SQL store. The constructor touches nothing. The id is also in the table STORE."""
 
     advice = (
         "If it lies on another disk, mount that first; if only this file is lost, restore it (the table STORE holds "

@@ -1,4 +1,4 @@
-"""Which row of DUPLICATES holds which message id of the duplicate window, so that rows go as ids leave it (rule X7)."""
+"""The row of DUPLICATES for each message id of the duplicate window: rows go as ids leave it (rule X7)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class DuplicateRows:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.last_number = 0
-        """The highest that a row ever had."""
+        """The highest number that a row ever had."""
         self._numbers: dict[Key, int] = {}
 
     def add(self, keys: Iterable[Key]) -> None:
-        """They get the next numbers; the oldest beyond the limit are forgotten."""
+        """Give the ids the next numbers; forget the oldest beyond the limit."""
         for key in keys:
             self.load(self.last_number + 1, key)
 
     def load(self, number: int, key: Key) -> None:
-        """One whose row has this number."""
+        """Add an id whose row has this number; forget the oldest beyond the limit."""
         self._numbers.pop(key, None)  # requeued: it is among the latest again, and `first_kept` goes by the order
         self._numbers[key] = number
         self.last_number = number
@@ -30,7 +30,7 @@ class DuplicateRows:
             del self._numbers[next(iter(self._numbers))]
 
     def first_kept(self, more: int) -> int:
-        """The number of the oldest row that stays once so many more come; 0: all stay."""
+        """Return the number of the oldest row that stays once so many more come; 0: all stay."""
         beyond = len(self._numbers) + more - self.limit
         if beyond <= 0:
             return 0
@@ -39,5 +39,5 @@ class DuplicateRows:
         return next(number for place, number in enumerate(self._numbers.values()) if place == beyond)
 
     def forget(self, destination: int) -> None:
-        """The ids of a destination that is removed."""
+        """Forget the ids of a destination that is removed."""
         self._numbers = {key: number for key, number in self._numbers.items() if key[0] != destination}

@@ -1,6 +1,6 @@
-"""How much there is of what, as far as a store knows it without asking its tables, and what a write changes of it.
+"""The counts that a store knows without asking its tables, and what a write changes of them.
 
-It is counted at open, and from then on by what each write has done, so that nothing here costs more where the backlog
+They are counted at open, and from then on by what each write has done. So nothing here costs more where the backlog
 is longer (invariant 10).
 """
 
@@ -25,7 +25,7 @@ class Lane:
 
     count: int = 0
     last: int = 0
-    """No message has a higher seq."""
+    """A seq that no message exceeds."""
 
 
 class Lanes:
@@ -41,7 +41,7 @@ class Lanes:
         return self._lanes.get(order)
 
     def count(self, order: int, more: int, last: int) -> None:
-        """An order has so many messages more, or less; `last` is the highest new seq, 0: there is none."""
+        """Add so many messages to an order, or take them off. `last` is the highest new seq, 0: there is none."""
         lane = self._lanes.get(order)
         if lane is None:
             self.orders.add(order)
@@ -55,7 +55,7 @@ class Lanes:
 
 @dataclass(slots=True)
 class Amount:
-    """By how much a lane grows."""
+    """The growth of a lane."""
 
     messages: int = 0
     bytes: int = 0
@@ -65,47 +65,48 @@ class Amount:
 
 @dataclass(slots=True)
 class Effects:
-    """Of one write."""
+    """The effects of one write on the counts."""
 
     amounts: dict[tuple[DestinationState, int], Amount] = field(default_factory=dict)
-    """By destination and order."""
+    """The growth of lanes, by destination and order."""
     to_ack: dict[SubscriptionState, int] = field(default_factory=dict)
-    """By how many messages a subscription has more to ack."""
+    """The number of further messages that each subscription has to ack."""
     counted: dict[DestinationState, tuple[Sequence[Any], dict[SubscriptionState, int]]] = field(default_factory=dict)
-    """What was counted anew, instead of all of `amounts` and `to_ack` before it: rows as of `select.counts` behind the
-    destination, and what its subscriptions have to ack."""
+    """Counts made anew, instead of all of `amounts` and `to_ack` before. A destination has rows as of `select.counts`
+    behind the destination, and what its subscriptions have to ack."""
     acked: list[tuple[int, int]] = field(default_factory=list)
-    """Number of the subscription (0: a queue) and seq."""
+    """The number of the subscription (0: a queue) and the seq of each message acked."""
     dead: list[int] = field(default_factory=list)
-    """Seqs of messages that are gone."""
+    """The seqs of messages that are gone."""
     returned: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Subscription's number and seq: how often it has been given back."""
+    """The times that a message has been given back, by the subscription's number and seq."""
     redelivered: set[SubscriptionState] = field(default_factory=set)
-    """Of these REDELIVERIES has rows now."""
+    """Subscriptions that have rows in REDELIVERIES now."""
     many: bool = False
-    """More messages are gone than those that are listed."""
+    """True if more messages are gone than those that are listed."""
     expiry: int = 0
     """The earliest time (ms) at which something new expires; 0: nothing does."""
     prepared: dict[bytes, int] = field(default_factory=dict)
-    """Transaction -> its row in XALOG."""
+    """The row in XALOG of each prepared transaction."""
     settled: list[bytes] = field(default_factory=list)
     removed: list[DestinationState] = field(default_factory=list)
     leaving: list[Feed] = field(default_factory=list)
-    """Of removed destinations and of subscriptions that have ended, whose messages are still to go."""
+    """Feeds of removed destinations and of ended subscriptions, whose messages are still to go."""
     left: list[tuple[DestinationState, int]] = field(default_factory=list)
-    """Destination and number of the subscription (0: the destination itself) of those which are gone for good."""
+    """The destination and the number of the subscription (0: the destination itself) of those which are gone for
+    good."""
     waits: dict[Counted, int] = field(default_factory=dict)
-    """By how many more messages wait for their time, of a destination and for a subscription."""
+    """The number of further messages that wait for their time, of a destination and for a subscription."""
     waiting: dict[Counted, int] = field(default_factory=dict)
-    """So many wait, counted anew."""
+    """The number of messages that wait, counted anew."""
     due: int = 0
     """The earliest time (ms) until which something waits by now; 0: nothing new."""
     ids: list[Key] = field(default_factory=list)
-    """New in the duplicate window."""
+    """Ids that are new in the duplicate window."""
     last_seq: int = 0
 
     def sent(self, send: Send) -> None:
-        """A message that is kept."""
+        """Count a message that is kept."""
         amount = self._amount(send.state, send.order)
         amount.messages += 1
         amount.bytes += len(send.record)
@@ -116,16 +117,16 @@ class Effects:
             self.expiry = send.expires_at_ms
 
     def more_waits(self, counted: Counted, more: int) -> None:
-        """So many more wait, or less."""
+        """Count so many more messages that wait, or fewer."""
         self.waits[counted] = self.waits.get(counted, 0) + more
 
     def free(self, state: DestinationState, order: int, seq: int) -> None:
-        """A message waits no longer."""
+        """Note that a message waits no longer."""
         amount = self._amount(state, order)
         amount.last = max(amount.last, seq)
 
     def gone(self, state: DestinationState, order: int, messages: int, size: int) -> None:
-        """So many messages of one order are dead."""
+        """Count so many messages of one order as dead."""
         amount = self._amount(state, order)
         amount.messages -= messages
         amount.bytes -= size
@@ -137,17 +138,17 @@ class Effects:
         return amount
 
     def acks(self, subscriber: SubscriptionState, count: int) -> None:
-        """A subscription has so many less to ack."""
+        """Count so many fewer messages that a subscription has to ack."""
         self.to_ack[subscriber] = self.to_ack.get(subscriber, 0) - count
 
     def count_anew(self, state: DestinationState, rows: Sequence[Any], to_ack: dict[SubscriptionState, int]) -> None:
-        """What was counted of it before is void."""
+        """Take what was counted anew of a destination. What was counted of it before is void."""
         self.amounts = {key: amount for key, amount in self.amounts.items() if key[0] is not state}
         self.to_ack = {subscriber: count for subscriber, count in self.to_ack.items() if subscriber.topic is not state}
         self.counted[state] = (rows, to_ack)
 
     def apply_counts(self, catalog: Catalog, priorities: bool) -> None:
-        """Bring them into the destinations and subscriptions. Under the store's lock."""
+        """Apply the counts to the destinations and subscriptions. Called under the store's lock."""
         for state, (rows, to_ack) in self.counted.items():
             load_counts(catalog, state, rows, priorities)
             for subscriber, count in to_ack.items():

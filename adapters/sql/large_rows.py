@@ -26,24 +26,25 @@ AT_ONCE: Final = 64
 """Rows that are deleted in one transaction: others write meanwhile."""
 TRIES: Final = 3
 PAUSE: Final = 0.05
-"""Seconds."""
+"""Seconds between two tries."""
 
 Steps = Sequence[tuple[str, Mapping[str, Any]]]
 """Names of statements, and their parameters."""
 
 
 class LargeRows:
-    """Those of one store that is open."""
+    """The large bodies of one store that is open."""
 
     def __init__(self, database: Database, statements: Statements, table: str) -> None:
         self._database, self._statements, self._table = database, statements, table
         self._lock = threading.RLock()
-        """One of them writes at a time: each is a transaction that takes its turn with the store's."""
+        """The lock by which one thread writes at a time. Each write is a transaction that takes its turn with the
+        store's."""
         self._starts: dict[bytes, bytes] = {}
-        """Of bodies that are begun."""
+        """The starts of bodies that are begun."""
 
     def _run(self, steps: Steps) -> None:
-        """In one transaction, which may be done again: who was cut off cannot tell whether it was."""
+        """Run the steps in one transaction. It may be done again: who was cut off cannot tell whether it was."""
 
         def run(connection: Connection) -> None:
             for name, parameters in steps:

@@ -34,7 +34,7 @@ from .connections import on_connection, scrubbed, shown_url
 log = logging.getLogger(__name__)
 
 MARGIN: Final = 0.1
-"""Of the lease: how long before its end the owner stops."""
+"""The part of the lease that is left when the owner stops."""
 POLL_MAX: Final = 0.5
 """Seconds between two looks at a lease that another one holds and may give back."""
 LOCKED_MAX: Final = 1.0
@@ -42,7 +42,7 @@ LOCKED_MAX: Final = 1.0
 
 
 def clock() -> float:
-    """Seconds, for spans alone: it goes on while the machine sleeps, where there is such a clock."""
+    """Return seconds, for spans alone. The clock goes on while the machine sleeps, where there is such a clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
@@ -50,23 +50,25 @@ _secret: Final = os.urandom(16)
 
 
 def _node(directory: Path) -> str:
-    """Who we are: the same one again when this process opens the same directory again, which nobody else can have open
-    meanwhile. So it need not wait for its own lease, should that have been renewed while it was given up for lost."""
+    """Return this node's name: the same one again when this process opens the same directory again. Nobody else can
+    have that directory open meanwhile. So the node need not wait for its own lease, if that was renewed while given up
+    for lost."""
     pid = os.getpid()
     digest = hashlib.sha256(b"%d %b %b" % (pid, _secret, os.fsencode(directory.resolve()))).hexdigest()
     return f"process {pid} on {socket.gethostname()} ({digest[:8]})"
 
 
 class _Held(NamedTuple):
-    """Somebody else has it."""
+    """A lease that somebody else has."""
 
     holder: str
     left: float
-    """Seconds; below 0: expired, but its last transaction is not over."""
+    """The seconds left; below 0: it has expired, but its last transaction is not over."""
 
 
 class Lease:
-    """From `acquire` to `release` or until it is lost. Safe for all threads; a forked child has none."""
+    """The lease of a store, from `acquire` to `release` or until it is lost. Safe for all threads; a forked child has
+    none."""
 
     def __init__(
         self,
@@ -78,9 +80,9 @@ class Lease:
         directory: Path,
         lost: Callable[[str], None],
     ) -> None:
-        """`engine`: pool.open_single's, so that no renewal waits for a connection. `what` is whose lease it is, for
-        errors; `directory` the node's own, which has one owner. `lost`, a method, is called once, by a thread of ours,
-        if the lease ends against our will."""
+        """Make a lease that is yet to be acquired. `engine` is open_single's, so that no renewal waits for a
+        connection. `what` is whose lease it is, for errors; `directory` the node's own, which has one owner. `lost`, a
+        method, is called once, by a thread of ours, if the lease ends against our will."""
         assert options.lease_expiration is not None
         self.node = _node(directory)
         self._engine, self._statements, self._what = engine, statements, what
@@ -97,11 +99,11 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether it is ours for certain, now."""
+        """Return whether the lease is ours for certain, now."""
         return clock() < self._until
 
     def require(self) -> None:
-        """Raise StoreFailedError if it is not."""
+        """Raise StoreFailedError if the lease is not ours for certain, now."""
         if not self.held:
             raise StoreFailedError(
                 f"{self._what} is no longer ours: its lease could not be renewed in time; reopen it to have it again"
@@ -110,7 +112,7 @@ class Lease:
     # Taking it and giving it back
 
     def acquire(self) -> None:
-        """Wait for it for `lease_wait`. Raises StoreLockedError with the holder's name, StoreFailedError if the
+        """Wait for the lease for `lease_wait`. Raises StoreLockedError with the holder's name, StoreFailedError if the
         database cannot be reached."""
         deadline = time.monotonic() + self._wait
         while True:
@@ -147,7 +149,7 @@ class Lease:
         )
 
     def _try(self, locked_max: float) -> _Held | None:
-        """Take it if it is free; None if it is ours now."""
+        """Take the lease if it is free. Return its holder, None if it is ours now."""
         taken = {**self._owner, "node": self.node, "span": round(self._expiration * 1000)}
 
         def take(connection: Connection) -> _Held | None:
@@ -169,7 +171,7 @@ class Lease:
         return on_connection(self._engine, take, **{dialects.WRITES: True})
 
     def _row(self, connection: Connection) -> tuple[str, float]:
-        """Who has it, and for how many seconds more."""
+        """Return who has the lease, and for how many seconds more."""
         row = connection.execute(self._statements["select.lease"], self._owner).one_or_none()
         if row is None:
             try:
@@ -181,7 +183,7 @@ class Lease:
         return row[0], row[1] / 1000
 
     def release(self) -> None:
-        """Give it back, for the next one to have it at once. Never raises; idempotent."""
+        """Give the lease back, for the next one to have it at once. Never raises; idempotent."""
         with self._lock:
             had, self._over, self._until = not self._over and self._until > 0, True, 0.0
         for gate in self._gates:
@@ -201,11 +203,11 @@ class Lease:
     # Keeping it
 
     def _end(self, sent: float) -> float:
-        """When we stop, if the database has said yes to what was sent then."""
+        """Return when we stop, if the database has said yes to what was sent then."""
         return sent + self._expiration * (1 - MARGIN)
 
     def _renew(self) -> float:
-        """Ask for more; returns the seconds until it is to be asked again."""
+        """Ask for more; return the seconds until it is to be asked again."""
         sent = clock()
         try:
             if self._connection is None:
@@ -284,7 +286,7 @@ def _taken() -> threading.Lock:
 
 
 def _open(gate: threading.Lock) -> None:
-    """Let go who waits there."""
+    """Release the gate, so that who waits there goes on. An open gate stays open."""
     try:
         gate.release()
     except RuntimeError:  # it was open

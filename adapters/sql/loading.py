@@ -1,4 +1,4 @@
-"""At open: what is in the tables."""
+"""The loading of what is in the tables, at open."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ from .statements import Statements
 
 
 class Loader:
-    """Fills a catalog that is new. Raises SQLAlchemyError, CorruptionError, PlacementError."""
+    """A loader that fills a catalog that is new. Raises SQLAlchemyError, CorruptionError, PlacementError."""
 
     def __init__(
         self, connection: Connection, statements: Statements, catalog: Catalog, priorities: bool, where: str
     ) -> None:
-        """`where`: what a damage is said to be in."""
+        """Make a loader for one catalog. `where` is what a damage is said to be in."""
         self._connection, self._statements, self._catalog = connection, statements, catalog
         self._priorities, self._where = priorities, where
         self.batch = 0
-        """STORE.BATCH."""
+        """The value of STORE.BATCH."""
         self.next_expiry = 0
         """The earliest time (ms) at which a message expires; 0: none does."""
         self.ids: list[tuple[int, Key]] = []
-        """Of the duplicate window: the numbers of the rows, oldest first."""
+        """The ids of the duplicate window with the numbers of their rows, oldest first."""
         self.last_id = 0
         """The highest number of a row in DUPLICATES."""
         self.branches: dict[bytes, int] = {}
-        """What is prepared: transaction -> ID of its row in XALOG."""
+        """The ID of the row in XALOG of each prepared transaction."""
 
     def _all(self, name: str, **parameters: Any) -> Sequence[Any]:
         return self._connection.execute(self._statements[name], parameters).all()
 
     def load(self, owner: str, progress: Progress | None) -> Found:
-        """What is there beside destinations and subscriptions. `owner` is the store's id in hex."""
+        """Fill the catalog, and return what is there beside destinations and subscriptions. `owner` is the store's id
+        in hex."""
         rows = self._all("select.store", owner=owner)
         if not rows:  # they were looked at before this, but nothing was in them
             raise PlacementError(

@@ -47,7 +47,7 @@ _status_postgresql: Final = text("SELECT txid_status(CAST(:transaction AS BIGINT
 
 
 class Caller:
-    """One transaction of a caller's."""
+    """One transaction of a caller."""
 
     __slots__ = ("_connection", "_root", "key", "told", "transaction")
 
@@ -55,18 +55,18 @@ class Caller:
         self.key = secrets.token_hex(16)
         self.told = weakref.ref(told)
         self.transaction = transaction
-        """PostgreSQL's number of it; 0 elsewhere."""
+        """PostgreSQL's number of the transaction; 0 elsewhere."""
         self._connection = weakref.ref(connection)
         self._root = weakref.ref(root)
 
     def is_open(self) -> bool:
-        """Whether its connection is still in it, as far as that was told."""
+        """Return whether the transaction's connection is still in it, as far as that was told."""
         connection, root = self._connection(), self._root()
         return connection is not None and root is not None and connection.get_transaction() is root
 
 
 class Outbox:
-    """Of one store. Threads: all."""
+    """The outbox of one store. Threads: all."""
 
     def __init__(self, name: str, database: Database, statements: Statements, tables: Schema, chunk_size: int) -> None:
         self._name, self._database, self._statements = name, database, statements
@@ -76,12 +76,12 @@ class Outbox:
         self._heard: weakref.WeakSet[Connection] = weakref.WeakSet()
         """Connections whose events are listened to."""
         self._here: tuple[Any, ...] | None = None
-        """What tells our database from others, as it was asked last."""
+        """The values that tell our database from others, as it was asked last."""
 
     # Callers
 
     def enlist(self, connection: Any, told: Told) -> Caller:
-        """As OutboxRows."""
+        """Return the transaction that is open on a connection, as OutboxRows."""
         self._require_connection(connection)
         self._require_transaction(connection)
         root = connection.get_transaction()
@@ -106,7 +106,8 @@ class Outbox:
         return caller
 
     def ending(self, connection: Connection) -> None:
-        """The transaction on it is about to end. Raises nothing: it is the caller's that would fail."""
+        """Tell that the transaction on a connection is about to end. Raises nothing: the caller's transaction would
+        fail."""
         try:
             root = connection.get_transaction()
             with self._lock:
@@ -140,7 +141,8 @@ class Outbox:
         )
 
     def _require_transaction(self, connection: Connection) -> None:
-        """The connection has transactions: what is written on it is not committed at once."""
+        """Check that the connection has transactions: what is written on it is not committed at once. Raises
+        TransactionError."""
         driver: Any = connection.connection.dbapi_connection
         level = connection.get_execution_options().get("isolation_level")
         autocommit = level == "AUTOCOMMIT" or getattr(driver, "autocommit", False) is True
@@ -170,7 +172,7 @@ class Outbox:
             raise self._elsewhere(connection, "is to another database")
 
     def _where(self, connection: Connection) -> tuple[Any, ...]:
-        """What no other database has."""
+        """Return the values that no other database has."""
         if connection.dialect.name == "postgresql":
             return tuple(connection.execute(_where_postgresql, {"name": self._table}).one())
         for row in connection.exec_driver_sql("PRAGMA database_list").all():
@@ -183,7 +185,7 @@ class Outbox:
         return (None,)
 
     def is_over(self, caller: AnyCaller) -> bool:
-        """As OutboxRows."""
+        """Return whether a transaction has ended for certain, as OutboxRows."""
         assert isinstance(caller, Caller)
         if caller.is_open():
             return False
@@ -204,7 +206,7 @@ class Outbox:
     # Rows
 
     def put(self, connection: Any, caller: AnyCaller, entries: Sequence[Entry]) -> None:
-        """As OutboxRows."""
+        """Write the entries down in the caller's transaction, as OutboxRows."""
         rows = [row for entry in entries for row in self._rows(caller.key, entry)]
         connection.execute(self._statements["insert.outbox"], rows if len(rows) > 1 else rows[0])
 
@@ -217,7 +219,7 @@ class Outbox:
             }  # fmt: skip
 
     def written(self, after: int, most: int, caller: str | None = None) -> Sequence[Written]:
-        """As OutboxRows."""
+        """Return the committed entries behind a number, as OutboxRows."""
         name, parameters = "select.outbox", {"after": after, "most": most}
         if caller is not None:
             name, parameters = "select.outbox.caller", {**parameters, "caller": caller}  # type: ignore[dict-item]
@@ -225,7 +227,7 @@ class Outbox:
         return [Written(number, key, int(size or 0)) for number, key, size in rows]
 
     def entries(self, caller: str, first: int, last: int) -> Sequence[Entry]:
-        """As OutboxRows."""
+        """Return the entries of one transaction between two numbers, as OutboxRows."""
         statement = self._statements["select.outbox.rows"]
         parameters = {"caller": caller, "first": first, "last": last}
         rows = self._database.read(lambda connection: connection.execute(statement, parameters).all())
@@ -239,7 +241,7 @@ class Outbox:
 
 
 def _listen(connection: Connection, outbox: weakref.ref[Outbox]) -> None:
-    """Hear of the ends of its transactions, from now on."""
+    """Hear of the ends of the connection's transactions, from now on."""
 
     def ending(connection: Connection, *_: Any) -> None:
         its = outbox()

@@ -33,23 +33,24 @@ TRUST: Final = 1.0
 TICK_MAX: Final = 1.0
 CURSORS: Final = "cursors"
 CURSORS_MAX: Final = 8
-"""More than one statement is at work on a connection only while rows of another are read."""
+"""The number of cursors that are noted of a connection. More than one statement is at work only while rows of another
+are read."""
 SLICE: Final = 0.1
-"""Seconds; a wake-up that an interrupted thread failed to give is made up for after it."""
+"""The seconds after which a wake-up that an interrupted thread failed to give is made up for."""
 
 
 class _Use(NamedTuple):
-    """Of a connection."""
+    """The use of a connection by a thread."""
 
     since: float
-    """Monotonic."""
+    """The monotonic time at which the use began."""
     thread: int
-    """Whose it is."""
+    """The thread whose use it is."""
     number: int
-    """As `taken`."""
+    """The number that `taken` gave."""
 
     def is_since(self, number: int, thread: int) -> bool:
-        """Whether this thread has taken it after that."""
+        """Return whether this thread has taken the connection after that number."""
         return self.thread == thread and self.number > number
 
 
@@ -57,7 +58,7 @@ _numbers: Final = itertools.count(1)
 
 
 def taken() -> int:
-    """A number: what is taken from now on, of any pool, has a higher one."""
+    """Return a number. What is taken from now on, of any pool, has a higher one."""
     return next(_numbers)
 
 
@@ -66,18 +67,19 @@ def _use() -> _Use:
 
 
 class _Slot:
-    """One connection's place among the most that there may be. Given back, or lost with the last who knew it: one who
-    was interrupted, say."""
+    """One connection's place among the most that there may be. It is given back, or lost with the last who knew it: one
+    who was interrupted, say."""
 
     __slots__ = ("__weakref__", "use")
 
     def __init__(self, use: _Use) -> None:
         self.use = use
-        """Whose it was made for."""
+        """The use that the connection was made for."""
 
 
 class KeptPool(Pool):
-    """Safe for all threads. A forked child neither uses nor closes its parent's connections (`leave`)."""
+    """A pool that keeps its connections. Safe for all threads. A forked child neither uses nor closes its parent's
+    connections (`leave`)."""
 
     def __init__(
         self,
@@ -92,9 +94,9 @@ class KeptPool(Pool):
         words_of: Callable[[BaseException], str] = str,
         **more: Any,
     ) -> None:
-        """Seconds all. `most` -1: as many as are asked for. `keepalive_statement` "": none is run. `response_timeout`:
-        a connection that has been in one user's hands for longer is cut off; 0: never. `words_of` gives what an error
-        of the driver's says."""
+        """Make a pool. All times are seconds. `most` -1: as many as are asked for. `keepalive_statement` "": none is
+        run. `response_timeout`: a connection that has been in one user's hands for longer is cut off; 0: never.
+        `words_of` gives what an error of the driver's says."""
         Pool.__init__(self, creator, **more)
         self._settings: dict[str, Any] = {
             "least": least, "most": most, "timeout": timeout, "idle_timeout": idle_timeout,
@@ -105,7 +107,7 @@ class KeptPool(Pool):
         self._idle_timeout, self._response_timeout = idle_timeout, response_timeout
         self._interval, self._statement, self._words_of = keepalive_interval, keepalive_statement, words_of
         self._wrong = False
-        """Whether it was told already that the database takes the statement for wrong."""
+        """True once it was told that the database takes the statement for wrong."""
         # Guards all below. Re-entrant: a connection that nobody holds any more comes back wherever the collector runs,
         # perhaps in a thread that is in here, and so may a signal handler.
         self._lock = threading.RLock()
@@ -117,7 +119,7 @@ class KeptPool(Pool):
         self._kept = self._disposed = self._down = False
         self._round: threading.Thread | None = None
 
-    # What Pool asks of its kinds
+    # Methods that Pool asks of its kinds
 
     def _do_get(self) -> ConnectionPoolEntry:
         deadline = time.monotonic() + self._timeout
@@ -190,7 +192,7 @@ class KeptPool(Pool):
         )  # fmt: skip
 
     def dispose(self) -> None:
-        """Close those that are idle now, and the others when they come back."""
+        """Close the connections that are idle now, and the others when they come back."""
         with self._lock:
             self._disposed = True
             idle = list(self._idle)
@@ -202,14 +204,15 @@ class KeptPool(Pool):
         return f"{len(self._slots)} connections, {len(self._idle)} of them idle; {self._least} to {self._most} are kept"
 
     def counts(self) -> tuple[int, int]:
-        """How many connections there are, and how many of them idle."""
+        """Return how many connections there are, and how many of them idle."""
         with self._lock:
             return len(self._slots), len(self._idle)
 
     # Looking after them
 
     def _doubted(self, record: ConnectionPoolEntry) -> None:
-        """One that has idled for a while may be dead: it is then made anew on its way out, and so are the others."""
+        """Ask a connection that has idled for a while. A dead one is made anew on its way out, and so are the
+        others."""
         if time.monotonic() - _about(record)["used"] < TRUST or record.dbapi_connection is None:
             return
         if not self._answers(record):
@@ -248,12 +251,12 @@ class KeptPool(Pool):
 
     @property
     def _driver(self) -> Any:
-        """Its module."""
+        """Return the driver's module."""
         dialect: Any = self._dialect
         return dialect.loaded_dbapi
 
     def drop_idle(self) -> None:
-        """Close those that idle: one of them has told that none is good any more. Those in use stay."""
+        """Close the idle connections: one of them has told that none is good any more. Those in use stay."""
         with self._lock:
             idle = list(self._idle)
             self._idle.clear()
@@ -267,8 +270,8 @@ class KeptPool(Pool):
 
     @staticmethod
     def _tick(reference: weakref.ref[KeptPool]) -> None:
-        """Now and then, for as long as the pool is in use. What may wait for the database has a thread of its own:
-        those that all stores share must not wait with it."""
+        """Look after the pool now and then, for as long as it is in use. What may wait for the database has a thread of
+        its own: threads that all stores share must not wait."""
         pool = reference()
         if pool is None or pool._disposed:
             return
@@ -290,7 +293,7 @@ class KeptPool(Pool):
             return len(self._slots) < self._least or any(self._due(record) for record in self._idle)
 
     def _due(self, record: ConnectionPoolEntry) -> str:
-        """What is to be done with an idle one: "" nothing, "ask", "close"."""
+        """Return what is to be done with an idle connection: "" nothing, "ask", or "close" it."""
         about, now = _about(record), time.monotonic()
         if now - about["used"] >= self._idle_timeout and len(self._slots) > self._least:
             return "close"
@@ -327,7 +330,7 @@ class KeptPool(Pool):
             self._put_first(record)
 
     def _put_first(self, record: ConnectionPoolEntry) -> None:
-        """Back to where it was: it has not been of use."""
+        """Put a connection back to where it was: it has not been of use."""
         self._put(record)
         with self._lock:
             if self._idle and self._idle[-1] is record:
@@ -352,7 +355,7 @@ class KeptPool(Pool):
             del record, slot
 
     def _cut_off(self) -> None:
-        """Those whose users have waited too long get an error: nobody hangs on a database that is unresponsive."""
+        """Give users who have waited too long an error: nobody hangs on a database that is unresponsive."""
         if not self._response_timeout:
             return
         overdue = time.monotonic() - self._response_timeout
@@ -366,15 +369,16 @@ class KeptPool(Pool):
             self._shut_down(record)
 
     def cut_off_all(self) -> None:
-        """All that are in use are cut off, whatever they are at: their users get errors, at once."""
+        """Cut off all connections that are in use, whatever they are at. Their users get errors, at once."""
         with self._lock:
             records = self._in_use()
         for record in records:
             self._shut_down(record)
 
     def end_since(self, number: int) -> None:
-        """This thread was struck in a call that began when `taken` gave this number. What it has taken since, and not
-        given back, is closed, with all that it was at: its traceback may hold it for long."""
+        """End what this thread has taken since `taken` gave this number, and has not given back. The thread was struck
+        in a call that began then. Each such connection is closed, with all that it was at: the thread's traceback may
+        hold it for long."""
         me = threading.get_ident()
         with self._lock:
             lost = [record for record in self._in_use() if self._out[record].is_since(number, me)]
@@ -392,8 +396,8 @@ class KeptPool(Pool):
             self._give_up(record)
 
     def _shut_down(self, record: ConnectionPoolEntry) -> None:
-        """Whoever waits for this connection's socket finds it at its end. No lock, no waiting. Nothing for one that was
-        closed meanwhile, and for a driver without a socket: SQLite's."""
+        """Shut down this connection's socket: whoever waits for it finds it at its end. No lock, no waiting. Nothing
+        happens to one that was closed meanwhile, nor for a driver without a socket: SQLite's."""
         connection = record.dbapi_connection
         if connection is None or not hasattr(connection, "fileno"):
             return
@@ -404,28 +408,29 @@ class KeptPool(Pool):
             log.debug("a connection to the database has gone already: %s", type(error).__name__)
 
     def _in_use(self) -> list[ConnectionPoolEntry]:
-        """In one step each, as one may come back in between, by this very thread."""
+        """Return the connections in use. Each is taken in one step, as one may come back in between, by this very
+        thread."""
         return [record for reference in self._out.keyrefs() if (record := reference()) is not None]
 
     def leave(self) -> None:
-        """In a forked child: forget the connections without closing them, which would end them for the parent too."""
+        """Forget the connections in a forked child. To close them would end them for the parent too."""
         _left.append((list(self._idle), self._in_use()))
         self._lock = threading.RLock()
         self._idle, self._out, self._disposed = deque(), weakref.WeakKeyDictionary(), True
 
 
 _left: Final[list[Any]] = []
-"""What a forked child keeps, so that it is never closed."""
+"""The connections that a forked child keeps, so that they are never closed."""
 
 
 def note_cursor(about: dict[Any, Any], cursor: Any) -> None:
-    """Of a connection whose driver ends a transaction for good only when what was being read is closed. `about`: its
-    `info`."""
+    """Note a cursor of a connection. Its driver ends a transaction for good only when what was being read is closed.
+    `about` is the connection's `info`."""
     about.setdefault(CURSORS, deque(maxlen=CURSORS_MAX)).append(weakref.ref(cursor))
 
 
 def close_cursors(record: ConnectionPoolEntry) -> None:
-    """Who was struck while it read may hold some, and with them the transaction."""
+    """Close the cursors of a connection. Who was struck while reading may hold some, and with them the transaction."""
     cursors = record.info.get(CURSORS)
     while cursors:
         cursor = cursors.pop()()

@@ -1,4 +1,4 @@
-"""What a store reads from its tables: where messages are, and their records. What it has read lately it keeps.
+"""Reads from a store's tables: where messages are, and their records. What was read lately is kept.
 
 V1  What is not applied yet is not seen: rows behind `last_seq` are left out, though the database has them already. Not
     so of maps: the value before is gone by then, and a key is never to be without one in between. Nor of messages that
@@ -63,25 +63,26 @@ class Records:
 
 
 class Reading:
-    """Rows (core/delivery.py) over the tables of one store that is open. Under the store's lock, but `bodies`."""
+    """Rows (core/delivery.py) over the tables of one store that is open. Called under the store's lock, but
+    `bodies`."""
 
     def __init__(self, database: Database, statements: Statements, catalog: Catalog, priorities: bool) -> None:
         self._database, self._statements, self._catalog = database, statements, catalog
         self._priorities = priorities
         self._records = Records()
         self._places: OrderedDict[tuple[int, int], Place] = OrderedDict()
-        """By subscription's number (0: a queue) and seq."""
+        """Places by subscription's number (0: a queue) and seq."""
         self.last_seq = 0
-        """All up to here is applied."""
+        """The seq up to which all is applied."""
         self.next_expiry = 0
-        """No message expires before (ms); 0: none does."""
+        """The time (ms) before which no message expires; 0: none does."""
 
     def _all(self, statement: str, **parameters: Any) -> Sequence[Any]:
         rows: Sequence[Any] = self._database.read(lambda c: c.execute(self._statements[statement], parameters).all())
         return rows
 
     def apply(self, effects: Effects) -> None:
-        """What a write has done is seen from now on."""
+        """Apply what a write has done, so that it is seen from now on."""
         effects.apply_counts(self._catalog, self._priorities)
         self.last_seq = effects.last_seq
         if effects.expiry and not 0 < self.next_expiry <= effects.expiry:
@@ -149,7 +150,7 @@ class Reading:
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int,
         limit: int, also: bool,
     ) -> list[Any]:  # fmt: skip
-        """Rows of MESSAGES; without an order, bodies are left out. `also`: those too that wait for all."""
+        """Return rows of MESSAGES; without an order, bodies are left out. `also` adds those that wait for all."""
         name, inline = "select.messages", INLINE if order is not None else -1
         parameters = {"destination": state.number, "most": limit, "inline": inline}
         if subscription is not None:
@@ -165,7 +166,8 @@ class Reading:
         return [row for row in self._all(name, after=after, **parameters) if row[ID] <= self.last_seq]
 
     def _with_deliveries(self, subscription: SubscriptionState, places: list[Place], also: bool) -> list[Place]:
-        """`also`: those too that wait for this subscription."""
+        """Return the places with a subscription's delivery counts. `also` keeps those that wait for this
+        subscription."""
         first, last = places[0][SEQ], places[-1][SEQ]
         counts, waits = {}, set()
         for seq, count, due in self._all("select.redelivered", durable=subscription.number, first=first, last=last):
@@ -203,12 +205,12 @@ class Reading:
         return place
 
     def keyed(self, state: DestinationState, name: bytes) -> Place | None:
-        """As of Backend."""
+        """Return where the value of a map's key is, as Backend."""
         rows = self._all("select.keyed", destination=state.number, keys=[name])
         return place_of(rows[0], self._priorities) if rows else None
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> list[tuple[bytes, Place]]:
-        """Likewise."""
+        """Return the first keys of a map with their values' places, as Backend."""
         rows = self._all("select.keys", destination=state.number, start=start, most=limit)
         return [(bytes(row[-1]), place_of(row, self._priorities)) for row in rows]
 
@@ -281,10 +283,10 @@ class Reading:
                     if place is not None:
                         yield subscriber.feed, place
 
-    # What is in them
+    # Their records
 
     def bodies(self, places: Sequence[Place]) -> Iterator[bytes | None]:
-        """Their records, None for one that is dead. Raises StoreFailedError."""
+        """Yield the records of messages, None for one that is dead. Raises StoreFailedError."""
         for place in places:
             seq = place[SEQ]
             record = self._records.get(seq)

@@ -1,4 +1,4 @@
-"""At open: what was removed and had messages still to go.
+"""The end of removals, at open, that had messages still to go.
 
 While a store is open they go a page at a time, each in a transaction of its own (Write.ack_range). Until the last of
 them a destination's row has a KIND below 0, and that of a subscription which has ended a DESTINATION below 0.
@@ -16,7 +16,8 @@ from .writing import LAST, Write
 
 
 def complete(database: Database, statements: Statements) -> None:
-    """Remove them, before anything is loaded: whoever does so again removes nothing more. Raises SQLAlchemyError."""
+    """Complete the removals, before anything is loaded. Whoever does so again removes nothing more. Raises
+    SQLAlchemyError."""
     destinations = database.read(lambda c: c.execute(statements["select.destinations"]).all())
     subscriptions = database.read(lambda c: c.execute(statements["select.durables"]).all())
     removed = [(number, Destination(Kind(-1 - kind), name)) for number, kind, name in destinations if kind < 0]

@@ -37,8 +37,8 @@ TABLES: Final = (
 )  # fmt: skip
 
 _Big: Final = BigInteger().with_variant(Integer, "sqlite")
-"""64 bits everywhere, numbers of destinations too, since asking for one takes a number; SQLite makes it the row's own
-number."""
+"""An integer of 64 bits everywhere, for numbers of destinations too, since asking for one takes a number. SQLite makes
+it the row's own number."""
 
 
 def _key(name: str, kind: Any = _Big) -> Column[Any]:
@@ -55,7 +55,7 @@ class Schema:
 
     metadata: MetaData
     prefix: str
-    """As it is written: `mq.` is a schema of the database, `mq_` the beginning of each name."""
+    """The prefix as it is written: `mq.` is a schema of the database, `mq_` the beginning of each name."""
     messages: Table
     chunks: Table
     destinations: Table
@@ -72,12 +72,12 @@ class Schema:
 
     @property
     def tables(self) -> list[Table]:
-        """All, those that are made first first."""
+        """Return all tables, those that are made first first."""
         return [getattr(self, name) for name in TABLES]
 
 
 def schema(prefix: str = "", names: Mapping[str, str] | None = None) -> Schema:
-    """The tables under a prefix that options have checked; `names` gives some of TABLES other names. Raises
+    """Return the tables under a prefix that options have checked. `names` gives some of TABLES other names. Raises
     ConfigError."""
     renamed = {name.lower(): given.lower() for name, given in (names or {}).items()}
     unknown = sorted(renamed.keys() - set(TABLES))
@@ -201,7 +201,8 @@ def _schema(prefix: str, names: tuple[tuple[str, str], ...]) -> Schema:
 
 
 def priority_index(tables: Schema) -> Index:
-    """What receiving by priority goes by, in stores that do; not among those that `schema` makes."""
+    """Return the index that receiving by priority goes by, in stores that do. It is not among those that `schema`
+    makes."""
     messages = tables.messages
     name = f"{messages.name}_order"
     existing = next((index for index in messages.indexes if index.name == name), None)

@@ -14,11 +14,11 @@ from . import dialects
 from .schema import Schema, priority_index
 
 DIALECTS = ("postgresql", "sqlite")
-"""Those that a script can be had for."""
+"""The dialects that a script can be had for."""
 
 
 class Held(NamedTuple):
-    """What there is in the tables that would be missed."""
+    """The contents of the tables that would be missed."""
 
     messages: int
     prepared: int
@@ -28,12 +28,12 @@ class Held(NamedTuple):
 
 
 def create_script(tables: Schema, dialect: str, priorities: bool) -> list[str]:
-    """The statements that make the tables, each one a line or more, without their semicolons."""
+    """Return the statements that make the tables, each one a line or more, without their semicolons."""
     return [_compiled(element, registry.load(dialect)()) for element in _creating(tables, priorities)]
 
 
 def drop_script(tables: Schema, dialect: str) -> list[str]:
-    """The statements that remove the tables, with all that is in them."""
+    """Return the statements that remove the tables, with all that is in them."""
     return [_compiled(element, registry.load(dialect)()) for element in _dropping(tables)]
 
 
@@ -55,7 +55,7 @@ def _creating(tables: Schema, priorities: bool) -> Iterator[DDLElement]:
 
 
 def _order(tables: Schema) -> object:
-    """The index of stores with priorities, if somebody has asked for it."""
+    """Return the index of stores with priorities, if somebody has asked for it."""
     name = f"{tables.messages.name}_order"
     return next((index for index in tables.messages.indexes if index.name == name), None)
 
@@ -66,7 +66,7 @@ def _dropping(tables: Schema) -> Iterator[DDLElement]:
 
 
 def create(connection: Connection, tables: Schema, priorities: bool) -> list[str]:
-    """Make what is missing; the names of the tables made. Commits nothing."""
+    """Make what is missing; return the names of the tables made. Commits nothing."""
     there = _there(connection, tables)
     for element in _creating(tables, priorities):
         connection.execute(element)
@@ -74,7 +74,7 @@ def create(connection: Connection, tables: Schema, priorities: bool) -> list[str
 
 
 def drop(connection: Connection, tables: Schema) -> list[str]:
-    """Remove them with all that is in them; the names of those that were there. Commits nothing."""
+    """Remove the tables with all that is in them; return the names of those that were there. Commits nothing."""
     there = _there(connection, tables)
     for element in _dropping(tables):
         connection.execute(element)
@@ -87,7 +87,7 @@ def _there(connection: Connection, tables: Schema) -> set[str]:
 
 
 def held(connection: Connection, tables: Schema) -> Held:
-    """What is lost if they are dropped now."""
+    """Return what is lost if the tables are dropped now."""
     there = _there(connection, tables)
 
     def count(name: str) -> int:

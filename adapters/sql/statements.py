@@ -43,7 +43,7 @@ from .schema import TABLES, Schema, schema
 p = bindparam
 
 _DIALECT: Final = sqlite.dialect()
-"""One that knows all that is ours; the parameters are those of any."""
+"""A dialect that knows all that is ours; the parameters are those of any."""
 _VARIABLE: Final = re.compile(r"\$\{([^}]*)\}")
 
 
@@ -52,7 +52,7 @@ def _insert(table: Table) -> Executable:
 
 
 def _within(ids: ColumnElement[int]) -> ColumnElement[bool]:
-    """Whether they lie between two, both included."""
+    """Return the condition that ids lie between two, both included."""
     return and_(ids >= p("first"), ids <= p("last"))
 
 
@@ -72,7 +72,8 @@ def _reading(s: Schema) -> dict[str, Executable]:
         return select(*row, small).where(there, *conditions, behind).order_by(m.id).limit(p("most"))
 
     def with_waiting(*conditions: ColumnElement[bool]) -> Executable:
-        """Of one moment: between two statements a message could begin to wait, or come free, and be in neither."""
+        """Return a page of messages, those that wait too, as of one moment. Between two statements a message could
+        begin to wait, or come free, and be in neither."""
         apart, behind = m.destination == p("apart"), m.id > p("after")
         pages = [
             select(*row, small).where(where, *conditions, behind).order_by(m.id).limit(p("most")).subquery()
@@ -174,12 +175,12 @@ def _number(column: ColumnElement[int], name: str) -> ColumnElement[int]:
 
 
 def _of(column: ColumnElement[int], name: str) -> ColumnElement[bool]:
-    """Whether a message is of a destination, be it that it waits (S7)."""
+    """Return the condition that a message is of a destination, be it that it waits (S7)."""
     return column.in_([_number(column, name), -_number(column, name)])
 
 
 def _waits(s: Schema) -> ColumnElement[bool]:
-    """Whether a topic's message has a subscription that is entitled to it and has yet to ack it."""
+    """Return the condition that a subscription entitled to a topic's message has yet to ack it."""
     m, acks, durables = s.messages.c, s.acks.c, s.durables.c
     acked = exists().where(acks.durable == durables.number, acks.id == m.id).correlate(s.durables, s.messages)
     of_topic = durables.destination == func.abs(m.destination)
@@ -234,7 +235,7 @@ def _writing(s: Schema) -> dict[str, Executable]:
             _within(s.redeliveries.c.id),
         ),
     }
-    # What is dead takes what hangs on it along. One by one, of a range, and what the last subscription has acked.
+    # A dead message takes what hangs on it along: one message, a range, or those that the last subscription has acked.
     in_range = and_(_of(m.destination, "topic"), _within(m.id))
     finished = and_(in_range, ~_waits(s))
     of_topic = select(durables.number).where(durables.destination == p("topic"))
@@ -252,7 +253,7 @@ def _writing(s: Schema) -> dict[str, Executable]:
         statements[f"delete.finished.{what}"] = delete(table).where(
             table.c.durable.in_(of_topic), _within(table.c.id), orphan
         )
-    # What an interrupted caller does twice must change nothing the second time.
+    # An interrupted caller may do this twice: the second time must change nothing.
     unacked = ~exists().where(acks.durable == p("subscription"), acks.id == m.id)
     subscription = p("subscription", type_=acks.durable.type)
     has_ended = exists().where(durables.destination == -p("topic", type_=durables.destination.type))
@@ -276,7 +277,7 @@ def _writing(s: Schema) -> dict[str, Executable]:
 
 
 def _keeping(s: Schema) -> dict[str, Executable]:
-    """What is not about messages: transactions, duplicates, the store itself."""
+    """Return the statements that are not about messages: transactions, duplicates, the store itself."""
     x, d, store, large, o = s.xalog.c, s.duplicates.c, s.store.c, s.large.c, s.outbox.c
     heads = (o.number, o.caller)
     written = (*heads, func.sum(func.length(o.content)))
@@ -329,7 +330,7 @@ def _keeping(s: Schema) -> dict[str, Executable]:
 
 
 def _leasing(s: Schema) -> dict[str, Executable]:
-    """Those of the lease, which all nodes have alike (lease.py)."""
+    """Return the statements of the lease, which all nodes have alike (lease.py)."""
     row, now = s.lease.c, dialects.now_ms()
     own = row.storeid == p("owner")
     return {
@@ -355,7 +356,8 @@ class Statements(Mapping[str, Executable]):
     """Each statement by its name, for one schema, with those that the configuration gives instead."""
 
     def __init__(self, tables: Schema, given: Mapping[str, str] | None = None) -> None:
-        """Raises ConfigError that says everything that is wrong with those given."""
+        """Take our statements and those given. Raises ConfigError that says everything that is wrong with those
+        given."""
         self.given = frozenset(given or ())
         self._statements = dict(_ours(tables))
         problems: list[str] = []
@@ -378,20 +380,20 @@ class Statements(Mapping[str, Executable]):
 
 
 def parameters(statement: Executable) -> frozenset[str]:
-    """The names of a statement's parameters."""
+    """Return the names of a statement's parameters."""
     binds = statement.compile(dialect=_DIALECT).binds  # type: ignore[attr-defined]
     return frozenset(name for name, bind in binds.items() if bind.required)
 
 
 def variables(tables: Schema) -> dict[str, str]:
-    """What `${name}` stands for."""
+    """Return what each `${name}` stands for."""
     names = {name: getattr(tables, name).fullname for name in TABLES}
     return {"schema-prefix": tables.prefix, **names}
 
 
 def substituted(tables: Schema, what: str, written: str) -> tuple[list[str], str]:
-    """What is wrong with the variables of SQL that the configuration gives, and the SQL with what they stand for.
-    `what` it is, for the errors."""
+    """Return what is wrong with the variables of SQL that the configuration gives, and the SQL with their values.
+    `what` names the SQL, for the errors."""
     values = variables(tables)
     unknown = sorted({name for name in _VARIABLE.findall(written) if name not in values})
     if unknown:
@@ -402,8 +404,8 @@ def substituted(tables: Schema, what: str, written: str) -> tuple[list[str], str
 
 
 def keepalive_statement(options: SqlOptions) -> str:
-    """That of the configuration, as the database gets it; empty: none is run. Raises ConfigError for what is wrong with
-    its variables."""
+    """Return the keepalive statement of the configuration, as the database gets it; empty: none is run. Raises
+    ConfigError for what is wrong with its variables."""
     tables = schema(options.schema_prefix, options.table_names)
     problems, statement = substituted(tables, "keepalive_statement", options.keepalive_statement)
     if problems:
@@ -414,7 +416,7 @@ def keepalive_statement(options: SqlOptions) -> str:
 def _read(
     tables: Schema, ours: Mapping[str, Executable], name: str, written: str
 ) -> tuple[list[str], Executable | None]:
-    """What is wrong with a statement that is given, and the statement."""
+    """Return what is wrong with a statement that is given, and the statement."""
     if name not in ours:
         return [f"statements: there is no statement {name!r}; {did_you_mean(name, sorted(ours))}"], None
     wrong, sql = substituted(tables, f"statements: {name}", written)

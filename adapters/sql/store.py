@@ -15,5 +15,5 @@ class SqlStore(Store):
 
     @classmethod
     def check_options(cls, options: SqlOptions) -> None:
-        """Raises ConfigError and MissingExtraError for what `create` would refuse before it connects."""
+        """Raise ConfigError and MissingExtraError for what `create` would refuse before it connects."""
         SqlBackend.check_options(options)

@@ -1,4 +1,4 @@
-"""What a plan does to the tables, in one database transaction and with as few statements as may be.
+"""The writing of a plan to the tables, in one database transaction and with as few statements as may be.
 
 Q1  Statements for single rows are gathered and run together (`flush`); a change that concerns many rows flushes what
     came before it, and is then run at once.
@@ -37,7 +37,7 @@ _ORDER: Final = (
 )  # fmt: skip
 """The statements that are gathered, in the order in which they are run."""
 KEYS_AT_ONCE: Final = 500
-"""Keys of a map that one query asks for."""
+"""The number of keys of a map that one query asks for."""
 GAP: Final = 1000
 """Acks of a topic's messages that lie closer together than this are counted by one query."""
 
@@ -54,14 +54,15 @@ class Write:
         branches: Mapping[bytes, int],
         branch_rows: Iterator[int],
     ) -> None:
-        """`branches`: the IDs in XALOG of what is prepared; `branch_rows` gives new ones."""
+        """Make the writer of one plan. `branches` has the IDs in XALOG of what is prepared; `branch_rows` gives new
+        ones."""
         self._connection, self._statements = connection, statements
         self._chunk_size, self._priorities = chunk_size, priorities
         self._branches, self._branch_rows = branches, branch_rows
         self.effects = Effects()
         self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self._acks: dict[tuple[int, int], tuple[DestinationState, Place | None]] = {}
-        """By subscription's number (0: for all) and seq."""
+        """Acks by subscription's number (0: for all) and seq."""
         self._subscribed: dict[DestinationState, dict[int, SubscriptionState]] = {}
         """The subscriptions of topics by number, as far as the plan is written."""
         self._recount: dict[DestinationState, None] = {}
@@ -69,7 +70,7 @@ class Write:
         self._postponed: dict[DestinationState, list[Postponed]] = {}
 
     def run_plan(self, plan: Plan, ids: DuplicateRows) -> None:
-        """All of it but the row of STORE. Raises SQLAlchemyError, NotTakenError."""
+        """Run all of a plan but the row of STORE. Raises SQLAlchemyError, NotTakenError."""
         apply_all(plan.changes, self)
         self.flush()
         for state in self._recount:
@@ -97,7 +98,7 @@ class Write:
             effects.sent(send)
 
     def _replace(self, state: DestinationState, sends: Sequence[Send]) -> Sequence[Send]:
-        """Remove what a map has under the keys of these. Returns those that stay: the last of each key, unless it is a
+        """Remove what a map has under the keys of these. Return those that stay: the last of each key, unless it is a
         removal."""
         self.flush()
         latest = {send.name: send for send in sends}
@@ -144,7 +145,7 @@ class Write:
                     self._postpone_whole(state, those, waits)
 
     def _postpone_whole(self, state: DestinationState, postponed: Sequence[Postponed], waits: bool) -> int:
-        """Returns how many did not wait before, or do not any more."""
+        """Let messages wait for all, or no longer. Return how many did not wait before, or do not any more."""
         number, effects = state.number, self.effects
         rows = [{"message": one.seq, "number": number, "apart": -number, "until": one.due} for one in postponed]
         if waits:
@@ -173,7 +174,7 @@ class Write:
                 self.effects.more_waits(subscriber, 1 if one.due else -1)
 
     def _postpone_for(self, state: DestinationState, one: Postponed) -> None:
-        """For a subscription."""
+        """Let a message wait for a subscription, or no longer."""
         subscriber = self._subscriptions(state).get(one.number)
         if subscriber is None:
             return
@@ -221,8 +222,7 @@ class Write:
             return
         subscriber = self._subscriptions(state).get(number)
         if subscriber is not None:
-            # What lies before its start is not the subscription's to ack (S2): its rows in ACKS would outlive the
-            # messages.
+            # Messages before its start are not the subscription's to ack (S2): its rows in ACKS would outlive them.
             limits["first"] = max(first, subscriber.start + 1)
             acked = self._run("insert.acks.range", {**limits, "subscription": number})
             if acked < 0:  # the driver does not tell
@@ -238,7 +238,7 @@ class Write:
             self._drop_ended(state, limits, number)
 
     def _drop_removed(self, state: DestinationState, limits: dict[str, int], number: int) -> None:
-        """Messages of a destination that is no more go, and with the last of them its row."""
+        """Remove messages of a destination that is no more, and with the last of them its row."""
         if not number:
             self._delete_range(state, limits)
             if limits["last"] == LAST:
@@ -248,7 +248,7 @@ class Write:
                 self.effects.left.append((state, 0))
 
     def _drop_ended(self, state: DestinationState, limits: dict[str, int], number: int) -> None:
-        """Messages that only a subscription was to ack which has ended go, and with the last of them its row."""
+        """Remove messages that only an ended subscription was to ack, and with the last of them its row."""
         for name in ("delete.durable.acks", "delete.durable.redeliveries"):
             self._run(name, {"subscription": number, "first": limits["first"], "last": limits["last"]})
         self._finish(state, limits)
@@ -262,7 +262,7 @@ class Write:
                 self._run(f"delete.range.{what}", limits)
 
     def _finish(self, state: DestinationState, limits: dict[str, int]) -> None:
-        """Messages between two seqs that all have acked who are entitled to them are dead."""
+        """Remove messages between two seqs that all who are entitled to them have acked."""
         rows = self._query("select.counts.finished", **limits)
         for row in rows:
             self._gone(state, row)
@@ -280,7 +280,8 @@ class Write:
     # Acks of single messages
 
     def _flush_acks(self) -> None:
-        """Each subscription acks for itself; what all that are entitled to it have acked is dead."""
+        """Run the acks of single messages. Each subscription acks for itself; what all that are entitled to it have
+        acked is dead."""
         acks, self._acks = self._acks, {}
         dead: dict[int, tuple[DestinationState, Place]] = {}
         wait: dict[int, tuple[DestinationState, Place, int]] = {}
@@ -355,7 +356,7 @@ class Write:
         self.effects.dead += dead
 
     def _delete_waiting(self, state: DestinationState, rows: list[dict[str, int]]) -> int:
-        """Of these messages those that wait for all; returns how many."""
+        """Delete those of these messages that wait for all; return how many."""
         deleted = self._run("delete.message.waiting", rows)
         if deleted < 0 or (deleted and state.is_topic):
             self._recount_waits[state] = None
@@ -404,8 +405,8 @@ class Write:
         _, name, client_id, selector, no_local = subscriber.subscription
         topic, start = subscriber.topic, subscriber.start + 1
         if not subscriber.start:
-            # What only subscriptions that have ended were to ack is not for this one. It still goes a page at a time:
-            # until then this one counts as having acked it.
+            # Messages that only ended subscriptions were to ack are not for this one. They still go a page at a time:
+            # until then this one counts as having acked them.
             self._run("insert.acks.unwanted", {"subscription": subscriber.number, "topic": topic.number})
         self._run(
             "insert.durable",
@@ -455,7 +456,8 @@ class Write:
         self.effects.settled.append(transaction)
 
     def _require_branches(self, deleted: int) -> None:
-        """Each that has its outcome had its row: there is one, or it is done (rule T6)."""
+        """Check that each branch that has its outcome had its row. There is one, or it is done (rule T6). Raises
+        NotTakenError."""
         if deleted != len(self._rows["delete.xalog"]):
             names = ", ".join(transaction.hex() for transaction in self.effects.settled)
             raise NotTakenError(
@@ -467,7 +469,7 @@ class Write:
         self._rows["delete.committed"] += [{"transaction": transaction.hex()} for transaction in transactions]
 
     def drained(self, numbers: Sequence[int], rows: int) -> None:
-        """What callers' transactions have asked for is done by this plan. Raises NotTakenError."""
+        """Remove from OUTBOX what this plan does of callers' transactions. Raises NotTakenError."""
         gone = self._run("delete.outbox", [{"number": number} for number in numbers])
         if gone not in (rows, -1):  # -1: the driver does not tell
             raise NotTakenError(
@@ -478,7 +480,7 @@ class Write:
     # Running statements
 
     def flush(self) -> None:
-        """Run what is gathered."""
+        """Run the gathered statements."""
         for name in _ORDER:
             rows = self._rows.get(name)
             if rows:
@@ -492,7 +494,7 @@ class Write:
             self._flush_acks()
 
     def _write_ids(self, plan: Plan, ids: DuplicateRows) -> None:
-        """The latest of the duplicate window; the oldest go."""
+        """Write the latest ids of the duplicate window; remove the oldest."""
         if not plan.ids or not ids.limit:
             return
         rows = [
@@ -517,7 +519,7 @@ class Write:
         self.effects.count_anew(state, rows, to_ack)
 
     def _run(self, name: str, parameters: Any) -> int:
-        """Run a statement, for one row or for many; returns how many rows it has changed."""
+        """Run a statement, for one row or for many; return how many rows it has changed."""
         if isinstance(parameters, list):
             if not parameters:
                 return 0
@@ -526,7 +528,7 @@ class Write:
         return self._connection.execute(self._statements[name], parameters).rowcount
 
     def _query(self, name: str, **parameters: Any) -> Sequence[Any]:
-        """The rows that it finds."""
+        """Return the rows that a statement finds."""
         return self._connection.execute(self._statements[name], parameters).all()
 
 

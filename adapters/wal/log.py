@@ -131,7 +131,7 @@ class Log(GroupCommit):
         if self.failed is not None:
             raise self._failure()
 
-    # What there is
+    # The contents of the log
 
     @property
     def table(self) -> SegmentTable:
@@ -209,7 +209,7 @@ class Log(GroupCommit):
                 self._dismiss(tickets, error)
                 return
             if batch.tail.offset > tail.segment.allocated:
-                # What was queued before it made it larger than its size had said.
+                # Earlier entries of the queue made the batch larger than its size had said.
                 if not self._make_room(tickets, batch.tail.offset - tail.offset, promised):
                     return
                 batch = encoder.encode(writer.tail, tickets, self._syncer.durable_lsn)

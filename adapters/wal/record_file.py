@@ -109,8 +109,8 @@ class RecordFile:
         self._file, self._slot = File(self._path, os.O_RDWR), None
         slot, data = self._read()
         records = list(_split(data, slot.start))
-        # What was written anew last is the first record. All of them would be too many: over many short processes the
-        # file would be written anew never.
+        # The first record is what was written anew last. All of them would be too many: over many short processes the
+        # file would never be written anew.
         self._whole = NUMBER.size + len(records[0]) if records else 0
         return slot.version, records
 

@@ -19,18 +19,19 @@ CLASSES: Final = {
     "BrokerService": "broker",
     "XBeanBrokerService": "broker",
 }
-"""What a class is called in XBean."""
+"""The name of each class in XBean."""
 ADAPTERS: Final = (
     "mKahaDB", "kahaDB", "memoryPersistenceAdapter", "jdbcPersistenceAdapter", "journaledJDBC",
     "journalPersistenceAdapterFactory", "journalPersistenceAdapter", "levelDB", "replicatedLevelDB",
     "amqPersistenceAdapter", "kahaPersistenceAdapter",
 )  # fmt: skip
 ELEMENTS_MAX: Final = 10_000
-"""Of one persistence adapter, what it refers to included."""
+"""The most elements of one persistence adapter, what it refers to included."""
 
 
 def persistence_adapter(root: Element, path: Path) -> Element:
-    """The one of the broker in a file: in XBean's words, with what it refers to in its place. Raises ConfigError."""
+    """Return the broker's persistence adapter in a file, in XBean's words, with what it refers to in its place. Raises
+    ConfigError."""
     normal = _Normal(root, path)
     found = list(_adapters(root, normal.referred))
     if len(found) > 1:
@@ -47,7 +48,7 @@ def persistence_adapter(root: Element, path: Path) -> Element:
 
 
 def _adapters(root: Element, referred: set[str]) -> Iterator[Element]:
-    """Those that belong to no filter."""
+    """Yield the adapters that belong to no filter."""
     waiting = [root]
     while waiting:
         element = waiting.pop()
@@ -128,7 +129,7 @@ class _Normal:
 
 
 def _is_reference(value: str) -> bool:
-    """Whether an attribute names a bean; `#{...}` is an expression."""
+    """Return whether an attribute names a bean; `#{...}` is an expression."""
     return value.startswith("#") and not value.startswith("#{")
 
 

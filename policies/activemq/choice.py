@@ -1,4 +1,4 @@
-"""Which of the filters that match a destination ActiveMQ takes, where that is sure.
+"""The choice of ActiveMQ among the filters that match a destination, where that is sure.
 
 An mKahaDB orders the filters that match by ActiveMQDestination.compare and takes the first: of two patterns the one
 that the other matches, taken for a name. Where each matches the other (`a.*` and `a.>`), or neither does, or where a
@@ -18,7 +18,7 @@ Filter = tuple[Kind, str]
 
 
 def ours(filter_: Filter) -> str:
-    """The pattern of ours that matches the same."""
+    """Return the pattern of ours that matches the same."""
     kind, name = filter_
     segments = name.split(".")
     # Escaped one by one: what is a wildcard as a whole segment stays one.
@@ -27,7 +27,7 @@ def ours(filter_: Filter) -> str:
 
 
 def overlap(first: Filter, second: Filter) -> bool:
-    """Whether a destination could match both."""
+    """Return whether a destination could match both."""
     if first[0] is not second[0]:
         return False
     left, right = first[1].split("."), second[1].split(".")
@@ -41,8 +41,8 @@ def overlap(first: Filter, second: Filter) -> bool:
 
 
 def unsure(stores: Sequence[Sequence[Filter]]) -> Iterator[tuple[int, Filter, int, Filter]]:
-    """Each pair of filters in two stores, given by their places, that may match the same destination, and of which
-    ActiveMQ does not surely take the one that we take: first the winner's store and filter by our order."""
+    """Yield each pair of filters in two stores that may match one destination, where ActiveMQ may not choose like us.
+    The filters are given by their stores' places: first the winner's store and filter by our order."""
     every = [(place, one) for place, filters in enumerate(stores) for one in filters]
     for other, theirs in [entry for entry in every if is_pattern(entry[1][1])]:  # a name loses to none
         for place, mine in every:
@@ -53,7 +53,7 @@ def unsure(stores: Sequence[Sequence[Filter]]) -> Iterator[tuple[int, Filter, in
 
 
 def is_compacted(filter_: Filter) -> bool:
-    """Whether ActiveMQ takes it for another one: `a.*.>` for `a.>`."""
+    """Return whether ActiveMQ takes a filter for another one: `a.*.>` for `a.>`."""
     return filter_[1].split(".")[-2:] == ["*", ">"]
 
 
@@ -70,7 +70,7 @@ def _is_sure(winners: Sequence[Filter], winner: Filter, losers: Sequence[Filter]
 
 
 def _compare(first: Sequence[Filter], second: Sequence[Filter]) -> int:
-    """As ActiveMQDestination.compare: negative where `first` comes before."""
+    """Compare as ActiveMQDestination.compare does: return a negative number where `first` comes before."""
     left, right = _text(first), _text(second)
     if first[0][0] is not second[0][0]:
         return -1 if first[0][0] is Kind.QUEUE else 1
@@ -84,7 +84,7 @@ def _compare(first: Sequence[Filter], second: Sequence[Filter]) -> int:
 
 
 def _text(filters: Sequence[Filter]) -> str:
-    """Its physical name."""
+    """Return the physical name of filters."""
     if len(filters) == 1:
         return filters[0][1]
     own = filters[0][0]
@@ -92,12 +92,12 @@ def _text(filters: Sequence[Filter]) -> str:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether ActiveMQ takes it for one."""
+    """Return whether ActiveMQ takes a name for a pattern."""
     return "*" in name or ">" in name
 
 
 def _matches(filters: Sequence[Filter], names: Sequence[Filter]) -> bool:
-    """As DestinationFilter.matches, where what is matched may be patterns itself."""
+    """Match as DestinationFilter.matches does, where what is matched may be patterns itself."""
     if len(names) > 1:
         return False  # a composite's name is no other's
     ((kind, name),) = names

@@ -12,20 +12,21 @@ from ..errors import ConfigError, Problem
 
 _PLACEHOLDER: Final = re.compile(r"\$\{([^${}:]*)(?::([^{}]*))?\}")
 _ROUNDS_MAX: Final = 20
-"""Values may hold placeholders themselves; one that leads to itself would never end."""
+"""The most rounds of replacing. Values may hold placeholders themselves; one that leads to itself would never end."""
 _LENGTH_MAX: Final = 65536
 _ASSIGNMENT: Final = re.compile(r"(?:export\s+)?([A-Za-z_][\w.\-]*)\s*[=:]\s*(.*)")
 _OPTION: Final = re.compile(r"-D([^=\s]+)=(.*)")
 
 
 class Placeholders:
-    """What `${...}` stands for."""
+    """The values that `${...}` stands for."""
 
     def __init__(self, properties: Mapping[str, str], environment: Mapping[str, str]) -> None:
         self._properties, self._environment = properties, environment
 
     def resolve(self, text: str) -> str:
-        """The text without placeholders. Raises ValueError, which says which one has no value, and what to do."""
+        """Return the text without placeholders. Raises ValueError, which says which one has no value, and what to
+        do."""
         if "#{" in text:
             raise ValueError(
                 f"{text!r} is an expression, which is not evaluated; write its value into a copy of the file"
@@ -50,8 +51,8 @@ class Placeholders:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """The properties in a file: lines `name=value` as Java writes them, or a shell's, such as ActiveMQ's `env`, of
-    whose variables the options `-Dname=value` count as properties too. Raises ConfigError."""
+    """Return the properties in a file: lines `name=value` as Java writes them, or a shell's, such as ActiveMQ's `env`.
+    Of a shell's variables the options `-Dname=value` count as properties too. Raises ConfigError."""
     try:
         text = path.read_text("utf-8-sig")
     except FileNotFoundError:
@@ -72,7 +73,7 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 def given_properties(given: tuple[str, ...]) -> dict[str, str]:
-    """Those given as `name=value`. Raises ConfigError."""
+    """Return the properties given as `name=value`. Raises ConfigError."""
     found = {}
     for text in given:
         name, sign, value = text.partition("=")

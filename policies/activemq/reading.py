@@ -51,17 +51,17 @@ _OTHERS: Final = frozenset(
 )  # fmt: skip
 """Other attributes of <kahaDB> in ActiveMQ 5.17 that have no counterpart."""
 _OF_ALL: Final = ("journalMaxFileLength", "journalWriteBatchSize", "journalCleanupInterval", "checkForCorruption")
-"""Attributes of <mKahaDB>: of the journal of its transactions."""
+"""Attributes of <mKahaDB> that are of the journal of its transactions."""
 _SIZE: Final = re.compile(r"\s*(\d{1,19})\s*([kmg]?)b?\s*", re.IGNORECASE)
 _FACTORS: Final = {"": 1, "k": KIB, "m": KIB**2, "g": GIB}
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What could not be carried over, or not exactly."""
+    """A note of what could not be carried over, or not exactly."""
 
     line: int
-    """In the file that was read; 0: of all of it."""
+    """The line in the file that was read; 0: all of it."""
     message: str
 
 
@@ -71,11 +71,12 @@ class StoresFound:
 
     source: str
     stores: tuple[dict[str, Any], ...]
-    """Each as an entry of `stores:` in stores.yaml."""
+    """The stores, each as an entry of `stores:` in stores.yaml."""
     notes: tuple[Note, ...]
 
     def stores_yaml(self, directory: str = "data") -> str:
-        """A configuration that opens as it is, with the notes as comments. Raises ConfigError if it would not open."""
+        """Return a configuration that opens as it is, with the notes as comments. Raises ConfigError if it would not
+        open."""
         lines = [f"# Made by `anabranch mkahadb` from {self.source!r}."]
         for note in self.notes:
             where = f"line {note.line}: " if note.line else ""
@@ -89,7 +90,7 @@ class StoresFound:
 def read_stores(
     path: str | Path, properties: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
 ) -> StoresFound:
-    """The stores that a broker's XML configuration stands for, one for each KahaDB.
+    """Return the stores that a broker's XML configuration stands for, one for each KahaDB.
 
     `properties` are the values of `${...}`, before those of the environment (None: this process's). Raises ConfigError
     with every mistake and its line.
@@ -100,7 +101,7 @@ def read_stores(
 
 
 class _Reading:
-    """One file's."""
+    """The reading of one file."""
 
     def __init__(self, path: Path, placeholders: Placeholders) -> None:
         self._path, self._placeholders = path, placeholders
@@ -174,7 +175,7 @@ class _Reading:
         return stores
 
     def _filters(self, one: Element) -> list[Filter]:
-        """What a filter names; nothing: all destinations."""
+        """Return what a filter names; nothing: all destinations."""
         found: list[Filter] = []
         given = [key for key in ("queue", "topic") if one.attributes.get(key)]
         if len(given) > 1:
@@ -363,7 +364,7 @@ def _milliseconds(text: str) -> str:
 
 
 def _name_for(match: list[str], each: bool) -> str:
-    """What a store for these patterns is called, fit for a directory."""
+    """Return the name of a store for these patterns, fit for a directory."""
     if match == [">"]:
         return "each" if each else "rest"
     text = match[0].partition("://")[2]

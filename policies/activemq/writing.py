@@ -17,7 +17,8 @@ from ..names.pattern import Pattern
 from .choice import Filter, is_compacted, ours, unsure
 
 DIRECTORY: Final = "${activemq.data}/mkahadb"
-"""Where ActiveMQ keeps it. Not in the directory of a KahaDB that is there: its messages would stay out of sight."""
+"""The directory where ActiveMQ keeps an mKahaDB. It is not that of a KahaDB that is there: its messages would stay out
+of sight."""
 NAMESPACE: Final = "http://activemq.apache.org/schema/core"
 _WHOLE_FILE: Final = {
     "transactions": "limits and timeouts of transactions are no attributes of <mKahaDB>",
@@ -33,16 +34,17 @@ _ESCAPED: Final = re.compile(r"\[(.)\]")
 
 @dataclass(frozen=True, slots=True)
 class MKahaDB:
-    """What goes into `<broker>` in place of its `<persistenceAdapter>`."""
+    """The element that goes into `<broker>` in place of its `<persistenceAdapter>`."""
 
     xml: str
-    """It, with the notes as a comment."""
+    """The XML, with the notes as a comment."""
     notes: tuple[str, ...]
-    """What has no counterpart in ActiveMQ, or none that is quite the same."""
+    """Notes of what has no counterpart in ActiveMQ, or none that is quite the same."""
 
 
 def write_mkahadb(config: Config, directory: str = DIRECTORY, source: str = "stores.yaml") -> MKahaDB:
-    """The stores of a configuration as a persistence adapter, as ActiveMQ 5.17 reads it; `directory` as there.
+    """Return the stores of a configuration as a persistence adapter, as ActiveMQ 5.17 reads it. `directory` is the
+    attribute of that name there.
 
     `source` names the configuration in the comment.
     """
@@ -101,7 +103,8 @@ class _Writing:
     # Which destinations
 
     def _filters(self, store: StoreConfig) -> list[Filter] | None:
-        """What its filter names; nothing: all destinations. None where ActiveMQ has no filter for any of it."""
+        """Return what a store's filter names; nothing: all destinations. None where ActiveMQ has no filter for any of
+        it."""
         if any(Pattern.parse(text) == Pattern.parse(">") for text in store.match):
             others = [text for text in store.match if text != ">"]
             if others:
@@ -198,7 +201,7 @@ class _Writing:
 
 
 def _filters_of(text: str) -> list[Filter]:
-    """A pattern as ActiveMQ's filters, for each kind that it matches; nothing if it has none."""
+    """Return a pattern as ActiveMQ's filters, for each kind that it matches; nothing if it has none."""
     scheme, separator, rest = text.partition("://")
     name = rest if separator else text
     if Pattern.parse(text).kinds == {Kind.MAP}:
@@ -219,7 +222,7 @@ def _filters_of(text: str) -> list[Filter]:
 
 
 def _changed(options: Options) -> set[str]:
-    """The names of those that are not as by default."""
+    """Return the names of the options that are not as by default."""
     return set(options.model_dump(exclude_defaults=True))
 
 
@@ -240,5 +243,5 @@ def _tag(name: str, attributes: dict[str, str], closed: bool) -> str:
 
 
 def _comment(text: str) -> str:
-    """As XML takes it in a comment."""
+    """Return a text as XML takes it in a comment."""
     return re.sub("-(?=-)", "- ", text)

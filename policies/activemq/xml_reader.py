@@ -25,10 +25,10 @@ class Element:
     line: int
     children: list[Element] = field(default_factory=list)
     text: str = ""
-    """All of it, without that of its children."""
+    """All text of the element, without that of its children."""
 
     def walk(self) -> Iterator[Element]:
-        """It, and all below it, in the order of the file."""
+        """Yield the element, and all below it, in the order of the file."""
         waiting = [self]
         while waiting:
             element = waiting.pop()
@@ -36,16 +36,16 @@ class Element:
             waiting += reversed(element.children)
 
     def child(self, *names: str) -> Element | None:
-        """The first child with one of these names."""
+        """Return the first child with one of these names."""
         return next((child for child in self.children if child.name in names), None)
 
 
 class _RefusedError(Exception):
-    """What is wrong where the parser stands."""
+    """An error that says what is wrong where the parser stands."""
 
 
 def read_xml(path: Path) -> Element:
-    """The root of a file. Raises ConfigError, with the line, for what is no XML or is refused."""
+    """Return the root of a file. Raises ConfigError, with the line, for what is no XML or is refused."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)

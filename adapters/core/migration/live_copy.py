@@ -235,7 +235,7 @@ class LiveCopy:
             "what was there is untouched; see to the disk, and run it again: the copy is begun anew",
         )  # fmt: skip
 
-    # What happens meanwhile (rule K13)
+    # Changes made meanwhile (rule K13)
 
     def _tap(self, plan: Plan) -> None:
         """Note what is settled or replaced in the source. Called by whoever writes there."""

@@ -36,7 +36,7 @@ Subscribed = dict[SubscriptionKey, SubscriptionState]
 class Plan:
     """The changes of some tickets."""
 
-    # What most plans leave as it is has its value here, not in each; it is replaced, never changed.
+    # Values that most plans leave as they are stand here, not in each plan. They are replaced, never changed.
     ids: dict[Key, int] = {}  # noqa: RUF012
     """New in the duplicate window."""
     keys: dict[Key, Send | None] = {}  # noqa: RUF012
@@ -118,7 +118,7 @@ class Plan:
             release(reservation)
         self.room = ()
 
-    # What changes ask while they are planned
+    # Questions that changes ask while they are planned
 
     def seq_of(self, key: Key) -> int | None:
         """Return the seq of the message that has been sent with this id."""

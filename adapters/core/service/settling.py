@@ -218,7 +218,7 @@ class Settling:
 
     def _give_back(self, leases: Sequence[Lease], delivered: bool, delay_ms: int | None = None) -> None:
         engine = self._engine
-        # Who counts when is said by each lease, not by this store: it may have come from another one, which counts when
+        # Each lease says who counts when, not this store: the lease may have come from another store, which counts when
         # it hands out.
         uncounted = (lease for lease in leases if not lease.is_counted)
         changes = returned_of(uncounted) if delivered else uncounted_of(leases)

@@ -306,7 +306,7 @@ class Delivery:
         if feed.takers:
             feed.state.crowded[feed] = None  # its next ack makes room
 
-    # What is not delivered any more
+    # Messages that are not delivered any more
 
     def take_undelivered(self, limit: int, rows: Rows, taken: list[tuple[Lease, str]]) -> bool:
         """Lease up to so many of those that are not to be delivered. Each is added to `taken` before it is leased, so

@@ -422,7 +422,7 @@ class LargeBodies:
                 self._remove_garbage()
         return None
 
-    # What becomes of them
+    # The fate of bodies
 
     def body_of(self, reference: bytes) -> StoredBody:
         """Return the body that a message's record refers to."""
