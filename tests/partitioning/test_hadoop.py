@@ -133,7 +133,8 @@ def test_the_commands_write_there(url: str, tmp_path: Path, monkeypatch: pytest.
         result = run("recommend", "--trace", "there/t.csv", "--out", out, *common)
         assert (result.exit_code, result.stderr) == (0, "")
         assert f"{out}/stores.yaml" in result.stdout
-    assert files(tmp_path / "there/advice") == files(tmp_path / "advice")
+    there = {name: data.replace(f"{url}/advice", "advice") for name, data in files(tmp_path / "there/advice").items()}
+    assert there == files(tmp_path / "advice")  # but for the next command, which names the place
     assert sorted(p.name for p in (tmp_path / "there").iterdir() if p.suffix != ".crc") == ["advice", "made", "t.csv"]
     result = run("recommend", "--trace", "no such", "--out", f"{url}/advice", *common)
     assert (result.exit_code, result.stdout) == (2, "")
