@@ -108,7 +108,7 @@ class StoreFullError(AnabranchError):
 
 
 class OutOfDescriptorsError(StoreFullError):
-    """This process, or the machine, can have no more files and sockets open. The operation took no effect; raise
+    """No more files and sockets can be open, in this process or on the machine. The operation took no effect; raise
     `ulimit -n`, or have fewer open, and try again."""
 
 

@@ -66,7 +66,8 @@ class Compactor:
         applied: Callable[[], Tail],
         release: Callable[[], object],
     ) -> None:
-        """`applied` says how far the index is in the log; `release` releases segments in which nothing lives."""
+        """Take `applied`, how far the index is in the log, and `release`, which releases segments in which nothing
+        lives."""
         self._engine, self._log, self._index, self._options, self._applied = engine, wal, index, options, applied
         self._release = release
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""A journal store's directory. Beside its id and its lock:
+"""A journal store's directory, beside its id and its lock.
 
 journal/        the segments
 index.mdb       the index, here or in `index_directory`

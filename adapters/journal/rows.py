@@ -118,8 +118,8 @@ class MessageRows:
         remember: Callable[[tuple[int, bytes], int], None],
         remove_live: Callable[[int, int, object], None],
     ) -> None:
-        """The catalog counts what there is. `remember` keeps the id and the seq of a new message that has one;
-        `remove_live` takes note that a record (LSN, length, of what) is needed no more."""
+        """Take a catalog, which counts what there is. `remember` keeps the id and the seq of a new message that has
+        one; `remove_live` takes note that a record (LSN, length, of what) is needed no more."""
         self.priorities, self._states, self._catalog = priorities, states, catalog
         self._remember, self._remove_live = remember, remove_live
         self._txn: Any = None

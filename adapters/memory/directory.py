@@ -1,4 +1,4 @@
-"""A memory store's directory. Beside its id and its lock:
+"""A memory store's directory, beside its id and its lock.
 
 swap/           while it is open and has swapped: swap.py
 

@@ -1,4 +1,4 @@
-"""An SQL store's directory. Beside its id and its lock:
+"""An SQL store's directory, beside its id and its lock.
 
 store.db     the tables, if they are in SQLite and not on a server; beside it SQLite's store.db-wal and store.db-shm
 """

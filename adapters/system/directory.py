@@ -1,4 +1,4 @@
-"""A store's directory: how it is made, locked and recognised (rules D2, D3, I4). What every kind has there:
+"""A store's directory: how it is made, locked and recognised (rules D2, D3, I4). Every kind has there what follows.
 
 store.id        16 random bytes in hex
 store.lock      while it is open: the owner's pid and host

@@ -211,8 +211,8 @@ class DirectoryLock:
         on_lost: Callable[[StoreFailedError], None] | None = None,
         describe: Callable[[], str] | None = None,
     ) -> None:
-        """`what` is locked, for errors. `on_lost` is called once, by whoever notices, if the file is found deleted or
-        replaced: the owner stops then. `describe` says who the owner is, to others in this process."""
+        """Say in errors that `what` is locked. `on_lost` is called once, by whoever notices, if the file is found
+        deleted or replaced: the owner stops then. `describe` says who the owner is, to others in this process."""
         self._path = path
         self._file = str(path)
         """The path as text: each prepare asks for it."""

@@ -28,8 +28,8 @@ from anabranch.policies.advisor import (
     from_events,
     recommend,
 )
-from anabranch.policies.advisor.recommend.answer import headline, peak_bytes
-from anabranch.policies.advisor.recommend.recommendation import FILES, Candidate
+from anabranch.policies.advisor.advice.answer import headline, peak_bytes
+from anabranch.policies.advisor.advice.recommendation import FILES, Candidate
 from anabranch.policies.config import Config, UsageOptions
 from anabranch.policies.errors import AnabranchError, ConfigError
 from anabranch.policies.outputs import scratch_directory

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anabranch
 from anabranch.policies.advisor import CurrentConfig, RecommendOptions, UsageEvent, from_events, recommend
-from anabranch.policies.advisor.recommend.answer import headline
+from anabranch.policies.advisor.advice.answer import headline
 from anabranch.policies.config import Config, load
 from anabranch.policies.text import count_of, human_bytes
 from anabranch.router.cli.output import working

@@ -28,18 +28,16 @@ trace for Spark in the directory for temporary files.
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingExtraError
 from .trace.events import UsageEvent
 
 if TYPE_CHECKING:
+    from .advice.opening import choose_engine
+    from .advice.options import RecommendOptions
+    from .advice.recommendation import Candidate, Recommendation, StorePlan, check_place
     from .job import recommend, recommend_best
-    from .recommend.opening import choose_engine
-    from .recommend.options import RecommendOptions
-    from .recommend.recommendation import Candidate, Recommendation, StorePlan, check_place
     from .report.page import render_html
     from .report.render import render_text
     from .search.current import CurrentConfig
@@ -49,16 +47,16 @@ if TYPE_CHECKING:
     from .workload.workload import Workload
 
 _HOMES = {
-    "Candidate": "recommend.recommendation",
+    "Candidate": "advice.recommendation",
     "CurrentConfig": "search.current",
     "Finding": "trace.table",
     "JournalSizes": "statistics.sizes",
-    "RecommendOptions": "recommend.options",
-    "Recommendation": "recommend.recommendation",
-    "StorePlan": "recommend.recommendation",
+    "RecommendOptions": "advice.options",
+    "Recommendation": "advice.recommendation",
+    "StorePlan": "advice.recommendation",
     "Workload": "workload.workload",
-    "check_place": "recommend.recommendation",
-    "choose_engine": "recommend.opening",
+    "check_place": "advice.recommendation",
+    "choose_engine": "advice.opening",
     "from_events": "trace.table",
     "generate": "workload.generator",
     "read_trace": "trace.table",
@@ -107,15 +105,3 @@ def __getattr__(name: str) -> Any:
             "'anabranch[recommend-local]' without Spark"
         ) from error
     return getattr(module, name)
-
-
-class _Advisor(ModuleType):
-    """This package, in which `recommend` is the function, whatever was imported before."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        # The import system sets a package's name here, and the package `recommend` has the function's.
-        if name != "recommend" or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Advisor

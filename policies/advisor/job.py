@@ -21,15 +21,15 @@ from ..errors import ConfigError, TraceError
 from ..names.destination import Destination
 from ..names.pattern import Pattern
 from ..text import human_bytes
+from .advice.candidates import candidates_of, policies_of
+from .advice.figures import Figures, build_figures, figures_of_courses
+from .advice.opening import Source, open_engine
+from .advice.options import RecommendOptions
+from .advice.recommendation import PEAK_CAP, Candidate, Recommendation
+from .advice.revision import revised_yaml
 from .model.cost_model import Partition, Retention, canonical
 from .model.engine import Engine
 from .model.evaluate import SetCosts
-from .recommend.candidates import candidates_of, policies_of
-from .recommend.figures import Figures, build_figures, figures_of_courses
-from .recommend.opening import Source, open_engine
-from .recommend.options import RecommendOptions
-from .recommend.recommendation import PEAK_CAP, Candidate, Recommendation
-from .recommend.revision import revised_yaml
 from .report.files import render_files
 from .search.confirm import improve_exactly
 from .search.current import CurrentConfig

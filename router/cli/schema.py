@@ -63,7 +63,7 @@ def recommendation(as_json: bool) -> None:
     Example:
       anabranch schema recommendation > recommendation.schema.json
     """
-    from ...policies.advisor.recommend.schema import recommendation_schema
+    from ...policies.advisor.advice.schema import recommendation_schema
 
     echo_json(recommendation_schema())
 

@@ -160,7 +160,7 @@ def mend_database(path: Path, name: str) -> list[str]:
 
 def frames_cut(path: Path) -> int:
     """Return how many frames of the latest writes to a log of SQLite's lie behind one whose checksum does not match; 0
-    without the file. The format: https://www.sqlite.org/fileformat2.html#walformat"""
+    without the file. The format is that of https://www.sqlite.org/fileformat2.html#walformat."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -135,7 +135,7 @@ def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
 _ONCE_COPIED = """
 import os, signal, sys
 import anabranch.router.cli as cli
-from anabranch.policies.advisor.recommend import opening
+from anabranch.policies.advisor.advice import opening
 write_trace = opening.write_trace
 
 def end(table, path):  # Spark runs, and is about to read it

@@ -75,7 +75,7 @@ def main() -> None:
         fails("recommend", "--trace", "trace.parquet", "--out", "hdfs://namenode/advice")
         fails("recommend", "--trace", "hdfs://namenode/trace", "--out", "no")
         fails("trace", "--workload", "shop.yaml", "--engine", "spark", "--out", "no")
-        from anabranch.policies.advisor.recommend import opening
+        from anabranch.policies.advisor.advice import opening
 
         opening.LOCAL_OPERATIONS_MAX = 5000
         said = fails("recommend", "--trace", "trace.parquet", "--out", "no")

@@ -168,7 +168,7 @@ from anabranch.policies.advisor import read_trace
 from anabranch.policies.advisor.spark import executors
 from anabranch.policies.advisor.model.engine import LocalEngine
 from anabranch.policies.advisor.model.cost_model import CostModel
-from anabranch.policies.advisor.recommend.opening import open_engine
+from anabranch.policies.advisor.advice.opening import open_engine
 from anabranch.policies.advisor.statistics.operations import build
 from anabranch.policies.advisor.spark.session import spark_session
 

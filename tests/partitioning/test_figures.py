@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from anabranch.policies.advisor import RecommendOptions, generate, recommend
+from anabranch.policies.advisor.advice import figures as figures_module
+from anabranch.policies.advisor.advice.figures import ALONE, Figures, build_figures
 from anabranch.policies.advisor.model.cost_model import CostModel, Partition, Segments, canonical, courses, together
 from anabranch.policies.advisor.model.evaluate import SetCosts
 from anabranch.policies.advisor.model.history import bars, history
 from anabranch.policies.advisor.model.kernel import JournalRules
 from anabranch.policies.advisor.model.pins import NOBODY, find_pins, full_times
-from anabranch.policies.advisor.recommend import figures as figures_module
-from anabranch.policies.advisor.recommend.figures import ALONE, Figures, build_figures
 from anabranch.policies.advisor.search.search import Constraints
 from anabranch.policies.advisor.statistics.operations import Operations, build
 from anabranch.policies.advisor.statistics.sizes import Model

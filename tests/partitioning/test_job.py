@@ -21,7 +21,7 @@ from anabranch.policies.advisor import (
     render_text,
     write_trace,
 )
-from anabranch.policies.advisor.recommend.recommendation import store_names
+from anabranch.policies.advisor.advice.recommendation import store_names
 from anabranch.policies.advisor.statistics.operations import Clock
 from anabranch.policies.advisor.statistics.sizes import Model
 from anabranch.policies.config.durability import Sync

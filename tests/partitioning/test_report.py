@@ -19,10 +19,10 @@ from anabranch.policies.advisor import (
     recommend,
     render_html,
 )
+from anabranch.policies.advisor.advice.answer import headline, moves, peak_bytes
+from anabranch.policies.advisor.advice.figures import build_figures
 from anabranch.policies.advisor.model.cost_model import CostModel, canonical
 from anabranch.policies.advisor.model.evaluate import SetCosts
-from anabranch.policies.advisor.recommend.answer import headline, moves, peak_bytes
-from anabranch.policies.advisor.recommend.figures import build_figures
 from anabranch.policies.advisor.report import svg
 from anabranch.policies.advisor.report.pictures import share_scale
 from anabranch.policies.advisor.report.scale import human_duration

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from anabranch.policies.advisor import UsageEvent, from_events, recommend
-from anabranch.policies.advisor.recommend.options import RecommendOptions
+from anabranch.policies.advisor.advice.options import RecommendOptions
 
 from .conftest import SEGMENT_BYTES
 

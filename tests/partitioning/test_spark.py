@@ -14,10 +14,10 @@ import pyarrow.parquet
 import pytest
 
 from anabranch.policies.advisor import RecommendOptions, UsageEvent, from_events, generate, recommend, write_trace
+from anabranch.policies.advisor.advice import opening
+from anabranch.policies.advisor.advice.opening import choose_engine
 from anabranch.policies.advisor.model.cost_model import CostModel, Partition, canonical
 from anabranch.policies.advisor.model.engine import Engine, LocalEngine
-from anabranch.policies.advisor.recommend import opening
-from anabranch.policies.advisor.recommend.opening import choose_engine
 from anabranch.policies.advisor.spark import trace as spark_trace
 from anabranch.policies.advisor.spark.engine import SparkEngine
 from anabranch.policies.advisor.spark.trace import prepare

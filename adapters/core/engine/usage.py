@@ -146,7 +146,7 @@ class Buffer:
     def __init__(
         self, room: int, threshold: int = WHOLE, takes: Callable[[Destination], bool] = lambda _: True
     ) -> None:
-        """`takes`: whether a destination is recorded; the rest as Rows."""
+        """Record those for which `takes` holds; the rest as Rows."""
         self.rows = Rows(room, threshold)
         self.threshold, self.takes = threshold, takes
         self.declared: deque[Declared] = deque()

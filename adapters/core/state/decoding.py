@@ -22,8 +22,8 @@ _unpack = HEAD.unpack_from
 
 @inner_loop
 def decode(store: MessageStore, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
-    """The message; leased if there is a `lease`, else it only knows its place. Raises CorruptionError for bytes that
-    are none, though their checksum was right."""
+    """Return the message; leased if there is a `lease`, else it only knows its place. Raises CorruptionError for bytes
+    that are none, though their checksum was right."""
     try:
         return _decode(store, destination, place, record, lease)
     except (struct.error, ValueError, msgspec.MsgspecError, RecursionError) as error:

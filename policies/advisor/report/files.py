@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ..recommend.recommendation import FILES, Recommendation
+from ..advice.recommendation import FILES, Recommendation
 from .page import render_html
 from .render import render_text
 

@@ -23,8 +23,7 @@ from ...activemq import write_mkahadb
 from ...config import loads
 from ...config.units import format_size
 from ...text import count_of, human_bytes
-from ..model.cost_model import GIB, HOUR
-from ..recommend.answer import (
+from ..advice.answer import (
     baseline,
     cap_sentence,
     command_note,
@@ -36,8 +35,9 @@ from ..recommend.answer import (
     rest_note,
     stays,
 )
-from ..recommend.figures import ALONE, DestinationFigures, Figures
-from ..recommend.recommendation import Candidate, Recommendation, StorePlan
+from ..advice.figures import ALONE, DestinationFigures, Figures
+from ..advice.recommendation import Candidate, Recommendation, StorePlan
+from ..model.cost_model import GIB, HOUR
 from .pictures import LISTED, NAME_SHORT, Signs, pictures_of, shorter, signs_of
 from .render import candidate_columns, candidate_note
 from .scale import Scale

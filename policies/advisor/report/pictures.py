@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ...text import count_of, human_bytes
+from ..advice.figures import Figures, Picture
 from ..model.history import Bars
-from ..recommend.figures import Figures, Picture
 from ..trace.arrays import Ints
 from . import svg
 from .scale import Scale

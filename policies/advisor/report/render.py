@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ...config.units import format_size
 from ...text import human_bytes
-from ..recommend.answer import (
+from ..advice.answer import (
     cap_sentence,
     command_note,
     headline,
@@ -18,7 +18,7 @@ from ..recommend.answer import (
     peak_bytes,
     rest_note,
 )
-from ..recommend.recommendation import Candidate, Recommendation
+from ..advice.recommendation import Candidate, Recommendation
 from .words import ratio
 
 _STORES_MAX = 6

@@ -1,4 +1,4 @@
-"""Large bodies as files in a store's directory (reference.py says what is in them):
+"""Large bodies as files in a store's directory (record/large.py says what is in them).
 
     <store>/large/<name>.part     one that is being written
     <store>/large/<name>.body     one that is whole
