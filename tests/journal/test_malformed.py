@@ -200,7 +200,7 @@ def journal_of(path: Path, *records: tuple[int, bytes]) -> JournalStore:
         ([(e.PREPARE, b"short")], "a transaction's id takes 5 bytes, not 32"),
         ([(e.FORGET, ID + b"x")], "transactions' ids take 33 bytes, not 32 each"),
         ([prepared([], [(3, 1, 0)])], "the prepared transaction 0001.* does not read: list index out of range"),
-        ([prepared([(0, message(1, 1)[1][12:], -1)], [])], "is said to have -1"),
+        ([prepared([(0, message(1, 1)[1][12:], -1)], [])], "it holds 26 bytes of a message of -1"),
     ],
 )  # fmt: skip
 def test_what_no_store_has_written(tmp_path: Path, records: list[tuple[int, bytes]], says: str) -> None:
