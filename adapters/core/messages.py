@@ -342,12 +342,9 @@ class MessageStore(Protocol):
     def count_expired(self, messages: Iterable[Message[Any]]) -> None:
         """Count them as expired."""
 
-    def note_abandoned(self, message: Message[Any]) -> None:
-        """Note that nobody holds it any more."""
-
     @property
     def abandoned(self) -> Any:
-        """What nobody holds any more there (engine/abandoned.py)."""
+        """Its messages that nobody holds any more (engine/abandoned.py)."""
 
     def give_back(self, lease: Any) -> None:
         """Give back what is leased so, which its holder has never seen."""
@@ -583,11 +580,11 @@ class ReceivedMessage(Message[T_co]):
         """Note that the message's holder has let go of it. May run between any two steps of any thread:
         abandoned.py."""
         try:
-            self._store.note_abandoned(self)
+            self._store.abandoned.note(self)
         except AttributeError:
             pass  # the interpreter ends
         except BaseException:  # Ctrl-C, which Python does not raise from here
-            self._store.note_abandoned(self)
+            self._store.abandoned.note(self)
             raise
 
 

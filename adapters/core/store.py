@@ -545,10 +545,6 @@ class Store:
         """Return the body that a record refers to."""
         return self.bodies.body_of(reference)
 
-    def note_abandoned(self, message: Message[Any]) -> None:
-        """Note that nobody holds it any more: its receiver has let go of it without settling it."""
-        self.abandoned.note(message)
-
     def open_body(self, message: Message[Any]) -> BinaryIO:
         """Open a message's body, as Message.open."""
         content: Any = message.content
