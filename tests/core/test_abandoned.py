@@ -90,6 +90,17 @@ def test_one_with_a_large_body_is_seen_to_likewise() -> None:
         assert type(message) is DecodedMessage
 
 
+def test_the_warning_names_the_line_that_let_go() -> None:
+    with onefile() as disk:
+        store = disk.create()
+        store.send(A, b"1")
+        message = store.receive(A)
+        with pytest.warns(ResourceWarning, match="let go of without ack") as told:
+            message = None
+        assert message is None
+        assert [one.filename for one in told] == [__file__]
+
+
 def test_in_a_store_that_has_failed_nobody_holds_anything(recwarn: pytest.WarningsRecorder) -> None:
     with onefile() as disk:
         store = disk.create()
