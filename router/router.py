@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from ..adapters.core import Store
-from ..adapters.core.features.failures import failure_of
-from ..adapters.core.features.scheduled import delay_ms
 from ..adapters.core.messages import REJECTED, Headers, LargeBody, Message, Readable, Reason, Receipt, T
+from ..adapters.core.service.failures import failure_of
+from ..adapters.core.state.due import delay_ms
 from ..adapters.core.store_types import TRANSACTION_BYTES, Progress, Settlement, StoreStats, Subscription
 from ..adapters.system.background import shared
 from ..adapters.system.files import FULL, disk_errors, make_directory, refused

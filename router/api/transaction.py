@@ -26,8 +26,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, cast, overload
 
 from ...adapters.core import Store
 from ...adapters.core.engine.forwarding import follow
-from ...adapters.core.features.failures import failure_of
-from ...adapters.core.features.keyed.maps import put_of, removal_of
 from ...adapters.core.messages import (
     DEFAULT_PRIORITY,
     Headers,
@@ -40,6 +38,8 @@ from ...adapters.core.messages import (
     T,
     checked,
 )
+from ...adapters.core.record.keys import put_of, removal_of
+from ...adapters.core.service.failures import failure_of
 from ...adapters.core.service.subscriptions import require_same
 from ...adapters.core.store_types import Change, Subscription
 from ...adapters.system.background import shared
