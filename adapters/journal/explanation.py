@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Final
 
 from ...policies.errors import CorruptionError
-from ..core.features.large import files as large_files
 from ..core.operations.branches import Branch, branch_of
+from ..core.record import large
 from ..core.record.encoding import sent_at_ms
 from ..core.record.place import EXPIRES, OWN, SEQ, Place
 from ..core.state.states import Catalog, DestinationState, SubscriptionState
@@ -231,11 +231,11 @@ def explain_store(
                 [
                     *opened.survey.void,
                     *where.journal.glob(f"*{UNFINISHED_SUFFIX}"),
-                    *(directory / large_files.DIRECTORY).glob(f"*{large_files.PART}"),
+                    *(directory / large.DIRECTORY).glob(f"*{large.PART}"),
                 ]
             ),
             index=_sizes([where.index, path_of(where.index)]),
-            large=_sizes((directory / large_files.DIRECTORY).glob(f"*{large_files.BODY}")),
+            large=_sizes((directory / large.DIRECTORY).glob(f"*{large.BODY}")),
             archive=archive,
             damages=tuple(found.damages),
         )

@@ -47,6 +47,13 @@ NEVER: Final = (1 << 64) - 1
 """The `low` of a body whose message does not outlive its process: none that names it is ever found at open."""
 
 
+DIRECTORY: Final = "large"
+PART: Final = ".part"
+BODY: Final = ".body"
+"""The place of bodies that are files, in a store's directory: the ends of the names of those being written, and of
+whole ones."""
+
+
 class Sized(NamedTuple):
     """A body of which its sender said how long it is."""
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from .....policies.errors import StoreFailedError
 from ....system.files import (
@@ -27,13 +27,9 @@ from ....system.files import (
     sync_file,
     write_all,
 )
-from ...record.large import CHUNK_BYTES, CRC, NAME_BYTES, NAMED_AT, START_BYTES
+from ...record.large import BODY, CHUNK_BYTES, CRC, DIRECTORY, NAME_BYTES, NAMED_AT, PART, START_BYTES
 
 log = logging.getLogger(__name__)
-
-DIRECTORY: Final = "large"
-PART: Final = ".part"
-BODY: Final = ".body"
 
 
 class LargeFiles:

@@ -179,13 +179,11 @@ class OneFileBackend(WrittenBackend):
                 del messages[seq]
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
-        row = self._next.messages.get(state.number, {}).get(seq)
-        if row is not None and (not number or number in row.waiting):
+        if row := find(self._next, state, seq, number):
             row.counts[number] = count
 
     def postpone(self, state: DestinationState, seq: int, number: int, due: int, place: Place | None) -> None:
-        row = self._next.messages.get(state.number, {}).get(seq)
-        if row is not None and (not number or number in row.waiting):
+        if row := find(self._next, state, seq, number):
             row.waits.pop(number, None)
             if due:
                 row.waits[number] = due
@@ -246,9 +244,8 @@ class OneFileBackend(WrittenBackend):
     def row(
         self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
     ) -> Place | None:
-        row = self._now.messages.get(state.number, {}).get(seq)
         number = subscription.number if subscription is not None else 0
-        return self._place(state, seq, number) if row is not None and (not number or number in row.waiting) else None
+        return self._place(state, seq, number) if find(self._now, state, seq, number) else None
 
     def _place(self, state: DestinationState, seq: int, number: int) -> Place:
         row = self._now.messages[state.number][seq]
@@ -284,14 +281,12 @@ class OneFileBackend(WrittenBackend):
         return [(state, number, self._place(state, seq, number)) for _, seq, number, state in first]
 
     def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
-        row = self._now.messages.get(state.number, {}).get(seq)
-        number = subscription.number if subscription is not None else 0
-        return max(row.waits.get(0, 0), row.waits.get(number, 0)) if row is not None else 0
+        row, number = find(self._now, state, seq), subscription.number if subscription is not None else 0
+        return max(row.waits.get(0, 0), row.waits.get(number, 0)) if row else 0
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
-        for place in places:
-            row = self._now.messages.get(state.number, {}).get(place[1])
-            yield row.record if row is not None else None
+        rows = (find(self._now, state, place[1]) for place in places)
+        yield from (row.record if row else None for row in rows)
 
     def keyed(self, state: DestinationState, name: bytes) -> Place | None:
         return next((place for key, place in self.keys(state, name, 1) if key == name), None)
@@ -321,6 +316,12 @@ class OneFileBackend(WrittenBackend):
         for state, seq, row in self._all():
             if state.is_topic != bool(row.waiting):
                 yield f"message {seq} of {state.destination} waits for {row.waiting}"
+
+
+def find(contents: Contents, state: DestinationState, seq: int, number: int = 0) -> Row | None:
+    """The message, unless the subscription of this number has acked it."""
+    row = contents.messages.get(state.number, {}).get(seq)
+    return row if row is not None and (not number or number in row.waiting) else None
 
 
 def write(path: Path, encoded: bytes) -> None:
