@@ -67,6 +67,7 @@ from .record.headers import pack_id
 from .record.large import StoredBody
 from .service.damaged import readable
 from .service.failures import Failure, Failures, failure_of
+from .service.listening import listen
 from .service.purging import Removal
 from .service.receiving import Receiving
 from .service.sending import Sending, require_schedule
@@ -514,7 +515,7 @@ class Store:
         message (a damaged one stays leased, and is skipped): `on_end` is then called with the error, likewise.
         Raises as `receive`, and TypeError and ValueError for what is no credit.
         """
-        return self._receiving.listen(destination, on_message, credit, subscription, on_end, lease)
+        return listen(self._receiving, destination, on_message, credit, subscription, on_end, lease)
 
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
         """Lease up to so many of the messages that receive skips, of any destination. One of a topic whose time is over

@@ -28,7 +28,7 @@ def test_one_that_is_not_persistent_is_a_duplicate_of_either_kind() -> None:
         transient, sequencer, a = engine.make_transient(), engine.sequencer, engine.catalog.state(A)
         assert isinstance(transient, TransientMessages)
     passing = [
-        TransientChange(transient, send_to(a, message_id=name, flags=flags))
+        TransientChange(transient._effect, send_to(a, message_id=name, flags=flags))
         for name, flags in (("1", 0), ("2", 0), ("2", 0), ("2", REQUEUED), ("2", 0))
     ]
     ticket = ticket_of(send_to(a, message_id="1"), *passing)

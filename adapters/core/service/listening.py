@@ -9,20 +9,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ....policies.errors import AnabranchError
+from ....policies.names.destination import Destination
 from ...system.background import shared
 from ...system.conditions import unless_busy
 from ..engine.forwarding import give_back
 from ..messages import Message, note_received
 from ..state.gates import MovedError
 from ..state.leases import Feed, Lease, Taker
+from ..store_types import SubscriptionKey
 from .damaged import is_damage
+from .receiving import Receiving
 from .subscriptions import unknown
-
-if TYPE_CHECKING:
-    from .receiving import Receiving
 
 log = logging.getLogger(__name__)
 
@@ -238,6 +237,34 @@ class Listener(Taker):
         elif receiving.hand_out.needed or self._seconds is not None:
             receiving.hand_out((lease,), self._seconds)
         return message
+
+
+def listen(
+    receiving: Receiving,
+    destination: Destination,
+    on_message: Callable[[Message], object],
+    credit: int,
+    subscription: SubscriptionKey | None,
+    on_end: Callable[[Exception], object] | None,
+    seconds: float | None,
+) -> Listener:
+    """Return a listener, as Store.listen; `seconds`: its `lease`."""
+    require_credit(credit)
+    receiving.hand_out.check(seconds)
+    receiving.engine.ensure_usable()
+    while True:
+        feed = receiving.feed(destination, subscription, make=True)
+        assert feed is not None
+        listener = Listener(receiving, feed, on_message, credit, on_end, seconds)
+        try:
+            listener.start()
+            if receiving.engine.catalog.current(feed.state) is feed.state:
+                listener.wake()
+                return listener
+        except BaseException:
+            listener.close()
+            raise
+        listener.close()  # its queue was dropped, and is there anew
 
 
 def require_credit(credit: object) -> None:

@@ -24,7 +24,6 @@ from ..state.states import DestinationState, SubscriptionState
 from ..state.sweep import wall_ms
 from ..store_types import SubscriptionKey
 from .damaged import is_damage, lose, readable
-from .listening import Listener, require_credit
 from .subscriptions import require_topic, unknown
 
 if TYPE_CHECKING:
@@ -368,32 +367,6 @@ class Receiving:
         values = [lease for lease, _ in taken if lease.feeds[0].state.is_map]
         self._write(acks_of(values))
         taken[:] = [one for one in taken if not one[0].feeds[0].state.is_map]
-
-    def listen(
-        self,
-        destination: Destination,
-        on_message: Callable[[Message], object],
-        credit: int = 1,
-        subscription: SubscriptionKey | None = None,
-        on_end: Callable[[Exception], object] | None = None,
-        seconds: float | None = None,
-    ) -> Listener:
-        require_credit(credit)
-        self.hand_out.check(seconds)
-        self.engine.ensure_usable()
-        while True:
-            feed = self.feed(destination, subscription, make=True)
-            assert feed is not None
-            listener = Listener(self, feed, on_message, credit, on_end, seconds)
-            try:
-                listener.start()
-                if self.engine.catalog.current(feed.state) is feed.state:
-                    listener.wake()
-                    return listener
-            except BaseException:
-                listener.close()
-                raise
-            listener.close()  # its queue was dropped, and is there anew
 
     def release(self, message: Message, reason: BaseException) -> None:
         """Release a message for who was handed it and raised: unless it is settled already, or the store has

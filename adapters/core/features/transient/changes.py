@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ...operations.changes import Ack, Change, Postponed, Returned, Send
 from ...operations.pending_counts import PendingCounts
 from ...operations.plan import Effect, Plan
 from ...record.encoding import is_requeued
 from ...state.delivery import Delivery
-from ...state.duplicates import Key
+from ...state.duplicates import DuplicateWindow, Key
 from ...state.rows import Rows
 from ...state.states import DestinationState
-
-if TYPE_CHECKING:
-    from .messages import TransientMessages
 
 Inner = Send | Ack | Returned | Postponed
 
@@ -23,12 +20,13 @@ Inner = Send | Ack | Returned | Postponed
 class TransientChange(Change):
     """A change that concerns a transient message, in a ticket: no backend is told of it."""
 
-    __slots__ = ("change", "room", "transient")
+    __slots__ = ("begin", "change", "room")
 
     size: int = 0
 
-    def __init__(self, transient: TransientMessages, change: Inner) -> None:
-        self.transient, self.change = transient, change
+    def __init__(self, begin: Callable[[], TransientEffect], change: Inner) -> None:
+        """`begin` returns the effect of a plan that has none yet."""
+        self.begin, self.change = begin, change
         self.room: Any = None
         """Memory that is reserved for it."""
 
@@ -39,7 +37,7 @@ class TransientChange(Change):
     def plan(self, plan: Plan) -> tuple[int, bool] | None:
         """Plan the change; of a message, as Send.plan."""
         change, outcome = self.change, None
-        effect = plan.effect(TransientEffect, lambda: TransientEffect(self.transient))
+        effect = plan.effect(TransientEffect, self.begin)
         if type(change) is Send:
             if plan.removed or not change.state.declared:  # as Send.plan
                 change.state = plan.current(change.state)
@@ -75,8 +73,9 @@ class TransientChange(Change):
 class TransientEffect(Effect):
     """The transient changes of a plan, which take effect with it."""
 
-    def __init__(self, transient: TransientMessages) -> None:
-        self._transient = transient
+    def __init__(self, window: DuplicateWindow, apply: Callable[[Plan, TransientEffect], object]) -> None:
+        """`window`: of messages that are there. `apply` brings these into the rows, and may be called again."""
+        self._window, self._apply = window, apply
         self.apart: list[TransientChange] = []
         self.ids: dict[Key, int] = {}
         """Ids of the messages."""
@@ -84,7 +83,7 @@ class TransientEffect(Effect):
     def seq_of(self, key: Key, plan: Plan) -> int | None:
         """Return the seq of the message with this id, for a transient message. It is a duplicate of either kind; a
         persistent one, of its kind alone."""
-        return plan.seq_of(key) or self.ids.get(key) or self._transient.window.get(key)
+        return plan.seq_of(key) or self.ids.get(key) or self._window.get(key)
 
     def taken(self) -> None:
         for one in self.apart:
@@ -94,7 +93,7 @@ class TransientEffect(Effect):
 
     def apply(self, plan: Plan) -> None:
         if self.apart:
-            self._transient.apply(plan, self)
+            self._apply(plan, self)
 
     def changes(self) -> Sequence[Change]:
         return list(self.apart)

@@ -173,7 +173,7 @@ class TransientMessages:
                 and change.place is not None
                 and is_volatile(change.place)
             ):
-                changes[at] = TransientChange(self, change)
+                changes[at] = TransientChange(self._effect, change)
         volatile = [change for change in changes if type(change) is TransientChange]
         if volatile and len(volatile) == len(changes):
             return True
@@ -184,9 +184,12 @@ class TransientMessages:
                 one.room = room
         return False
 
+    def _effect(self) -> TransientEffect:
+        return TransientEffect(self.window, self.apply)
+
     def mark(self, send: Send) -> Change:
         """Return the send of a transient message, as it goes into a ticket."""
-        return TransientChange(self, send)
+        return TransientChange(self._effect, send)
 
     def submit(self, ticket: Ticket) -> None:
         """Stand in front of Writer.submit: what concerns transient messages alone is done by then. Any thread. Raises
