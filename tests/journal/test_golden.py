@@ -16,6 +16,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.core.engine.engine import Engine
+from anabranch.adapters.core.features.keyed.keyed import Keys
 from anabranch.adapters.core.operations.branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
 from anabranch.adapters.core.operations.changes import Ack, AckRange, Change, Postponed, Returned, Send
 from anabranch.adapters.core.operations.destination_changes import Declare, Remove, Subscribe, Unsubscribe
@@ -34,7 +35,7 @@ from anabranch.adapters.wal.records import RecordEncoder
 from anabranch.adapters.wal.segment import Segment
 from anabranch.adapters.wal.ticket import Tail, Ticket
 from anabranch.policies.config.durability import Sync
-from anabranch.policies.names.destination import Destination
+from anabranch.policies.names.destination import Destination, Kind
 from anabranch.router.transactions import decision_log
 from anabranch.router.transactions.decision_log import Decision, DecisionLog, External
 from anabranch.router.transactions.xid import Xid
@@ -260,6 +261,7 @@ class Found(Made):
 def test_values_of_a_map(tmp_path: Path) -> None:
     """Two of a key, one that takes a key away, and one that was popped."""
     made = Made()
+    made.engine.sequencer.naming[Kind.MAP] = Keys()
     results = state_of(made.engine, 3, "map://results", declared=False)
     made.states[3] = results
 
