@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +79,20 @@ def echo_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> N
 def echo_json(data: Any) -> None:
     """Print one JSON document."""
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def echo_result(as_json: bool, data: Any, *lines: str) -> None:
+    """Print a result as one JSON document, or else as these lines."""
+    if as_json:
+        echo_json(data)
+    else:
+        click.echo("\n".join(lines))
+
+
+def echo_warnings(warnings: Iterable[str]) -> None:
+    """Print warnings on stderr, a line each."""
+    for warning in warnings:
+        click.echo(f"Warning: {warning}", err=True)
 
 
 _LABEL_MAX = 32

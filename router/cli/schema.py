@@ -13,7 +13,7 @@ from ...policies.config import json_schema, load
 from ...policies.config.options import SqlOptions
 from ...policies.errors import ConfigError
 from ...policies.text import count_of
-from .output import LocalPath, echo_json, json_option
+from .output import LocalPath, echo_json, echo_result, json_option
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -26,7 +26,7 @@ DIALECTS = ("postgresql", "sqlite")
 @click.group(invoke_without_command=True)
 @json_option
 @click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+def schema_command(ctx: click.Context, as_json: bool) -> None:
     """Print the JSON Schema of stores.yaml, or make SQL tables.
 
     Without a command: the JSON Schema, for editors: completion, descriptions, most mistakes while typing. It is JSON
@@ -42,7 +42,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
         echo_json(json_schema())
 
 
-@command.command("config")
+@schema_command.command("config")
 @json_option
 def config_schema(as_json: bool) -> None:
     """Print the configuration file's JSON Schema.
@@ -54,7 +54,7 @@ def config_schema(as_json: bool) -> None:
     echo_json(json_schema())
 
 
-@command.command("recommendation")
+@schema_command.command("recommendation")
 @json_option
 def recommendation(as_json: bool) -> None:
     """Print the JSON Schema of recommendation.json.
@@ -85,7 +85,7 @@ def _which(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@command.command("print")
+@schema_command.command("print")
 @click.option(
     "--dialect", type=click.Choice(DIALECTS), help="The database's kind, if neither a store nor a URL tells it."
 )
@@ -123,13 +123,11 @@ def print_script(
     made: list[str] = (
         script.drop_script(tables, kind) if dropping else script.create_script(tables, kind, options.priorities)
     )
-    if as_json:
-        echo_json({"dialect": kind, "statements": made})
-    else:
-        click.echo("\n\n".join(f"{statement};" for statement in made))
+    text = "\n\n".join(f"{statement};" for statement in made)
+    echo_result(as_json, {"dialect": kind, "statements": made}, text)
 
 
-@command.command("create")
+@schema_command.command("create")
 @_which
 @json_option
 def create(
@@ -146,13 +144,10 @@ def create(
     with _connected(config_path, store_name, url, prefix) as (connection, tables, options):
         made = _script().create(connection, tables, options.priorities)
         connection.commit()
-    if as_json:
-        echo_json({"created": made})
-    else:
-        click.echo(f"Made {', '.join(made)}." if made else "All of them were there.")
+    echo_result(as_json, {"created": made}, f"Made {', '.join(made)}." if made else "All of them were there.")
 
 
-@command.command("drop")
+@schema_command.command("drop")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--force", is_flag=True, help="Also if messages are there, or another node is at work on them.")
 @_which
@@ -187,10 +182,8 @@ def drop(
             click.confirm(f"Remove the tables of {where}, with {lost}?", abort=True, err=True)
         gone = _script().drop(connection, tables)
         connection.commit()
-    if as_json:
-        echo_json({"dropped": gone, "messages": held.messages, "prepared": held.prepared})
-    else:
-        click.echo(f"Removed {', '.join(gone)}." if gone else "There were none.")
+    said = {"dropped": gone, "messages": held.messages, "prepared": held.prepared}
+    echo_result(as_json, said, f"Removed {', '.join(gone)}." if gone else "There were none.")
 
 
 # The tables that are meant -------------------------------------------------------------------------------------------
