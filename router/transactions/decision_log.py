@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -286,7 +286,7 @@ class DecisionLog:
                     self._directory.create(partial(_empty_log, file_mode=self._directory.file_mode))
                 self._open()
         epoch = max(now_us(), max(self.epochs, default=0) + 1)
-        self._write(EPOCH, _encode(epoch), sync=True)
+        self._write(self.current(), EPOCH, _encode(epoch), sync=True)
         self._ids = ids = (self.id + epoch.to_bytes(8, "big"), itertools.count(1))
         return ids
 
@@ -298,21 +298,27 @@ class DecisionLog:
             except ClosedError as error:
                 raise StoreFailedError(READ_AGAIN) from error
 
-    def decide(self, decision: Decision, still: Callable[[], bool] = lambda: True) -> Decision:
+    def current(self) -> Log:
+        """Return the log as it is open now, for `decide` and `hold`. Between the two a caller may look whether its
+        record is wanted: transactions prepared when the router was opened before have been rolled back since. Raises
+        StoreFailedError."""
+        self._directory.require_lock()
+        if (log := self._log) is None:
+            raise StoreFailedError(READ_AGAIN)
+        return log
+
+    def decide(self, decision: Decision, log: Log | None = None) -> Decision:
         """Record a decision, the commit point: once this returns, the outcome stands. Returns the decision that counts:
         if two are said of one transaction, the first in the log. OutcomeUnknownError says that the decision may or may
-        not be found again (rule T2), any other error that nothing was written.
-
-        The decision is written if it is `still` wanted in the log as it is open now: transactions prepared when the
-        router was opened before have been rolled back since.
-        """
-        self._write(DECISION, _encode(decision), decision, still=still)
+        not be found again (rule T2), any other error that nothing was written. It is written to that `log` and no later
+        one, or to the current one."""
+        self._write(log or self.current(), DECISION, _encode(decision), decision)
         return self.decisions.get(decision.transaction, decision)
 
-    def hold(self, external: External, still: Callable[[], bool], sync: bool = False) -> None:
-        """Record that an external transaction is prepared in all its participants. `still` and errors are as those of
+    def hold(self, external: External, log: Log | None = None, sync: bool = False) -> None:
+        """Record that an external transaction is prepared in all its participants. `log` and errors are as those of
         `decide`. `sync`: durable on return, whatever the policy."""
-        self._write(XA_PREPARED, _encode(external), sync=sync, still=still)
+        self._write(log or self.current(), XA_PREPARED, _encode(external), sync=sync)
 
     def flush(self) -> None:
         """Wait until all that was handed over before is written and counts, whoever handed it over."""
@@ -322,7 +328,9 @@ class DecisionLog:
     def forget(self, transactions: list[bytes]) -> None:
         """Forget decisions whose outcomes are durable in all participants. Not synced: a decision that comes back after
         a crash is carried out once more."""
-        self._write(FORGOTTEN, b"".join(transactions), unsynced=True)
+        if (log := self._log) is None:
+            raise StoreFailedError(READ_AGAIN)
+        self._write(log, FORGOTTEN, b"".join(transactions), unsynced=True)
 
     def sync(self) -> None:
         """Make sure that forgotten decisions stay so. Raises StoreFailedError."""
@@ -332,18 +340,13 @@ class DecisionLog:
 
     def _write(
         self,
+        log: Log,
         kind: int,
         payload: bytes,
         decision: Decision | None = None,
         sync: bool = False,
         unsynced: bool = False,
-        still: Callable[[], bool] = lambda: True,
     ) -> None:
-        if not unsynced:
-            self._directory.require_lock()
-        log = self._log
-        if log is None or not still():  # in this order: asked of the log that is written to, or of a later one
-            raise StoreFailedError(READ_AGAIN)
         ticket = record_ticket([(kind, payload, decision)], sync, shrinks=kind == FORGOTTEN or self._is_held(decision))
         ticket.unsynced = unsynced
         try:
