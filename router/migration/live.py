@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -64,8 +64,11 @@ class _GoneError(Exception):
     """The destination was deleted while it was copied."""
 
 
-class LiveRepartition:
-    """One call of `Router.repartition`. Threads: `run` by one; `stop` by all."""
+class LiveRepartition(Repartitioning):
+    """One call of `Router.repartition`. Threads: `run` by one; `stop` by all; all else is done in its own."""
+
+    _refuses_prepared = False
+    _undo_with = "restart=True"
 
     def __init__(
         self,
@@ -77,12 +80,18 @@ class LiveRepartition:
         prepared_seconds: float,
         told: Told,
     ) -> None:
-        self._registry, self._config = registry, config
-        self._run = _Run(registry, coordinator, config, restart, path, told, self._go_on, prepared_seconds)
+        super().__init__(registry, coordinator, config, restart, path, told)
+        self._directories = StoreDirectories(config)
+        self._directories.before = registry.config
+        self._prepared_seconds = prepared_seconds
+        self._left_behind: dict[Destination, str] = {}
+        """The destinations that could not be moved, and why."""
+        self._ahead: list[Move] = []
+        """The planned moves."""
         self._stopped = Event()
         self._ended = Event()
         self._thread = Thread(self._work, "repartition")
-        self._done: Repartitioned | None = None
+        self._result: Repartitioned | None = None
         self._error: BaseException | None = None
 
     def run(self) -> Repartitioned:
@@ -95,8 +104,8 @@ class LiveRepartition:
             raise
         if self._error is not None:
             raise self._error
-        assert self._done is not None
-        return self._done
+        assert self._result is not None
+        return self._result
 
     @property
     def ended(self) -> bool:
@@ -117,42 +126,15 @@ class LiveRepartition:
     def _work(self) -> None:
         try:
             with disk_errors(f"{self._config.directory} cannot be repartitioned"):
-                self._done = self._run.run()
+                self._result = super().run()
             write_in_force(self._config)
         except BaseException as error:
-            error.add_note(self._run.summary())
+            error.add_note(self._summary())
             self._error = error
         finally:
             self._ended.set()
 
-
-class _Run(Repartitioning):
-    """The run, in its thread."""
-
-    _refuses_prepared = False
-    _undo_with = "restart=True"
-
-    def __init__(
-        self,
-        registry: StoreRegistry,
-        coordinator: Coordinator,
-        config: Config,
-        restart: bool,
-        path: str,
-        told: Told,
-        go_on: Callable[[], None],
-        prepared_seconds: float,
-    ) -> None:
-        super().__init__(registry, coordinator, config, restart, path, told)
-        self._directories = StoreDirectories(config)
-        self._directories.before = registry.config
-        self._go_on, self._prepared_seconds = go_on, prepared_seconds
-        self._left_behind: dict[Destination, str] = {}
-        """The destinations that could not be moved, and why."""
-        self._ahead: list[Move] = []
-        """The planned moves."""
-
-    def summary(self) -> str:
+    def _summary(self) -> str:
         """Return a text that says what has moved, and what has not."""
         done = {str(move.destination) for move in self.moves}
         rest = [str(move.destination) for move in self._ahead if str(move.destination) not in done]
