@@ -286,7 +286,7 @@ class DecisionLog:
                     self._directory.create(partial(_empty_log, file_mode=self._directory.file_mode))
                 self._open()
         epoch = max(now_us(), max(self.epochs, default=0) + 1)
-        self._write(self.current(), EPOCH, _encode(epoch), sync=True)
+        self._write(EPOCH, _encode(epoch), sync=True)
         self._ids = ids = (self.id + epoch.to_bytes(8, "big"), itertools.count(1))
         return ids
 
@@ -298,11 +298,12 @@ class DecisionLog:
             except ClosedError as error:
                 raise StoreFailedError(READ_AGAIN) from error
 
-    def current(self) -> Log:
+    def current(self, look_at_lock: bool = True) -> Log:
         """Return the log as it is open now, for `decide` and `hold`. Between the two a caller may look whether its
         record is wanted: transactions prepared when the router was opened before have been rolled back since. Raises
         StoreFailedError."""
-        self._directory.require_lock()
+        if look_at_lock:
+            self._directory.require_lock()
         if (log := self._log) is None:
             raise StoreFailedError(READ_AGAIN)
         return log
@@ -312,13 +313,13 @@ class DecisionLog:
         if two are said of one transaction, the first in the log. OutcomeUnknownError says that the decision may or may
         not be found again (rule T2), any other error that nothing was written. It is written to that `log` and no later
         one, or to the current one."""
-        self._write(log or self.current(), DECISION, _encode(decision), decision)
+        self._write(DECISION, _encode(decision), decision, log=log)
         return self.decisions.get(decision.transaction, decision)
 
     def hold(self, external: External, log: Log | None = None, sync: bool = False) -> None:
         """Record that an external transaction is prepared in all its participants. `log` and errors are as those of
         `decide`. `sync`: durable on return, whatever the policy."""
-        self._write(log or self.current(), XA_PREPARED, _encode(external), sync=sync)
+        self._write(XA_PREPARED, _encode(external), sync=sync, log=log)
 
     def flush(self) -> None:
         """Wait until all that was handed over before is written and counts, whoever handed it over."""
@@ -328,9 +329,7 @@ class DecisionLog:
     def forget(self, transactions: list[bytes]) -> None:
         """Forget decisions whose outcomes are durable in all participants. Not synced: a decision that comes back after
         a crash is carried out once more."""
-        if (log := self._log) is None:
-            raise StoreFailedError(READ_AGAIN)
-        self._write(log, FORGOTTEN, b"".join(transactions), unsynced=True)
+        self._write(FORGOTTEN, b"".join(transactions), unsynced=True)
 
     def sync(self) -> None:
         """Make sure that forgotten decisions stay so. Raises StoreFailedError."""
@@ -340,13 +339,14 @@ class DecisionLog:
 
     def _write(
         self,
-        log: Log,
         kind: int,
         payload: bytes,
         decision: Decision | None = None,
         sync: bool = False,
         unsynced: bool = False,
+        log: Log | None = None,
     ) -> None:
+        log = log or self.current(look_at_lock=not unsynced)
         ticket = record_ticket([(kind, payload, decision)], sync, shrinks=kind == FORGOTTEN or self._is_held(decision))
         ticket.unsynced = unsynced
         try:
