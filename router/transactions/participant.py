@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from ...adapters.core import Store
 from ...adapters.core.messages import Message, MessageStore, Outgoing, Receipt
@@ -14,9 +14,7 @@ from ...adapters.core.state.limits import NoRoomYetError, cancel, may_wait
 from ...adapters.core.store_types import Change, Pending
 from ...policies.errors import AnabranchError, ClosedError, StoreFailedError, UnknownMessageError
 from ...policies.names.destination import Destination
-
-if TYPE_CHECKING:
-    from ..placement.registry import StoreRegistry
+from ..placement.registry import StoreRegistry
 
 log = logging.getLogger(__name__)
 

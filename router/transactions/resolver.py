@@ -67,7 +67,9 @@ class Resolver:
 
     def _end(self, transaction: GlobalTransaction) -> None:
         """End a transaction that is decided, and carried out everywhere: only its decision is left to be forgotten."""
-        if self._table.finish(transaction):
+        with self._table.lock:
+            is_done = transaction.finish()
+        if is_done:
             if not transaction.recorded:
                 self._table.remove(transaction)
             elif not transaction.by_hand:
@@ -127,7 +129,7 @@ class Resolver:
             steps: list[tuple[Participant, Store, Pending[Any]]] = []
             for participant in participants:
                 try:
-                    steps.append((participant, *self._told(participant, transaction, only)))
+                    steps.append((participant, *self._begin(participant, transaction, only)))
                 except _TROUBLE as error:
                     failed.append((participant, error))
             for participant, store, step in steps:
@@ -138,7 +140,7 @@ class Resolver:
         if failed:
             self._tell_later(transaction, failed)
 
-    def _told(
+    def _begin(
         self, participant: Participant, transaction: GlobalTransaction, only: Store | None
     ) -> tuple[Store, Pending[Any]]:
         store = only or participant.store
