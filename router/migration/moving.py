@@ -10,15 +10,13 @@ anew.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...adapters.core.messages import Message, Outgoing
 from ...policies.errors import AnabranchError, DestinationError
+from ..api.queue import Queue
+from ..api.transaction import Transaction
 from ..upkeep.batches import give_back, received, send_on
-
-if TYPE_CHECKING:
-    from ..api.queue import Queue
-    from ..api.transaction import Transaction
 
 PAGE_MESSAGES: Final = 1000
 PAGE_BYTES: Final = 4 << 20
