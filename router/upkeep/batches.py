@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...adapters.core.messages import Message, Outgoing
 from ...policies.errors import AnabranchError, StoreFullError
 from ...policies.names.destination import Destination
-
-if TYPE_CHECKING:
-    from ..api.queue import Queue
-    from ..api.transaction import Transaction
+from ..api.queue import Queue
+from ..api.transaction import Transaction
 
 
 def received(queue: Queue[Any], most: int, size: int) -> list[Message]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ...adapters.core.messages import Message, Outgoing, require_leased
 from ...adapters.core.record.headers import pack_headers
@@ -13,13 +13,11 @@ from ...policies.errors import AnabranchError, DeadLetterError
 from ...policies.names.destination import Destination, Kind
 from ..api import dead_letter as labels
 from ..api.dead_letter import number, subscription_of
+from ..api.queue import Queue
+from ..api.transaction import Transaction
+from ..placement.registry import StoreRegistry
 from .batches import give_back, received, send_on
 from .copies import Copies
-
-if TYPE_CHECKING:
-    from ..api.queue import Queue
-    from ..api.transaction import Transaction
-    from ..placement.registry import StoreRegistry
 
 BATCH_MESSAGES: Final = 100
 """The number of a queue's dead letters that are put back in one transaction."""
