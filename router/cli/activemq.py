@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ...adapters.kahadb.pending import pending_of
 from ...policies.config import Config, load
 from ...policies.errors import ConfigError, PlacementError
 from ...policies.outputs import write_file
 from ...policies.text import count_of, human_bytes
+from ..offline import importing
+from ..offline.importing import Report
 from .directory import on_directory
 from .output import LocalPath, echo_json, echo_table, echo_warnings, json_option, working
-
-if TYPE_CHECKING:
-    from ..offline.importing import Report
 
 
 @click.command()
@@ -40,9 +40,6 @@ def import_command(config: Config, source: Path, dry_run: bool, force: bool, as_
       anabranch import --from-kahadb /var/activemq/kahadb -c stores.yaml
       anabranch import --from-kahadb /var/activemq/kahadb data --json
     """
-    from ...adapters.kahadb.pending import pending_of
-    from ..offline import importing
-
     with working(f"Reading {source.name}") as work:
 
         def progress(what: str, done: int, total: int) -> None:

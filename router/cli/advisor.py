@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import get_terminal_size
@@ -15,14 +16,15 @@ from ...policies.config.units import parse_size
 from ...policies.errors import ConfigError, TraceError
 from ...policies.outputs import check_file, scratch_directory, write_file
 from ...policies.text import count_of
-from .activemq import as_mkahadb, echo_notes, write_xml
+from ..usage import UsageTrace, usage_trace
+from ..usage.reading import directory_of, find_logs
+from .activemq import Notes, as_mkahadb, echo_notes, write_xml
 from .output import LocalPath, PathOrUrl, echo_json, echo_result, echo_warnings, json_option, warnings_shown, working
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ...policies.advisor import CurrentConfig, Workload
-    from ..usage import UsageTrace
+    from ...policies.advisor import CurrentConfig, Recommendation, RecommendOptions, Workload
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv")
 
@@ -176,8 +178,6 @@ def _generated(workload: Workload, path: Path) -> pa.Table:
 def require_outside(out: Path | str, usage_directories: tuple[Path, ...]) -> None:
     """Raise ConfigError for an --out within a usage log, where its router keeps files; TraceError where there is no
     log."""
-    from ..usage.reading import directory_of, find_logs
-
     if not isinstance(out, Path):
         return  # on another file system
     place = out.resolve()
@@ -191,7 +191,6 @@ def require_outside(out: Path | str, usage_directories: tuple[Path, ...]) -> Non
 def usage_table(directories: tuple[Path, ...]) -> tuple[pa.Table, UsageTrace]:
     """Return the trace of usage logs, as a table too. Raises TraceError, also for one that holds nothing."""
     from ...policies.advisor import from_events
-    from ..usage import usage_trace
 
     with working(f"Reading {directories[0].name}") as progress:
         usage = usage_trace(directories, progress)
@@ -246,15 +245,10 @@ class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only sin
 @click.option("--clock", type=click.Choice(["ts", "seq"]), default=None,
               help="The trace's clock, or order alone. Default: seq with --from-kahadb, else ts.")  # fmt: skip
 @click.option("--stores-max", type=click.IntRange(1), default=None, help="At most so many stores.")
-@click.option(
-    "--peak-max",
-    type=SizeOption(),
-    default=None,
-    help="A cap on all journals together at the peak. Where none found keeps it: exit code 1.",
-)
-@click.option(
-    "--disk-gib", type=float, default=100.0, show_default=True, help="The disk's size, for the price of its time."
-)
+@click.option("--peak-max", "peak_bytes_max", type=SizeOption(), default=None,
+              help="A cap on all journals together at the peak. Where none found keeps it: exit code 1.")  # fmt: skip
+@click.option("--disk-gib", type=float, default=100.0, show_default=True,
+              help="The disk's size, for the price of its time.")  # fmt: skip
 @click.option("--sync-rate", type=float, default=5000.0, show_default=True, help="Syncs a second that the disk can do.")
 @click.option("--copy-rate", type=float, default=100.0, show_default=True,
               help="MiB a second that the disk copies, each byte read once and written once.")  # fmt: skip
@@ -263,6 +257,7 @@ class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only sin
 @click.pass_context
 def recommend_command(
     ctx: click.Context,
+    /,
     kahadb_directory: Path | None,
     trace_path: Path | str | None,
     workload_path: Path | None,
@@ -274,16 +269,9 @@ def recommend_command(
     durability: tuple[str, ...],
     pinned: tuple[str, ...],
     segment_sizes: tuple[int, ...],
-    model: str,
     clock: str | None,
-    stores_max: int | None,
-    peak_max: int | None,
-    disk_gib: float,
-    sync_rate: float,
-    copy_rate: float,
-    master: str | None,
-    engine: str,
     as_json: bool,
+    **figures: Any,
 ) -> None:
     """Recommend which destinations should share a store.
 
@@ -307,37 +295,26 @@ def recommend_command(
     given = [path for path in (kahadb_directory, trace_path, workload_path, usage_directories or None) if path]
     if len(given) != 1:
         raise ConfigError([f"give one of --usage, --from-kahadb, --trace and --workload; {len(given)} were given"])
-    check_engine(engine, master)
-    if mkahadb_xml is not None and model != "kahadb":
+    check_engine(figures["engine"], figures["master"])
+    if mkahadb_xml is not None and figures["model"] != "kahadb":
         raise ConfigError(
-            [f"--mkahadb-xml {mkahadb_xml} is for ActiveMQ, and the model is {model}'s; add --model kahadb"]
+            [f"--mkahadb-xml {mkahadb_xml} is for ActiveMQ, and the model is {figures['model']}'s; add --model kahadb"]
         )
     from ...policies.advisor import CurrentConfig, RecommendOptions, check_place, choose_engine, recommend_best
     from ...policies.advisor.search.pattern_options import parse_durability, parse_pins
 
-    current = None if current_path is None else CurrentConfig.load(current_path)
-    given_sizes = segment_sizes
-    segment_sizes = given_sizes or (current.segment_bytes if current else JournalOptions().segment_size,)
     options = RecommendOptions(
-        model=model,  # type: ignore[arg-type]
-        segment_bytes=segment_sizes[0],
-        durability=parse_durability(durability),
-        pinned=parse_pins(pinned),
-        current=current,
+        current=None if current_path is None else CurrentConfig.load(current_path),
+        durability=parse_durability(durability), pinned=parse_pins(pinned),
         clock=clock or ("seq" if kahadb_directory is not None else "ts"),  # type: ignore[arg-type]
-        disk_gib=disk_gib,
-        sync_rate=sync_rate,
-        copy_rate=copy_rate,
-        stores_max=stores_max,
-        peak_bytes_max=peak_max,
-        engine=engine,  # type: ignore[arg-type]
-        master=master,
-    )
+        **figures,
+    )  # fmt: skip
+    options = replace(options, segment_bytes=_sizes(segment_sizes, options.current)[0])
     options.check()
     # Before the work, which may take minutes; what appears meanwhile is found when the files are written.
     require_outside(out, usage_directories)
     with warnings_shown():
-        check_place(out, overwrite=force, master=master)
+        check_place(out, overwrite=force, master=options.master)
     if mkahadb_xml is not None:
         check_file(mkahadb_xml, overwrite=force)
     warnings: tuple[str, ...] = ()
@@ -347,43 +324,64 @@ def recommend_command(
     elif usage_directories:
         trace, usage = usage_table(usage_directories)
         warnings = usage.warnings
-        if current is None and (current := _remembered(usage)) is not None:
-            segment_sizes = given_sizes or (current.segment_bytes,)
-            options = replace(options, current=current, segment_bytes=segment_sizes[0])
-    elif workload_path is not None:
-        trace = workload_trace(workload_path, options.engine, master)
+        if options.current is None and (current := _remembered(usage)) is not None:
+            options = replace(options, current=current, segment_bytes=_sizes(segment_sizes, current)[0])
     else:
-        assert trace_path is not None
-        if isinstance(trace_path, Path) and not trace_path.exists():
-            raise TraceError(f"{trace_path}: no such trace")
-        trace = trace_path
-    choice = choose_engine(trace, options.engine, master)
-    if engine == "auto" and master is None:
+        trace = _trace(trace_path, workload_path, options)
+    choice = choose_engine(trace, options.engine, options.master)
+    if options.engine == "auto" and options.master is None:
         click.echo(f"Engine: {choice.name}, since {choice.why}.", err=True)
     options = replace(options, engine=choice.name)
     with warnings_shown(), working("Recommending") as progress:
-        answer = recommend_best(trace, options, segment_sizes, progress.stage)
-    paths = answer.write(out, overwrite=force, master=master)
+        answer = recommend_best(trace, options, _sizes(segment_sizes, options.current), progress.stage)
+    paths = answer.write(out, overwrite=force, master=options.master)
     if mkahadb_xml is not None:
-        with scratch_directory(Path(tempfile.gettempdir()), "anabranch") as scratch:
-            stores = scratch / "stores.yaml"  # it may have been written to another file system
-            stores.write_text(answer.stores_yaml(), encoding="utf-8")
-            text, notes = as_mkahadb(stores)
-        write_xml(mkahadb_xml, text, force)
+        notes = _for_mkahadb(answer, mkahadb_xml, force)
         echo_notes(next(path for path in paths if str(path).endswith("stores.yaml")), notes)
     echo_warnings(warnings)
     if as_json:
         echo_json(answer.to_json())
     else:
-        from ...policies.advisor import render_text
-
-        click.echo(render_text(answer, get_terminal_size((80, 24)).columns, str(out)), nl=False)
-        click.echo(f"\nWritten to {out}: {', '.join(str(path).rpartition('/')[2] for path in paths)}")
-        if mkahadb_xml is not None:
-            click.echo(f"For ActiveMQ: {mkahadb_xml}")
-        click.echo(f"The report, for a browser: {paths[-1]}")
+        _print(answer, out, paths, mkahadb_xml)
     if not answer.cap_kept:
         ctx.exit(1)
+
+
+def _trace(
+    trace_path: Path | str | None, workload_path: Path | None, options: RecommendOptions
+) -> Path | str | pa.Table | Workload:
+    """Return where a trace is, or the one of a workload. Raises TraceError where there is none."""
+    if workload_path is not None:
+        return workload_trace(workload_path, options.engine, options.master)
+    assert trace_path is not None
+    if isinstance(trace_path, Path) and not trace_path.exists():
+        raise TraceError(f"{trace_path}: no such trace")
+    return trace_path
+
+
+def _sizes(given: tuple[int, ...], current: CurrentConfig | None) -> tuple[int, ...]:
+    """Return the sizes of segments to try."""
+    return given or (JournalOptions().segment_size if current is None else current.segment_bytes,)
+
+
+def _for_mkahadb(answer: Recommendation, path: Path, force: bool) -> Notes:
+    """Write an answer as an <mKahaDB>; returns notes about what has no counterpart there."""
+    with scratch_directory(Path(tempfile.gettempdir()), "anabranch") as scratch:
+        stores = scratch / "stores.yaml"  # it may have been written to another file system
+        stores.write_text(answer.stores_yaml(), encoding="utf-8")
+        text, notes = as_mkahadb(stores)
+    write_xml(path, text, force)
+    return notes
+
+
+def _print(answer: Recommendation, out: Path | str, paths: Sequence[Path | str], mkahadb_xml: Path | None) -> None:
+    from ...policies.advisor import render_text
+
+    click.echo(render_text(answer, get_terminal_size((80, 24)).columns, str(out)), nl=False)
+    click.echo(f"\nWritten to {out}: {', '.join(str(path).rpartition('/')[2] for path in paths)}")
+    if mkahadb_xml is not None:
+        click.echo(f"For ActiveMQ: {mkahadb_xml}")
+    click.echo(f"The report, for a browser: {paths[-1]}")
 
 
 def _remembered(usage: UsageTrace) -> CurrentConfig | None:

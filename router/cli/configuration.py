@@ -16,7 +16,9 @@ from ...policies.config.kinds import load_adapter
 from ...policies.errors import AnabranchError, ConfigError, NoRouteError, Problem
 from ...policies.names.destination import Destination, wildcard_in
 from ...policies.outputs import write_new_file
-from .directory import named
+from ..migration.plan import changed_kinds
+from ..placement.directories import missing_directories
+from ..placement.in_force import configuration_of, file_of
 from .output import LocalPath, config_option, echo_json, echo_result, echo_warnings, json_option
 
 TEMPLATE = """\
@@ -98,9 +100,6 @@ def check_command(ctx: click.Context, path: Path | None, config_path: Path, as_j
       anabranch check stores.yaml
       anabranch check -c stores.yaml --json
     """
-    from ..placement.directories import missing_directories
-    from ..placement.in_force import file_of
-
     path = file_of(path or config_path)
     doubtful: list[Problem] = []
     try:
@@ -122,8 +121,7 @@ def check_command(ctx: click.Context, path: Path | None, config_path: Path, as_j
         echo_json({"path": str(path), "valid": True, "problems": [], "warnings": found, "stores": stores})
         return
     for warning in doubtful:
-        where = f"{path}:{warning.line}" if warning.line else path
-        click.echo(f"{where}: warning: {warning.message}", err=True)
+        click.echo(f"{path}{f':{warning.line}' if warning.line else ''}: warning: {warning.message}", err=True)
     click.echo(f"{path} is valid. Data directory: {config.directory}")
     for store in config.stores:
         own = ", one for each destination" if store.per_destination else ""
@@ -133,8 +131,6 @@ def check_command(ctx: click.Context, path: Path | None, config_path: Path, as_j
 def _changed_kinds(config: Config, doubtful: list[Problem]) -> list[Problem]:
     """Return the problem that an open would refuse. If the directory cannot be looked at, a problem joins
     `doubtful`."""
-    from ..migration.plan import changed_kinds
-
     try:
         found = changed_kinds(config)
     except (AnabranchError, OSError) as error:
@@ -180,30 +176,20 @@ def route_command(name: str, config_path: Path, as_json: bool) -> None:
                 "goes that is really named so"
             ]
         )
-    routes = named(config_path).routes()
+    routes = configuration_of(config_path).routes()
     matches = routes.matches(destination)
     if not matches:
         nearest = ", ".join(routes.nearest(destination))
         raise NoRouteError(f"no pattern in {config_path} matches {destination}; the closest are: {nearest}")
-    winner = matches[0]
-    if as_json:
-        rows = [{"store": m.target.name, "pattern": m.pattern.text, "reason": m.reason} for m in matches]
-        echo_json(
-            {
-                "destination": str(destination),
-                "store": winner.target.name,
-                "pattern": winner.pattern.text,
-                "per_destination": winner.target.per_destination,
-                "matches": rows,
-            }
-        )
-        return
-    own = " (a store of its own there)" if winner.target.per_destination else ""
-    click.echo(f"{destination} goes to store {winner.target.name}{own} by pattern {winner.pattern.text}")
-    width = max(len(match.pattern.text) for match in matches)
-    store_width = max(len(match.target.name) for match in matches)
-    for match in matches:
-        click.echo(f"  {match.pattern.text:{width}}  {match.target.name:{store_width}}  {match.reason}")
+    rows = [{"store": m.target.name, "pattern": m.pattern.text, "reason": m.reason} for m in matches]
+    store, pattern = rows[0]["store"], rows[0]["pattern"]
+    is_own = matches[0].target.per_destination
+    said = {"destination": str(destination), "store": store, "pattern": pattern, "per_destination": is_own}
+    own = " (a store of its own there)" if is_own else ""
+    lines = [f"{destination} goes to store {store}{own} by pattern {pattern}"]
+    width, store_width = (max(len(row[column]) for row in rows) for column in ("pattern", "store"))
+    lines += [f"  {row['pattern']:{width}}  {row['store']:{store_width}}  {row['reason']}" for row in rows]
+    echo_result(as_json, said | {"matches": rows}, *lines)
 
 
 class Root(NamedTuple):

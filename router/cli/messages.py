@@ -9,23 +9,22 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import click
 
+from ...adapters.core.messages import Message, Receipt
 from ...policies.config import Config
 from ...policies.errors import DestinationError
 from ...policies.names.destination import Destination, Kind
 from ...policies.text import count_of
+from ..api.consumer import Backlog
+from ..api.endpoint import SendOptions
+from ..placement.near_names import near_name
+from ..router import Router
 from .directory import on_directory, opened
 from .output import LocalPath, Seconds, echo_result, echo_warnings, json_option
 from .showing import Shown, as_given, backlog_in, destination_in, json_lines, queue_in, raw_option
-
-if TYPE_CHECKING:
-    from ...adapters.core.messages import Message, Receipt
-    from ..api.consumer import Backlog
-    from ..api.endpoint import SendOptions
-    from ..router import Router
 
 BROWSED: Final = 20
 TAILED: Final = 10
@@ -118,16 +117,7 @@ def send_command(
     if priority is not None:
         options["priority"] = priority
     with ExitStack() as stack:
-        content: bytes | BinaryIO = os.fsencode(body or "")  # as it was given, also where it is no text
-        if path is not None:
-            try:
-                content = stack.enter_context(path.open("rb"))
-            except OSError as error:
-                raise click.UsageError(f"--file {path}: {error.strerror}") from error
-        elif body == "-":
-            if sys.stdin is None:
-                raise click.UsageError("the BODY is - and stdin is closed")
-            content = sys.stdin.buffer
+        content = _content(stack, body, path)
         router = stack.enter_context(opened(config, create=create))
         new = _new_queues(router, _destinations(queue))
         receipts = router.send(queue, content, headers, message_id, **options)
@@ -141,6 +131,20 @@ def send_command(
     for note in new:
         click.echo(note, err=True)
     echo_warnings(f"{warning}, so nobody gets this message" for warning in lost)
+
+
+def _content(stack: ExitStack, body: str | None, path: Path | None) -> bytes | BinaryIO:
+    """Return the body to send; a file is closed with the stack."""
+    if path is not None:
+        try:
+            return stack.enter_context(path.open("rb"))
+        except OSError as error:
+            raise click.UsageError(f"--file {path}: {error.strerror}") from error
+    if body != "-":
+        return os.fsencode(body or "")  # as it was given, also where it is no text
+    if sys.stdin is None:
+        raise click.UsageError("the BODY is - and stdin is closed")
+    return sys.stdin.buffer
 
 
 def _became(receipt: Receipt) -> str:
@@ -158,8 +162,6 @@ def _destinations(text: str) -> list[Destination]:
 
 def _new_queues(router: Router, destinations: Iterable[Destination]) -> list[str]:
     """Return a line for each queue that the message makes: its name may be a slip."""
-    from ..placement.near_names import near_name
-
     notes = []
     for destination in dict.fromkeys(destinations):
         if destination.kind is Kind.QUEUE and not router.exists(destination):

@@ -7,14 +7,20 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ...adapters.core.migration.copying import amount
+from ...adapters.text import human_age
 from ...policies.config import Config
 from ...policies.errors import NoRouteError
 from ...policies.names.destination import Destination, Kind
 from ...policies.text import count_of, human_bytes
+from ..api.consumer import Consumer
+from ..api.dead_letter import dead_letter_of, dead_letter_queue
+from ..migration.moving import move_messages
+from ..router import Router
 from .directory import on_directory, opened
 from .output import echo_json, echo_result, echo_table, json_option, working
 from .showing import (
@@ -27,10 +33,6 @@ from .showing import (
     require_lasting,
     yes_option,
 )
-
-if TYPE_CHECKING:
-    from ..api.consumer import Consumer
-    from ..router import Router
 
 
 @click.command()
@@ -78,8 +80,6 @@ def _rows(router: Router) -> Iterator[dict[str, Any]]:
 
 
 def _row(router: Router, consumer: Consumer, destination: Destination, dead: int) -> dict[str, Any]:
-    from ...adapters.core.migration.copying import amount
-
     counts = consumer.counts()
     return {
         "queue": str(destination), "ready": counts.ready, "leased": counts.leased, "delayed": counts.delayed,
@@ -90,8 +90,6 @@ def _row(router: Router, consumer: Consumer, destination: Destination, dead: int
 
 def _dead_letters(router: Router) -> Counter[tuple[Destination, Any]]:
     """Return the dead letters by where they come from: each dead-letter queue is walked once."""
-    from ..api.dead_letter import dead_letter_of, dead_letter_queue
-
     found: Counter[tuple[Destination, Any]] = Counter()
     queues: dict[Destination, None] = {}
     for destination in router.destinations():
@@ -107,8 +105,6 @@ def _dead_letters(router: Router) -> Counter[tuple[Destination, Any]]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from ...adapters.text import human_age
-
     table: list[tuple[str, ...]] = [("queue", "ready", "leased", "delayed", "dead", "oldest", "bytes")]
     for row in rows:
         name = row["queue"].removeprefix(Kind.QUEUE.scheme)
@@ -146,8 +142,6 @@ def move_command(config: Config, source: str, target: str, limit: int | None, as
       anabranch move data orders.eu orders.all
       anabranch move data dlq inspected --limit 100
     """
-    from ..migration.moving import move_messages
-
     with opened(config) as router:
         origin, destination = queue_in(router, source), queue_named(router, target)
         require_lasting(router, destination.destination)
@@ -176,8 +170,6 @@ def requeue_command(config: Config, queue: str, limit: int | None, as_json: bool
       anabranch requeue data dlq
       anabranch requeue data dlq --limit 10 --json
     """
-    from ..api.dead_letter import dead_letter_of
-
     with opened(config) as router:
         letters = queue_in(router, queue)
         sources = {letter.source for one in letters.browse(limit) if (letter := dead_letter_of(one)) is not None}

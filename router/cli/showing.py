@@ -12,22 +12,21 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 import msgspec
 
+from ...adapters.core.messages import DEFAULT_PRIORITY, Message
+from ...policies.config.kinds import load_adapter
 from ...policies.errors import DestinationError
 from ...policies.names.destination import Destination, Kind, wildcard_in
 from ...policies.text import human_bytes
-
-if TYPE_CHECKING:
-    from ...adapters.core.messages import Message
-    from ..api.queue import Queue
-    from ..api.topic import Topic
-    from ..router import Router
+from ..api.queue import Queue
+from ..api.topic import Topic
+from ..placement.near_names import alike_name, near_name
+from ..router import Router
 
 HEX_BYTES: Final = 16
 """The number of bytes that are shown of a body that is no text."""
@@ -39,23 +38,10 @@ CHUNK: Final = 1 << 16
 _MSGPACK: Final = "application/msgpack"
 _JSON: Final = "application/json"
 
-Command = Callable[..., Any]
-
-
-def json_lines(command: Command) -> Command:
-    """Give a command that shows messages the option `--json`."""
-    text = "Print one JSON object for each message, on a line of its own. Errors stay text, on stderr."
-    return click.option("--json", "as_json", is_flag=True, help=text)(command)
-
-
-def raw_option(command: Command) -> Command:
-    """Give a command that shows messages the option `--raw`."""
-    return click.option("--raw", is_flag=True, help="Write bodies alone, as they are, one behind the other.")(command)
-
-
-def yes_option(command: Command) -> Command:
-    """Give a command that destroys something the option `--yes`."""
-    return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(command)
+_LINES_HELP: Final = "Print one JSON object for each message, on a line of its own. Errors stay text, on stderr."
+json_lines = click.option("--json", "as_json", is_flag=True, help=_LINES_HELP)
+raw_option = click.option("--raw", is_flag=True, help="Write bodies alone, as they are, one behind the other.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
 # Queues --------------------------------------------------------------------------------------------------------------
@@ -102,8 +88,6 @@ def backlog_in(router: Router, name: str) -> Queue | Topic:
 def require_known(router: Router, destination: Destination, *, loses: bool = False) -> None:
     """Raise DestinationError for a destination that nobody has used. If the command `loses` what it is given, no name
     is suggested but one that is a slip away."""
-    from ..placement.near_names import alike_name, near_name
-
     if router.exists(destination):
         return
     known = router.destinations(destination.kind.scheme)
@@ -119,8 +103,6 @@ def require_known(router: Router, destination: Destination, *, loses: bool = Fal
 def require_lasting(router: Router, destination: Destination) -> None:
     """Raise DestinationError for a destination that is, or would be, in memory alone: all of it goes when the command
     ends."""
-    from ...policies.config.kinds import load_adapter
-
     registry = router._registry
     volatile = registry.for_held(destination, lambda store: store.volatile, None)
     if volatile is None:
@@ -182,7 +164,7 @@ class Shown:
         parts = [f"{message.seq}", _time(message.timestamp_ms), human_bytes(message.size)]
         if message.message_id is not None:
             parts.append(f"id {printable(message.message_id)}")
-        if message.priority != _default_priority():
+        if message.priority != DEFAULT_PRIORITY:
             parts.append(f"priority {message.priority}")
         if message.expires_at_ms:
             parts.append(f"expires {_time(message.expires_at_ms)}")
@@ -293,9 +275,3 @@ def _time(ms: int, exact: bool = False) -> str:
     except (ValueError, OverflowError, OSError):
         return f"{ms} ms"
     return at.isoformat(timespec="milliseconds") if exact else f"{at:%Y-%m-%d %H:%M:%S}Z"
-
-
-def _default_priority() -> int:
-    from ...adapters.core.messages import DEFAULT_PRIORITY
-
-    return DEFAULT_PRIORITY

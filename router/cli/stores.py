@@ -6,19 +6,34 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
+from ...adapters import kahadb
+from ...adapters.core.store_types import StoreStats
+from ...adapters.kahadb.files import find_stores
 from ...policies.config import Config, load
 from ...policies.errors import ConfigError, TraceError
 from ...policies.text import count_of, human_bytes
+from ..migration.plan import Move, plan_of
+from ..offline.repartition import repartition
+from ..placement.in_force import known_configuration
+from ..upkeep.explanation import explain, is_ours
+from ..upkeep.explanation_text import render_text
+from ..upkeep.salvage import Salvaged, salvage
 from .directory import on_directory, opened
-from .output import LocalPath, Work, echo_json, echo_result, echo_table, json_option, warnings_shown, working
-
-if TYPE_CHECKING:
-    from ..migration.plan import Move
-    from ..upkeep.salvage import Salvaged
+from .output import (
+    LocalPath,
+    Work,
+    config_file,
+    echo_json,
+    echo_result,
+    echo_table,
+    json_option,
+    warnings_shown,
+    working,
+)
 
 
 @click.command()
@@ -40,15 +55,7 @@ def stats_command(config: Config, as_json: bool) -> None:
     with opened(config) as router:
         directory, stats = router.config.directory, router.stats()
     if as_json:
-        stores = {}
-        for name, store in stats.stores.items():
-            stores[name] = {field.name: getattr(store, field.name) for field in fields(store)} | {
-                "destinations": {str(d): n for d, n in store.destinations.items()},
-                "subscriptions": [
-                    {"topic": s.topic.name, "client": s.client_id, "name": s.name, "messages": n}
-                    for s, n in store.subscriptions.items()
-                ],
-            }
+        stores = {name: _plain(store) for name, store in stats.stores.items()}
         echo_json({"directory": str(directory), "stores": stores, "unresponsive": list(stats.unresponsive)})
         return
     if not stats.stores:
@@ -67,6 +74,17 @@ def stats_command(config: Config, as_json: bool) -> None:
     for name in stats.unresponsive:
         click.echo(f"Store {name} does not answer; what it said last is shown, if anything.", err=True)
     echo_table(rows, left=(0, 1))
+
+
+def _plain(store: StoreStats) -> dict[str, Any]:
+    """Return the statistics of a store as plain values."""
+    return {field.name: getattr(store, field.name) for field in fields(store)} | {
+        "destinations": {str(d): n for d, n in store.destinations.items()},
+        "subscriptions": [
+            {"topic": s.topic.name, "client": s.client_id, "name": s.name, "messages": n}
+            for s, n in store.subscriptions.items()
+        ],
+    }
 
 
 @click.command()
@@ -109,13 +127,7 @@ def compact_command(config: Config, names: tuple[str, ...], as_json: bool) -> No
 
 @click.command()
 @click.argument("directory", type=LocalPath())
-@click.option(
-    "--config",
-    "-c",
-    "config_path",
-    type=LocalPath(),
-    help="Anabranch's configuration of DIRECTORY, where indexes or archives lie elsewhere.",
-)
+@config_file("Anabranch's configuration of DIRECTORY, where indexes or archives lie elsewhere.")
 @json_option
 @click.pass_context
 def explain_command(ctx: click.Context, directory: Path, config_path: Path | None, as_json: bool) -> None:
@@ -136,8 +148,6 @@ def explain_command(ctx: click.Context, directory: Path, config_path: Path | Non
       anabranch explain --json data/stores/orders
       anabranch explain /var/lib/activemq/kahadb
     """
-    from ..upkeep.explanation import is_ours
-
     with working(f"Reading {directory.absolute().name}") as progress:
         if is_ours(directory):
             text, found, is_whole = _ours(directory, config_path, progress)
@@ -160,10 +170,6 @@ def _columns() -> int:
 
 
 def _ours(directory: Path, config_path: Path | None, progress: Work) -> Explained:
-    from ..placement.in_force import known_configuration
-    from ..upkeep.explanation import explain
-    from ..upkeep.explanation_text import render_text
-
     config = load(config_path) if config_path is not None else known_configuration(directory.absolute())
     found = explain(directory, config, lambda what, done, total: progress(done, total))
     is_whole = not found.unreadable and not any(store.damages for store in found.stores)
@@ -171,9 +177,6 @@ def _ours(directory: Path, config_path: Path | None, progress: Work) -> Explaine
 
 
 def _kahadb(directory: Path, config_path: Path | None, progress: Work) -> Explained:
-    from ...adapters import kahadb
-    from ...adapters.kahadb.files import find_stores
-
     try:
         find_stores(directory)
     except TraceError as error:
@@ -199,13 +202,7 @@ SHOWN = 20
 @click.command()
 @click.argument("directory", type=LocalPath(), metavar="DIR")
 @click.option("--to", "target", type=LocalPath(), required=True, metavar="NEW", help="The directory to make.")
-@click.option(
-    "--config",
-    "-c",
-    "config_path",
-    type=LocalPath(),
-    help="Anabranch's configuration of DIR, where indexes lie elsewhere.",
-)
+@config_file("Anabranch's configuration of DIR, where indexes lie elsewhere.")
 @json_option
 def salvage_command(directory: Path, target: Path, config_path: Path | None, as_json: bool) -> None:
     """Make NEW of all that can be read of the damaged DIR.
@@ -222,9 +219,6 @@ def salvage_command(directory: Path, target: Path, config_path: Path | None, as_
       anabranch salvage data --to data.new
       anabranch salvage data/stores/orders --to orders.new
     """
-    from ..placement.in_force import known_configuration
-    from ..upkeep.salvage import salvage
-
     if config_path is not None:
         config: Config | None = load(config_path, names_suffice=True)
     else:
@@ -252,8 +246,7 @@ def _salvaged(found: Salvaged) -> list[str]:
 
 @click.command()
 @click.argument("directory", type=LocalPath(), metavar="DIR")
-@click.option("--config", "-c", "config_path", type=LocalPath(), required=True, metavar="NEW",
-              help="The configuration to move to.")  # fmt: skip
+@config_file("The configuration to move to.", required=True, metavar="NEW")
 @click.option("--old", "old_path", type=LocalPath(), metavar="FILE",
               help="The configuration until now, where DIR does not say it: one with secrets, or of an interrupted "
               "run. Only for stores that NEW does not have and that do not open with defaults.")  # fmt: skip
@@ -282,9 +275,6 @@ def repartition_command(
       anabranch repartition --config new.yaml --dry-run data
       anabranch repartition --config new.yaml data
     """
-    from ..migration.plan import plan_of
-    from ..offline.repartition import repartition
-
     config, before = load(config_path), load(old_path) if old_path is not None else None
     if directory.resolve() != config.directory.resolve():
         raise ConfigError(
@@ -305,15 +295,15 @@ def repartition_command(
         shown = [asdict(move) | {"destination": str(move.destination)} for move in moves]
         echo_json({"directory": str(config.directory), "dry_run": dry_run, "moves": shown, "removed": list(removed)})
         return
-    if not moves:
-        click.echo(f"Nothing to move: everything in {config.directory} lies where {config_path} routes it.")
-    else:
-        _print_moves(moves, dry_run)
+    _print_moves(moves, dry_run, f"everything in {config.directory} lies where {config_path} routes it")
     for name in removed:
         click.echo(f"Store {name} is empty and not in {config_path}: removed with its directory.")
 
 
-def _print_moves(moves: Sequence[Move], dry_run: bool) -> None:
+def _print_moves(moves: Sequence[Move], dry_run: bool, otherwise: str) -> None:
+    if not moves:
+        click.echo(f"Nothing to move: {otherwise}.")
+        return
     rows = [("destination", "from", "to", "messages", "bytes", "subscriptions")]
     for move in moves:
         shown = str(move.destination), move.source, move.target

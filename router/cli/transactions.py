@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ...policies.config import Config
 from ...policies.errors import TransactionError
+from ..router import Router
+from ..transactions.outcomes import Heuristic, InDoubt
+from ..transactions.states import Outcome
 from .directory import on_directory, opened
 from .output import echo_json, echo_result, json_option
-
-if TYPE_CHECKING:
-    from ..router import Router
-    from ..transactions.outcomes import Heuristic, InDoubt
-    from ..transactions.states import Outcome
 
 
 @click.command()
@@ -25,12 +23,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_context
 def transactions_command(
-    ctx: click.Context,
-    config: Config,
-    commit: str | None,
-    rollback: str | None,
-    forget: str | None,
-    as_json: bool,
+    ctx: click.Context, config: Config, commit: str | None, rollback: str | None, forget: str | None, as_json: bool
 ) -> None:
     """List transactions that wait for an outcome, or give one.
 
