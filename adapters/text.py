@@ -19,10 +19,10 @@ def wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, max(40, width), break_long_words=False, break_on_hyphens=False)
 
 
-def table(rows: list[list[str]], right: Sequence[int] = ()) -> list[str]:
-    """Return the lines of a table whose first row is its head. `right` has the columns that are aligned to the
-    right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+def table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), ruled: bool = True) -> list[str]:
+    """Return the lines of a table whose first row is its head, with a rule under it if it is `ruled`. `right` has the
+    columns that are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         cells = [
@@ -30,5 +30,6 @@ def table(rows: list[list[str]], right: Sequence[int] = ()) -> list[str]:
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    if ruled:
+        lines.insert(1, "  ".join("-" * width for width in widths))
     return lines

@@ -341,9 +341,8 @@ def _caller() -> str:
         module = str(frame.f_globals.get("__name__"))
         root = module.partition(".")[0]
         if module.startswith(_COMMANDS):
-            if frame.f_code.co_name == "command":
-                name = module.removeprefix(_COMMANDS).replace("importing", "import")  # a word of Python
-                return f"`{_ROOT} {name}`"
+            if frame.f_code.co_name.endswith("_command"):
+                return f"`{_ROOT} {frame.f_code.co_name.removesuffix('_command')}`"
         elif not (root == _ROOT or root in sys.stdlib_module_names):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back

@@ -8,10 +8,10 @@ temporary files go.
 Results go to stdout, with `--json` as one JSON document; errors, one clear line each, and progress go to stderr, as
 text also with `--json`: then stdout is empty and the exit code tells. (`check --json` alone has errors as its result.)
 
-To add a command: a module here, named as the command, with a `click` command called `command` whose help shows an
-example, and its name in `app.COMMANDS`. The module raises the library's errors and prints none: `app` turns them into a
-line and an exit code. `output` has what commands share. Heavy imports belong inside the function: `anabranch --help`
-imports every module here.
+To add a command: a `click` command called `<name>_command`, whose help shows an example, in the module of what it acts
+on, and its name in `app.COMMANDS`. It raises the library's errors and prints none: `app` turns them into a line and an
+exit code. `output` has what commands share, `showing` what those over messages do. Heavy imports belong inside the
+function: `anabranch --help` imports every module here.
 """
 
 from __future__ import annotations

@@ -12,16 +12,14 @@ from ...policies.config.problems import did_you_mean
 from ...policies.errors import AnabranchError, ConfigError, DestinationError, NoRouteError, PlacementError, TraceError
 from .signals import describe, exit_code
 
-COMMANDS = (
-    "init", "check", "route", "schema", "queues", "browse", "send", "receive", "tail", "move", "requeue", "purge",
-    "delete", "stats", "compact", "transactions", "explain", "trace", "recommend", "repartition", "salvage", "import",
-    "mkahadb",
-)  # fmt: skip
-"""Each is the name of a module here (or see _MODULES) that holds a click command called `command`. The order is that of
-`--help`."""
-
-_MODULES = {"import": "importing"}
-"""The modules of commands whose names are words of Python."""
+COMMANDS = {
+    "init": "configuration", "check": "configuration", "route": "configuration", "schema": "schema",
+    "queues": "queues", "browse": "messages", "send": "messages", "receive": "messages", "tail": "messages",
+    "move": "queues", "requeue": "queues", "purge": "queues", "delete": "queues", "stats": "stores",
+    "compact": "stores", "transactions": "transactions", "explain": "stores", "trace": "advisor",
+    "recommend": "advisor", "repartition": "stores", "salvage": "stores", "import": "activemq", "mkahadb": "activemq",
+}  # fmt: skip
+"""The module here of each command, which is called `<name>_command` there. The order is that of `--help`."""
 
 BAD_INPUT = (DestinationError, NoRouteError, PlacementError, TraceError)
 """The errors, with ConfigError, that users mend in what they gave: exit code 2. All others exit with 1."""
@@ -55,7 +53,8 @@ class App(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f".{_MODULES.get(cmd_name, cmd_name)}", __package__).command
+        module = import_module(f".{COMMANDS[cmd_name]}", __package__)
+        command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
     def resolve_command(

@@ -15,21 +15,20 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from ...policies.config import Config
+from ...policies.errors import PlacementError
 from ...policies.outputs import local_path
-from .output import LocalPath, warnings_shown, working
-
-if TYPE_CHECKING:
-    from ..router import Router
+from ..placement.in_force import configuration_of
+from ..placement.record import RECORD
+from ..router import Router
+from .output import Command, config_file, warnings_shown, working
 
 FILE: Final = Path("stores.yaml")
 """The configuration of a command without operands that is given neither."""
-
-Command = Callable[..., Any]
 
 
 def on_directory(*operands: str) -> Callable[[Command], Command]:
@@ -55,36 +54,22 @@ def on_directory(*operands: str) -> Callable[[Command], Command]:
             if len(values) > len(operands):
                 raise click.UsageError(f"-c {config_path} says the directory already; leave DIR, {values[0]}, out")
             values += [None] * (len(operands) - len(values))
-            return function(config=named(source), **dict(zip(names, values, strict=True)), **given)
+            return function(config=configuration_of(source), **dict(zip(names, values, strict=True)), **given)
 
         for operand, name in reversed(list(zip(operands, names, strict=True))):
             command = click.argument(name, required=False, metavar=operand)(command)
         shown = "DIR" if operands else "[DIR]"
         command = click.argument("directory", required=False, metavar=shown)(command)
-        option = click.option(
-            "--config", "-c", "config_path", type=LocalPath(), metavar="FILE",
-            help="The configuration, instead of DIR." + ("" if operands else f" Without either: {FILE}."),
-        )  # fmt: skip
-        return option(command)
+        without = "" if operands else f" Without either: {FILE}."
+        return config_file(f"The configuration, instead of DIR.{without}", metavar="FILE")(command)
 
     return decorate
-
-
-def named(source: Path) -> Config:
-    """Return the configuration of a directory, or in a file. Raises ConfigError."""
-    from ..placement.in_force import configuration_of
-
-    return configuration_of(source)
 
 
 @contextmanager
 def opened(config: Config, *, create: bool = False, quiet: bool = False) -> Iterator[Router]:
     """Open in the block the router of a data directory that somebody has used. Nothing is made, unless `create`. The
     library's warnings are shown, unless `quiet`. Raises PlacementError."""
-    from ...policies.errors import PlacementError
-    from ..placement.record import RECORD
-    from ..router import Router
-
     with nullcontext() if quiet else warnings_shown():
         if not create and not (config.bindings / RECORD).exists() and not (config.directory / RECORD).exists():
             what = "holds no data of Anabranch's" if config.directory.exists() else "does not exist"

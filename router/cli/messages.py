@@ -1,301 +1,263 @@
-"""Shared by the commands over messages: queues that are there, how a message is shown, asking before anything goes.
-
-A body is shown as text where it is UTF-8 text, or where its `content_type` says MessagePack; else its length and its
-first bytes are. A pickle, which a codec would have to run, is never decoded here. With `--json` each message is one
-object on a line of its own; with `--raw` bodies alone come, as they are.
-"""
+"""Commands over single messages: `browse`, `send`, `receive` and `tail`."""
 
 from __future__ import annotations
 
-import base64
-import json
-import math
-import shutil
+import os
 import sys
-from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO, Final
 
 import click
-import msgspec
 
+from ...adapters.core.messages import Message, Receipt
+from ...policies.config import Config
 from ...policies.errors import DestinationError
-from ...policies.names.destination import Destination, Kind, wildcard_in
-from ...policies.text import human_bytes
+from ...policies.names.destination import Destination, Kind
+from ...policies.text import count_of
+from ..api.consumer import Backlog
+from ..api.endpoint import SendOptions
+from ..placement.near_names import near_name
+from ..router import Router
+from .directory import on_directory, opened
+from .output import LocalPath, Seconds, echo_result, echo_warnings, json_option
+from .showing import Shown, as_given, backlog_in, destination_in, json_lines, queue_in, raw_option
 
-if TYPE_CHECKING:
-    from ...adapters.core.messages import Message
-    from ..api.queue import Queue
-    from ..api.topic import Topic
-    from ..router import Router
-
-HEX_BYTES: Final = 16
-"""The number of bytes that are shown of a body that is no text."""
-LINES: Final = 20
-"""The number of lines of a text that a terminal shows."""
-NAMES: Final = 5
-"""The number of destinations that are named of those that are there."""
-CHUNK: Final = 1 << 16
-_MSGPACK: Final = "application/msgpack"
-_JSON: Final = "application/json"
-
-Command = Callable[..., Any]
+BROWSED: Final = 20
+TAILED: Final = 10
+"""Messages that are shown unless a limit is given."""
+PAUSE: Final = 0.2
+"""Seconds between two looks of `tail`."""
 
 
-def json_lines(command: Command) -> Command:
-    """Give a command that shows messages the option `--json`."""
-    text = "Print one JSON object for each message, on a line of its own. Errors stay text, on stderr."
-    return click.option("--json", "as_json", is_flag=True, help=text)(command)
+@click.command()
+@on_directory("QUEUE")
+@click.option("--limit", "-n", type=click.IntRange(min=0), default=BROWSED, show_default=True, metavar="N",
+              help="Show so many; 0: all.")  # fmt: skip
+@raw_option
+@json_lines
+def browse_command(config: Config, queue: str, limit: int, raw: bool, as_json: bool) -> None:
+    """Look at the messages of a queue, in order.
+
+    They stay where they are, as if nobody had looked. Each is shown with its number, when it was sent (UTC), its
+    headers, and its body: as text where it is text, else its length and its first bytes. Of a topic (topic://...) those
+    are shown that a durable subscription has yet to ack.
+
+    \b
+    Example:
+      anabranch browse data orders
+      anabranch browse data orders --limit 0 --json | jq .headers
+    """
+    with opened(config) as router:
+        shown, backlog = Shown(as_json, raw), backlog_in(router, queue)
+        for message in backlog.browse(limit or None):
+            shown(message)
+        left = backlog.depth() - shown.count
+        if left > 0:
+            click.echo(f"... and {count_of(left, 'more message')}; --limit 0 shows all.", err=True)
+        elif not shown.count:
+            click.echo(f"{backlog.destination} is empty.", err=True)
 
 
-def raw_option(command: Command) -> Command:
-    """Give a command that shows messages the option `--raw`."""
-    return click.option("--raw", is_flag=True, help="Write bodies alone, as they are, one behind the other.")(command)
+def _header(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    headers = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise click.BadParameter(f"{text!r} is no header; write name=value")
+        if name in headers:
+            raise click.BadParameter(f"{name!r} is given twice; a message has one header of a name")
+        headers[name] = value
+    return headers
 
 
-def yes_option(command: Command) -> Command:
-    """Give a command that destroys something the option `--yes`."""
-    return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(command)
+@click.command()
+@on_directory("QUEUE", "[BODY]")
+@click.option("--file", "-f", "path", type=LocalPath(), metavar="FILE", help="The body is what is in this file.")
+@click.option("--header", "-H", "headers", multiple=True, callback=_header, metavar="NAME=VALUE",
+              help="A header; may be given more than once.")  # fmt: skip
+@click.option("--id", "message_id", metavar="ID", help="The message id: sent again under it, it is stored once.")
+@click.option("--priority", type=click.IntRange(0, 65535), metavar="N", help="Its priority; the highest comes first.")
+@click.option("--delay", type=Seconds(min=0), metavar="SECONDS",
+              help="Nobody receives it before. A number, or 500ms, 2m.")  # fmt: skip
+@click.option("--expires", type=Seconds(min=0, min_open=True), metavar="SECONDS",
+              help="Nobody receives it after that.")  # fmt: skip
+@click.option("--create", is_flag=True, help="Make the data directory if it is not there.")
+@json_option
+def send_command(
+    config: Config,
+    queue: str,
+    body: str | None,
+    path: Path | None,
+    headers: dict[str, str],
+    message_id: str | None,
+    priority: int | None,
+    delay: float | None,
+    expires: float | None,
+    create: bool,
+    as_json: bool,
+) -> None:
+    """Send a message to a queue, or to a topic (topic://...).
+
+    BODY is its text; - reads it from stdin, --file from a file, both as they are and of any size. It is as durable as
+    its store's policy says once the command has ended with 0.
+
+    \b
+    Example:
+      anabranch send data jobs "hello" --header kind=greeting
+      anabranch send data jobs --file photo.jpg --delay 60
+      date | anabranch send data jobs -
+    """
+    if (body is None) == (path is None):
+        raise click.UsageError("give the BODY, - for stdin, or --file FILE")
+    options: SendOptions = {"expires_in": expires, "deliver_in": delay}
+    if priority is not None:
+        options["priority"] = priority
+    with ExitStack() as stack:
+        content = _content(stack, body, path)
+        router = stack.enter_context(opened(config, create=create))
+        new = _new_queues(router, _destinations(queue))
+        receipts = router.send(queue, content, headers, message_id, **options)
+        lost = [f"{one.destination} {why}" for one in receipts if (why := _why_lost(router, one)) is not None]
+    sent = [
+        {"destination": str(one.destination), "seq": one.seq, "duplicate": one.duplicate, "dropped": one.dropped}
+        for one in receipts
+    ]
+    said = {"directory": str(config.directory), "message_id": message_id, "sent": sent}
+    echo_result(as_json, said, *map(_became, receipts))
+    for note in new:
+        click.echo(note, err=True)
+    echo_warnings(f"{warning}, so nobody gets this message" for warning in lost)
 
 
-# Queues --------------------------------------------------------------------------------------------------------------
+def _content(stack: ExitStack, body: str | None, path: Path | None) -> bytes | BinaryIO:
+    """Return the body to send; a file is closed with the stack."""
+    if path is not None:
+        try:
+            return stack.enter_context(path.open("rb"))
+        except OSError as error:
+            raise click.UsageError(f"--file {path}: {error.strerror}") from error
+    if body != "-":
+        return os.fsencode(body or "")  # as it was given, also where it is no text
+    if sys.stdin is None:
+        raise click.UsageError("the BODY is - and stdin is closed")
+    return sys.stdin.buffer
 
 
-def destination_in(text: str) -> Destination:
-    """Return the one destination that a command is given; a bare name is a queue. Raises DestinationError."""
-    if "," in text:
-        raise DestinationError(f"{text!r} has a comma, which stands between several names: give one")
-    destination = Destination.parse(text)
-    wildcard = wildcard_in(destination.name)
-    if wildcard is not None:
-        raise DestinationError(
-            f"{destination} holds the wildcard {wildcard}: give one name; `anabranch queues` lists those there are"
-        )
-    return destination
+def _became(receipt: Receipt) -> str:
+    what = "dropped, since it is full" if receipt.dropped else f"sent, number {receipt.seq}"
+    return f"{receipt.destination}: {'there already' if receipt.duplicate else what}"
 
 
-def queue_named(router: Router, name: str) -> Queue:
-    """Return a queue, new or not. Raises DestinationError for a topic or a map."""
-    destination = destination_in(name)
-    if destination.kind is not Kind.QUEUE:
-        others = "; `browse` and `tail` show its messages" if destination.kind is Kind.TOPIC else ""
-        raise DestinationError(f"{destination} is a {destination.kind.name.lower()}: give a queue{others}")
-    return router.queue(destination)
+def _destinations(text: str) -> list[Destination]:
+    destinations = [destination_in(part.strip()) for part in text.split(",")]
+    for destination in destinations:
+        if destination.kind is Kind.MAP:
+            raise DestinationError(f"{destination} is a map, to which nothing is sent: give a queue or a topic")
+    return destinations
 
 
-def queue_in(router: Router, name: str, *, loses: bool = False) -> Queue:
-    """Return a queue that has been used; `loses` as in `require_known`. Raises DestinationError for another."""
-    queue = queue_named(router, name)
-    require_known(router, queue.destination, loses=loses)
-    return queue
+def _new_queues(router: Router, destinations: Iterable[Destination]) -> list[str]:
+    """Return a line for each queue that the message makes: its name may be a slip."""
+    notes = []
+    for destination in dict.fromkeys(destinations):
+        if destination.kind is Kind.QUEUE and not router.exists(destination):
+            near = near_name(destination, router.destinations(Kind.QUEUE.scheme))
+            meant = f"; did you mean {as_given(near)}?" if near is not None else ""
+            notes.append(f"{destination} is a new queue{meant}")
+    return notes
 
 
-def backlog_in(router: Router, name: str) -> Queue | Topic:
-    """Return a queue, or a topic, that has been used. Raises DestinationError for another."""
-    destination = destination_in(name)
-    if destination.kind is Kind.MAP:
-        raise DestinationError(f"{destination} is a map, which has no messages: give a queue or a topic")
-    require_known(router, destination)
-    return router.topic(destination) if destination.kind is Kind.TOPIC else router.queue(destination)
+def _why_lost(router: Router, receipt: Receipt) -> str | None:
+    """Return why nobody ever gets what was sent; None where somebody may."""
+    destination = receipt.destination
+    if destination.kind is Kind.TOPIC and not router.topic(destination).subscriptions():
+        return "has no durable subscription"
+    if not receipt.dropped and router._registry.for_held(destination, lambda store: store.volatile, False):
+        return "is in a store that is in memory alone, and that goes when this command ends"
+    return None
 
 
-def require_known(router: Router, destination: Destination, *, loses: bool = False) -> None:
-    """Raise DestinationError for a destination that nobody has used. If the command `loses` what it is given, no name
-    is suggested but one that is a slip away."""
-    from ..placement.near_names import alike_name, near_name
+@click.command()
+@on_directory("QUEUE")
+@click.option("--ack", is_flag=True, help="Remove each message once it has been written out.")
+@click.option("--limit", "-n", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
+              help="Receive so many; 0: all.")  # fmt: skip
+@click.option("--timeout", type=Seconds(min=0), default=0.0, metavar="SECONDS",
+              help="Wait so long for each: for one whose time comes, say. A number, or 500ms, 2m.")  # fmt: skip
+@raw_option
+@json_lines
+def receive_command(
+    config: Config, queue: str, ack: bool, limit: int, timeout: float, raw: bool, as_json: bool
+) -> None:
+    """Receive messages as a consumer does, and print them.
 
-    if router.exists(destination):
-        return
-    known = router.destinations(destination.kind.scheme)
-    near = near_name(destination, known) or (None if loses else alike_name(destination, known))
-    shown = [as_given(one) for one in known[:NAMES]]
-    more = f" and {len(known) - NAMES:,} more" if len(known) > NAMES else ""
-    there = f"it has {', '.join(shown)}{more}" if shown else "there is none yet"
-    if near is not None:
-        there = f"did you mean {as_given(near)}?"
-    raise DestinationError(f"{router.config.directory} has no {destination}; {there}")
+    With --ack each message is removed once it has been written out, one after the other: where the reader of a pipe has
+    gone, or the command is ended, what was not written stays, and the last one that was may come again. None is lost.
+    Without --ack they are given back, and count as delivered once more: `browse` only looks.
 
-
-def require_lasting(router: Router, destination: Destination) -> None:
-    """Raise DestinationError for a destination that is, or would be, in memory alone: all of it goes when the command
-    ends."""
-    from ...policies.config.kinds import load_adapter
-
-    registry = router._registry
-    volatile = registry.for_held(destination, lambda store: store.volatile, None)
-    if volatile is None:
-        volatile = load_adapter(registry.route(destination).target.kind).backend_type.volatile
-    if volatile:
-        raise DestinationError(
-            f"{destination} is in a store that is in memory alone, and that goes when this command ends: nothing is "
-            "put there"
-        )
-
-
-def as_given(destination: Destination) -> str:
-    """Return the name as a command is given it: a queue needs no scheme."""
-    return printable(destination.name if destination.kind is Kind.QUEUE else str(destination))
-
-
-def confirm(question: str, yes: bool) -> None:
-    """Ask on the terminal, unless `yes`. Raises ClickException for anything but y or yes, and UsageError where there is
-    no terminal to ask on."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"there is no terminal to ask on: {question} Give --yes to do it")
-    click.echo(f"{question} [y/N] ", nl=False, err=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise click.ClickException("nothing was changed")
-
-
-# Messages ------------------------------------------------------------------------------------------------------------
-
-
-class Shown:
-    """Shows messages. Each is written out on return: a reader that has gone is noticed before anything else is done
-    with the message (BrokenPipeError)."""
-
-    def __init__(self, as_json: bool, raw: bool = False) -> None:
-        if as_json and raw:
-            raise click.UsageError("--json and --raw exclude each other; give one of them")
-        self._as_json, self._raw = as_json, raw
-        is_terminal = sys.stdout.isatty()
-        self._columns = shutil.get_terminal_size().columns if is_terminal else 0
-        self.count = 0
-        """The number of messages that were shown."""
-
-    def __call__(self, message: Message) -> None:
-        """Show one message."""
-        self.count += 1
-        if self._raw:
-            with message.open() as stream:
-                while chunk := stream.read(CHUNK):
-                    sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
-        elif self._as_json:
-            click.echo(json.dumps(as_json(message), ensure_ascii=False))
-        else:
-            click.echo("\n".join([*self._head(message), *self._body(message)]))
-
-    def _head(self, message: Message) -> list[str]:
-        parts = [f"{message.seq}", _time(message.timestamp_ms), human_bytes(message.size)]
-        if message.message_id is not None:
-            parts.append(f"id {printable(message.message_id)}")
-        if message.priority != _default_priority():
-            parts.append(f"priority {message.priority}")
-        if message.expires_at_ms:
-            parts.append(f"expires {_time(message.expires_at_ms)}")
-        back = message.deliveries - message.leased
-        if back:
-            parts.append(f"given back {'once' if back == 1 else f'{back} times'}")
-        lines: list[str] = []
-        for part in parts:  # none is broken
-            if lines and (not self._columns or len(lines[-1]) + 2 + len(part) <= self._columns):
-                lines[-1] += f"  {part}"
+    \b
+    Example:
+      anabranch receive data orders --ack
+      anabranch receive data orders --ack --limit 0 --json > orders.jsonl
+      anabranch receive data orders --ack --raw > photo.jpg
+    """
+    with opened(config) as router:
+        shown, source = Shown(as_json, raw), queue_in(router, queue)
+        held = []
+        while not limit or shown.count < limit:
+            message = source.receive(timeout)
+            if message is None:
+                break
+            shown(message)
+            if ack:
+                message.ack()
             else:
-                lines.append(f"  {part}" if lines else part)
-        values = {name: value.hex() if isinstance(value, bytes) else value for name, value in message.headers.items()}
-        return lines + [
-            self._cut(f"  {printable(name)}: {printable(value if isinstance(value, str) else json.dumps(value))}")
-            for name, value in values.items()
-        ]
-
-    def _body(self, message: Message) -> list[str]:
-        text = None if message.is_large else text_of(message)
-        if text is None:
-            return [self._cut(f"  {hint(message)}")]
-        lines = text.splitlines() or [""]
-        more = len(lines) - LINES if self._columns else 0
-        shown = [self._cut(f"  {line}") for line in (lines[:LINES] if more > 0 else lines)]
-        return [*shown, f"  ... and {more:,} more lines; --raw writes all"] if more > 0 else shown
-
-    def _cut(self, line: str) -> str:
-        """Cut a line to the terminal's width. Output to anything else is whole."""
-        return line if not self._columns or len(line) <= self._columns else line[: self._columns - 3] + "..."
+                held.append(message)  # else it would come again
+        router.release(held)
+        if not shown.count:
+            click.echo(f"{source.destination} has no message that is ready.", err=True)
 
 
-def as_json(message: Message) -> dict[str, Any]:
-    """Return a message as plain values: its body as `body` where it is text, else as `body_base64`. A body that is kept
-    apart is left out. The `value` is the content of JSON or MessagePack, by the content type."""
-    shown: dict[str, Any] = {
-        "destination": str(message.destination), "seq": message.seq, "message_id": message.message_id,
-        "sent_at": _time(message.timestamp_ms, exact=True),
-        "expires_at": _time(message.expires_at_ms, exact=True) if message.expires_at_ms else None,
-        "priority": message.priority, "given_back": message.deliveries - message.leased,
-        "headers": _plain(message.headers), "bytes": message.size, "large": message.is_large,
-    }  # fmt: skip
-    if message.is_large:
-        return shown
-    body = message.raw_body
-    try:
-        shown["body"] = body.decode()
-    except UnicodeDecodeError:
-        shown["body_base64"] = base64.b64encode(body).decode()
-    try:
-        if _is_of(message, _MSGPACK):
-            shown["value"] = _plain(msgspec.msgpack.decode(body))
-        elif _is_of(message, _JSON):
-            shown["value"] = _plain(json.loads(body))
-        json.dumps(shown.get("value"), ensure_ascii=False).encode()
-    except (ValueError, RecursionError):  # it is not what it says, or has half a character, which nobody can write
-        shown.pop("value", None)
-    return shown
+@click.command()
+@on_directory("QUEUE")
+@click.option("--limit", "-n", type=click.IntRange(min=0), default=TAILED, show_default=True, metavar="N",
+              help="Begin with the last so many that are there.")  # fmt: skip
+@raw_option
+@json_lines
+def tail_command(config: Config, queue: str, limit: int, raw: bool, as_json: bool) -> None:
+    """Show the messages of a queue as they come, until Ctrl-C.
+
+    They stay where they are. The directory is held while this runs, so what comes is what the directory itself does:
+    dead letters of messages that expire, say. In the example dlq is the queue that `dead_letter:` names in the
+    configuration.
+
+    \b
+    Example:
+      anabranch tail data dlq
+      anabranch tail data dlq --limit 0 --json | jq .headers
+    """
+    with opened(config) as router:
+        shown, backlog = Shown(as_json, raw), backlog_in(router, queue)
+        is_ordered = not router._registry.option_for(backlog.destination, "priorities")
+        for message in _coming(backlog, limit, is_ordered):
+            shown(message)
 
 
-def text_of(message: Message) -> str | None:
-    """Return the body as text for people; None where it is none."""
-    body = message.raw_body
-    try:
-        if _is_of(message, _MSGPACK):
-            return json.dumps(_plain(msgspec.msgpack.decode(body)), ensure_ascii=False)
-        text = body.decode()
-    except (ValueError, RecursionError):
-        return None
-    return text if all(char.isprintable() or char in "\n\t\r" for char in text) else None
-
-
-def hint(message: Message) -> str:
-    """Return a text to show for a body that is no text."""
-    with message.open() as stream:
-        start = stream.read(HEX_BYTES)
-    what = message.headers.get("content_type")
-    kind = f"{printable(what)}, " if isinstance(what, str) else ""
-    more = " ..." if message.size > len(start) else ""
-    return f"<{kind}{human_bytes(message.size)}: {start.hex(' ')}{more}>"
-
-
-def printable(text: str) -> str:
-    """Return a text with characters escaped that a terminal would take for a command."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def _is_of(message: Message, content_type: str) -> bool:
-    given = message.headers.get("content_type")
-    return isinstance(given, str) and given.partition(";")[0].strip().lower() == content_type
-
-
-def _plain(value: Any) -> Any:
-    """Return a value in terms of JSON: bytes as base64, and all else that JSON lacks as text."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, dict):
-        return {key if isinstance(key, str) else str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    is_plain = value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-    return value if is_plain else str(value)
-
-
-def _time(ms: int, exact: bool = False) -> str:
-    try:
-        at = datetime.fromtimestamp(ms / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return f"{ms} ms"
-    return at.isoformat(timespec="milliseconds") if exact else f"{at:%Y-%m-%d %H:%M:%S}Z"
-
-
-def _default_priority() -> int:
-    from ...adapters.core.messages import DEFAULT_PRIORITY
-
-    return DEFAULT_PRIORITY
+def _coming(backlog: Backlog, limit: int, is_ordered: bool) -> Iterator[Message]:
+    """Yield the last so many messages, then each that comes. `is_ordered`: messages that come are behind all that are
+    there."""
+    last = 0
+    first: deque[Message] = deque(maxlen=limit)
+    for message in backlog.browse():
+        first.append(message)
+        last = max(last, message.seq)
+    yield from first
+    while True:
+        time.sleep(PAUSE)
+        new = [one for one in backlog.browse(after=last if is_ordered else 0) if one.seq > last]
+        yield from sorted(new, key=lambda one: one.seq)
+        last = max((one.seq for one in new), default=last)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...adapters.text import table
 from ...policies.config.units import parse_duration
 from ...policies.outputs import is_elsewhere, local_path
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+Command = Callable[..., Any]
+"""A command, with its options or before it gets them."""
 
 
 class LocalPath(click.Path):
@@ -54,31 +58,39 @@ class Seconds(click.FloatRange):
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document instead of text. Errors stay text, on stderr."
 )
-config_option = click.option(
-    "--config",
-    "-c",
-    "config_path",
-    type=LocalPath(),
-    default=Path("stores.yaml"),
-    show_default=True,
-    help="The configuration file.",
-)
+
+
+def config_file(text: str, **more: Any) -> Callable[[Command], Command]:
+    """Return the option of a configuration's file, with this help."""
+    return click.option("--config", "-c", "config_path", type=LocalPath(), help=text, **more)
+
+
+config_option = config_file("The configuration file.", default=Path("stores.yaml"), show_default=True)
 
 
 def echo_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> None:
     """Print columns, the head of which is the first row; all but those in `left` are aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        click.echo("  ".join(cells).rstrip())
+    right = [column for column in range(len(rows[0])) if column not in left]
+    click.echo("\n".join(table(rows, right, ruled=False)))
 
 
 def echo_json(data: Any) -> None:
     """Print one JSON document."""
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def echo_result(as_json: bool, data: Any, *lines: str) -> None:
+    """Print a result as one JSON document, or else as these lines."""
+    if as_json:
+        echo_json(data)
+    else:
+        click.echo("\n".join(lines))
+
+
+def echo_warnings(warnings: Iterable[str]) -> None:
+    """Print warnings on stderr, a line each."""
+    for warning in warnings:
+        click.echo(f"Warning: {warning}", err=True)
 
 
 _LABEL_MAX = 32

@@ -1,4 +1,4 @@
-"""`anabranch queues`: the queues of a data directory, and what is in them."""
+"""Commands over whole destinations: `queues`, `move`, `requeue`, `purge` and `delete`."""
 
 from __future__ import annotations
 
@@ -6,26 +6,39 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
 
 import click
 
+from ...adapters.core.migration.copying import amount
+from ...adapters.text import human_age
 from ...policies.config import Config
+from ...policies.errors import NoRouteError
 from ...policies.names.destination import Destination, Kind
-from ...policies.text import human_bytes
+from ...policies.text import count_of, human_bytes
+from ..api.consumer import Consumer
+from ..api.dead_letter import dead_letter_of, dead_letter_queue
+from ..migration.moving import move_messages
+from ..router import Router
 from .directory import on_directory, opened
-from .messages import printable
-from .output import echo_json, echo_table, json_option, working
-
-if TYPE_CHECKING:
-    from ..api.consumer import Consumer
-    from ..router import Router
+from .output import echo_json, echo_result, echo_table, json_option, working
+from .showing import (
+    confirm,
+    destination_in,
+    printable,
+    queue_in,
+    queue_named,
+    require_known,
+    require_lasting,
+    yes_option,
+)
 
 
 @click.command()
 @on_directory()
 @json_option
-def command(config: Config, as_json: bool) -> None:
+def queues_command(config: Config, as_json: bool) -> None:
     """List the queues, and what is in them.
 
     `ready` is what a receiver would get, `leased` what a transaction has claimed that waits for its outcome, `delayed`
@@ -67,8 +80,6 @@ def _rows(router: Router) -> Iterator[dict[str, Any]]:
 
 
 def _row(router: Router, consumer: Consumer, destination: Destination, dead: int) -> dict[str, Any]:
-    from ...adapters.core.migration.copying import amount
-
     counts = consumer.counts()
     return {
         "queue": str(destination), "ready": counts.ready, "leased": counts.leased, "delayed": counts.delayed,
@@ -79,8 +90,6 @@ def _row(router: Router, consumer: Consumer, destination: Destination, dead: int
 
 def _dead_letters(router: Router) -> Counter[tuple[Destination, Any]]:
     """Return the dead letters by where they come from: each dead-letter queue is walked once."""
-    from ..api.dead_letter import dead_letter_of, dead_letter_queue
-
     found: Counter[tuple[Destination, Any]] = Counter()
     queues: dict[Destination, None] = {}
     for destination in router.destinations():
@@ -96,8 +105,6 @@ def _dead_letters(router: Router) -> Counter[tuple[Destination, Any]]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from ...adapters.text import human_age
-
     table: list[tuple[str, ...]] = [("queue", "ready", "leased", "delayed", "dead", "oldest", "bytes")]
     for row in rows:
         name = row["queue"].removeprefix(Kind.QUEUE.scheme)
@@ -117,3 +124,119 @@ def _print(rows: list[dict[str, Any]]) -> None:
 def _shortened(name: str, room: int) -> str:
     """Shorten a text to its beginning and its end."""
     return name if len(name) <= room else f"{name[: room // 2 - 1]}...{name[len(name) - room + room // 2 + 2 :]}"
+
+
+@click.command()
+@on_directory("SOURCE", "TARGET")
+@click.option("--limit", "-n", type=click.IntRange(min=1), metavar="N", help="Move so many; else all that are ready.")
+@json_option
+def move_command(config: Config, source: str, target: str, limit: int | None, as_json: bool) -> None:
+    """Move the messages of one queue into another.
+
+    They keep their order, ids, headers, priorities and expiry, and come behind what TARGET holds; their time, and the
+    count of their deliveries, begin anew. It is done in transactions of up to 1,000: killed at any moment, each message
+    is in one of the two queues, and the same command goes on. What waits for its time stays in SOURCE.
+
+    \b
+    Example:
+      anabranch move data orders.eu orders.all
+      anabranch move data dlq inspected --limit 100
+    """
+    with opened(config) as router:
+        origin, destination = queue_in(router, source), queue_named(router, target)
+        require_lasting(router, destination.destination)
+        with working(f"Moving {origin.destination.name}") as progress:
+            moved = move_messages(router._unlimited, origin, destination, limit, progress)
+        left = origin.depth()
+    said = {"source": str(origin.destination), "target": str(destination.destination), "moved": moved, "left": left}
+    lines = [f"{count_of(moved, 'message')} moved from {origin.destination} to {destination.destination}."]
+    lines += [f"{origin.destination} holds {count_of(left, 'message')} still."] if left else []
+    echo_result(as_json, said, *lines)
+
+
+@click.command()
+@on_directory("QUEUE")
+@click.option("--limit", "-n", type=click.IntRange(min=1), metavar="N", help="Put so many back; else all.")
+@json_option
+def requeue_command(config: Config, queue: str, limit: int | None, as_json: bool) -> None:
+    """Put the dead letters of a queue back where they came from.
+
+    QUEUE is the dead-letter queue: the one that `dead_letter:` names in the configuration. Each has its message id, its
+    headers and its priority again, and its count of deliveries begins anew. It is done in transactions of up to 100;
+    what was put back before an error stays so. Nothing is lost by it, so it does not ask.
+
+    \b
+    Example:
+      anabranch requeue data dlq
+      anabranch requeue data dlq --limit 10 --json
+    """
+    with opened(config) as router:
+        letters = queue_in(router, queue)
+        sources = {letter.source for one in letters.browse(limit) if (letter := dead_letter_of(one)) is not None}
+        for source in sources:
+            with suppress(NoRouteError):  # said when it is its turn
+                require_lasting(router, source)
+        done = router.requeue(letters, limit)
+        left = letters.depth()
+    said = {"queue": str(letters.destination), "requeued": done, "left": left}
+    echo_result(as_json, said, f"{count_of(done, 'dead letter')} of {letters.destination} put back; {left:,} left.")
+
+
+@click.command()
+@on_directory("QUEUE")
+@yes_option
+@json_option
+def purge_command(config: Config, queue: str, yes: bool, as_json: bool) -> None:
+    """Remove all messages of a queue, which stays.
+
+    It asks first, and says how many there are; --yes does not ask, and is needed where there is no terminal. What a
+    prepared transaction has claimed stays. The messages are gone for good: `move` puts them elsewhere instead.
+
+    \b
+    Example:
+      anabranch purge data orders
+      anabranch purge data orders --yes --json
+    """
+    with opened(config) as router:
+        target = queue_in(router, queue, loses=True)
+        count = target.depth()
+        if count:
+            confirm(f"Remove {count_of(count, 'message')} of {target.destination} in {config.directory}?", yes)
+        removed = target.purge()
+        left = target.depth()
+    said = {"queue": str(target.destination), "removed": removed, "left": left}
+    echo_result(as_json, said, f"{count_of(removed, 'message')} of {target.destination} removed; {left:,} left.")
+
+
+@click.command()
+@on_directory("NAME")
+@yes_option
+@json_option
+def delete_command(config: Config, name: str, yes: bool, as_json: bool) -> None:
+    """Remove a queue, a topic or a map, with all in it.
+
+    It asks first, and says how many messages and durable subscriptions go with it; --yes does not ask, and is needed
+    where there is no terminal. What is sent there later makes it anew.
+
+    \b
+    Example:
+      anabranch delete data orders.old
+      anabranch delete data topic://prices --yes
+    """
+    with opened(config) as router:
+        destination = destination_in(name)
+        require_known(router, destination, loses=True)
+        confirm(f"Delete {destination} in {config.directory}, {_held(router, destination)}?", yes)
+        removed = router.delete(destination)
+    said = {"destination": str(destination), "removed": removed}
+    echo_result(as_json, said, f"{destination} deleted, with {count_of(removed, 'message')}.")
+
+
+def _held(router: Router, destination: Destination) -> str:
+    count = router._registry.for_held(destination, lambda store: store.depth(destination), 0)
+    if destination.kind is Kind.MAP:
+        return f"with {count_of(count, 'value')}"
+    held = f"with {count_of(count, 'message')}"
+    if destination.kind is Kind.TOPIC:
+        held += f" and {count_of(len(router.topic(destination).subscriptions()), 'durable subscription')}"
+    return held

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from ...policies.config import json_schema, load
 from ...policies.config.options import SqlOptions
 from ...policies.errors import ConfigError
 from ...policies.text import count_of
-from .output import LocalPath, echo_json, json_option
+from .output import Command, config_file, echo_json, echo_result, json_option
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -26,7 +26,7 @@ DIALECTS = ("postgresql", "sqlite")
 @click.group(invoke_without_command=True)
 @json_option
 @click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+def schema_command(ctx: click.Context, as_json: bool) -> None:
     """Print the JSON Schema of stores.yaml, or make SQL tables.
 
     Without a command: the JSON Schema, for editors: completion, descriptions, most mistakes while typing. It is JSON
@@ -42,7 +42,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
         echo_json(json_schema())
 
 
-@command.command("config")
+@schema_command.command("config")
 @json_option
 def config_schema(as_json: bool) -> None:
     """Print the configuration file's JSON Schema.
@@ -54,7 +54,7 @@ def config_schema(as_json: bool) -> None:
     echo_json(json_schema())
 
 
-@command.command("recommendation")
+@schema_command.command("recommendation")
 @json_option
 def recommendation(as_json: bool) -> None:
     """Print the JSON Schema of recommendation.json.
@@ -68,39 +68,23 @@ def recommendation(as_json: bool) -> None:
     echo_json(recommendation_schema())
 
 
-def _which(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that say which tables are meant."""
-    for option in (
-        click.option("--prefix", metavar="PREFIX", help="What stands before the tables' names, instead."),
-        click.option(
-            "--url",
-            envvar="ANABRANCH_URL",
-            metavar="URL",
-            help="A database, instead of a configuration; better in the variable ANABRANCH_URL if it has a password.",
-        ),
-        click.option("--store", "store_name", metavar="NAME", help="Which of its SQL stores, if there are several."),
-        click.option("--config", "-c", "config_path", type=LocalPath(), help="The configuration that names it."),
-    ):
-        function = option(function)
-    return function
+def _which(command: Command) -> Command:
+    """Give a command the options that say which tables are meant: `_options` takes them."""
+    prefix = click.option("--prefix", metavar="PREFIX", help="What stands before the tables' names, instead.")
+    better = "A database, instead of a configuration; better in the variable ANABRANCH_URL if it has a password."
+    url = click.option("--url", envvar="ANABRANCH_URL", metavar="URL", help=better)
+    store = click.option("--store", "store_name", metavar="NAME", help="Which of its SQL stores, if there are several.")
+    return config_file("The configuration that names it.")(store(url(prefix(command))))
 
 
-@command.command("print")
+@schema_command.command("print")
 @click.option(
     "--dialect", type=click.Choice(DIALECTS), help="The database's kind, if neither a store nor a URL tells it."
 )
 @click.option("--drop", "dropping", is_flag=True, help="What removes the tables, instead of what makes them.")
 @_which
 @json_option
-def print_script(
-    dialect: str | None,
-    dropping: bool,
-    config_path: Path | None,
-    store_name: str | None,
-    url: str | None,
-    prefix: str | None,
-    as_json: bool,
-) -> None:
+def print_script(dialect: str | None, dropping: bool, as_json: bool, **which: Any) -> None:
     """Print the SQL that makes the tables of a store.
 
     Connects to nothing.
@@ -110,31 +94,27 @@ def print_script(
       anabranch schema print --dialect postgresql --prefix mq.
       anabranch schema print --config stores.yaml --store ledger
     """
-    options, directory = _options(config_path, store_name, url, prefix)
+    options, directory = _options(**which)
     script, tables = _script(), _tables(options)
     from ...adapters.sql.connections import database_url
 
-    given = dialect is None or url is not None or config_path is not None
-    kind = database_url(options, directory).get_backend_name() if given else dialect
-    if given and dialect is None and url is None and config_path is None:
+    given = which["url"] is not None or which["config_path"] is not None
+    if dialect is None and not given:
         raise click.UsageError("give --dialect, --config or --url")
+    kind = database_url(options, directory).get_backend_name() if given else dialect
     if kind not in DIALECTS or (dialect is not None and dialect != kind):
         raise click.UsageError(f"the database is of the kind {kind}; scripts are for {' and '.join(DIALECTS)}")
     made: list[str] = (
         script.drop_script(tables, kind) if dropping else script.create_script(tables, kind, options.priorities)
     )
-    if as_json:
-        echo_json({"dialect": kind, "statements": made})
-    else:
-        click.echo("\n\n".join(f"{statement};" for statement in made))
+    text = "\n\n".join(f"{statement};" for statement in made)
+    echo_result(as_json, {"dialect": kind, "statements": made}, text)
 
 
-@command.command("create")
+@schema_command.command("create")
 @_which
 @json_option
-def create(
-    config_path: Path | None, store_name: str | None, url: str | None, prefix: str | None, as_json: bool
-) -> None:
+def create(as_json: bool, **which: Any) -> None:
     """Make the tables of a store that are missing.
 
     They belong to nobody until a store is opened on them for the first time.
@@ -143,29 +123,18 @@ def create(
     Example:
       anabranch schema create --config stores.yaml --store ledger
     """
-    with _connected(config_path, store_name, url, prefix) as (connection, tables, options):
+    with _connected(**which) as (connection, tables, options):
         made = _script().create(connection, tables, options.priorities)
         connection.commit()
-    if as_json:
-        echo_json({"created": made})
-    else:
-        click.echo(f"Made {', '.join(made)}." if made else "All of them were there.")
+    echo_result(as_json, {"created": made}, f"Made {', '.join(made)}." if made else "All of them were there.")
 
 
-@command.command("drop")
+@schema_command.command("drop")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--force", is_flag=True, help="Also if messages are there, or another node is at work on them.")
 @_which
 @json_option
-def drop(
-    yes: bool,
-    force: bool,
-    config_path: Path | None,
-    store_name: str | None,
-    url: str | None,
-    prefix: str | None,
-    as_json: bool,
-) -> None:
+def drop(yes: bool, force: bool, as_json: bool, **which: Any) -> None:
     """Remove the tables of a store, with all that is in them.
 
     Asks first. With messages or prepared transactions in them it refuses.
@@ -174,7 +143,7 @@ def drop(
     Example:
       anabranch schema drop --config stores.yaml --store ledger
     """
-    with _connected(config_path, store_name, url, prefix) as (connection, tables, _):
+    with _connected(**which) as (connection, tables, _):
         held = _script().held(connection, tables)
         connection.rollback()
         where = _shown(connection)
@@ -187,10 +156,8 @@ def drop(
             click.confirm(f"Remove the tables of {where}, with {lost}?", abort=True, err=True)
         gone = _script().drop(connection, tables)
         connection.commit()
-    if as_json:
-        echo_json({"dropped": gone, "messages": held.messages, "prepared": held.prepared})
-    else:
-        click.echo(f"Removed {', '.join(gone)}." if gone else "There were none.")
+    said = {"dropped": gone, "messages": held.messages, "prepared": held.prepared}
+    echo_result(as_json, said, f"Removed {', '.join(gone)}." if gone else "There were none.")
 
 
 # The tables that are meant -------------------------------------------------------------------------------------------
@@ -223,13 +190,11 @@ def _options(
 
 
 @contextmanager
-def _connected(
-    config_path: Path | None, store_name: str | None, url: str | None, prefix: str | None
-) -> Iterator[tuple[Connection, Schema, SqlOptions]]:
+def _connected(**which: Any) -> Iterator[tuple[Connection, Schema, SqlOptions]]:
     """Connect to the database that is meant. Its errors show no password."""
-    if config_path is None and url is None:
+    if which["config_path"] is None and which["url"] is None:
         raise click.UsageError("give --config or --url")
-    options, directory = _options(config_path, store_name, url, prefix)
+    options, directory = _options(**which)
     tables = _tables(options)
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -242,7 +207,7 @@ def _connected(
         with engine.connect().execution_options(**{WRITES: True}) as connection:
             yield connection, tables, options
     except SQLAlchemyError as error:
-        raise Database(store_name or "--url", engine).error(error) from None
+        raise Database(which["store_name"] or "--url", engine).error(error) from None
     finally:
         engine.dispose()
 

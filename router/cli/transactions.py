@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ...policies.config import Config
+from ...policies.errors import TransactionError
+from ..router import Router
+from ..transactions.outcomes import Heuristic, InDoubt
+from ..transactions.states import Outcome
 from .directory import on_directory, opened
-from .output import echo_json, json_option
-
-if TYPE_CHECKING:
-    from ..router import Router
-    from ..transactions.outcomes import Heuristic, InDoubt
-    from ..transactions.states import Outcome
+from .output import echo_json, echo_result, json_option
 
 
 @click.command()
@@ -23,13 +22,8 @@ if TYPE_CHECKING:
 @click.option("--forget", "forget", metavar="ID", help="Drop the record of an outcome that was given by hand.")
 @json_option
 @click.pass_context
-def command(
-    ctx: click.Context,
-    config: Config,
-    commit: str | None,
-    rollback: str | None,
-    forget: str | None,
-    as_json: bool,
+def transactions_command(
+    ctx: click.Context, config: Config, commit: str | None, rollback: str | None, forget: str | None, as_json: bool
 ) -> None:
     """List transactions that wait for an outcome, or give one.
 
@@ -59,13 +53,11 @@ def command(
         else:
             _list(ctx, router, as_json)
             return
-    if as_json:
-        echo_json(done)
-    elif "forgotten" in done:
-        click.echo(f"{done['transaction']}: forgotten")
-    else:
+    text = "forgotten"
+    if "outcome" in done:
         waits = f"; to be carried out yet in {', '.join(done['waits_for'])}" if done["waits_for"] else ""
-        click.echo(f"{done['transaction']}: {done['outcome']}, by hand{waits}")
+        text = f"{done['outcome']}, by hand{waits}"
+    echo_result(as_json, done, f"{done['transaction']}: {text}")
 
 
 def _list(ctx: click.Context, router: Router, as_json: bool) -> None:
@@ -116,8 +108,6 @@ def _print(router: Router, waiting: list[InDoubt], by_hand: list[Heuristic]) -> 
 
 
 def _decide(router: Router, text: str, outcome: Outcome) -> dict[str, Any]:
-    from ...policies.errors import TransactionError
-
     waiting = router.in_doubt()
     for one in router.heuristics():
         if text in (one.transaction, str(one.xid)) and not any(text == str(other.xid) for other in waiting):
@@ -140,8 +130,6 @@ def _forget(router: Router, text: str) -> dict[str, Any]:
 
 def _named(text: str, known: list[InDoubt] | list[Heuristic]) -> str:
     """Return the id of the transaction that is called so, by its id or by its xid."""
-    from ...policies.errors import TransactionError
-
     found = [one.transaction for one in known if text in (one.transaction, str(one.xid))]
     if len(found) > 1:  # 1:a:b: is (1, "a:b", "") and (1, "a", "b:")
         raise TransactionError(f"{text!r} names several of these transactions; give the id: {', '.join(found)}")

@@ -16,25 +16,16 @@ Needs the extra `transaction`; the rest of Anabranch does not.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import Any
 
 from transaction import manager as of_this_thread
 from transaction.interfaces import IDataManagerSavepoint, ISavepointDataManager
 from zope.interface import classImplements, implementer
 
-from ...adapters.core.messages import Headers, LargeBody, Message, Readable, T
 from ...policies.errors import TransactionError
-from ...policies.names.destination import Destination
-from ..api.addresses import Address
-from ..api.endpoint import SendOptions
-from ..api.map import Map, V
-from ..api.transaction import Savepoint
+from ..api.transaction import Savepoint, Transaction
 from ..transactions.xid import Xid, as_xid
-from .transactions import Transactions
-
-if TYPE_CHECKING:
-    from ..api.queue import Queue
-    from ..api.topic import Topic
+from .transactions import Operations, Transactions
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +58,7 @@ def join(router: Transactions, manager: Any = None, xid: Xid | None = None) -> D
 
 
 @implementer(ISavepointDataManager)
-class DataManager:
+class DataManager(Operations):
     """A router's part in one transaction of a transaction manager. Made by `Router.join`; gone with the transaction.
 
     Threads: one at a time, as the transaction itself.
@@ -95,28 +86,8 @@ class DataManager:
         """The state of the transaction: as Transaction.state."""
         return "committed" if self._finished else self._transaction.state
 
-    def send(
-        self,
-        destination: Queue[T] | Topic[T] | str | Destination,
-        body: T | Readable | LargeBody,
-        headers: Headers | None = None,
-        message_id: str | None = None,
-        **options: Unpack[SendOptions],
-    ) -> None:
-        """Send when the transaction is committed. As Transaction.send."""
-        self._transaction.send(cast("Queue[T]", destination), body, headers, message_id, **options)
-
-    def put(self, map: Map[V] | Address, key: str, value: V, *, ttl: float | None = None) -> None:
-        """Put a value into a map when the transaction is committed. As Transaction.put."""
-        self._transaction.put(map, key, value, ttl=ttl)
-
-    def remove(self, map: Map[Any] | Address, key: str) -> None:
-        """Remove a key of a map when the transaction is committed. As Transaction.remove."""
-        self._transaction.remove(map, key)
-
-    def ack(self, message: Message[Any]) -> None:
-        """Ack when the transaction is committed; if it is aborted the message is free again. As Transaction.ack."""
-        self._transaction.ack(message)
+    def _current(self) -> Transaction:
+        return self._transaction
 
     # IDataManager
 

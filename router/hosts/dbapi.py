@@ -13,28 +13,19 @@ PEP 249's: where they are broken, ProgrammingError says so and nothing has happe
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from ...adapters.core.messages import Headers, LargeBody, Message, Readable, Receipt, T
+from ...adapters.core.messages import Receipt
 from ...policies.errors import AnabranchError, StoreFailedError, TransactionError, TransactionInDoubt
-from ...policies.names.destination import Destination
-from ..api.addresses import Address
-from ..api.endpoint import SendOptions
-from ..api.map import Map, V
 from ..api.transaction import Transaction
 from ..transactions.xid import Xid, as_xid, checked_xid
-from .transactions import Transactions
-
-if TYPE_CHECKING:
-    from ..api.queue import Queue
-    from ..api.topic import Topic
+from .transactions import Operations, Transactions
 
 
 class ProgrammingError(TransactionError):
     """A call that PEP 249 does not allow at this point, or with this xid. Nothing has happened."""
 
 
-class Connection:
+class Connection(Operations):
     """A connection runs one transaction after the other. A transaction begins with the first send or ack, or with
     `tpc_begin`.
 
@@ -66,31 +57,6 @@ class Connection:
         transaction, self._transaction = self._transaction, None
         if transaction is not None and transaction.state == "open":
             transaction.rollback()
-
-    # The operations of a transaction
-
-    def send(
-        self,
-        destination: Queue[T] | Topic[T] | str | Destination,
-        body: T | Readable | LargeBody,
-        headers: Headers | None = None,
-        message_id: str | None = None,
-        **options: Unpack[SendOptions],
-    ) -> None:
-        """Send when the transaction is committed. As Transaction.send."""
-        self._current().send(cast("Queue[T]", destination), body, headers, message_id, **options)
-
-    def put(self, map: Map[V] | Address, key: str, value: V, *, ttl: float | None = None) -> None:
-        """Put a value into a map when the transaction is committed. As Transaction.put."""
-        self._current().put(map, key, value, ttl=ttl)
-
-    def remove(self, map: Map[Any] | Address, key: str) -> None:
-        """Remove a key of a map when the transaction is committed. As Transaction.remove."""
-        self._current().remove(map, key)
-
-    def ack(self, message: Message[Any]) -> None:
-        """Ack when the transaction is committed. As Transaction.ack."""
-        self._current().ack(message)
 
     def _current(self) -> Transaction:
         self._require_open()

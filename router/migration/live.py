@@ -21,29 +21,26 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...adapters.core.migration.copying import Amount
 from ...adapters.core.migration.live_copy import GivenUpError, LiveCopy, nonpersistent, volatile_count
 from ...adapters.core.operations.branches import Branch
+from ...adapters.core.state.gates import Gate
 from ...adapters.system.conditions import Event, Thread
 from ...adapters.system.files import disk_errors
 from ...policies.config import Config, StoreConfig
 from ...policies.errors import AnabranchError, ClosedError, PlacementError, StoreFailedError
 from ...policies.names.destination import Destination
 from ...policies.names.routes import Match
-from ..placement.changed_kinds import Displaced
 from ..placement.directories import StoreDirectories
 from ..placement.in_force import write_in_force
 from ..placement.record import DestinationRow, StoreRow
 from ..placement.registry import StoreRegistry
 from ..placement.repartition_progress import Moving
 from ..transactions.coordinator import Coordinator
-from .plan import Move, kinds_changed, move_of
+from .plan import Move, move_of
 from .repartition import Planned, Repartitioned, Repartitioning, Told, in_the_way, looked_at
-
-if TYPE_CHECKING:
-    from ...adapters.core.state.gates import Gate
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +61,10 @@ class _GoneError(Exception):
     """The destination was deleted while it was copied."""
 
 
-class LiveRepartition:
-    """One call of `Router.repartition`. Threads: `run` by one; `stop` by all."""
+class LiveRepartition(Repartitioning):
+    """One call of `Router.repartition`. Threads: `run` by one; `stop` by all; all else is done in its own."""
+
+    _live = True
 
     def __init__(
         self,
@@ -77,12 +76,18 @@ class LiveRepartition:
         prepared_seconds: float,
         told: Told,
     ) -> None:
-        self._registry, self._config = registry, config
-        self._run = _Run(registry, coordinator, config, restart, path, told, self._go_on, prepared_seconds)
+        super().__init__(registry, coordinator, config, restart, path, told)
+        self._directories = StoreDirectories(config)
+        self._directories.before = registry.config
+        self._prepared_seconds = prepared_seconds
+        self._left_behind: dict[Destination, str] = {}
+        """The destinations that could not be moved, and why."""
+        self._ahead: list[Move] = []
+        """The planned moves."""
         self._stopped = Event()
         self._ended = Event()
         self._thread = Thread(self._work, "repartition")
-        self._done: Repartitioned | None = None
+        self._result: Repartitioned | None = None
         self._error: BaseException | None = None
 
     def run(self) -> Repartitioned:
@@ -95,8 +100,8 @@ class LiveRepartition:
             raise
         if self._error is not None:
             raise self._error
-        assert self._done is not None
-        return self._done
+        assert self._result is not None
+        return self._result
 
     @property
     def ended(self) -> bool:
@@ -117,42 +122,15 @@ class LiveRepartition:
     def _work(self) -> None:
         try:
             with disk_errors(f"{self._config.directory} cannot be repartitioned"):
-                self._done = self._run.run()
+                self._result = super().run()
             write_in_force(self._config)
         except BaseException as error:
-            error.add_note(self._run.summary())
+            error.add_note(self._summary())
             self._error = error
         finally:
             self._ended.set()
 
-
-class _Run(Repartitioning):
-    """The run, in its thread."""
-
-    _refuses_prepared = False
-    _undo_with = "restart=True"
-
-    def __init__(
-        self,
-        registry: StoreRegistry,
-        coordinator: Coordinator,
-        config: Config,
-        restart: bool,
-        path: str,
-        told: Told,
-        go_on: Callable[[], None],
-        prepared_seconds: float,
-    ) -> None:
-        super().__init__(registry, coordinator, config, restart, path, told)
-        self._directories = StoreDirectories(config)
-        self._directories.before = registry.config
-        self._go_on, self._prepared_seconds = go_on, prepared_seconds
-        self._left_behind: dict[Destination, str] = {}
-        """The destinations that could not be moved, and why."""
-        self._ahead: list[Move] = []
-        """The planned moves."""
-
-    def summary(self) -> str:
+    def _summary(self) -> str:
         """Return a text that says what has moved, and what has not."""
         done = {str(move.destination) for move in self.moves}
         rest = [str(move.destination) for move in self._ahead if str(move.destination) not in done]
@@ -163,24 +141,8 @@ class _Run(Repartitioning):
 
     # Differences to a closed directory
 
-    def _sweep(self) -> None:
-        """Do nothing: others may be making stores now, and the open has removed what a crash had left."""
-
-    def _kinds_refused(self) -> list[str]:
-        return kinds_changed(self._directories, list(self._table.stores.values()))
-
-    def _obstacles(self) -> list[Displaced]:
-        """Return none: `_kinds_refused` has refused them."""
-        return []
-
-    def _sweep_aside(self) -> None:
-        """Do nothing: nothing was put aside."""
-
     def _elsewhere(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
         return self._registry.elsewhere_by(self._config)
-
-    def _forget(self, nothing: Sequence[Destination]) -> None:
-        """Do nothing: the destinations may be sent to at any moment, so they stay."""
 
     def _planned(self) -> list[Planned]:
         planned = super()._planned()
@@ -339,25 +301,29 @@ class _Run(Repartitioning):
     def _prepared(self, row: StoreRow, destination: Destination) -> list[Branch]:
         return self._registry.with_row(row, partial(looked_at, destination=destination))[1]
 
+    def _wait_while(self, held: Callable[[], str], seconds: float) -> None:
+        """Wait until `held` returns an empty text. Raises GivenUpError with that text once so many seconds are over."""
+        deadline = time.monotonic() + seconds
+        while text := held():
+            if time.monotonic() >= deadline:
+                raise GivenUpError(text)
+            self._go_on()
+            time.sleep(LOOK_SECONDS)
+
     def _await_prepared(self, row: StoreRow, destination: Destination) -> None:
         """Wait until no prepared transaction would change a destination. Raises GivenUpError, which names them."""
-        deadline = time.monotonic() + self._prepared_seconds
-        while prepared := self._prepared(row, destination):
-            if time.monotonic() >= deadline:
-                raise GivenUpError(
-                    f"{in_the_way(destination, row, prepared)}; it was waited for {self._prepared_seconds:g} s: give "
-                    "its outcome first (router.commit or rollback, router.in_doubt)"
-                )
-            self._go_on()
-            time.sleep(LOOK_SECONDS)
-        while self._is_enlisted(row, destination):
-            if time.monotonic() >= deadline:
-                raise GivenUpError(
-                    f"{destination}: transactions on connections of your own send to it or ack there; it was waited "
-                    f"for {self._prepared_seconds:g} s: end them first"
-                )
-            self._go_on()
-            time.sleep(LOOK_SECONDS)
+        waited = f"it was waited for {self._prepared_seconds:g} s"
+
+        def held() -> str:
+            if prepared := self._prepared(row, destination):
+                step = "give its outcome first (router.commit or rollback, router.in_doubt)"
+                return f"{in_the_way(destination, row, prepared)}; {waited}: {step}"
+            if self._is_enlisted(row, destination):
+                what = "transactions on connections of your own send to it or ack there"
+                return f"{destination}: {what}; {waited}: end them first"
+            return ""
+
+        self._wait_while(held, self._prepared_seconds)
 
     def _is_enlisted(self, row: StoreRow, destination: Destination) -> bool:
         return self._registry.with_row(row, lambda store: store.is_enlisted(destination))
@@ -365,15 +331,16 @@ class _Run(Repartitioning):
     def _await_passing(self, destination: Destination) -> None:
         """Wait until all transactions that looked at the gate before it was closed are in their stores. Raises
         GivenUpError."""
-        deadline = time.monotonic() + PASSING_SECONDS
         begun = self._coordinator.table.begun
-        for transaction in list(begun):
-            while transaction in begun and transaction.passing:
-                if not any(one.concerns(destination) for one in list(transaction.participants.values())):
-                    break
-                if time.monotonic() >= deadline:
-                    raise GivenUpError(
+        before = list(begun)
+
+        def held() -> str:
+            for transaction in before:
+                if transaction in begun and transaction.passing and transaction.concerns(destination):
+                    return (
                         f"{destination}: a transaction that changes it has been on its way into its stores for "
                         f"{PASSING_SECONDS:g} s; try again when it has ended"
                     )
-                time.sleep(LOOK_SECONDS)
+            return ""
+
+        self._wait_while(held, PASSING_SECONDS)

@@ -10,15 +10,13 @@ anew.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...adapters.core.messages import Message, Outgoing
-from ...policies.errors import AnabranchError, DestinationError, StoreFullError
-
-if TYPE_CHECKING:
-    from ..api.queue import Queue
-    from ..api.transaction import Transaction
+from ...policies.errors import AnabranchError, DestinationError
+from ..api.queue import Queue
+from ..api.transaction import Transaction
+from ..upkeep.batches import give_back, received, send_on
 
 PAGE_MESSAGES: Final = 1000
 PAGE_BYTES: Final = 4 << 20
@@ -45,15 +43,13 @@ def move_messages(
     try:
         while moved < total:
             progress(moved, total)
-            page = _page(source, total - moved)
+            page = received(source, min(total - moved, PAGE_MESSAGES), PAGE_BYTES)
             if not page:
                 break
             try:
-                _move(begin, target, page)
+                send_on(begin, ((target.destination, _as_it_is(message)) for message in page), page)
             except BaseException:
-                for message in page:
-                    with suppress(AnabranchError):  # the transaction has freed it, or its store has failed
-                        message.release(delivered=False)
+                give_back(page)
                 raise
             moved += len(page)
     except AnabranchError as error:
@@ -62,33 +58,8 @@ def move_messages(
     return moved
 
 
-def _page(source: Queue, most: int) -> list[Message]:
-    page: list[Message] = []
-    size = 0
-    while len(page) < min(most, PAGE_MESSAGES) and size < PAGE_BYTES:
-        try:
-            message = source.receive()
-        except StoreFullError:  # no more can be leased
-            if not page:
-                raise
-            break
-        if message is None:
-            break
-        page.append(message)
-        size += len(message.content)
-    return page
-
-
-def _move(begin: Callable[[], Transaction], target: Queue, page: list[Message]) -> None:
-    with begin() as transaction:
-        for message in page:
-            transaction._carry(
-                target.destination,
-                Outgoing(
-                    message.content, message.headers, message.message_id, message.priority, message.expires_at_ms,
-                    message.persistent, requeued=True,
-                ),
-            )  # fmt: skip
-        for message in page:  # last: what is given back by a transaction counts as delivered
-            transaction.ack(message)
-        transaction.commit()  # not at the end of the block: Ctrl-C just before that would leave it open
+def _as_it_is(message: Message) -> Outgoing:
+    return Outgoing(
+        message.content, message.headers, message.message_id, message.priority, message.expires_at_ms,
+        message.persistent, requeued=True,
+    )  # fmt: skip

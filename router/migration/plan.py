@@ -126,7 +126,13 @@ def _rows(
 def _plan(config: Config, before: Config | None, scratch: Path, restart: bool) -> Iterator[Move]:
     if (config.directory / NAME).exists():
         shutil.copy2(config.directory / NAME, scratch / NAME)
-    _require_same(ProgressFile(scratch), config, restart)
+    file = ProgressFile(scratch)
+    try:
+        found = file.open()
+    finally:
+        file.close()
+    if found is not None and found.configuration != digest_of(config) and not restart:  # as a run does
+        raise interrupted(config, found)
     with _rows(config, before, scratch) as (directories, table, stores):
         misplaced = Reconciler(directories, config.routes(), table, stores).routed_elsewhere()
         wrong: list[str] = []
@@ -171,16 +177,6 @@ def _copied(directories: StoreDirectories, row: StoreRow, copy: Path, stores: Op
             store.close()
     finally:
         shutil.rmtree(copy, ignore_errors=True)
-
-
-def _require_same(file: ProgressFile, config: Config, restart: bool) -> None:
-    """Refuse an interrupted repartition to another configuration, as a run does."""
-    try:
-        found = file.open()
-    finally:
-        file.close()
-    if found is not None and found.configuration != digest_of(config) and not restart:
-        raise interrupted(config, found)
 
 
 # Refusals of both ----------------------------------------------------------------------------------------------------

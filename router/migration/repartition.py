@@ -50,7 +50,7 @@ from ..placement.registry import StoreRegistry
 from ..placement.repartition_progress import Moving, Progress, ProgressFile, Wanted
 from ..transactions.coordinator import Coordinator
 from .branches import MovedBranches
-from .plan import Move, digest_of, held_of, interrupted, is_volatile, move_of, problems_of, refuse
+from .plan import Move, digest_of, held_of, interrupted, is_volatile, kinds_changed, move_of, problems_of, refuse
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,9 @@ class Repartitioned:
 class Repartitioning:
     """One run, over a router that is open for it alone; live.py says what differs in a router that is in use."""
 
+    _live = False
+    """True for a router that is in use: stores of another kind are refused, and not put aside."""
+
     def __init__(
         self, registry: StoreRegistry, coordinator: Coordinator, config: Config, restart: bool, path: str, told: Told
     ) -> None:
@@ -98,14 +101,16 @@ class Repartitioning:
         """Do all of it."""
         try:
             self._resume(self._file.open())
-            planned, obstacles = self._planned(), self._obstacles()
+            planned = self._planned()
+            obstacles = [] if self._live else displaced(self._directories, self._table.stores.values())
             if (planned or obstacles) and self._progress.moving is None:
                 self._write(None)
             self._total = sum(amount.messages for _, _, _, amount in planned)
             self._coordinator.cleanup.run()  # decisions name stores
             removed = self._put_all_aside(obstacles)
             removed += self._move_all([self._as_it_is_now(one) for one in planned])
-            self._sweep_aside()
+            if not self._live:
+                self._sweep_aside()
             self._file.remove()
             return Repartitioned(tuple(self.moves), tuple(removed))
         except StoreFullError as error:
@@ -113,15 +118,12 @@ class Repartitioning:
                 raise
             raise type(error)(
                 f"{error}. What has moved so far stays moved: run the same again, which goes on from there; or undo it "
-                f"with {self._undo_with} and the configuration that was used until now"
+                f"with {'restart=True' if self._live else '--restart'} and the configuration that was used until now"
             ) from error
         finally:
             self._file.close()
 
     # Stores whose place another one takes
-
-    def _obstacles(self) -> list[Displaced]:
-        return displaced(self._directories, self._table.stores.values())
 
     def _put_all_aside(self, obstacles: Sequence[Displaced]) -> list[str]:
         """Put the obstacles aside; returns the names of those that hold nothing, which are gone."""
@@ -196,7 +198,8 @@ class Repartitioning:
     # The remains of an interrupted run
 
     def _resume(self, found: Progress | None) -> None:
-        self._sweep()
+        if not self._live:  # else others may be making stores now, and the open has removed what a crash had left
+            sweep_unfinished(self._config.directory / "stores")
         if found is None:
             return
         if found.configuration != self._progress.configuration and not self._restart:
@@ -216,10 +219,6 @@ class Repartitioning:
         if moved or found.configuration != mine.configuration:
             self._progress = mine
             self._undo(void, destination)  # else its copy is gone on with
-
-    def _sweep(self) -> None:
-        """Remove the remains of stores that were being made when a crash came."""
-        sweep_unfinished(self._config.directory / "stores")
 
     def _undo(self, store_id: bytes, destination: Destination) -> None:
         """Undo a copy in this store, which does not count; its branches are gone."""
@@ -241,13 +240,14 @@ class Repartitioning:
         """Return the destinations to move, by the store they are in. Raises PlacementError for all that cannot be
         moved, before anything is changed."""
         nothing: list[Destination] = []
-        planned, wrong = [], self._kinds_refused()
+        """The destinations that hold nothing, and whose new store would keep nothing of it."""
+        planned, wrong = [], kinds_changed(self._directories, list(self._table.stores.values())) if self._live else []
         for row, destination, match in self._elsewhere():
             amount, prepared = self._registry.with_row(row, partial(looked_at, destination=destination))
             if destination not in self._table.destinations:
                 continue  # its store was opened for the first time, and knew nothing of it
             routed = match is not None and not is_volatile(match)
-            problems = self._branches.problems(row, destination, prepared, routed) if self._refuses_prepared else []
+            problems = [] if self._live else self._branches.problems(row, destination, prepared, routed)
             problems += problems_of(self._directories, self._table, row, destination, match, amount)
             wrong += problems
             if match is None or not routed:
@@ -256,25 +256,14 @@ class Repartitioning:
                 wrong += self._in_the_way(destination, match)
                 planned.append((row, destination, match, amount))
         refuse(wrong)
-        self._forget(nothing)
+        for destination in nothing if not self._live else ():  # which may be sent to at any moment
+            self._table.forget_destination(destination)
         moving = self._progress.moving
         # A destination that was on its way comes first: the progress knows of one alone.
         return sorted(planned, key=lambda one: moving is None or one[1] != moving.destination)
 
-    def _kinds_refused(self) -> list[str]:
-        """Return what is wrong with stores whose kind changes."""
-        return []
-
-    _refuses_prepared = True
-    _undo_with = "--restart"
-
     def _elsewhere(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
         return self._registry.routed_elsewhere()
-
-    def _forget(self, nothing: Sequence[Destination]) -> None:
-        """Forget destinations that hold nothing, and whose new store would keep nothing of it."""
-        for destination in nothing:
-            self._table.forget_destination(destination)
 
     def _in_the_way(self, destination: Destination, match: Match[StoreConfig]) -> list[str]:
         """Return what is wrong if the new store holds something by that name which no earlier run has brought there."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -34,12 +34,12 @@ from ...adapters.kahadb.openwire import SubscriptionInfo
 from ...adapters.kahadb.pending import Pending, PendingDestination
 from ...adapters.system.files import disk_errors, sync_directory
 from ...policies.config import Config, StoreConfig
-from ...policies.config.kinds import load_adapter
 from ...policies.errors import ConfigError, DestinationError, PlacementError, StoreFailedError, TraceError
 from ...policies.names.destination import Destination
 from ...policies.names.routes import Match
 from ...policies.outputs import write_files
 from ...policies.text import count_of
+from ..migration.plan import is_volatile
 from ..placement.import_marker import MARKER
 from ..router import Router
 
@@ -132,7 +132,11 @@ def survey(config: Config, pending: Pending, progress: Progress = _untold) -> Re
                 f'{near}. Add one, or a store that matches ">"'
             )
             continue
-        problems += _unsuitable(destination, match.target)
+        if is_volatile(match):
+            problems.append(
+                f"{destination} goes to store {match.target.name!r}, of kind {match.target.kind}, which keeps nothing "
+                "over a restart; route it to another kind of store"
+            )
         one = _planned(destination, source, match)
         count = size = 0
         for item in _items(one, left):
@@ -141,7 +145,13 @@ def survey(config: Config, pending: Pending, progress: Progress = _untold) -> Re
                 progress("Reading messages", done + int(source.bytes * count / source.count), total)
         done += source.bytes
         progress("Reading messages", done, total)
-        planned.append(_planned(destination, source, match, count, size))
+        planned.append(replace(one, messages=count, bytes=size))
+    return _report(pending, planned, left, problems)
+
+
+def _report(
+    pending: Pending, planned: Sequence[PlannedDestination], left: Counter[str], problems: Sequence[str]
+) -> Report:
     return Report(
         pending.directory,
         tuple(planned),
@@ -159,21 +169,11 @@ def _named(source: PendingDestination) -> Destination:
     return Destination.topic(name) if source.destination.is_topic else Destination.queue(name)
 
 
-def _unsuitable(destination: Destination, store: StoreConfig) -> Iterator[str]:
-    if getattr(load_adapter(store.kind), "volatile", False):
-        yield (
-            f"{destination} goes to store {store.name!r}, of kind {store.kind}, which keeps nothing over a restart; "
-            "route it to another kind of store"
-        )
-
-
-def _planned(
-    destination: Destination, source: PendingDestination, match: Match[StoreConfig], messages: int = 0, size: int = 0
-) -> PlannedDestination:
+def _planned(destination: Destination, source: PendingDestination, match: Match[StoreConfig]) -> PlannedDestination:
     store = match.target
     subscriptions = tuple(_subscription(destination, info) for _, info in sorted(source.subscriptions.items()))
     limit: int = getattr(store.options, "message_bytes_max", 1 << 30)
-    return PlannedDestination(destination, store.name, store.kind, messages, size, subscriptions, source, limit)
+    return PlannedDestination(destination, store.name, store.kind, 0, 0, subscriptions, source, limit)
 
 
 def _subscription(topic: Destination, info: SubscriptionInfo) -> Subscription:
@@ -220,7 +220,7 @@ def bring_in(config: Config, pending: Pending, report: Report, progress: Progres
         for one in report.destinations:
             if not held[one.destination].whole:
                 router._registry.delete(one.destination)
-            _bring(router, one, _Counter(progress, done, total))
+            _bring(router, one, progress, done, total)
             done += one.bytes
         with disk_errors(f"{marker} cannot be removed; all is imported: remove it by hand, or run the command again"):
             marker.unlink()
@@ -314,25 +314,17 @@ def _is_used(store: Store | None, destination: Destination) -> bool:
     return remembered or bool(copying.amount(store, destination).subscriptions)
 
 
-@dataclass(slots=True)
-class _Counter:
-    """Passes on how far all of it is, while one destination is brought."""
+def _bring(router: Router, one: PlannedDestination, progress: Progress, before: int, total: int) -> None:
+    """Write the messages of a destination, behind those that are there. `before`: the bytes of the destinations before
+    it."""
 
-    progress: Progress
-    before: int
-    total: int
-    size: int = 0
-
-    def __call__(self, items: Iterator[copying.Stored]) -> Iterator[copying.Stored]:
+    def counted(items: Iterator[copying.Stored]) -> Iterator[copying.Stored]:
+        size = 0
         for count, item in enumerate(items):
-            self.size += len(item.record)
+            size += len(item.record)
             if count % 1000 == 0:
-                self.progress("Importing", self.before + self.size, self.total)
+                progress("Importing", before + size, total)
             yield item
-
-
-def _bring(router: Router, one: PlannedDestination, counted: _Counter) -> None:
-    """Write the messages of a destination, behind those that are there."""
 
     def write(store: Store) -> int:
         there = copying.amount(store, one.destination).messages

@@ -417,7 +417,7 @@ class StoreRegistry:
         return store
 
     def store_to_be(self, destination: Destination) -> Store:
-        """Return the open store that a destination is in, or will be once it is recorded. `call_recorded` does that
+        """Return the open store that a destination is in, or will be once it is recorded. `record_missing` does that
         before the first record: many new destinations of a transaction are recorded at once."""
         store = self.store_of(destination)
         if store is None:
@@ -710,23 +710,14 @@ class StoreRegistry:
                 raise error
         return {subscription for _, known, _ in found for subscription in known or ()}
 
-    def call_recorded(
-        self, store: Store, destinations: Callable[[], Iterable[Destination]], call: Callable[[Store], T]
-    ) -> T:
-        """Call with a store to which a transaction sends, or subscribes, once all these destinations have a row; also
-        if one of them is deleted meanwhile."""
-        removals = self.removals
-        if self._records_late or removals:
-            self._record_missing(store, destinations())
-        result = call(store)
-        if self.removals != removals:
-            try:
-                self._record_missing(store, destinations())
-            except (AnabranchError, OSError) as error:  # as in record_again
-                log.warning("store %s: destinations have no row in the record: %s", store.name, error)
-        return result
+    @property
+    def may_miss_rows(self) -> bool:
+        """True if a destination that a transaction sends to may have no row: then call `record_missing` before."""
+        return self._records_late or self.removals > 0
 
-    def _record_missing(self, store: Store, destinations: Iterable[Destination]) -> None:
+    def record_missing(self, store: Store, destinations: Iterable[Destination]) -> None:
+        """Record those of these destinations of a store, to which a transaction sends or subscribes, that have no
+        row."""
         missing = [name for name in destinations if name not in self.by_destination]
         if missing:
             row = self.table.stores.get(store.store_id)

@@ -12,13 +12,16 @@ moves between them are written down in `states`, and nowhere else:
 | where | what |
 |---|---|
 | `states` | the state machine; what a crash leaves of each state |
-| `global_transaction`, `participant` | one transaction; what it does in one store |
+| `global_transaction`, `participant` | one transaction; what it does in one store, and how it is prepared there |
 | `table` | all that are known: by id, by xid, by age; limits and timeouts |
 | `transaction` | what a user holds: sends, acks, savepoints, commit |
 | `coordinator` | the two phases around a record in the decision log; what Ctrl-C has cut off |
 | `resolver` | `resolve`, which commit, reopening, retry and operator call: to the end that can be reached now |
 | `outcomes` | what transaction managers (XA) and operators decide; what waits for them |
 | `decision_cleanup` | decisions are forgotten once all their stores have them on disk |
+
+A commit over several stores goes down, and calls nothing above it: `coordinator.commit`, `participant.prepare_all`,
+`decision_log.decide`, `resolver.carry_out`.
 
 A crash loses nothing of what is in memory here: what is decided is in the decision log (`decision_log.py`), what
 is prepared in the stores. docs/transactions.md says what survives what.

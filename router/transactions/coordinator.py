@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
-from time import monotonic
 
 from ...adapters.core import Store
-from ...adapters.core.state.limits import NoRoomYetError, may_wait
-from ...adapters.core.store_types import TRANSACTION_BYTES, Pending
+from ...adapters.core.store_types import TRANSACTION_BYTES
 from ...adapters.system.files import FILE_MODE, disk_errors
 from ...policies.config import TransactionOptions
 from ...policies.config.durability import Sync
@@ -39,9 +37,9 @@ from ...policies.errors import (
 )
 from ..placement.registry import StoreRegistry
 from .decision_cleanup import DecisionCleanup
-from .decision_log import Decision, DecisionLog, External
+from .decision_log import READ_AGAIN, Decision, DecisionLog, External
 from .global_transaction import GlobalTransaction
-from .participant import Participant
+from .participant import Participant, prepare_all
 from .resolver import Resolver
 from .states import DONE, IN_DOUBT, PREPARED, PREPARING
 from .table import TransactionTable
@@ -103,7 +101,7 @@ class Coordinator:
             return
         store_ids = sorted({*external.participants, *more} - fewer)
         if store_ids != sorted(external.participants):
-            self.log.hold(External(transaction_id, store_ids, external.xid), lambda: True, sync=True)
+            self.log.hold(External(transaction_id, store_ids, external.xid), sync=True)
             with self.table.lock:
                 transaction.remembering = store_ids
                 before = transaction.participants
@@ -160,10 +158,9 @@ class Coordinator:
 
     def _commit_alone(self, transaction: GlobalTransaction, alone: Participant) -> None:
         """Commit by the own commit of its one store."""
-        sends, acks, changes = alone.sends, alone.acks, alone.changes
         transaction.move(IN_DOUBT)
         try:
-            alone.receipts = alone.call(self._registry, lambda store: store.commit(sends, acks, changes=changes))
+            alone.commit(self._registry)
         except OutcomeUnknownError:
             raise
         except Exception:
@@ -217,16 +214,12 @@ class Coordinator:
     def _prepare_all(self, transaction: GlobalTransaction) -> None:
         """Prepare in all its stores, of which there may be none."""
         participants = sorted(transaction.participants.values(), key=_by_store_name)
-        try:
+        with self._or_roll_back(transaction):
             self._require_open()
             for participant in participants:
                 if participant.store is not None and participant.store.shared and not participant.volatile:
                     raise _shared(participant.store, transaction)
             transaction.id = self._new_id()
-        except Exception as error:
-            self._roll_back_unprepared(transaction)
-            _raise_known(error)
-            raise
         transaction.remembering = [p.store_id for p in participants if not p.volatile]
         self.table.add(transaction)
         self._prepare(transaction, participants)
@@ -237,8 +230,7 @@ class Coordinator:
         transaction.move(PREPARING)
         self._prepare_all(transaction)
         transaction.external = True
-        held = External(transaction.id, list(transaction.remembering), xid)
-        self._hand_over(transaction, partial(self.log.hold, held, partial(self.table.has, transaction)))
+        self._hand_over(transaction, External(transaction.id, list(transaction.remembering), xid))
         transaction.move(PREPARED)
         transaction.running = False
 
@@ -278,40 +270,21 @@ class Coordinator:
 
     def _prepare(self, transaction: GlobalTransaction, participants: Sequence[Participant]) -> None:
         """Prepare in these stores. If that fails anywhere all is rolled back."""
-        try:
-            self._reserve(participants)
-            steps: list[Pending[None]] = []
-            for participant in participants:
-                steps.append(
-                    participant.call(self._registry, partial(_prepare_in, participant, transaction, self._sync))
-                )
-                participant.room = None  # the branch has it
-            for step in steps[:-1]:  # not before all are there: other threads would take turns with this one
-                step.proceed()
-            for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
-                step.wait()
-        except Exception as error:
-            self.roll_back(transaction)
-            _raise_known(error)
-            raise
+        with self._or_roll_back(transaction):
+            prepare_all(participants, self._registry, transaction.id, transaction.remembering, self._sync)
         transaction.move(PREPARED)
 
-    def _reserve(self, participants: Sequence[Participant]) -> None:
-        """Reserve room in all these stores, or in none (rule T1). While one store's room is waited for, nothing is
-        reserved in the others: so no two transactions wait for each other."""
-        since = monotonic()
-        full, order = None, participants
-        while True:
-            try:
-                for one in order:
-                    one.call(self._registry, partial(_reserve, one, since, one is full))
-                return
-            except NoRoomYetError:
-                if not may_wait() or one is full:
-                    raise
-                full, order = one, [one, *[other for other in participants if other is not one]]
-                for other in participants:
-                    other.let_go_of_room()
+    @contextmanager
+    def _or_roll_back(self, transaction: GlobalTransaction) -> Iterator[None]:
+        """Roll back if the block fails, before anything is decided. A write of unknown outcome, in one store or in the
+        decision log, is a StoreFailedError then: the outcome of the transaction is known."""
+        try:
+            yield
+        except Exception as error:
+            self.roll_back(transaction)
+            if isinstance(error, OutcomeUnknownError):
+                raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error
+            raise
 
     def _commit_prepared(self, transaction: GlobalTransaction) -> None:
         """Commit a transaction that has voted, the second phase. If the router was closed since, or the decision log
@@ -320,19 +293,15 @@ class Coordinator:
             transaction.decide(True)
             transaction.move(DONE)
             return
-        try:
+        with self._or_roll_back(transaction):
             self._require_open()
             self.log.require_usable()
             if not self.table.has(transaction):
                 raise TransactionError("this transaction was rolled back when the router was closed; begin another")
-        except Exception:
-            self.roll_back(transaction)
-            raise
         self._decide(transaction)
 
     def _decide(self, transaction: GlobalTransaction) -> None:
-        decision = Decision(transaction.id, True, list(transaction.remembering))
-        self._hand_over(transaction, partial(self.log.decide, decision, partial(self.table.has, transaction)))
+        self._hand_over(transaction, Decision(transaction.id, True, list(transaction.remembering)))
         transaction.recorded = True
         transaction.decide(True)
         self._carry_out(transaction)
@@ -341,12 +310,22 @@ class Coordinator:
         self.resolver.resolve(transaction)
         transaction.running = False  # not before all have been told: then others may
 
-    def _hand_over(self, transaction: GlobalTransaction, write: Callable[[], object]) -> None:
+    def _write(self, transaction: GlobalTransaction, record: Decision | External) -> None:
+        """Write to the decision log, unless the router was closed since."""
+        current = self.log.current()  # first: looked up in the table of that opening, or of a later one
+        if not self.table.has(transaction):
+            raise StoreFailedError(READ_AGAIN)
+        if isinstance(record, External):
+            self.log.hold(record, current)
+        else:
+            self.log.decide(record, current)
+
+    def _hand_over(self, transaction: GlobalTransaction, record: Decision | External) -> None:
         """Write to the decision log. From here on nobody may roll back, but where the log says that it wrote nothing
         (rule T2)."""
         transaction.move(IN_DOUBT)
         try:
-            write()
+            self._write(transaction, record)
         except OutcomeUnknownError as error:
             transaction.running = False
             self.resolver.retry_later()  # whoever has read the log again meanwhile took it for one under way
@@ -391,8 +370,7 @@ class Coordinator:
                 self._undo_beside(transaction)
             self._free(transaction.alone)
         else:  # the decision may be in the log's queue, or on disk; once more changes nothing
-            decision = Decision(transaction.id, True, list(transaction.remembering))
-            self.log.decide(decision, partial(self.table.has, transaction))
+            self._write(transaction, Decision(transaction.id, True, list(transaction.remembering)))
             transaction.recorded = True
             transaction.decide(True)
             self._carry_out(transaction)
@@ -414,18 +392,6 @@ class Coordinator:
         participant.unclaim()
 
 
-def _reserve(participant: Participant, since: float, wait: bool, store: Store) -> None:
-    participant.room = store.reserve(participant.sends, participant.acks, since, wait)
-    participant.room_in = store
-
-
-def _prepare_in(p: Participant, transaction: GlobalTransaction, sync: bool, store: Store) -> Pending[None]:
-    if p.room_in is not store:
-        p.let_go_of_room()
-        _reserve(p, monotonic(), False, store)  # it waits for none while others have room, or are prepared
-    return store.prepare(transaction.id, transaction.remembering, p.sends, p.acks, sync, p.room, p.changes)
-
-
 def _shared(store: Store, transaction: GlobalTransaction) -> TransactionError:
     """Return the error for a shared store: a process that takes it over could not ask this one's decision log (rule
     T6)."""
@@ -440,10 +406,3 @@ def _shared(store: Store, transaction: GlobalTransaction) -> TransactionError:
         f"store {store.name!r} is shared with other processes by a lease, so a transaction over it and {others} cannot "
         "be made atomic; keep these destinations in one store, or give it no lease"
     )
-
-
-def _raise_known(error: Exception) -> None:
-    """Raise StoreFailedError for a write of unknown outcome, in one store or in the decision log, before anything was
-    decided: the outcome of the transaction is known."""
-    if isinstance(error, OutcomeUnknownError):
-        raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error

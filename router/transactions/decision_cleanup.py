@@ -137,20 +137,24 @@ class DecisionCleanup:
     def _make_durable(self, store_id: bytes, transactions: Sequence[GlobalTransaction]) -> None:
         """Make outcomes durable in a store. A decision by hand may name a store that is gone for good: it is as durable
         there as can be."""
-        try:
-            self._registry.with_id(store_id, partial(_sync_outcomes, transactions=transactions))
-        except (AnabranchError, OSError) as error:
-            log.debug("decisions of store %s are kept: %s", self._registry.name_of(store_id), error)
+        error = self._ask(store_id, partial(_sync_outcomes, transactions=transactions))
+        if error is not None:
             transactions = [t for t in transactions if t.by_hand and isinstance(error, PlacementError)]
         with self._lock:
             for transaction in transactions:
                 transaction.durable_in |= {store_id}
 
     def _forget_in(self, store_id: bytes, ids: list[bytes]) -> None:
+        self._ask(store_id, lambda store: store.forget(ids))  # one that fails only remembers more than it needs to
+
+    def _ask(self, store_id: bytes, call: Callable[[Store], None]) -> Exception | None:
+        """Call with a store; returns the error of one that cannot do it, whose decisions are kept."""
         try:
-            self._registry.with_id(store_id, lambda store: store.forget(ids))
-        except (AnabranchError, OSError) as error:  # it only remembers more than it needs to
-            log.debug("store %s: %s", self._registry.name_of(store_id), error)
+            self._registry.with_id(store_id, call)
+        except (AnabranchError, OSError) as error:
+            log.debug("decisions of store %s are kept: %s", self._registry.name_of(store_id), error)
+            return error
+        return None
 
 
 def _for_each(by_store: Mapping[bytes, T], call: Callable[[bytes, T], None], timeout: float | None) -> None:

@@ -13,30 +13,18 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from ...adapters import wal
 from ...adapters.core.store_types import TRANSACTION_BYTES
 from ...adapters.system.clock import now_us
 from ...adapters.system.directory import StoreDirectory
 from ...adapters.system.files import FILE_MODE, disk_errors, sweep_unfinished, sync_directory
-from ...adapters.wal import (
-    Log,
-    LogOptions,
-    Needed,
-    Reclaimer,
-    RecordBatch,
-    RecordEncoder,
-    SegmentFiles,
-    create_log,
-    record_ticket,
-    recovery,
-    survey,
-)
 from ...adapters.wal import format as w
 from ...adapters.wal.segment import Segment
 from ...policies.config.durability import Sync
@@ -99,7 +87,7 @@ class _Directory(StoreDirectory):
 
 
 def _empty_log(path: Path, log_id: bytes, file_mode: int) -> bytes:
-    create_log(path / "journal", log_id, SEGMENT_BYTES, file_mode)
+    wal.create_log(path / "journal", log_id, SEGMENT_BYTES, file_mode)
     return log_id
 
 
@@ -119,7 +107,7 @@ class DecisionLog:
         nothing (salvaged_logs.py)."""
         self._is_mended = is_mended
         self._directory = _Directory("decisions", path, file_mode, self._lose)
-        self._options = LogOptions(SEGMENT_BYTES, sync=sync)
+        self._options = wal.LogOptions(SEGMENT_BYTES, sync=sync)
         self._lock = threading.RLock()  # guards opening, making and closing it, and beginning an epoch
         self._opened = False
         """Between open and close, whether or not there is a log yet. Guarded by `_lock`."""
@@ -130,8 +118,8 @@ class DecisionLog:
         self._clear()
 
     def _clear(self) -> None:
-        self._log: Log | None = None
-        self._reclaimer: Reclaimer | None = None
+        self._log: wal.Log | None = None
+        self._reclaimer: wal.Reclaimer | None = None
         self.id = b""
         """16 bytes; empty while there is no log."""
         self.epochs: set[int] = set()
@@ -176,29 +164,29 @@ class DecisionLog:
             self._directory.unlock()
             raise
         log = opened[0]
-        self._reclaimer = Reclaimer(log, self._snapshot, _snapshot_record, log.forget_segments)
+        self._reclaimer = wal.Reclaimer(log, self._snapshot, _snapshot_record, log.forget_segments)
         self._log = log  # last: who has been waiting to decide must not write to one that is half read
 
-    def _new_log(self) -> tuple[Log, RecordEncoder]:
+    def _new_log(self) -> tuple[wal.Log, wal.RecordEncoder]:
         journal = self._directory.path / "journal"
-        files = SegmentFiles(journal, self._options.segment_bytes, self._count_sync, self._directory.file_mode)
-        encoder = RecordEncoder(self._deliver, snapshot_bytes=self._snapshot_bytes)
-        return Log("the decision log", self.id, files, self._options, encoder), encoder
+        files = wal.SegmentFiles(journal, self._options.segment_bytes, self._count_sync, self._directory.file_mode)
+        encoder = wal.RecordEncoder(self._deliver, snapshot_bytes=self._snapshot_bytes)
+        return wal.Log("the decision log", self.id, files, self._options, encoder), encoder
 
-    def _read(self, log: Log, encoder: RecordEncoder) -> None:
-        found = survey(log.files, self.id, None, needed_by)
-        recovery.settle(found, log.files)
+    def _read(self, log: wal.Log, encoder: wal.RecordEncoder) -> None:
+        found = wal.survey(log.files, self.id, None, needed_by)
+        wal.settle(found, log.files)
         since = 0
         if found.snapshot is not None:
             snapshot = _decode_snapshot(found.snapshot)
             since = snapshot.lsn
             for kind, payload in snapshot.carried:
                 self._read_note(kind, payload, str(log.files.path(found.snapshot_at[0])), found.snapshot_at[1])
-        for record in recovery.records(found):
+        for record in wal.records(found):
             if record.lsn > since:
                 self._read_note(record.kind, record.payload, str(record.segment.path), record.offset)
         encoder.snapshot_at = found.snapshot_at
-        recovery.take_over(found, log)
+        wal.take_over(found, log)
         self._applied = log.tail
 
     def close(self) -> None:
@@ -298,21 +286,28 @@ class DecisionLog:
             except ClosedError as error:
                 raise StoreFailedError(READ_AGAIN) from error
 
-    def decide(self, decision: Decision, still: Callable[[], bool] = lambda: True) -> Decision:
+    def current(self, look_at_lock: bool = True) -> wal.Log:
+        """Return the log as it is open now, for `decide` and `hold`. Between the two a caller may look whether its
+        record is wanted: transactions prepared when the router was opened before have been rolled back since. Raises
+        StoreFailedError."""
+        if look_at_lock:
+            self._directory.require_lock()
+        if (log := self._log) is None:
+            raise StoreFailedError(READ_AGAIN)
+        return log
+
+    def decide(self, decision: Decision, log: wal.Log | None = None) -> Decision:
         """Record a decision, the commit point: once this returns, the outcome stands. Returns the decision that counts:
         if two are said of one transaction, the first in the log. OutcomeUnknownError says that the decision may or may
-        not be found again (rule T2), any other error that nothing was written.
-
-        The decision is written if it is `still` wanted in the log as it is open now: transactions prepared when the
-        router was opened before have been rolled back since.
-        """
-        self._write(DECISION, _encode(decision), decision, still=still)
+        not be found again (rule T2), any other error that nothing was written. It is written to that `log` and no later
+        one, or to the current one."""
+        self._write(DECISION, _encode(decision), decision, log=log)
         return self.decisions.get(decision.transaction, decision)
 
-    def hold(self, external: External, still: Callable[[], bool], sync: bool = False) -> None:
-        """Record that an external transaction is prepared in all its participants. `still` and errors are as those of
+    def hold(self, external: External, log: wal.Log | None = None, sync: bool = False) -> None:
+        """Record that an external transaction is prepared in all its participants. `log` and errors are as those of
         `decide`. `sync`: durable on return, whatever the policy."""
-        self._write(XA_PREPARED, _encode(external), sync=sync, still=still)
+        self._write(XA_PREPARED, _encode(external), sync=sync, log=log)
 
     def flush(self) -> None:
         """Wait until all that was handed over before is written and counts, whoever handed it over."""
@@ -337,14 +332,12 @@ class DecisionLog:
         decision: Decision | None = None,
         sync: bool = False,
         unsynced: bool = False,
-        still: Callable[[], bool] = lambda: True,
+        log: wal.Log | None = None,
     ) -> None:
-        if not unsynced:
-            self._directory.require_lock()
-        log = self._log
-        if log is None or not still():  # in this order: asked of the log that is written to, or of a later one
-            raise StoreFailedError(READ_AGAIN)
-        ticket = record_ticket([(kind, payload, decision)], sync, shrinks=kind == FORGOTTEN or self._is_held(decision))
+        log = log or self.current(look_at_lock=not unsynced)
+        ticket = wal.record_ticket(
+            [(kind, payload, decision)], sync, shrinks=kind == FORGOTTEN or self._is_held(decision)
+        )
         ticket.unsynced = unsynced
         try:
             log.submit(ticket)
@@ -359,7 +352,7 @@ class DecisionLog:
 
     # In the order of the log
 
-    def _deliver(self, batch: RecordBatch) -> None:
+    def _deliver(self, batch: wal.RecordBatch) -> None:
         for kind, payload, decision in batch.records:
             if decision is not None:
                 self._decided(decision)
@@ -428,6 +421,6 @@ def _snapshot_record(payload: bytes) -> object:
     return [(w.SNAPSHOT, payload, None)]
 
 
-def needed_by(payload: bytes) -> Needed:
+def needed_by(payload: bytes) -> wal.Needed:
     """Return the segments that a snapshot says must be there. Raises ValueError for bytes that are no snapshot."""
-    return Needed(_decode_snapshot(payload).first_needed, {})
+    return wal.Needed(_decode_snapshot(payload).first_needed, {})

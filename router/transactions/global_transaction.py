@@ -7,6 +7,7 @@ from typing import Any
 
 from ...adapters.core import Store
 from ...adapters.core.store_types import Pending
+from ...policies.names.destination import Destination
 from .participant import Participant
 from .states import ACTIVE, COMMIT, DECIDED, DONE, IN_DOUBT, PREPARED, ROLLBACK, Outcome, State, TransactionState
 from .xid import Xid
@@ -77,6 +78,13 @@ class GlobalTransaction:
             self.commit = commit
             self.state = DECIDED
 
+    def finish(self) -> bool:
+        """Return whether it is done just now: decided, and no store has yet to carry it out. Under the table's lock."""
+        if self.state is not DECIDED or self.waiting:
+            return False
+        self.move(DONE)
+        return True
+
     def begin_in(self, store: Store) -> Pending[Any]:
         """Begin to carry its outcome out in a store, where it is prepared."""
         return (store.commit_prepared if self.commit else store.rollback_prepared)(self.id)
@@ -92,6 +100,10 @@ class GlobalTransaction:
     def stores(self) -> list[str]:
         """The names of its stores; the ids of those that it has not come to since a restart."""
         return [p.store_id.hex() if p.store is None else p.store.name for p in self.participants.values()]
+
+    def concerns(self, destination: Destination) -> bool:
+        """Return whether the transaction does anything to a destination. May be asked by other threads."""
+        return any(participant.concerns(destination) for participant in list(self.participants.values()))
 
     @property
     def held(self) -> bool:

@@ -1,20 +1,22 @@
-"""Participants: the part of a transaction in one store."""
+"""Participants: the part of a transaction in one store, and its first phase there."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from time import monotonic
+from typing import Any, TypeVar, cast
 
 from ...adapters.core import Store
 from ...adapters.core.messages import Message, MessageStore, Outgoing, Receipt
 from ...adapters.core.state.gates import MovedError
-from ...adapters.core.state.limits import cancel
-from ...adapters.core.store_types import Change
-from ...policies.errors import ClosedError, StoreFailedError, UnknownMessageError
+from ...adapters.core.state.limits import NoRoomYetError, cancel, may_wait
+from ...adapters.core.store_types import Change, Pending
+from ...policies.errors import AnabranchError, ClosedError, StoreFailedError, UnknownMessageError
 from ...policies.names.destination import Destination
+from ..placement.registry import StoreRegistry
 
-if TYPE_CHECKING:
-    from ..placement.registry import StoreRegistry
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -56,17 +58,54 @@ class Participant:
         return not any(message.persistent for message in self.acks)
 
     def call(self, registry: StoreRegistry, call: Callable[[Store], T]) -> T:
-        """Call with its store before anything is prepared there. A store that is held by sends alone may have been
-        closed for being idle; it is opened again."""
+        """Call with its store before anything is prepared there, once all its destinations have a row; also if one of
+        them is deleted meanwhile. A store that is held by sends alone may have been closed for being idle; it is opened
+        again."""
         while True:
             assert self.store is not None
+            removals = registry.removals
             try:
-                return registry.call_recorded(self.store, self.destinations, call)
+                if registry.may_miss_rows:
+                    registry.record_missing(self.store, self.destinations())
+                result = call(self.store)
             except ClosedError as error:
                 if isinstance(error, MovedError) or self.acks or self.first is None:
                     raise
                 registry.forget_closed(self.first, self.store)
                 self.store = registry.store_for(self.first)
+                continue
+            if registry.removals != removals:
+                try:
+                    registry.record_missing(self.store, self.destinations())
+                except (AnabranchError, OSError) as error:  # it has taken effect: the next opening finds them
+                    log.warning("store %s: destinations have no row in the record: %s", self.store.name, error)
+            return result
+
+    def commit(self, registry: StoreRegistry) -> None:
+        """Commit by the own commit of its store, which is the decision."""
+        self.receipts = self.call(registry, lambda store: store.commit(self.sends, self.acks, changes=self.changes))
+
+    def reserve(self, registry: StoreRegistry, since: float, wait: bool) -> None:
+        """Reserve room for its sends; `since` and `wait` are as in Store.reserve."""
+        self.call(registry, lambda store: self._reserve_in(store, since, wait))
+
+    def _reserve_in(self, store: Store, since: float, wait: bool) -> None:
+        self.room = store.reserve(self.sends, self.acks, since, wait)
+        self.room_in = store
+
+    def prepare(
+        self, registry: StoreRegistry, transaction: bytes, remembering: Sequence[bytes], sync: bool
+    ) -> Pending[None]:
+        """Begin to prepare in its store, which has its room from here on."""
+        step = self.call(registry, lambda store: self._prepare_in(store, transaction, remembering, sync))
+        self.room = None
+        return step
+
+    def _prepare_in(self, store: Store, transaction: bytes, remembering: Sequence[bytes], sync: bool) -> Pending[None]:
+        if self.room_in is not store:
+            self.let_go_of_room()
+            self._reserve_in(store, monotonic(), False)  # it waits for none while others have room, or are prepared
+        return store.prepare(transaction, remembering, self.sends, self.acks, sync, self.room, self.changes)
 
     def destinations(self) -> list[Destination]:
         """Return the destinations that it sends to, or subscribes to."""
@@ -98,6 +137,41 @@ class Participant:
         self.sends.clear()
         self.acks.clear()
         self.changes.clear()
+
+
+def prepare_all(
+    participants: Sequence[Participant],
+    registry: StoreRegistry,
+    transaction: bytes,
+    remembering: Sequence[bytes],
+    sync: bool,
+) -> None:
+    """Prepare a transaction in all these stores. Raises what goes wrong in any; then it may be prepared in others."""
+    _reserve_all(participants, registry)
+    steps = [participant.prepare(registry, transaction, remembering, sync) for participant in participants]
+    for step in steps[:-1]:  # not before all are there: other threads would take turns with this one
+        step.proceed()
+    for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
+        step.wait()
+
+
+def _reserve_all(participants: Sequence[Participant], registry: StoreRegistry) -> None:
+    """Reserve room in all these stores, or in none (rule T1). While one store's room is waited for, nothing is reserved
+    in the others: so no two transactions wait for each other."""
+    since = monotonic()
+    full, order = None, participants
+    while True:
+        try:
+            for participant in order:
+                participant.reserve(registry, since, participant is full)
+            return
+        except NoRoomYetError:
+            if not may_wait() or participant is full:
+                raise
+            full = participant
+            order = [full, *[other for other in participants if other is not full]]
+            for other in participants:
+                other.let_go_of_room()
 
 
 def unclaim(

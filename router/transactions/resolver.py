@@ -67,7 +67,9 @@ class Resolver:
 
     def _end(self, transaction: GlobalTransaction) -> None:
         """End a transaction that is decided, and carried out everywhere: only its decision is left to be forgotten."""
-        if self._table.finish(transaction):
+        with self._table.lock:
+            is_done = transaction.finish()
+        if is_done:
             if not transaction.recorded:
                 self._table.remove(transaction)
             elif not transaction.by_hand:
@@ -117,34 +119,28 @@ class Resolver:
     def carry_out(self, transaction: GlobalTransaction, only: Store | None = None) -> None:
         """Tell the outcome to all its stores at once, or to `only`, which is being opened. Volatile ones come last:
         their changes stand behind those that a durable store has committed."""
-        steps: list[tuple[Participant, Store, Pending[Any]]] = []
         failed: list[tuple[Participant, Exception]] = []
+        durable: list[Participant] = []
         volatile: list[Participant] = []
         for participant in transaction.participants.values():
-            if participant.carried_out or (only is not None and participant.store_id != only.store_id):
-                continue
-            if participant.volatile:
-                volatile.append(participant)
-                continue
-            try:
-                steps.append((participant, *self._told(participant, transaction, only)))
-            except _TROUBLE as error:
-                failed.append((participant, error))
-        for participant, store, step in steps:
-            try:
-                self._carried_out(transaction, participant, store, step.wait())
-            except _TROUBLE as error:
-                failed.append((participant, error))
-        for participant in volatile:
-            try:
-                store, step = self._told(participant, transaction, only)
-                self._carried_out(transaction, participant, store, step.wait())
-            except _TROUBLE as error:
-                failed.append((participant, error))
+            if not participant.carried_out and (only is None or participant.store_id == only.store_id):
+                (volatile if participant.volatile else durable).append(participant)
+        for participants in (durable, volatile):
+            steps: list[tuple[Participant, Store, Pending[Any]]] = []
+            for participant in participants:
+                try:
+                    steps.append((participant, *self._begin(participant, transaction, only)))
+                except _TROUBLE as error:
+                    failed.append((participant, error))
+            for participant, store, step in steps:
+                try:
+                    self._carried_out(transaction, participant, store, step.wait())
+                except _TROUBLE as error:
+                    failed.append((participant, error))
         if failed:
             self._tell_later(transaction, failed)
 
-    def _told(
+    def _begin(
         self, participant: Participant, transaction: GlobalTransaction, only: Store | None
     ) -> tuple[Store, Pending[Any]]:
         store = only or participant.store

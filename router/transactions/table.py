@@ -13,7 +13,7 @@ from ...policies.config import TransactionOptions
 from ...policies.errors import TransactionError
 from .decision_log import Decision, DecisionLog, External
 from .global_transaction import GlobalTransaction
-from .states import ACTIVE, DECIDED, DONE, IN_DOUBT, PREPARED
+from .states import ACTIVE, IN_DOUBT, PREPARED
 from .xid import Xid
 
 log = logging.getLogger(__name__)
@@ -194,14 +194,3 @@ class TransactionTable:
             transaction.external = transaction.external or decision.xid is not None
             transaction.xid = decision.xid or transaction.xid
             transaction.decide(decision.commit)
-
-    def finish(self, transaction: GlobalTransaction) -> bool:
-        """Return whether a transaction is done just now: decided, and no store has yet to carry it out."""
-        with self.lock:
-            if transaction.state is not DECIDED:
-                return False
-            for participant in transaction.participants.values():
-                if not participant.carried_out:
-                    return False
-            transaction.move(DONE)
-            return True

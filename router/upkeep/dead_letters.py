@@ -215,43 +215,28 @@ class DeadLetterSweeper:
         others."""
         refused = False
         pattern = self._registry.dead_letter_of(store)
-        now = time.monotonic()
-        with self._lock:
-            while self._refused and next(iter(self._refused.values())) <= now:
-                self._refused.popitem(last=False)
-        to_do = [one for one in waiting if (store.store_id, one.message.seq) not in self._refused]
         full: set[Destination] = set()
-        for some in _groups(to_do, 0 if alone else SWEEP_BYTES):
-            source = some[0].message.destination
-            if source in full:
+        for some in _groups(self._to_do(store, waiting), 0 if alone else SWEEP_BYTES):
+            first = some[0].message
+            if first.destination in full:
                 continue
             try:
                 # This thread works for all stores; what finds no room is tried again.
                 kept = without_waiting(partial(self._dead_letter, store, pattern, some))
-            except _REFUSED as error:
+            except (*_REFUSED, StoreFullError) as error:
+                if not alone:
+                    return True  # some of them may go, or find room
+                if isinstance(error, StoreFullError):
+                    self._wait("store %s: dead letters of %s wait: %s", store.name, first.destination, error)
+                    full.add(first.destination)
+                    continue
                 refused = True
-                if not alone:
-                    return True
                 with self._lock:
-                    self._refused[store.store_id, some[0].message.seq] = now + REFUSED_SECONDS
-                log.warning("store %s: %r cannot be dead-lettered, and waits: %s", store.name, some[0].message, error)
-                continue
-            except StoreFullError as error:
-                if not alone:
-                    return True  # there may be room for some of them
-                level = logging.DEBUG if self.closed else logging.WARNING
-                log.log(level, "store %s: dead letters of %s wait: %s", store.name, source, error)
-                full.add(source)
+                    self._refused[store.store_id, first.seq] = time.monotonic() + REFUSED_SECONDS
+                log.warning("store %s: %r cannot be dead-lettered, and waits: %s", store.name, first, error)
                 continue
             except AnabranchError as error:
-                level = logging.DEBUG if self.closed else logging.WARNING
-                log.log(
-                    level,
-                    "store %s: %d messages wait to be dead-lettered: %s",
-                    store.name,
-                    len(waiting),
-                    error,
-                )
+                self._wait("store %s: %d messages wait to be dead-lettered: %s", store.name, len(waiting), error)
                 return False
             for one in some:
                 waiting.remove(one)
@@ -261,6 +246,18 @@ class DeadLetterSweeper:
             if pattern is None:
                 self._deleted.count((store.name, message.destination) for message, reason in some if reason != EXPIRED)
         return refused
+
+    def _to_do(self, store: Store, waiting: Sequence[Undelivered]) -> list[Undelivered]:
+        """Return the messages that were not refused just before."""
+        now = time.monotonic()
+        with self._lock:
+            while self._refused and next(iter(self._refused.values())) <= now:
+                self._refused.popitem(last=False)
+        return [one for one in waiting if (store.store_id, one.message.seq) not in self._refused]
+
+    def _wait(self, text: str, *about: object) -> None:
+        """Say that messages wait, which is nothing unusual while the router is being closed."""
+        log.log(logging.DEBUG if self.closed else logging.WARNING, text, *about)
 
     def _dead_letter(
         self, store: Store, pattern: str | None, found: Sequence[Undelivered], rejected: bool = False,
@@ -281,15 +278,13 @@ class DeadLetterSweeper:
                     target = None
                 if self._events:
                     events += _events_of(store, message, reason, rejected, target)
-                if target is None:
-                    continue
-                known = origin is not None or (target == source and message.headers.get(SOURCE) is not None)
-                transaction.send(
-                    target, message.content,
-                    self._labelled(message, reason, known, rejected, target, failure or store.failure_of(message)),
-                    priority=message.priority, persistent=message.persistent and not store.volatile,
-                )  # fmt: skip
-                kept += 1
+                if target is not None:
+                    known = origin is not None or (target == source and message.headers.get(SOURCE) is not None)
+                    why = failure or store.failure_of(message)
+                    headers = self._labelled(message, reason, known, rejected, target, why)
+                    lasting = message.persistent and not store.volatile
+                    transaction.send(target, message.content, headers, priority=message.priority, persistent=lasting)
+                    kept += 1
             for message, _ in found:  # last: what is given back by a transaction counts as delivered
                 transaction.ack(message)
             transaction.commit()

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +104,8 @@ def is_ours(directory: Path) -> bool:
 
 def _is_part(directory: Path) -> bool:
     """Return whether a directory is a journal's, or the one of all stores."""
-    return _is_journal(directory) or (directory.name == "stores" and (directory.parent / RECORD).exists())
-
-
-def _is_journal(directory: Path) -> bool:
-    return any(directory.glob("*.seg"))
+    is_all = directory.name == "stores" and (directory.parent / RECORD).exists()
+    return is_all or any(directory.glob("*.seg"))
 
 
 def explain(
@@ -123,42 +120,45 @@ def explain(
     at_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     with tempfile.TemporaryDirectory(prefix="anabranch-explain-") as scratch, ExitStack() as locks:
         reading = _Reading(directory, config, Path(scratch), at_ms, locks, progress)
-        if (usage := _usage_log(directory)) is not None:
-            what = "a usage log" if usage == directory else f"a part of the usage log {usage}"
-            raise PlacementError(
-                f"{directory} is {what}, and no store: `anabranch recommend --usage {usage} --out DIR` reads it, and "
-                f"`anabranch trace --usage {usage} --out FILE` makes a trace of it"
-            )
+        _require_explainable(directory, config)
         if (directory / "store.id").exists():
-            if directory.name == "decisions":
-                raise PlacementError(
-                    f"{directory} is a decision log, and no store; give the data directory it lies in, or see "
-                    "`anabranch transactions`"
-                )
-            if config is not None and _config_at(config, directory) is None:
-                places = ", ".join(str(config.directory_of(store)) for store in config.stores)
-                raise ConfigError([f"the configuration has no store in {directory}; it has those in {places}"])
             is_journal = (directory / "journal").is_dir() or (directory / "index.mdb").exists()
             reading.store(directory.name, "journal" if is_journal else "other", directory, ())
             reading.repartition_above(directory)
-        elif _is_part(directory):
-            owner = directory.parent
-            raise PlacementError(f"{directory} is a part of {owner}, or a copy of one; give {owner}")
         else:
-            if config is not None and config.directory.resolve() != directory.resolve():
-                raise ConfigError(
-                    [
-                        f"the configuration has the data directory {config.directory}, and not {directory.absolute()}, "
-                        "which is to be explained; give the one that is used with that"
-                    ]
-                )
             reading.data_directory()
         return reading.explained()
 
 
-def _usage_log(directory: Path) -> Path | None:
-    """Return the usage log that a directory is, or is a part of."""
-    return next((one for one in (directory, directory.parent) if (one / USAGE).exists()), None)
+def _require_explainable(directory: Path, config: Config | None) -> None:
+    """Raise PlacementError for what is neither a data directory nor a store's, ConfigError for another's
+    configuration."""
+    usage = next((one for one in (directory, directory.parent) if (one / USAGE).exists()), None)
+    if usage is not None:
+        what = "a usage log" if usage == directory else f"a part of the usage log {usage}"
+        raise PlacementError(
+            f"{directory} is {what}, and no store: `anabranch recommend --usage {usage} --out DIR` reads it, and "
+            f"`anabranch trace --usage {usage} --out FILE` makes a trace of it"
+        )
+    if (directory / "store.id").exists():
+        if directory.name == "decisions":
+            raise PlacementError(
+                f"{directory} is a decision log, and no store; give the data directory it lies in, or see "
+                "`anabranch transactions`"
+            )
+        if config is not None and _config_at(config, directory) is None:
+            places = ", ".join(str(config.directory_of(store)) for store in config.stores)
+            raise ConfigError([f"the configuration has no store in {directory}; it has those in {places}"])
+    elif _is_part(directory):
+        owner = directory.parent
+        raise PlacementError(f"{directory} is a part of {owner}, or a copy of one; give {owner}")
+    elif config is not None and config.directory.resolve() != directory.resolve():
+        raise ConfigError(
+            [
+                f"the configuration has the data directory {config.directory}, and not {directory.absolute()}, "
+                "which is to be explained; give the one that is used with that"
+            ]
+        )
 
 
 def _config_at(config: Config, path: Path) -> StoreConfig | None:
@@ -171,91 +171,87 @@ def _config_at(config: Config, path: Path) -> StoreConfig | None:
     return None
 
 
+@dataclass(slots=True)
 class _Reading:
     """One explanation in the making."""
 
-    def __init__(
-        self,
-        directory: Path,
-        config: Config | None,
-        scratch: Path,
-        at_ms: int,
-        locks: ExitStack,
-        progress: Progress | None,
-    ) -> None:
-        self._directory, self._config, self._scratch, self._at_ms = directory, config, scratch, at_ms
-        self._locks, self._progress = locks, progress
-        self._stores: list[StoreExplanation] = []
-        self._others: list[OtherStore] = []
-        self._unreadable: list[UnreadableStore] = []
-        self._notes: list[str] = []
-        self._decisions: Files | None = None
-        self._usage: Files | None = None
-        self._copy: UnfinishedCopy | None = None
+    directory: Path
+    config: Config | None
+    scratch: Path
+    at_ms: int
+    locks: ExitStack
+    progress: Progress | None
+    stores: list[StoreExplanation] = field(default_factory=list)
+    others: list[OtherStore] = field(default_factory=list)
+    unreadable: list[UnreadableStore] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    decisions: Files | None = None
+    usage: Files | None = None
+    copy: UnfinishedCopy | None = None
 
     def explained(self) -> DirectoryExplanation:
         return DirectoryExplanation(
-            str(self._directory), tuple(self._stores), tuple(self._others), tuple(self._unreadable), self._decisions,
-            self._usage, self._copy, tuple(self._notes), self._at_ms,
+            str(self.directory), tuple(self.stores), tuple(self.others), tuple(self.unreadable), self.decisions,
+            self.usage, self.copy, tuple(self.notes), self.at_ms,
         )  # fmt: skip
 
     def data_directory(self) -> None:
-        self._locks.enter_context(kept_closed(self._directory / LOCK, "the router"))
+        self.locks.enter_context(kept_closed(self.directory / LOCK, "the router"))
         for row, destinations in self._rows():
-            path = self._directory / row.path
+            path = self.directory / row.path
             if not path.is_dir():
                 reason = "the directory is missing; if it lies on another disk, mount that"
-                self._unreadable.append(UnreadableStore(row.name, str(path), reason))
+                self.unreadable.append(UnreadableStore(row.name, str(path), reason))
             else:
                 self.store(row.name, row.kind, path, destinations)
-        decisions = bindings.place_of(self._directory) / bindings.DECISIONS / "journal"
+        decisions = bindings.place_of(self.directory) / bindings.DECISIONS / "journal"
         if decisions.is_dir():
-            self._decisions = _files(decisions, "*.seg")
-        usage = self._directory / "usage"
-        if self._config is not None and self._config.usage is not None:
-            usage = self._config.usage.directory or usage
+            self.decisions = _files(decisions, "*.seg")
+        usage = self.directory / "usage"
+        if self.config is not None and self.config.usage is not None:
+            usage = self.config.usage.directory or usage
         if (usage / USAGE).exists():
-            self._usage = _files(usage / "journal", "*.seg")
+            self.usage = _files(usage / "journal", "*.seg")
 
     def repartition_above(self, directory: Path) -> None:
         """Note an interrupted repartition of the data directory that a store lies in."""
         for above in list(directory.absolute().parents)[:3]:
             if (above / PROGRESS).exists():
-                self._notes.append(
+                self.notes.append(
                     f"{above} is being repartitioned, and that was interrupted: what is here may be an unfinished "
                     f"copy; `anabranch explain {above}` tells of what."
                 )
 
     def _unfinished_copy(self, table: DestinationsTable) -> None:
         """Note a repartition that was interrupted."""
-        if not (self._directory / PROGRESS).exists():
+        if not (self.directory / PROGRESS).exists():
             return
-        shutil.copyfile(self._directory / PROGRESS, self._scratch / PROGRESS)
+        shutil.copyfile(self.directory / PROGRESS, self.scratch / PROGRESS)
         try:
-            found = read_progress(self._scratch)
+            found = read_progress(self.scratch)
         except (CorruptionError, PlacementError) as error:
-            self._notes.append(str(error).replace(str(self._scratch), str(self._directory)))
+            self.notes.append(str(error).replace(str(self.scratch), str(self.directory)))
             return
-        self._notes.append(f"{self._directory} is being repartitioned{advice(self._directory, found)}.")
-        self._copy = _copy_of(found, table)
-        if self._copy is not None:
-            one = self._copy
-            self._notes.append(
+        self.notes.append(f"{self.directory} is being repartitioned{advice(self.directory, found)}.")
+        self.copy = _copy_of(found, table)
+        if self.copy is not None:
+            one = self.copy
+            self.notes.append(
                 f"What store {one.store} holds of {one.destination} is an unfinished copy, or what is left of it once "
                 f"it has moved, and does not count: store {one.original} holds its messages."
             )
 
     def _rows(self) -> list[tuple[StoreRow, tuple[str, ...]]]:
         """Return the stores as the placement record has them, each with its destinations; else those that lie here."""
-        record = bindings.place_of(self._directory) / RECORD
+        record = bindings.place_of(self.directory) / RECORD
         if record.exists():
-            copy = self._scratch / RECORD
+            copy = self.scratch / RECORD
             shutil.copyfile(record, copy)
             table = DestinationsTable(copy)
             try:
                 table.open()
             except (CorruptionError, PlacementError) as error:
-                self._notes.append(str(error).replace(str(copy), str(record)))
+                self.notes.append(str(error).replace(str(copy), str(record)))
             else:
                 self._unfinished_copy(table)
                 rows = sorted(table.stores.values(), key=lambda row: row.name)
@@ -263,50 +259,50 @@ class _Reading:
                 table.close()
                 return found
         else:
-            self._notes.append(f"{record} is missing: the stores that lie here are shown")
+            self.notes.append(f"{record} is missing: the stores that lie here are shown")
         return [(row, ()) for row in self._lying_here()]
 
     def _lying_here(self) -> Iterator[StoreRow]:
-        stores = children(self._directory / "stores")
+        stores = children(self.directory / "stores")
         for path in [*stores, *(child for store in stores for child in children(store))]:
             store_id = StoreDirectory("", path).identify()
             if store_id is not None:
                 kind = "journal" if (path / "journal").is_dir() else "other"
-                relative = path.relative_to(self._directory)
+                relative = path.relative_to(self.directory)
                 yield StoreRow(store_id, str(relative), kind, ":".join(relative.parts[1:]))
 
     def store(self, name: str, kind: str, path: Path, destinations: tuple[str, ...]) -> None:
         """Explain a store whose directory is there."""
-        self._locks.enter_context(kept_closed(path / "store.lock", f"store {name!r}"))
+        self.locks.enter_context(kept_closed(path / "store.lock", f"store {name!r}"))
         if kind != "journal":
-            self._others.append(OtherStore(name, kind, str(path), destinations, _files(path)))
+            self.others.append(OtherStore(name, kind, str(path), destinations, _files(path)))
             return
         config = self._options(name, path)
         options = getattr(config, "options", None)
         # A directory of its own: what is copied of one store goes before the next is read.
-        with tempfile.TemporaryDirectory(dir=self._scratch) as scratch:
+        with tempfile.TemporaryDirectory(dir=self.scratch) as scratch:
             try:
-                self._stores.append(
+                self.stores.append(
                     explain_store(
                         name,
                         path,
                         Path(scratch),
-                        self._at_ms,
+                        self.at_ms,
                         config.index_directory if config is not None else None,
                         getattr(options, "archive_directory", None),
-                        self._progress,
+                        self.progress,
                     )
                 )
             except StoreLockedError:
                 raise
             except (AnabranchError, OSError) as error:
-                self._unreadable.append(UnreadableStore(name, str(path), str(error)))
+                self.unreadable.append(UnreadableStore(name, str(path), str(error)))
 
     def _options(self, name: str, path: Path) -> StoreConfig | None:
-        if self._config is None:
+        if self.config is None:
             return None
-        named = (store for store in self._config.stores if store.name == name.partition(":")[0])
-        return _config_at(self._config, path) or next(named, None)
+        named = (store for store in self.config.stores if store.name == name.partition(":")[0])
+        return _config_at(self.config, path) or next(named, None)
 
 
 def _copy_of(progress: Repartition | None, table: DestinationsTable) -> UnfinishedCopy | None:

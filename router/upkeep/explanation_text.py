@@ -49,17 +49,12 @@ def render_text(explanation: DirectoryExplanation, width: int = 120) -> str:
         lines += wrapped(_other(other), width)
     for broken in explanation.unreadable:
         lines += wrapped(f"{broken.name}: cannot be explained: {broken.error}", width)
-    if explanation.decisions is not None:
-        files = explanation.decisions
-        lines.append(
-            f"decision log: {count_of(files.count, 'segment')}, {human_bytes(files.bytes)}; "
-            "`anabranch transactions` lists what waits"
-        )
-    if explanation.usage is not None:
-        files = explanation.usage
-        lines.append(
-            f"usage log: {count_of(files.count, 'segment')}, {human_bytes(files.bytes)}; `anabranch recommend` reads it"
-        )
+    for name, files, command in (
+        ("decision log", explanation.decisions, "`anabranch transactions` lists what waits"),
+        ("usage log", explanation.usage, "`anabranch recommend` reads it"),
+    ):
+        if files is not None:
+            lines.append(f"{name}: {count_of(files.count, 'segment')}, {human_bytes(files.bytes)}; {command}")
     if not lines:
         lines.append(f"{explanation.directory} holds no stores yet.")
     return "\n".join(lines).rstrip() + "\n"

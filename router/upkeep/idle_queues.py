@@ -12,16 +12,14 @@ import logging
 import threading
 import weakref
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ...adapters.system.background import CoalescedJob
 from ...policies.errors import AnabranchError
 from ...policies.names.destination import Destination
-
-if TYPE_CHECKING:
-    from ..api.queue import Queue
-    from ..placement.registry import StoreRegistry
-    from ..transactions.table import TransactionTable
+from ..api.queue import Queue
+from ..placement.registry import StoreRegistry
+from ..transactions.table import TransactionTable
 
 log = logging.getLogger(__name__)
 
@@ -123,8 +121,7 @@ class IdleQueues:
         if self._queues.get(destination) is not idle or idle.mark is None:
             return False  # somebody has just asked for it
         return not any(
-            transaction.passing and any(one.concerns(destination) for one in list(transaction.participants.values()))
-            for transaction in list(self._transactions.begun)
+            transaction.passing and transaction.concerns(destination) for transaction in list(self._transactions.begun)
         )
 
 

@@ -3,37 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from ...adapters.core.messages import Message, Outgoing, require_leased
 from ...adapters.core.record.headers import pack_headers
 from ...adapters.core.store_types import SubscriptionKey
-from ...policies.errors import AnabranchError, DeadLetterError, StoreFullError
+from ...policies.errors import AnabranchError, DeadLetterError
 from ...policies.names.destination import Destination, Kind
-from ..api.dead_letter import (
-    DELIVERIES,
-    ERROR_TEXT,
-    ERROR_TYPE,
-    MESSAGE_ID,
-    PREFIX,
-    REASON,
-    REQUEUED_COUNT,
-    REQUEUED_DELIVERIES,
-    REQUEUED_ERROR_TEXT,
-    REQUEUED_ERROR_TYPE,
-    REQUEUED_REASON,
-    SOURCE,
-    number,
-    subscription_of,
-)
+from ..api import dead_letter as labels
+from ..api.dead_letter import number, subscription_of
+from ..api.queue import Queue
+from ..api.transaction import Transaction
+from ..placement.registry import StoreRegistry
+from .batches import give_back, received, send_on
 from .copies import Copies
-
-if TYPE_CHECKING:
-    from ..api.queue import Queue
-    from ..api.transaction import Transaction
-    from ..placement.registry import StoreRegistry
 
 BATCH_MESSAGES: Final = 100
 """The number of a queue's dead letters that are put back in one transaction."""
@@ -75,12 +59,14 @@ class _Checker:
         self._registry.require_own(message)
         source = self._source(message)
         subscriptions = self._require_subscription(message, source) if source.kind is Kind.TOPIC else ()
-        message_id = message.headers.get(MESSAGE_ID)
+        message_id = message.headers.get(labels.MESSAGE_ID)
         if not isinstance(message_id, str | None):
-            raise DeadLetterError(f"{message!r} is no dead letter: its header {MESSAGE_ID} is {message_id!r}")
-        gone = (REQUEUED_ERROR_TYPE, REQUEUED_ERROR_TEXT)  # of the time before
+            raise DeadLetterError(f"{message!r} is no dead letter: its header {labels.MESSAGE_ID} is {message_id!r}")
+        gone = (labels.REQUEUED_ERROR_TYPE, labels.REQUEUED_ERROR_TEXT)  # of the time before
         headers = {
-            name: value for name, value in message.headers.items() if not name.startswith(PREFIX) and name not in gone
+            name: value
+            for name, value in message.headers.items()
+            if not name.startswith(labels.PREFIX) and name not in gone
         }
         requeued = self._requeued(message, source, headers, message_id)
         return _Letter(message, source, message_id, headers, requeued, message.persistent, subscriptions)
@@ -91,11 +77,12 @@ class _Checker:
         """Return the headers that tell of the dead letter; none where its source's store would find it too large with
         them."""
         requeued: dict[str, Any] = {
-            REQUEUED_REASON: str(message.headers.get(REASON, "")),
-            REQUEUED_COUNT: number(headers, REQUEUED_COUNT) + 1,
-            REQUEUED_DELIVERIES: number(headers, REQUEUED_DELIVERIES) + number(message.headers, DELIVERIES),
+            labels.REQUEUED_REASON: str(message.headers.get(labels.REASON, "")),
+            labels.REQUEUED_COUNT: number(headers, labels.REQUEUED_COUNT) + 1,
+            labels.REQUEUED_DELIVERIES: number(headers, labels.REQUEUED_DELIVERIES)
+            + number(message.headers, labels.DELIVERIES),
         }
-        errors = ((REQUEUED_ERROR_TYPE, ERROR_TYPE), (REQUEUED_ERROR_TEXT, ERROR_TEXT))
+        errors = ((labels.REQUEUED_ERROR_TYPE, labels.ERROR_TYPE), (labels.REQUEUED_ERROR_TEXT, labels.ERROR_TEXT))
         requeued |= {name: value for name, of in errors if isinstance(value := message.headers.get(of), str)}
         most = self._registry.option_for(source, "message_bytes_max")
         size = len(message.content) + len(pack_headers({**headers, **requeued})) + len((message_id or "").encode())
@@ -103,11 +90,11 @@ class _Checker:
 
     def _source(self, message: Message) -> Destination:
         """Return the destination that a dead letter comes from, which has a route."""
-        name = message.headers.get(SOURCE)
+        name = message.headers.get(labels.SOURCE)
         if not isinstance(name, str):
             raise DeadLetterError(
-                f"{message!r} is no dead letter: it has no header {SOURCE}; what was sent to {message.destination} by "
-                "somebody else stays there"
+                f"{message!r} is no dead letter: it has no header {labels.SOURCE}; what was sent to "
+                f"{message.destination} by somebody else stays there"
             )
         try:
             source = Destination.restored(name)
@@ -156,26 +143,22 @@ def requeue(registry: StoreRegistry, begin: Callable[[], Transaction], messages:
 
 def _put_back(begin: Callable[[], Transaction], letters: Sequence[_Letter], copies: Copies) -> None:
     """Put letters back in one transaction. `copies`: those of the call, which ends if the transaction fails."""
-    if not letters:
-        return
+    if letters:
+        send_on(begin, _sends(letters, copies), (letter.message for letter in letters))
+
+
+def _sends(letters: Sequence[_Letter], copies: Copies) -> Iterator[tuple[Destination, Outgoing]]:
     later = Copies()
-    with begin() as transaction:
-        for message, source, message_id, headers, requeued, persistent, subscriptions in letters:
-            if source.kind is Kind.TOPIC and message_id is not None:
-                key = subscription_of(message)
-                together = copies if copies.were_there(message) else later
-                if not together.is_first(message, headers, (source, message_id), key, subscriptions):
-                    continue
-            transaction._carry(
-                source,
-                Outgoing(
-                    message.content, headers | requeued, message_id, message.priority, persistent=persistent,
-                    requeued=True,  # also without an id: a full source refuses it, whatever its store drops
-                ),
-            )  # fmt: skip
-        for letter in letters:  # last: what is given back by a transaction counts as delivered
-            transaction.ack(letter.message)
-        transaction.commit()  # not at the end of the block: Ctrl-C just before that would leave it open
+    for message, source, message_id, headers, requeued, persistent, subscriptions in letters:
+        if source.kind is Kind.TOPIC and message_id is not None:
+            key = subscription_of(message)
+            together = copies if copies.were_there(message) else later
+            if not together.is_first(message, headers, (source, message_id), key, subscriptions):
+                continue
+        yield source, Outgoing(
+            message.content, headers | requeued, message_id, message.priority, persistent=persistent,
+            requeued=True,  # also without an id: a full source refuses it, whatever its store drops
+        )  # fmt: skip
 
 
 def requeue_all(registry: StoreRegistry, begin: Callable[[], Transaction], queue: Queue, limit: int | None) -> int:
@@ -210,35 +193,18 @@ def _requeue_batch(
 ) -> tuple[int, DeadLetterError | None]:
     """Put back the first letters, up to one that cannot go back; returns how many, and the error of that one."""
     checker = _Checker(registry)
-    taken: list[Message] = []
+    taken = received(queue, most, BATCH_BYTES)
     letters: list[_Letter] = []
     wrong: DeadLetterError | None = None
-    size = 0
     try:
-        while len(letters) < most and size < BATCH_BYTES and wrong is None:
-            message = _receive(queue, bool(letters))
-            if message is None:
-                break
-            taken.append(message)
+        for message in taken:
             try:
                 letters.append(checker.letter(message))
             except DeadLetterError as error:
                 wrong = error
-            size += len(message.content)
+                break
         _put_back(begin, letters, copies)
         del taken[: len(letters)]
     finally:
-        for message in taken:
-            with suppress(AnabranchError):  # the transaction has freed it, or its store has failed
-                message.release(delivered=False)
+        give_back(taken)
     return len(letters), wrong
-
-
-def _receive(queue: Queue, enough: bool) -> Message | None:
-    """Receive the next message; None if there is none, or if there are `enough` and no more can be leased."""
-    try:
-        return queue.receive()
-    except StoreFullError:
-        if not enough:
-            raise
-        return None

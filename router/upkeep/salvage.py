@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,17 +84,7 @@ def salvage(directory: Path | str, target: Path | str, config: Config | None = N
     then there is nothing at `target`; CorruptionError for stores of another version.
     """
     source, target = from_home(directory), from_home(target)
-    if not source.exists():
-        raise PlacementError(f"{source} does not exist; give the data directory, or that of one store")
-    if not (source / RECORD).exists() and not (source / "stores").is_dir() and not (source / "journal").is_dir():
-        raise PlacementError(
-            f"{source} is no data directory, and no journal store: give the directory with {RECORD} in it, or the "
-            "directory of one store, with journal/ in it"
-        )
-    if target.exists() and not is_empty(target):
-        raise PlacementError(f"{target} is there already; name a new directory")
-    if source.resolve() in [target.resolve(), *target.resolve().parents]:
-        raise PlacementError(f"{target} lies in {source}, which is only read; name a directory elsewhere")
+    _require_places(source, target)
     making = target.with_name(f".{target.name}.salvage")
     shutil.rmtree(making, ignore_errors=True)
     make_directory(target.absolute().parent)
@@ -102,10 +92,9 @@ def salvage(directory: Path | str, target: Path | str, config: Config | None = N
         with ExitStack() as locks:
             for path in [source / LOCK, *sorted(source.rglob("store.lock"))]:
                 locks.enter_context(kept_closed(path, "the router" if path.name == LOCK else "a store"))
-            copying = _Copying(source, making)
-            copying.require_room(target)
-            copying.tree(source)
-        found = _Salvaging(source, making, target, config, copying.unreadable).run()
+            _require_room(source, target)
+            unreadable = _copy(source, making)
+        found = _Salvaging(source, making, target, config, unreadable).run()
         replace_file(making / REPORT, msgspec.json.format(msgspec.json.encode(asdict(found)), indent=2) + b"\n")
         if target.exists():
             target.rmdir()
@@ -119,48 +108,59 @@ def salvage(directory: Path | str, target: Path | str, config: Config | None = N
     return found
 
 
-class _Copying:
-    """Copies files, as far as the disk reads them."""
+def _require_places(source: Path, target: Path) -> None:
+    """Raise PlacementError where there is nothing to salvage, or something where it would go."""
+    if not source.exists():
+        raise PlacementError(f"{source} does not exist; give the data directory, or that of one store")
+    if not (source / RECORD).exists() and not (source / "stores").is_dir() and not (source / "journal").is_dir():
+        raise PlacementError(
+            f"{source} is no data directory, and no journal store: give the directory with {RECORD} in it, or the "
+            "directory of one store, with journal/ in it"
+        )
+    if target.exists() and not is_empty(target):
+        raise PlacementError(f"{target} is there already; name a new directory")
+    if source.resolve() in [target.resolve(), *target.resolve().parents]:
+        raise PlacementError(f"{target} lies in {source}, which is only read; name a directory elsewhere")
 
-    def __init__(self, source: Path, target: Path) -> None:
-        self._source, self._target = source, target
-        self.unreadable: dict[str, int] = {}
 
-    def require_room(self, target: Path) -> None:
-        """Raise StoreFullError if the disk of `target` has no room for the copy, before anything is read."""
-        needed = sum(path.stat().st_size for path in self._source.rglob("*") if path.is_file())
-        free = shutil.disk_usage(target.absolute().parent).free
-        if needed > free:
-            raise StoreFullError(
-                f"{target} would take {human_bytes(needed)}, and {human_bytes(free)} are free there; name a directory "
-                "on another disk"
-            )
+def _require_room(source: Path, target: Path) -> None:
+    """Raise StoreFullError if the disk of `target` has no room for a copy of `source`, before anything is read."""
+    needed = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
+    free = shutil.disk_usage(target.absolute().parent).free
+    if needed > free:
+        raise StoreFullError(
+            f"{target} would take {human_bytes(needed)}, and {human_bytes(free)} are free there; name a directory "
+            "on another disk"
+        )
 
-    def tree(self, directory: Path) -> None:
-        """Copy a directory with all that is in it. Raises OSError."""
-        made = self._target / directory.relative_to(self._source)
-        made.mkdir(mode=0o700)
-        for path in sorted(directory.iterdir()):
-            if path.is_dir():
-                self.tree(path)
-            elif path.is_file() and path.suffix not in _SKIPPED:
-                self._file(path, made / path.name)
-        sync_directory(made)
 
-    def _file(self, path: Path, copy: Path) -> None:
-        mode = path.stat().st_mode & 0o777
-        with path.open("rb", buffering=0) as original, copy.open("xb", buffering=0) as made:
-            os.fchmod(made.fileno(), mode)
-            size, lost = os.fstat(original.fileno()).st_size, 0
-            for offset in range(0, size, CHUNK_BYTES):
-                data, missing = _read(original.fileno(), offset, min(CHUNK_BYTES, size - offset))
-                lost += missing
-                view = memoryview(data)
-                while view:
-                    view = view[made.write(view) :]
-            sync_file(made.fileno())
-        if lost:
-            self.unreadable[str(path.relative_to(self._source))] = lost
+def _copy(source: Path, made: Path) -> dict[str, int]:
+    """Copy a directory with all that is in it, as far as the disk reads it. Returns the files that it does not read
+    whole, and how many bytes of them are lost. Raises OSError."""
+    unreadable: dict[str, int] = {}
+    made.mkdir(mode=0o700)
+    for path in sorted(source.iterdir()):
+        if path.is_dir():
+            unreadable |= {f"{path.name}/{file}": lost for file, lost in _copy(path, made / path.name).items()}
+        elif path.is_file() and path.suffix not in _SKIPPED and (lost := _copy_file(path, made / path.name)):
+            unreadable[path.name] = lost
+    sync_directory(made)
+    return unreadable
+
+
+def _copy_file(path: Path, copy: Path) -> int:
+    lost = 0
+    with path.open("rb", buffering=0) as original, copy.open("xb", buffering=0) as made:
+        size, mode = os.fstat(original.fileno()).st_size, path.stat().st_mode & 0o777
+        os.fchmod(made.fileno(), mode)
+        for offset in range(0, size, CHUNK_BYTES):
+            data, missing = _read(original.fileno(), offset, min(CHUNK_BYTES, size - offset))
+            lost += missing
+            view = memoryview(data)
+            while view:
+                view = view[made.write(view) :]
+        sync_file(made.fileno())
+    return lost
 
 
 def _read(fd: int, offset: int, size: int) -> tuple[bytes, int]:
@@ -177,41 +177,42 @@ def _read(fd: int, offset: int, size: int) -> tuple[bytes, int]:
     return b"".join(data for data, _ in parts), sum(lost for _, lost in parts)
 
 
+@dataclass(slots=True)
 class _Salvaging:
     """Makes a copy whole."""
 
-    def __init__(
-        self, source: Path, copy: Path, target: Path, config: Config | None, unreadable: dict[str, int]
-    ) -> None:
-        """Begin with a copy. `target`: where the copy will be."""
-        self._source, self._copy, self._target = source, copy, target
-        self._config, self._unreadable = config, unreadable
-        self._notes: list[str] = []
+    source: Path
+    copy: Path
+    target: Path
+    """Where the copy will be."""
+    config: Config | None
+    unreadable: dict[str, int]
+    notes: list[str] = field(default_factory=list)
 
     def run(self) -> Salvaged:
-        paths = [path.parent for path in sorted(self._copy.rglob("journal")) if path.is_dir()]
-        logs = [self._copy / bindings.DECISIONS, self._copy / USAGE]
+        paths = [path.parent for path in sorted(self.copy.rglob("journal")) if path.is_dir()]
+        logs = [self.copy / bindings.DECISIONS, self.copy / USAGE]
         stores = [self._store(path) for path in paths if path not in logs]
         self._record()
         for name, mend_log in ((bindings.DECISIONS, mend_decisions), (USAGE, mend_usage)):
-            if (self._copy / name / "journal").is_dir():
-                self._notes += mend_log(self._copy / name)
-        for path in sorted(self._copy.rglob("store.db")):
-            self._notes += mend_database(path, str(path.parent.relative_to(self._copy)))
-        return Salvaged(str(self._target), tuple(stores), self._unreadable, tuple(self._notes))
+            if (self.copy / name / "journal").is_dir():
+                self.notes += mend_log(self.copy / name)
+        for path in sorted(self.copy.rglob("store.db")):
+            self.notes += mend_database(path, str(path.parent.relative_to(self.copy)))
+        return Salvaged(str(self.target), tuple(stores), self.unreadable, tuple(self.notes))
 
     def _store(self, path: Path) -> SalvagedStore:
         """Mend a store, and see that it opens."""
-        relative = path.relative_to(self._copy)
+        relative = path.relative_to(self.copy)
         name = path.name if str(relative) == "." else str(relative)
         directory = StoreDirectory(name, path, None)
         store_id = directory.identify()
         written = store_id_of(path / "journal")
         if written is not None:
-            self._notes += restored_id(path, written, "the segments say", str(relative))
+            self.notes += restored_id(path, written, "the segments say", str(relative))
             store_id = written
         if store_id is None:
-            self._notes.append(f"{relative}: nothing of its journal reads, and it has no store.id; it is as it was")
+            self.notes.append(f"{relative}: nothing of its journal reads, and it has no store.id; it is as it was")
             return SalvagedStore(str(relative), 0, None, "nothing of it can be read")
         self._fetch_index(path, store_id)
         earlier = {where for where, _ in reports(path)}
@@ -227,9 +228,7 @@ class _Salvaging:
             violations = list(store.check())
         finally:
             store.close()
-        self._notes += [
-            f"{relative}: {violation}".replace(str(self._copy), str(self._target)) for violation in violations
-        ]
+        self.notes += [f"{relative}: {violation}".replace(str(self.copy), str(self.target)) for violation in violations]
         told = [report for where, report in reports(path) if where not in earlier]
         report: LossReport | None = told[-1] if told else None
         loss = None if report is None or report.is_empty else msgspec.to_builtins(report)
@@ -240,7 +239,7 @@ class _Salvaging:
 
     def _fetch_index(self, path: Path, store_id: bytes) -> None:
         """Copy an index that lies elsewhere into the store's directory: there the copy needs no configuration."""
-        for store in self._config.stores if self._config is not None else ():
+        for store in self.config.stores if self.config is not None else ():
             if store.index_directory is not None and not (path / "index.mdb").exists():
                 for suffix in (".mdb", ".sums"):
                     there = store.index_directory / f"{store_id.hex()}{suffix}"
@@ -249,12 +248,12 @@ class _Salvaging:
 
     def _record(self) -> None:
         """Check the placement record: it is of use, or put out of the way."""
-        if (there := bindings.place_of(self._source)) != self._source:
-            self._notes.append(
+        if (there := bindings.place_of(self.source)) != self.source:
+            self.notes.append(
                 f"{RECORD} and {bindings.DECISIONS}/ lie in {there}, and were not copied: put the new directory where "
                 "the old one was, under the same configuration"
             )
-        record = self._copy / RECORD
+        record = self.copy / RECORD
         if not record.exists():
             return
         table = DestinationsTable(record)
@@ -262,7 +261,7 @@ class _Salvaging:
             table.open()
         except (CorruptionError, PlacementError) as error:
             record.rename(record.with_name(f"{RECORD}.damaged"))
-            self._notes.append(
+            self.notes.append(
                 f"{RECORD} is damaged, and was put aside ({error.__class__.__name__}): opening the new directory with "
                 "the configuration that the stores were written under records them anew"
             )
@@ -271,7 +270,7 @@ class _Salvaging:
         table.close()
         for row in rows:
             if Path(row.path).is_absolute():
-                self._notes.append(
-                    f"store {row.name!r} lies in {row.path}, outside {self._source}, and was not copied: it is opened "
+                self.notes.append(
+                    f"store {row.name!r} lies in {row.path}, outside {self.source}, and was not copied: it is opened "
                     "where it is. Salvage it by itself, if it is damaged"
                 )

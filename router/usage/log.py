@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from ...adapters import wal
 from ...adapters.core import Store
 from ...adapters.core.engine.usage import ROW, WHOLE, Buffer, Recorder
 from ...adapters.system import locking
@@ -28,19 +29,6 @@ from ...adapters.system.clock import now_us
 from ...adapters.system.conditions import Event
 from ...adapters.system.directory import StoreDirectory, is_empty
 from ...adapters.system.files import FILE_MODE, disk_errors, read_file, sweep_unfinished, write_file
-from ...adapters.wal import (
-    SNAPSHOT,
-    Log,
-    LogOptions,
-    Needed,
-    Reclaimer,
-    RecordEncoder,
-    SegmentFiles,
-    create_log,
-    record_ticket,
-    recovery,
-    survey,
-)
 from ...adapters.wal.segment import Segment
 from ...policies.config import Config
 from ...policies.config.durability import Sync
@@ -89,7 +77,7 @@ class _Directory(StoreDirectory):
 
 
 def _empty_log(path: Path, log_id: bytes, segment_bytes: int, file_mode: int) -> bytes:
-    create_log(path / "journal", log_id, segment_bytes, file_mode)
+    wal.create_log(path / "journal", log_id, segment_bytes, file_mode)
     write_file(path / VERSION_FILE, VERSION, file_mode)
     return log_id
 
@@ -119,8 +107,8 @@ class UsageLog:
         self._buffer = Buffer(BUFFER_BYTES, threshold, lambda name: any(one.matches(name) for one in patterns))
         self._lock = threading.RLock()
         self._job = CoalescedJob(self._flush_in_background)
-        self._log: Log | None = None
-        self._reclaimer: Reclaimer | None = None
+        self._log: wal.Log | None = None
+        self._reclaimer: wal.Reclaimer | None = None
         self._generation = locking.generation
         self._session = self._recorded = self._unwritten = self._rows_bytes_max = 0
         self._incarnations = itertools.count(1)
@@ -174,16 +162,16 @@ class UsageLog:
             raise ConfigError([f"{self.path} holds {what}, and was left as it is; choose another directory"])
 
     def _start(self, log_id: bytes) -> None:
-        files = SegmentFiles(self.path / "journal", self._segment_bytes, file_mode=self._directory.file_mode)
-        encoder = RecordEncoder(lambda batch: None, snapshot_bytes=lambda: 16)
-        options = LogOptions(self._segment_bytes, sync=Sync.PERIODIC, sync_interval=SYNC_SECONDS, pool_files=1)
-        opened = Log("the usage log", log_id, files, options, encoder)
-        found = survey(files, log_id, None, _needed_by)
-        recovery.settle(found, files)
+        files = wal.SegmentFiles(self.path / "journal", self._segment_bytes, file_mode=self._directory.file_mode)
+        encoder = wal.RecordEncoder(lambda batch: None, snapshot_bytes=lambda: 16)
+        options = wal.LogOptions(self._segment_bytes, sync=Sync.PERIODIC, sync_interval=SYNC_SECONDS, pool_files=1)
+        opened = wal.Log("the usage log", log_id, files, options, encoder)
+        found = wal.survey(files, log_id, None, _needed_by)
+        wal.settle(found, files)
         encoder.snapshot_at = found.snapshot_at
-        recovery.take_over(found, opened)
+        wal.take_over(found, opened)
         self._log = opened
-        self._reclaimer = Reclaimer(opened, self._oldest, _snapshot_record, opened.forget_segments)
+        self._reclaimer = wal.Reclaimer(opened, self._oldest, _snapshot_record, opened.forget_segments)
 
     def _remember(self) -> None:
         """Write the configuration in force, if it has changed since the last call."""
@@ -307,14 +295,14 @@ class UsageLog:
                 self._fail(error)
                 self._let_go()
 
-    def _write(self, opened: Log, rows: bytes, declared: list[tuple[int, Any]]) -> None:
+    def _write(self, opened: wal.Log, rows: bytes, declared: list[tuple[int, Any]]) -> None:
         self._unwritten += len(rows) // ROW.size
         wall_us = (time.time_ns() - time.monotonic_ns()) // 1000
         for start in range(0, len(rows), self._block_bytes):
             part = rows[start : start + self._block_bytes]
             names = declared if start == 0 or len(declared) <= NAMES_REPEATED else []
             payload = encode_block(self._session, wall_us, self._buffer.threshold, self.lost(), names, part)
-            ticket = record_ticket([(BLOCK, payload, None)])
+            ticket = wal.record_ticket([(BLOCK, payload, None)])
             opened.submit(ticket)
             opened.wait(ticket)
             self._recorded += len(part) // ROW.size
@@ -331,7 +319,7 @@ class UsageLog:
         segments = opened.table.segments
         return list(segments[:surplus]), segments[surplus].number.to_bytes(8, "little")
 
-    def _surplus(self, opened: Log) -> int:
+    def _surplus(self, opened: wal.Log) -> int:
         """Return how many segments, the oldest, are too many. Segments may be of other sizes than now."""
         segments = opened.table.segments
         size, kept = 0, 0
@@ -359,8 +347,8 @@ def _reason(error: BaseException) -> str:
 
 
 def _snapshot_record(payload: bytes) -> object:
-    return [(SNAPSHOT, payload, None)]
+    return [(wal.SNAPSHOT, payload, None)]
 
 
-def _needed_by(payload: bytes) -> Needed:
-    return Needed(int.from_bytes(payload, "little"), {})
+def _needed_by(payload: bytes) -> wal.Needed:
+    return wal.Needed(int.from_bytes(payload, "little"), {})

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 import anabranch
 from anabranch.policies.config import json_schema, load, loads
 from anabranch.router.cli.app import COMMANDS, app
-from anabranch.router.cli.init import TEMPLATE
+from anabranch.router.cli.configuration import TEMPLATE
 
 KINDS = Path(__file__).parents[1] / "kahadb" / "data" / "kinds-kahadb.tar.xz"
 

@@ -104,7 +104,7 @@ def test_interrupted_it_says_so_and_exits_with_130(tmp_path: Path, number: int, 
 def test_told_twice_to_end_it_still_cleans_up(tmp_path: Path) -> None:
     """As `timeout` tells it: the process, then the process group."""
     code = (
-        "import os, signal, sys, anabranch.router.cli as cli, anabranch.router.cli.check as check\n"
+        "import os, signal, sys, anabranch.router.cli as cli, anabranch.router.cli.configuration as check\n"
         "def load(path):\n"
         "    try: os.kill(os.getpid(), signal.SIGTERM)\n"
         "    finally:\n"
@@ -119,7 +119,7 @@ def test_told_twice_to_end_it_still_cleans_up(tmp_path: Path) -> None:
 def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
     """As under nohup."""
     code = (
-        "import os, signal, sys, anabranch.router.cli as cli, anabranch.router.cli.init as init\n"
+        "import os, signal, sys, anabranch.router.cli as cli, anabranch.router.cli.configuration as init\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         "init.write_new_file = lambda path, text: os.kill(os.getpid(), signal.SIGHUP)\n"
         "sys.argv = ['anabranch', 'init', 'x']; cli.main()"

@@ -1,4 +1,4 @@
-"""`anabranch mkahadb`: ActiveMQ's configuration as stores.yaml, and the way back."""
+"""Commands over ActiveMQ: `import` brings a broker's messages, `mkahadb` its configuration."""
 
 from __future__ import annotations
 
@@ -7,8 +7,73 @@ from typing import Any
 
 import click
 
-from ...policies.errors import ConfigError
-from .output import LocalPath, echo_json, json_option
+from ...adapters.kahadb.pending import pending_of
+from ...policies.config import Config, load
+from ...policies.errors import ConfigError, PlacementError
+from ...policies.outputs import write_file
+from ...policies.text import count_of, human_bytes
+from ..offline import importing
+from ..offline.importing import Report
+from .directory import on_directory
+from .output import LocalPath, echo_json, echo_table, echo_warnings, json_option, working
+
+
+@click.command()
+@click.option(
+    "--from-kahadb", "source", type=LocalPath(), required=True, help="The KahaDB or mKahaDB directory; only read."
+)
+@on_directory()
+@click.option("--dry-run", is_flag=True, help="Say what would go where, and what not; write nothing.")
+@click.option("--force", is_flag=True, help="Import what can be, also where files are damaged or messages left out.")
+@json_option
+def import_command(config: Config, source: Path, dry_run: bool, force: bool, as_json: bool) -> None:
+    """Bring an ActiveMQ broker's pending messages over.
+
+    What its queues hold and its durable subscriptions have yet to ack comes into the data directory, routed as its
+    configuration says, with message ids, headers, priorities, expiry and redelivery counts. Stop the
+    broker first; its files are only read. An import that was cut short is gone on with by the same command, and
+    nothing comes twice.
+
+    \b
+    Example:
+      anabranch import --from-kahadb /var/activemq/kahadb -c stores.yaml --dry-run
+      anabranch import --from-kahadb /var/activemq/kahadb -c stores.yaml
+      anabranch import --from-kahadb /var/activemq/kahadb data --json
+    """
+    with working(f"Reading {source.name}") as work:
+
+        def progress(what: str, done: int, total: int) -> None:
+            work.stage(what, done / total if total else 0.0)
+
+        with pending_of(source, work) as pending:
+            report = importing.survey(config, pending, progress)
+            refused = None
+            if dry_run:
+                refused = importing.in_use(config, pending, report)
+            else:
+                report.require_importable(force)
+                importing.bring_in(config, pending, report, progress)
+    if as_json:
+        echo_json({**importing.as_json(report), "dry_run": dry_run})
+    else:
+        _print(report, dry_run)
+    echo_warnings(importing.warnings(report))
+    if report.problems:
+        raise ConfigError(list(report.problems))
+    if refused is not None:
+        raise PlacementError(refused)
+
+
+def _print(report: Report, dry_run: bool) -> None:
+    rows = [("destination", "messages", "bytes", "subscriptions", "store")]
+    rows += [
+        (str(one.destination), f"{one.messages:,}", human_bytes(one.bytes), str(len(one.subscriptions)), one.store)
+        for one in report.destinations
+    ]
+    if report.destinations:
+        echo_table(rows, left=(0, 4))
+    what = f"{count_of(report.messages, 'message')} of {count_of(len(report.destinations), 'destination')}"
+    click.echo(f"{what} {'would be imported' if dry_run else 'imported, and counted in their stores'}.")
 
 
 @click.command()
@@ -22,7 +87,7 @@ from .output import LocalPath, echo_json, json_option
 @click.option("--out", type=LocalPath(), help="Where to write it, instead of on stdout.")
 @click.option("--force", is_flag=True, help="Replace the file of --out where it is there already.")
 @json_option
-def command(
+def mkahadb_command(
     xml_path: Path | None,
     config_path: Path | None,
     given: tuple[str, ...],
@@ -94,7 +159,6 @@ def as_mkahadb(path: Path, directory: str | None = None) -> tuple[str, Notes]:
     """Return a stores.yaml as an <mKahaDB>, and notes about things that have no counterpart there."""
     from ...policies.activemq import write_mkahadb
     from ...policies.activemq.writing import DIRECTORY
-    from ...policies.config import load
 
     written = write_mkahadb(load(path), directory or DIRECTORY, path.name)
     return written.xml, [{"line": 0, "message": note} for note in written.notes]
@@ -102,6 +166,4 @@ def as_mkahadb(path: Path, directory: str | None = None) -> tuple[str, Notes]:
 
 def write_xml(path: Path, text: str, force: bool) -> None:
     """Write a file, whole or not at all. Raises ConfigError where it is there already, unless `force`."""
-    from ...policies.outputs import write_file
-
     write_file(path, lambda written: written.write_text(text, encoding="utf-8"), overwrite=force)
