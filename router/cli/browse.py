@@ -21,9 +21,9 @@ LIMIT = 20
 def command(config: Config, queue: str, limit: int, raw: bool, as_json: bool) -> None:
     """Look at the messages of a queue, in order.
 
-    They stay where they are, as if nobody had looked. Each is shown with its number, when it was sent (UTC), its
-    headers, and its body: as text where it is text, else its length and its first bytes. Of a topic (topic://...) those
-    are shown that a durable subscription has yet to ack.
+    The messages stay where they are, as if nobody had looked. Each is shown with its number, when it was sent (UTC),
+    its headers, and its body. A body of text is shown as text; of any other the length and the first bytes are shown.
+    For a topic (topic://...) the command shows the messages that a durable subscription has yet to ack.
 
     \b
     Example:

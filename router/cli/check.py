@@ -24,10 +24,10 @@ from .output import LocalPath, config_option, echo_json, json_option
 def command(ctx: click.Context, path: Path | None, config_path: Path, as_json: bool) -> None:
     """Say what is wrong with a configuration file.
 
-    All of it at once, of PATH or stores.yaml, or of what a directory is opened under; also whether it gives a store of
-    the data directory another kind than it has. Creates nothing, and changes nothing. What is right, and probably not
-    what was meant, is a warning, and so are files that more users may read than the configuration says, and directories
-    that are missing and must not be made.
+    The file is PATH or stores.yaml, or the configuration that a directory is opened under. All problems are listed at
+    once. One of them is a store of the data directory that the file gives another kind than it has. The command creates
+    nothing, and changes nothing. There are warnings, too: for valid text that is probably not meant, for files that
+    more users may read than the configuration says, and for directories that are missing and must not be made.
 
     \b
     Example:

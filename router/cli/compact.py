@@ -18,10 +18,10 @@ from .output import echo_json, json_option, working
 def command(config: Config, names: tuple[str, ...], as_json: bool) -> None:
     """Give back disk that holds no messages.
 
-    What lives in mostly dead segments of a journal is copied together, and they are released; its index, and the file
-    of an SQLite store, become as small as what is in them. There must be room for the copies. The stores are opened for
-    it, so no other process may have them open: a router that is in use does it by `router.compact()`. Killed at any
-    moment, it loses nothing, and can be run again.
+    The live messages in mostly dead segments of a journal are copied together, and the segments are released. A
+    journal's index, and the file of an SQLite store, become as small as what is in them. There must be room for the
+    copies. The command opens the stores, so no other process may have them open. A router that is in use does it by
+    `router.compact()`. Killed at any moment, the command loses nothing, and can be run again.
 
     \b
     Example:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def command(config: Config, name: str, yes: bool, as_json: bool) -> None:
     """Remove a queue, a topic or a map, with all in it.
 
-    It asks first, and says how many messages and durable subscriptions go with it; --yes does not ask, and is needed
-    where there is no terminal. What is sent there later makes it anew.
+    The command asks first, and says how many messages and durable subscriptions go with it. --yes does not ask, and is
+    needed where there is no terminal. A later send makes the queue or topic anew.
 
     \b
     Example:

@@ -24,14 +24,14 @@ from .output import LocalPath, Work, echo_json, json_option, working
 def command(ctx: click.Context, directory: Path, config_path: Path | None, as_json: bool) -> None:
     """Say why each journal file is kept.
 
-    DIRECTORY is a data directory of Anabranch's, or one of its journal stores, or one of ActiveMQ's KahaDB; it is only
-    read. For each file: which destination's and which subscription's pending messages, which prepared transaction; in
-    KahaDB also which chain of acks.
+    DIRECTORY is a data directory of Anabranch's, or one of its journal stores, or one of ActiveMQ's KahaDB. It is only
+    read. A file is kept for the pending messages of a destination or a subscription, or for a prepared transaction. In
+    KahaDB it is also kept for a chain of acks.
 
-    What an interrupted repartition has copied and does not count yet is marked.
+    Messages that an interrupted repartition has copied, and that do not count yet, are marked.
 
-    No process may have a directory of Anabranch's open meanwhile. Of a store's journal as much is read as its next
-    opening would read. Exit code 1 also where a store cannot be read, or is damaged.
+    No process may have a directory of Anabranch's open meanwhile. The command reads as much of a store's journal as its
+    next opening would. The exit code is 1 also where a store cannot be read, or is damaged.
 
     \b
     Example:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 def command(config: Config, source: Path, dry_run: bool, force: bool, as_json: bool) -> None:
     """Bring an ActiveMQ broker's pending messages over.
 
-    What its queues hold and its durable subscriptions have yet to ack comes into the data directory, routed as its
-    configuration says, with message ids, headers, priorities, expiry and redelivery counts. Stop the
-    broker first; its files are only read. An import that was cut short is gone on with by the same command, and
-    nothing comes twice.
+    The messages in its queues, and those that its durable subscriptions have yet to ack, come into the data directory.
+    They are routed as the configuration says, and keep message ids, headers, priorities, expiry and redelivery counts.
+    Stop the broker first; its files are only read. If an import was cut short, give the same command again: it goes on,
+    and nothing comes twice.
 
     \b
     Example:

@@ -53,7 +53,7 @@ stores:
 def command(path: Path, as_json: bool) -> None:
     """Write a commented configuration file.
 
-    To PATH, or stores.yaml, in a directory that is made where it is missing; never over a file that exists.
+    The file is PATH, or stores.yaml. Its directory is made if it is missing. A file that exists is never replaced.
 
     \b
     Example:

@@ -15,7 +15,7 @@ from .output import LocalPath, echo_json, json_option
 @click.argument("xml_path", metavar="[ACTIVEMQ_XML]", type=LocalPath(), required=False)
 @click.option("--from-config", "config_path", type=LocalPath(), help="The other way: this stores.yaml as an <mKahaDB>.")
 @click.option("--property", "-D", "given", metavar="NAME=VALUE", multiple=True,
-              help="What ${NAME} stands for; may be repeated.")  # fmt: skip
+              help="Replace ${NAME} by this value; may be repeated.")  # fmt: skip
 @click.option("--properties", "files", type=LocalPath(), multiple=True,
               help="A file of properties, or ActiveMQ's env file; may be repeated.")  # fmt: skip
 @click.option("--directory", help="The directory to write into the result: of our stores, or of the mKahaDB.")
@@ -36,11 +36,11 @@ def command(
 
     ACTIVEMQ_XML is a broker's configuration, XBean or plain Spring beans. Only its persistence adapter, a <kahaDB> or
     an <mKahaDB>, is read. ${...} stands for what --property gives, else --properties, else the environment. With
-    --from-config the result goes into <broker> in place of its <persistenceAdapter>: what `anabranch recommend` wrote
-    becomes a split for ActiveMQ.
+    --from-config the result goes into <broker> in place of its <persistenceAdapter>. So the advice of
+    `anabranch recommend` becomes a split for ActiveMQ.
 
-    What has no counterpart stands in comments at the head of the result, and on stderr where it goes to a file. It is
-    about configuration alone: no message moves.
+    Options without a counterpart stand in comments at the head of the result, and on stderr if the result goes to a
+    file. The command converts configuration alone: no message moves.
 
     \b
     Example:

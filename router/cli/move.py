@@ -18,9 +18,10 @@ from .output import echo_json, json_option, working
 def command(config: Config, source: str, target: str, limit: int | None, as_json: bool) -> None:
     """Move the messages of one queue into another.
 
-    They keep their order, ids, headers, priorities and expiry, and come behind what TARGET holds; their time, and the
-    count of their deliveries, begin anew. It is done in transactions of up to 1,000: killed at any moment, each message
-    is in one of the two queues, and the same command goes on. What waits for its time stays in SOURCE.
+    The messages keep their order, ids, headers, priorities and expiry, and come behind what TARGET holds. Their time,
+    and the count of their deliveries, begin anew. The command moves up to 1,000 messages in one transaction. Killed at
+    any moment, each message is in one of the two queues, and the same command goes on. Scheduled messages stay in
+    SOURCE.
 
     \b
     Example:

@@ -18,8 +18,9 @@ from .output import echo_json, json_option
 def command(config: Config, queue: str, yes: bool, as_json: bool) -> None:
     """Remove all messages of a queue, which stays.
 
-    It asks first, and says how many there are; --yes does not ask, and is needed where there is no terminal. What a
-    prepared transaction has claimed stays. The messages are gone for good: `move` puts them elsewhere instead.
+    The command asks first, and says how many messages there are. --yes does not ask, and is needed where there is no
+    terminal. Messages that a prepared transaction has claimed stay. All others are gone for good: `move` puts them
+    elsewhere instead.
 
     \b
     Example:

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 def command(config: Config, as_json: bool) -> None:
     """List the queues, and what is in them.
 
-    `ready` is what a receiver would get, `leased` what a transaction has claimed that waits for its outcome, `delayed`
-    what waits for its time, and `dead` how many dead letters come from there. `oldest` is how long ago the message was
-    sent that is received next. `bytes` are those of the messages, without bodies that are kept apart. Durable
-    subscriptions of topics are listed too, as TOPIC NAME, with their topic's bytes.
+    `ready` counts the messages that a receiver would get. `leased` counts those that a prepared transaction has
+    claimed. `delayed` counts scheduled ones, and `dead` the dead letters that come from there. `oldest` is how long ago
+    the message was sent that is received next. `bytes` are those of the messages, without bodies that are kept apart.
+    Durable subscriptions of topics are listed too, as TOPIC NAME, with their topic's bytes.
 
-    No other process may have the directory open; nothing is changed.
+    No other process may have the directory open. Nothing is changed.
 
     \b
     Example:

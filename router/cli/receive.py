@@ -16,15 +16,15 @@ from .output import Seconds
 @click.option("--limit", "-n", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
               help="Receive so many; 0: all.")  # fmt: skip
 @click.option("--timeout", type=Seconds(min=0), default=0.0, metavar="SECONDS",
-              help="Wait so long for each: for one whose time comes, say. A number, or 500ms, 2m.")  # fmt: skip
+              help="Wait so long for each message: for a scheduled one, say. A number, or 500ms, 2m.")  # fmt: skip
 @raw_option
 @json_lines
 def command(config: Config, queue: str, ack: bool, limit: int, timeout: float, raw: bool, as_json: bool) -> None:
     """Receive messages as a consumer does, and print them.
 
-    With --ack each message is removed once it has been written out, one after the other: where the reader of a pipe has
-    gone, or the command is ended, what was not written stays, and the last one that was may come again. None is lost.
-    Without --ack they are given back, and count as delivered once more: `browse` only looks.
+    With --ack each message is removed once it has been written out, one after the other. If the reader of a pipe goes,
+    or the command is ended, messages that were not written stay. The last message that was written may come again. None
+    is lost. Without --ack the messages are given back, and count as delivered once more: `browse` only looks.
 
     \b
     Example:

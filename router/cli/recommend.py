@@ -60,15 +60,15 @@ class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only sin
               help="Also write it as an <mKahaDB> for ActiveMQ, as anabranch mkahadb --from-config does; with "
                    "--model kahadb.")  # fmt: skip
 @click.option("--current", "current_path", type=LocalPath(), metavar="FILE",
-              help="The stores.yaml in force, to compare with; what is written is that file, revised. Default: that "
+              help="The stores.yaml in force, to compare with. Its revision is written. Default: the file "
                    "under which the log of --usage was recorded.")  # fmt: skip
 @click.option("--durability", multiple=True, metavar="PATTERN=POLICY",
-              help="How what the pattern matches syncs: always, periodic or never. Different ones share no store. "
+              help="How destinations of the pattern sync: always, periodic or never. Different ones share no store. "
                    "Default: as --current says, else always.")  # fmt: skip
 @click.option("--pin", "pinned", multiple=True, metavar="PATTERN,...",
-              help="What these patterns match stays together in one store.")  # fmt: skip
+              help="Keep destinations that these patterns match in one store.")  # fmt: skip
 @click.option("--segment-size", "segment_sizes", type=SizeOption(), multiple=True, metavar="SIZE",
-              help="Size of one journal file; of several the best is taken. Default: as --current has it, "
+              help="Size of one journal file. If given several times, the best is taken. Default: as --current has it, "
                    "else 32MiB.")  # fmt: skip
 @click.option("--model", type=click.Choice(["anabranch", "kahadb"]), default="anabranch", show_default=True,
               help="Whose journal to predict: our own, or ActiveMQ's with its ack rule.")  # fmt: skip
@@ -79,7 +79,7 @@ class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only sin
     "--peak-max",
     type=SizeOption(),
     default=None,
-    help="A cap on all journals together at the peak. Where none found keeps it: exit code 1.",
+    help="A cap on all journals together at the peak. If no division keeps it: exit code 1.",
 )
 @click.option(
     "--disk-gib", type=float, default=100.0, show_default=True, help="The disk's size, for the price of its time."
@@ -116,12 +116,12 @@ def command(
 ) -> None:
     """Recommend which destinations should share a store.
 
-    Reads how they were used, simulates which journal files every partitioning would have kept, and writes the best
-    one as a configuration. What a trace and a workload look like, what the figures and the warnings mean, which model
-    and which clock to choose: docs/advisor.md. --disk-gib, --sync-rate and --copy-rate weigh disk against transactions
-    over several stores and against what compaction copies.
+    The command reads how destinations were used. It simulates which journal files every partitioning would have kept,
+    and writes the best one as a configuration. docs/advisor.md says how a trace and a workload look, what the figures
+    and the warnings mean, and which model and clock to choose. --disk-gib, --sync-rate and --copy-rate weigh disk
+    against transactions over several stores and against compaction's copying.
 
-    Where no partitioning keeps the cap of --peak-max, the one with the lowest peak is written, the summary says so
+    If no partitioning keeps the cap of --peak-max, the one with the lowest peak is written. Then the summary says so
     first, and the exit code is 1.
 
     \b

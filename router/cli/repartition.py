@@ -34,12 +34,12 @@ def command(
     """Move what a data directory holds to where NEW routes it.
 
     NEW is a configuration of the data directory DIR, which no other process may have open. Messages keep their order,
-    ids, headers, priorities, times and counts of deliveries; durable subscriptions and duplicate windows come along.
-    Each destination is copied, both copies are compared by count and digest, and only then the old one goes. A store
+    ids, headers, priorities, times and counts of deliveries. Durable subscriptions and duplicate windows come along.
+    Each destination is copied. Both copies are compared by count and digest, and only then the old one goes. A store
     that is empty then and not in NEW is removed.
 
-    After a crash, or an error, run it again with the same NEW: it goes on where it was. Until it is done no router
-    opens DIR. There must be room on the disk for a second copy of the largest destination.
+    After a crash, or an error, run the command again with the same NEW: it goes on where it was. Until it is done no
+    router opens DIR. There must be room on the disk for a second copy of the largest destination.
 
     A dry run looks at copies of the stores that messages would leave, one at a time, in the directory for temporary
     files (TMPDIR).

@@ -21,9 +21,10 @@ from .output import echo_json, json_option
 def command(config: Config, queue: str, limit: int | None, as_json: bool) -> None:
     """Put the dead letters of a queue back where they came from.
 
-    QUEUE is the dead-letter queue: the one that `dead_letter:` names in the configuration. Each has its message id, its
-    headers and its priority again, and its count of deliveries begins anew. It is done in transactions of up to 100;
-    what was put back before an error stays so. Nothing is lost by it, so it does not ask.
+    QUEUE is the dead-letter queue: the one that `dead_letter:` names in the configuration. Each letter has its message
+    id, its headers and its priority again, and its count of deliveries begins anew. The command puts back up to 100
+    letters in one transaction. Letters that were put back before an error stay so. Nothing is lost, so the command does
+    not ask.
 
     \b
     Example:

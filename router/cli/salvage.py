@@ -33,12 +33,12 @@ SHOWN = 20
 def command(directory: Path, target: Path, config_path: Path | None, as_json: bool) -> None:
     """Make NEW of all that can be read of the damaged DIR.
 
-    DIR is a data directory, or that of one journal store. Nothing is written to it, and no process may have it open.
-    NEW takes as much room as DIR; it is there once it is whole. A damaged message costs that message alone.
+    DIR is a data directory, or that of one journal store. Nothing is written to DIR, and no process may have it open.
+    NEW takes as much room as DIR. It is there once it is whole. A damaged message costs that message alone.
     NEW/salvage.json, and the loss-*.json of each store, name what is lost: destination, seq and id. Look at them, then
     put NEW where DIR was, and open it as always.
 
-    Exit code 0 also where something is lost: the output says so.
+    The exit code is 0 also where something is lost: the output says so.
 
     \b
     Example:

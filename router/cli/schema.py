@@ -29,8 +29,8 @@ DIALECTS = ("postgresql", "sqlite")
 def command(ctx: click.Context, as_json: bool) -> None:
     """Print the JSON Schema of stores.yaml, or make SQL tables.
 
-    Without a command: the JSON Schema, for editors: completion, descriptions, most mistakes while typing. It is JSON
-    with or without --json.
+    Without a command it prints the JSON Schema. Editors use it for completion, descriptions, and most mistakes while
+    typing. It is JSON with or without --json.
 
     \b
     Example:
@@ -71,7 +71,7 @@ def recommendation(as_json: bool) -> None:
 def _which(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that say which tables are meant."""
     for option in (
-        click.option("--prefix", metavar="PREFIX", help="What stands before the tables' names, instead."),
+        click.option("--prefix", metavar="PREFIX", help="Put this before the tables' names instead."),
         click.option(
             "--url",
             envvar="ANABRANCH_URL",
@@ -89,7 +89,7 @@ def _which(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--dialect", type=click.Choice(DIALECTS), help="The database's kind, if neither a store nor a URL tells it."
 )
-@click.option("--drop", "dropping", is_flag=True, help="What removes the tables, instead of what makes them.")
+@click.option("--drop", "dropping", is_flag=True, help="Print the SQL that removes the tables instead.")
 @_which
 @json_option
 def print_script(
@@ -103,7 +103,7 @@ def print_script(
 ) -> None:
     """Print the SQL that makes the tables of a store.
 
-    Connects to nothing.
+    The command connects to nothing.
 
     \b
     Example:
@@ -168,7 +168,7 @@ def drop(
 ) -> None:
     """Remove the tables of a store, with all that is in them.
 
-    Asks first. With messages or prepared transactions in them it refuses.
+    The command asks first. It refuses if messages or prepared transactions are in the tables.
 
     \b
     Example:

@@ -38,15 +38,15 @@ def _header(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]
 
 @click.command()
 @on_directory("QUEUE", "[BODY]")
-@click.option("--file", "-f", "path", type=LocalPath(), metavar="FILE", help="The body is what is in this file.")
+@click.option("--file", "-f", "path", type=LocalPath(), metavar="FILE", help="Take the body from this file.")
 @click.option("--header", "-H", "headers", multiple=True, callback=_header, metavar="NAME=VALUE",
               help="A header; may be given more than once.")  # fmt: skip
-@click.option("--id", "message_id", metavar="ID", help="The message id: sent again under it, it is stored once.")
-@click.option("--priority", type=click.IntRange(0, 65535), metavar="N", help="Its priority; the highest comes first.")
+@click.option("--id", "message_id", metavar="ID", help="The message id: two sends under it are stored once.")
+@click.option("--priority", type=click.IntRange(0, 65535), metavar="N", help="The priority; the highest comes first.")
 @click.option("--delay", type=Seconds(min=0), metavar="SECONDS",
-              help="Nobody receives it before. A number, or 500ms, 2m.")  # fmt: skip
+              help="Nobody receives the message before. A number, or 500ms, 2m.")  # fmt: skip
 @click.option("--expires", type=Seconds(min=0, min_open=True), metavar="SECONDS",
-              help="Nobody receives it after that.")  # fmt: skip
+              help="Nobody receives the message after that.")  # fmt: skip
 @click.option("--create", is_flag=True, help="Make the data directory if it is not there.")
 @json_option
 def command(
@@ -64,8 +64,8 @@ def command(
 ) -> None:
     """Send a message to a queue, or to a topic (topic://...).
 
-    BODY is its text; - reads it from stdin, --file from a file, both as they are and of any size. It is as durable as
-    its store's policy says once the command has ended with 0.
+    BODY is its text. - reads the body from stdin, --file from a file, both as they are and of any size. Once the
+    command has ended with 0, the message is as durable as its store's policy says.
 
     \b
     Example:

@@ -18,10 +18,10 @@ from .output import echo_json, echo_table, json_option
 def command(config: Config, as_json: bool) -> None:
     """Show what each store holds, and what it takes on disk.
 
-    Delayed messages wait for their time. What was dropped is counted from when a store is opened: Router.stats() tells
-    it in the process that has it open.
+    Delayed messages are scheduled ones: they wait for their time. Dropped messages are counted from when a store is
+    opened. Router.stats() counts them in the process that has the store open.
 
-    The stores are opened for it, so no other process may have them open; nothing is created.
+    The command opens the stores, so no other process may have them open. Nothing is created.
 
     \b
     Example:

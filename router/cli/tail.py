@@ -31,9 +31,9 @@ PAUSE: Final = 0.2
 def command(config: Config, queue: str, limit: int, raw: bool, as_json: bool) -> None:
     """Show the messages of a queue as they come, until Ctrl-C.
 
-    They stay where they are. The directory is held while this runs, so what comes is what the directory itself does:
-    dead letters of messages that expire, say. In the example dlq is the queue that `dead_letter:` names in the
-    configuration.
+    The messages stay where they are. The directory is held while this runs, so nobody else sends there. New messages
+    come from the directory itself: dead letters of messages that expire, say. In the example dlq is the queue that
+    `dead_letter:` names in the configuration.
 
     \b
     Example:
