@@ -29,7 +29,7 @@ class Copied(NamedTuple):
 
 
 class Compacted(Change):
-    """The change by which a file of copies, whole and on disk, counts. Of its messages those count that live at this
+    """The change by which a file of copies, whole and on disk, counts. Those of its messages count that live at this
     place in the order: no ack can fall between the question and the answer, since both are given by the order of the
     journal alone."""
 

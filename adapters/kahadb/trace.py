@@ -1,6 +1,6 @@
 """A KahaDB or mKahaDB directory as a usage trace.
 
-What the rows say, where KahaDB leaves a choice:
+The rows say this, where KahaDB leaves a choice:
 
 - `seq` is the order of the records in the journal. A send inside a transaction takes effect at the commit, but its
   bytes lie where its record lies, and which file is kept depends on that alone.

@@ -58,7 +58,7 @@ _numbers: Final = itertools.count(1)
 
 
 def taken() -> int:
-    """Return a number. What is taken from now on, of any pool, has a higher one."""
+    """Return a number. Connections that are taken from now on, from any pool, have a higher one."""
     return next(_numbers)
 
 
@@ -430,7 +430,8 @@ def note_cursor(about: dict[Any, Any], cursor: Any) -> None:
 
 
 def close_cursors(record: ConnectionPoolEntry) -> None:
-    """Close the cursors of a connection. Who was struck while reading may hold some, and with them the transaction."""
+    """Close the cursors of a connection. A thread that was struck while reading may hold some, and with them the
+    transaction."""
     cursors = record.info.get(CURSORS)
     while cursors:
         cursor = cursors.pop()()

@@ -4,9 +4,9 @@
     for loss in mender.look(): ...               what does not read back; nothing is written
     mender.write(aside)                          now it is mended; the damaged files are moved to `aside`
 
-What cannot be read is replaced, in its place, by records of kind LOST that have its LSNs: so all that is whole keeps
-its LSN and its offset, and whoever knows where a record is still finds it. A header is made anew from what the records
-behind it say. What was torn by a crash, and was never acknowledged, stays torn (rule J4).
+Unreadable records are replaced, in their place, by records of kind LOST that have their LSNs: so all that is whole
+keeps its LSN and its offset, and whoever knows where a record is still finds it. A header is made anew from what the
+records behind it say. A tail that a crash tore, and that was never acknowledged, stays torn (rule J4).
 
 MD1  Nothing is invented: every record that counts afterwards was there before, byte for byte, or is a LOST one.
 MD2  Nothing that is whole, and counted before the damage, is given up.

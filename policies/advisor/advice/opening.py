@@ -161,7 +161,7 @@ def _table(source: Source) -> pa.Table:
 
 
 def _frame(spark: SparkSession, source: Source, scratch: Path) -> DataFrame:
-    """Give Spark the trace as its workers read it. What is not Parquet goes through this process, and a copy in
+    """Give Spark the trace as its workers read it. Anything but Parquet goes through this process, and a copy in
     `scratch`."""
     if isinstance(source, Workload):
         from pyspark import StorageLevel

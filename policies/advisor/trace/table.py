@@ -11,8 +11,9 @@
     subscription  string              of a topic message's ack
     body_size     int64               bytes of a send's body alone
 
-Files are Parquet (`.parquet`, or a directory of them), Arrow IPC (`.arrow`, `.feather`) or CSV (`.csv`, `.csv.gz`).
-What cannot be used at all is a TraceError. What can, but says less than it seems to, is a `Finding` with a count.
+Files are Parquet (`.parquet`, or a directory of them), Arrow IPC (`.arrow`, `.feather`) or CSV (`.csv`, `.csv.gz`). A
+value that cannot be used at all is a TraceError. A usable value that says less than it seems to is a `Finding` with a
+count.
 """
 
 from __future__ import annotations
