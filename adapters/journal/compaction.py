@@ -205,7 +205,7 @@ class Compactor:
             if skimmer.offset != source.end and source in self._log.table.all:
                 self._unreadable.add(source.number)
                 log.warning(
-                    "%s: %s does not read back from offset %d on, and is not compacted; `anabranch check` tells more",
+                    "%s: %s does not read back from offset %d on, and is not compacted; `anabranch check` says more",
                     self._log.name, source.path, skimmer.offset,
                 )  # fmt: skip
 

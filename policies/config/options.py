@@ -33,7 +33,7 @@ from .units import GIB, KIB, MIB
 def _dead_letter(pattern: str) -> str:
     queue = Destination.parse(dead_letter_name(pattern, "x"))
     if queue.kind is not Kind.QUEUE:
-        raise ValueError("expected a queue, such as `dlq`: of a topic without subscriptions dead letters would be gone")
+        raise ValueError("expected a queue, such as `dlq`: in a topic without subscriptions dead letters would be gone")
     return pattern
 
 

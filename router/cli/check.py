@@ -69,7 +69,7 @@ def _changed_kinds(config: Config, doubtful: list[Problem]) -> list[Problem]:
     try:
         found = changed_kinds(config)
     except (AnabranchError, OSError) as error:
-        doubtful.append(Problem(f"what is in {config.directory} is not compared: {error}"))
+        doubtful.append(Problem(f"the stores in {config.directory} cannot be compared: {error}"))
         return []
     return [] if found is None else [Problem(str(found))]
 

@@ -43,7 +43,7 @@ def too_open(config: Config) -> list[Problem]:
             warnings.append(
                 Problem(
                     f"{root.path}: {len(found)} of the files and directories here may be read or written by more users "
-                    f"than file_mode {root.file_mode:04o} says, such as {found[0]}; what exists is left as it is. "
+                    f"than file_mode {root.file_mode:04o} says, such as {found[0]}; none of them was changed. "
                     f"Change it with: {root.remedy()}"
                 )
             )

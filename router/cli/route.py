@@ -31,8 +31,8 @@ def command(name: str, config_path: Path, as_json: bool) -> None:
     wildcard = wildcard_in(destination.name)
     if wildcard is not None:
         click.echo(
-            f"Warning: {destination} holds the wildcard {wildcard}, which only patterns have; this is where a "
-            "destination goes that is really named so",
+            f"Warning: {destination} holds the wildcard {wildcard}, which only patterns have; the answer is for a "
+            "destination that is really named so",
             err=True,
         )
     routes = named(config_path).routes()

@@ -218,7 +218,7 @@ def _options(
     options = store.options
     assert isinstance(options, SqlOptions)
     if options.url is None:
-        raise ConfigError([f"store {store_name!r} has its tables in its own directory; they come and go with that"])
+        raise ConfigError([f"store {store_name!r} has its tables in its own directory; they come and go with it"])
     return options, store.directory or config.directory
 
 

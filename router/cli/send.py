@@ -136,5 +136,5 @@ def _why_lost(router: Router, receipt: Receipt) -> str | None:
     if destination.kind is Kind.TOPIC and not router.topic(destination).subscriptions():
         return "has no durable subscription"
     if not receipt.dropped and router._registry.for_held(destination, lambda store: store.volatile, False):
-        return "is in a store that is in memory alone, and that goes when this command ends"
+        return "is in a memory store, whose messages go when this command ends"
     return None

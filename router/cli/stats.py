@@ -56,5 +56,5 @@ def command(config: Config, as_json: bool) -> None:
             )
         )  # fmt: skip
     for name in stats.unresponsive:
-        click.echo(f"Store {name} does not answer; what it said last is shown, if anything.", err=True)
+        click.echo(f"Store {name} does not answer; its last figures are shown, if there are any.", err=True)
     echo_table(rows, left=(0, 1))

@@ -257,8 +257,8 @@ def _begun(marker: Path, source: str) -> frozenset[Destination]:
         return frozenset()
     except (ValueError, KeyError, TypeError) as error:
         raise PlacementError(
-            f"{marker} is damaged ({error}): an import was cut short; delete its destinations, or the data directory "
-            "if there is nothing else in it, and that file, and begin again"
+            f"{marker} is damaged ({error}): an import was cut short. Delete that file and the import's destinations, "
+            "or the data directory if there is nothing else in it. Then begin again"
         ) from error
     if whence != source:
         raise PlacementError(

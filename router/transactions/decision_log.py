@@ -255,8 +255,8 @@ class DecisionLog:
         if self.damage is not None:
             raise StoreFailedError(
                 f"transactions over several stores are stopped: the decision log cannot be read: {self.damage}. Once "
-                "that is put right, or the directory moved aside, call reopen_decisions(); without it what is prepared "
-                "waits for your resolution (in_doubt, resolve)"
+                "that is put right, or the directory moved away, call reopen_decisions(); without the log all that "
+                "is prepared waits for you to resolve it (in_doubt, resolve)"
             ) from self.damage
 
     @property

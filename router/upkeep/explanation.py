@@ -149,7 +149,7 @@ def explain(
                 raise ConfigError(
                     [
                         f"the configuration has the data directory {config.directory}, and not {directory.absolute()}, "
-                        "which is to be explained; give the one that is used with that"
+                        "which is to be explained; give the configuration of the latter"
                     ]
                 )
             reading.data_directory()

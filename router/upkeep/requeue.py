@@ -106,8 +106,8 @@ class _Checker:
         name = message.headers.get(SOURCE)
         if not isinstance(name, str):
             raise DeadLetterError(
-                f"{message!r} is no dead letter: it has no header {SOURCE}; what was sent to {message.destination} by "
-                "somebody else stays there"
+                f"{message!r} is no dead letter: it has no header {SOURCE}; messages that somebody sent to "
+                f"{message.destination} stay there"
             )
         try:
             source = Destination.restored(name)
