@@ -1,4 +1,4 @@
-"""What may happen to a journal alone: what was copied counts (rule J8), a snapshot is written (rule J6)."""
+"""Changes that may happen to a journal alone: what was copied counts (rule J8), a snapshot is written (rule J6)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ it dies in its new place.
 
 Which segments, and how often one message is copied, policies/compaction.py says.
 
-What is not copied: the record of a prepared transaction, and so its segment stays until the outcome is there.
+The record of a prepared transaction is not copied, so its segment stays until the outcome is there.
 """
 
 from __future__ import annotations

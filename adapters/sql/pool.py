@@ -270,8 +270,8 @@ class KeptPool(Pool):
 
     @staticmethod
     def _tick(reference: weakref.ref[KeptPool]) -> None:
-        """Look after the pool now and then, for as long as it is in use. What may wait for the database has a thread of
-        its own: threads that all stores share must not wait."""
+        """Look after the pool now and then, for as long as it is in use. Work that may wait for the database has a
+        thread of its own: threads that all stores share must not wait."""
         pool = reference()
         if pool is None or pool._disposed:
             return

@@ -37,7 +37,7 @@ On disk, in the log's directory (formats: docs/format.md):
     1.spare               the reserve: allocated files that only what makes room may take
     *.tmp                 unfinished; removed when the log is opened
 
-What survives a crash. After the process is killed: all that was acknowledged, and perhaps what was on its way. After a
+This survives a crash. After the process is killed: all that was acknowledged, and perhaps what was on its way. After a
 power failure: under Sync.ALWAYS, and for tickets with `sync`, the same; under PERIODIC and NEVER a prefix of what was
 written, PERIODIC losing at most its interval and one sync. A batch counts whole or not at all. Damage above the highest
 watermark was never acknowledged: it is cut. Damage or a gap below it raises CorruptionError: it is never silently

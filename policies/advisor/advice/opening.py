@@ -34,7 +34,7 @@ EngineName = Literal["auto", "spark", "local"]
 ENGINES: tuple[EngineName, ...] = ("auto", "spark", "local")
 
 LOCAL_OPERATIONS_MAX = 10_000_000
-"""What `auto` does in this process: some 4 GB of memory and half a minute, a fifth of what it takes Spark."""
+"""The most that `auto` does in this process: some 4 GB of memory and half a minute, a fifth of what it takes Spark."""
 LOCAL_OPERATION_BYTES = 400
 """Bytes of memory in this process, at most."""
 _PARQUET = (".parquet", ".pq")

@@ -33,7 +33,7 @@ from ..search.current import CurrentConfig
 from .recommendation import StorePlan, free_name
 
 _PLACES = ("directory", "index_directory")
-"""What no two stores can share."""
+"""Options that no two stores can share."""
 
 
 @dataclass(slots=True)

@@ -41,8 +41,8 @@ KEPT_BYTES: Final = 42
 each record there. Its parts about destinations, subscriptions and ids are left out."""
 KEPT_EXPECTED: Final = 44
 SNAPSHOT_WORTH: Final = 4
-"""What a store expects a snapshot to take: so many bytes for each such file, and one for 64 records. It is written once
-the files that can go then have at least so many times as many bytes."""
+"""The bytes that a store expects a snapshot to take: so many bytes for each such file, and one for 64 records. It is
+written once the files that can go then have at least so many times as many bytes."""
 
 
 @dataclass(frozen=True, slots=True)

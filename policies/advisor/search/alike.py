@@ -21,7 +21,7 @@ from ..trace.arrays import Floats, Ints
 
 QUANTILES = (0.5, 0.95, 1.0)
 BYTES_SCALE = 0.5
-"""What a factor between the bytes of two atoms is worth beside one between their retentions."""
+"""The weight of a factor between the bytes of two atoms beside one between their retentions."""
 
 
 def cells(summary: Summary, atoms: Sequence[Sequence[int]], group: Sequence[int], most: int) -> list[list[int]]:

@@ -23,7 +23,7 @@ from ...names.destination import Destination
 _TUNING = frozenset(
     {"sync", "segment_size", "checkpoint_interval", "checkpoint_operations", "batch_bytes_max", "pool_files"}
 )
-"""Options in which journals may differ whose destinations are put together. Of `sync` the search knows."""
+"""Options in which journals may differ whose destinations are put together. The search knows of `sync`."""
 
 
 class CurrentConfig:

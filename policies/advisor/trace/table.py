@@ -56,7 +56,7 @@ SECONDS_MAX = 1e11
 """The year 5138. Milliseconds since the epoch have been above this number since 1973, so they are recognised by it."""
 _BATCH_ROWS = 65536
 _NOT_NUMBERS = ["nan", "NaN", "-nan", "-NaN", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"]
-"""What some programs write for a number that is none. Empty in every column but `ts`."""
+"""Texts that some programs write for a number that is none. Empty in every column but `ts`."""
 
 
 @dataclass(frozen=True, slots=True)
