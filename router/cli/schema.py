@@ -87,7 +87,7 @@ def _which(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @command.command("print")
 @click.option(
-    "--dialect", type=click.Choice(DIALECTS), help="The database's kind, if neither a store nor a URL tells it."
+    "--dialect", type=click.Choice(DIALECTS), help="The database's kind, if neither a store nor a URL says it."
 )
 @click.option("--drop", "dropping", is_flag=True, help="Print the SQL that removes the tables instead.")
 @_which

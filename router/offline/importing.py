@@ -379,7 +379,7 @@ def warnings(report: Report) -> Sequence[str]:
     lines += [f"not carried over: {count} {what}" for what, count in report.not_carried.items()]
     lines += [
         f"transaction {one.id} was left prepared: its sends ({one.operations} operations in all) are not carried over, "
-        "and what it would have acked is; settle it in the broker before, or by hand"
+        "and what it would have acked is; resolve it in the broker before, or by hand"
         for one in report.prepared
     ]
     if report.open_transactions:

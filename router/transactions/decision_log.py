@@ -51,7 +51,7 @@ FORGOTTEN: Final = 19
 
 SEGMENT_BYTES: Final = 1 << 20
 READ_AGAIN: Final = "the decision log is being read again; nothing was written"
-WAY_OUT: Final = "put decisions/ back as it was, never an older copy, or move it aside (docs/transactions.md)"
+WAY_OUT: Final = "put decisions/ back as it was, never an older copy, or move it away (docs/transactions.md)"
 
 CARRIED_BYTES: Final = 512
 EPOCH_BYTES: Final = 16

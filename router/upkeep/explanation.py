@@ -223,7 +223,7 @@ class _Reading:
             if (above / PROGRESS).exists():
                 self._notes.append(
                     f"{above} is being repartitioned, and that was interrupted: what is here may be an unfinished "
-                    f"copy; `anabranch explain {above}` tells of what."
+                    f"copy; `anabranch explain {above}` says of what."
                 )
 
     def _unfinished_copy(self, table: DestinationsTable) -> None:

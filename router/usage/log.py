@@ -85,7 +85,7 @@ class UsageStats:
 class _Directory(StoreDirectory):
     """The directory usage/: its id, its lock, and the log in journal/."""
 
-    advice = "Move that directory aside: the usage log is made anew"
+    advice = "Move that directory away: the usage log is made anew"
 
 
 def _empty_log(path: Path, log_id: bytes, segment_bytes: int, file_mode: int) -> bytes:

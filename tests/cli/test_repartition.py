@@ -215,7 +215,7 @@ def test_while_it_is_interrupted_nobody_takes_its_copy_for_messages(monkeypatch:
     of_all, of_orders = text.split("== ")[1:3]
     assert ("queue://orders.eu (unfinished copy)" in of_all, "(unfinished copy)" in of_orders) == (False, True)
     text, _ = explained("data/stores/orders")
-    assert f"`anabranch explain {here}/data` tells of what" in text
+    assert f"`anabranch explain {here}/data` says of what" in text
     assert {path: path.read_bytes() for path in Path("data").rglob("*") if path.is_file()} == before
     assert run("--config", "next.yaml", "data").exit_code == 0
     text, found = explained("data")
