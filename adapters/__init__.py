@@ -8,6 +8,6 @@ come; it stands over a backend that keeps the bytes. `journal` is the default ba
 `memory` nowhere else. `wal` is a log of batches, which the journal and the router's decision log stand on. `system` is
 what all of these stand on: files, locks, threads. `kahadb` reads ActiveMQ's own journals.
 
-Third parties register stores in the entry-point group `anabranch.adapters` and prove them with tests/contract. What
-is on disk and what survives a crash, each package says for itself.
+Third parties register stores in the entry-point group `anabranch.adapters` and prove them with tests/contract. Each
+package says for itself what is on disk and what survives a crash.
 """

@@ -59,8 +59,8 @@ def choose(
 ) -> list[F]:
     """Return the files to compact next, in the order in which they were given, none if it does not pay. They are of one
     generation. Each has at most `live_percent` of live bytes, of all that it takes with its header. Together they have
-    about `bytes_max` of live bytes. The deadest go first: least is twice on the disk meanwhile. Of segments there are
-    at least `min_segments`, of files of copies one is enough. Files without any live message are not among them."""
+    about `bytes_max` of live bytes. The deadest go first: least is twice on the disk meanwhile. There are at least
+    `min_segments` segments; one file of copies is enough. Files without any live message are not among them."""
     dying: dict[int, list[F]] = {}
     small: dict[int, list[F]] = {}
     for file in files:

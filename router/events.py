@@ -143,7 +143,7 @@ class EventListener:
         try:
             self._on_event(event)
         except BaseException:  # a SystemExit too ends nothing
-            log.exception("who is told of events raised an error at %r", event)
+            log.exception("a listener of events raised an error at %r", event)
 
 
 class Events:
@@ -161,7 +161,7 @@ class Events:
     def listen(self, on_event: Callable[[Event], object]) -> EventListener:
         """Add a listener. Raises TypeError for what cannot be called."""
         if not callable(on_event):
-            raise TypeError(f"who is told of events is a function of one event, not {on_event!r}")
+            raise TypeError(f"on_event takes a function of one event, not {on_event!r}")
         listener = EventListener(on_event, self._forget)
         with self._lock:
             self._listeners = (*self._listeners, listener)

@@ -9,8 +9,8 @@
 
 On disk: `journal/*.seg` hold everything; `index.mdb` says where the messages are and can be rebuilt from them, which
 happens by itself where the checksums of its pages, `index.sums`, say that it is damaged; `store.lock` and `store.id`.
-What survives a crash is what the sync policy says (invariant 1): under `always`, all that has returned; after a mere
-kill of the process, under every policy, all that has returned. Formats: docs/format.md.
+The sync policy says what survives a crash (invariant 1): under `always`, all that has returned; after a mere kill of
+the process, under every policy, all that has returned. Formats: docs/format.md.
 
 Where things are:
 

@@ -158,7 +158,7 @@ class JournalBackend(Backend):
         """Mend what is damaged; return whether there was anything to mend. Raises CorruptionError, OSError."""
         directory = self._directory
         said = str(error).removesuffix(f"; {error.step}")  # what is done about it is this
-        log.warning("store %s: what can be read of it is salvaged (`on_corruption`): %s", self.name, said)
+        log.warning("store %s: all that can be read of it is salvaged (`on_corruption`): %s", self.name, said)
         report = salvage.salvage(
             self.name, directory.path, directory.journal, directory.index, store_id, directory.file_mode
         )

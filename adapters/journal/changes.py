@@ -1,4 +1,4 @@
-"""What may happen to a journal alone: what was copied counts (rule J8), a snapshot is written (rule J6)."""
+"""Changes that may happen to a journal alone: what was copied counts (rule J8), a snapshot is written (rule J6)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Copied(NamedTuple):
 
 
 class Compacted(Change):
-    """The change by which a file of copies, whole and on disk, counts. Of its messages those count that live at this
+    """The change by which a file of copies, whole and on disk, counts. Those of its messages count that live at this
     place in the order: no ack can fall between the question and the answer, since both are given by the order of the
     journal alone."""
 

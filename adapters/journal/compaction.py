@@ -8,7 +8,7 @@ it dies in its new place.
 
 Which segments, and how often one message is copied, policies/compaction.py says.
 
-What is not copied: the record of a prepared transaction, and so its segment stays until the outcome is there.
+The record of a prepared transaction is not copied, so its segment stays until the outcome is there.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Compactor:
             if skimmer.offset != source.end and source in self._log.table.all:
                 self._unreadable.add(source.number)
                 log.warning(
-                    "%s: %s does not read back from offset %d on, and is not compacted; `anabranch check` tells more",
+                    "%s: %s does not read back from offset %d on, and is not compacted; `anabranch check` says more",
                     self._log.name, source.path, skimmer.offset,
                 )  # fmt: skip
 

@@ -4,7 +4,7 @@
 
 The store is read as its next opening would read it, and nothing is written to it: its index is copied into a scratch
 directory, brought up to the journal there, and made anew from the journal where it cannot be used. Nobody may have the
-store open meanwhile (reading_lock.py). Of the journal are read the headers of all segments, what lies behind the
+store open meanwhile (reading_lock.py). It reads of the journal the headers of all segments, what lies behind the
 index's last checkpoint, the records of prepared transactions, and of each destination the oldest message in each
 segment: what is damaged among these is told. Store.check() reads all of it.
 

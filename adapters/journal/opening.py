@@ -60,9 +60,9 @@ def bring_up(
     settle: Callable[[Survey, SegmentFiles], None] = recovery.settle,
     is_salvaging: bool = False,
 ) -> Opened:
-    """Fill the index. What is read above the last watermark is on disk before anybody sees it: `settle` sees to that,
-    and is another where the journal is read alone, and the index is a copy. Raises CorruptionError, OSError, and
-    whatever a damaged index makes of it (index.is_of_index); then the index is closed."""
+    """Fill the index. Records above the last watermark are on disk before anybody sees them: `settle` sees to that, and
+    is another where the journal is read alone, and the index is a copy. Raises CorruptionError, OSError, and whatever a
+    damaged index makes of it (index.is_of_index); then the index is closed."""
     try:
         checkpoint, surveyed = _survey(name, store_id, files, index, is_salvaging)
         settle(surveyed, files)

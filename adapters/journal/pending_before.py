@@ -25,10 +25,10 @@ class _Topic:
 class PendingBefore:
     """The bits of the messages that have changed since, as they were (rule J6).
 
-    What the journal says behind the snapshot's beginning is told again when it is replayed, but that is not enough: a
-    message which its last subscription acks meanwhile has no row any more that says who had acked it before; and one
-    whose only subscription acks it meanwhile would be gone before a retroactive one, begun in between, is told.
-    All is called under the store's lock."""
+    Records behind the snapshot's beginning are replayed at an open, but that is not enough: a message which its last
+    subscription acks meanwhile has no row any more that says who had acked it before; and one whose only subscription
+    acks it meanwhile would be gone before a retroactive one, begun in between, is told. All is called under the store's
+    lock."""
 
     def __init__(self, last_seq: int) -> None:
         """Keep the bits of messages up to `last_seq`."""

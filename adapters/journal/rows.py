@@ -13,9 +13,9 @@ A queue's message without expiry in a store without priorities, the commonest, t
 a bit for each subscription that has yet to ack it, and is dead when none is left; whoever begins later has none in it.
 A map's has its key there.
 
-What waits for its time, as a whole, has its rows in `messages` and `lanes` under another number than its destination's,
-`WAITING` above it: so it is in nobody's way who looks for messages that are free. What waits for one subscription has
-a row in `waits` that says so, and else its rows where they were.
+A message that waits for its time, as a whole, has its rows in `messages` and `lanes` under another number than its
+destination's, `WAITING` above it: so it is in nobody's way who looks for messages that are free. A message that waits
+for one subscription has a row in `waits` that says so, and else its rows where they were.
 """
 
 from __future__ import annotations

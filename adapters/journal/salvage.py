@@ -268,7 +268,7 @@ def _hints(path: Path, store_id: bytes) -> Hints:
         known = index.log_checkpoint(checkpoint)
         bases = {number: base for number, (base, *_) in index.segment_rows().items()}
     except (IndexBrokenError, lmdb.Error, OSError) as error:
-        log.debug("the index %s tells nothing: %s", path, error)
+        log.debug("the index %s says nothing: %s", path, error)
         return Hints(needed_by=snapshot.needed_by, copies_in=_copies_in)
     except Exception as error:
         if not is_of_index(error):

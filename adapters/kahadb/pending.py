@@ -96,7 +96,7 @@ class Pending:
 def pending_of(directory: str | Path, progress: Progress | None = None) -> Iterator[Pending]:
     """Read what the KahaDB or mKahaDB in a directory has pending, by its live files, for as long as the block runs.
 
-    Raises TraceError where there is no live journal, StoreLockedError where a broker runs. What is damaged is in
+    Raises TraceError where there is no live journal, StoreLockedError where a broker runs. Damaged parts are in
     `damages`. `progress` is called with (bytes read, bytes in all), from 0 again for each of two readings of a store.
     """
     found = find_stores(directory)

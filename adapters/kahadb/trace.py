@@ -1,12 +1,12 @@
 """A KahaDB or mKahaDB directory as a usage trace.
 
-What the rows say, where KahaDB leaves a choice:
+The rows say this, where KahaDB leaves a choice:
 
 - `seq` is the order of the records in the journal. A send inside a transaction takes effect at the commit, but its
   bytes lie where its record lies, and which file is kept depends on that alone.
 - `size` is the record and its share of its batch's header. A transaction's last operation carries its Prepare and
   Commit records too. A redelivery rewrites the whole message (UpdateMessage): the next event of that destination
-  carries those bytes. What belongs to no message (audits, ack maps, rolled back operations) is in `bytes_other`.
+  carries those bytes. Bytes of no message (audits, ack maps, rolled back operations) are in `bytes_other`.
 - `ts` of a send is the broker's clock. Acks have none: theirs are spread evenly between the sends around them.
 - A topic message needs an ack from each durable subscription there is when it is sent. A subscription that ends, or a
   destination that is removed, acks what was left, in events of size 0.

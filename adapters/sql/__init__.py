@@ -20,7 +20,7 @@ The store itself is the core's (adapters/core), this package its backend:
     outbox.py            what callers send and ack in transactions of their own (core/outbox.py)
     duplicates.py        rows of the duplicate window;  checking.py: Store.check
 
-The tables are described in docs/sql.md. What many callers ask for at the same time shares one database transaction
+The tables are described in docs/sql.md. Calls of many callers at one time share one database transaction
 (core/writers.py); a call returns once that is committed: on SQLite with `synchronous=FULL`, on PostgreSQL with
 `synchronous_commit = on`. So whatever has returned survives a kill of the process, of the server, and a power failure,
 as far as the database's own disks do. A branch of a transaction over several stores is a row of XALOG until its

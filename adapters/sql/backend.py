@@ -210,8 +210,8 @@ class SqlBackend(WrittenBackend):
     def write(self, plan: Plan) -> None:
         if plan.last_seq > LAST:
             raise StoreFullError(
-                f"store {self.name!r} has given out all its ids, up to 2^63 - 1: receive what is there, and make a new "
-                "store for what is to come. Nothing was sent"
+                f"store {self.name!r} has given out all its ids, up to 2^63 - 1: receive its messages, and make a new "
+                "store for later ones. Nothing was sent"
             )
         for last in (False, True):
             try:
@@ -308,8 +308,8 @@ class SqlBackend(WrittenBackend):
         if last_batch != self._batch:
             self._fail(
                 StoreFailedError(
-                    f"somebody else has written to the tables of store {self.name!r}: whether the last operations "
-                    "took effect cannot be told"
+                    f"somebody else has written to the tables of store {self.name!r}: nobody knows whether the last "
+                    "operations took effect"
                 )
             )
         return False

@@ -162,9 +162,9 @@ def _engine(url: URL, options: SqlOptions, **pool: Any) -> Engine:
 
 
 def _creating(creator: Any, ours: Callable[[], Engine]) -> Callable[[], Any]:
-    """Return what makes a connection of the driver's by the option `creator`. What it raises counts as the driver's
-    error: it fails the calls that need the connection, and no more. `ours` returns the engine that the connection is
-    for. Raises ConfigError."""
+    """Return what makes a connection of the driver's by the option `creator`. Its error counts as the driver's error:
+    it fails the calls that need the connection, and no more. `ours` returns the engine that the connection is for.
+    Raises ConfigError."""
     what = creator
     if isinstance(creator, str):
         try:

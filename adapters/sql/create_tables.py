@@ -64,7 +64,7 @@ def require(database: Database, tables: Schema, options: SqlOptions, store_id: b
             if missing:
                 raise PlacementError(
                     f"{_have_not(database, missing)}; nothing was created. See to the url, schema_prefix and "
-                    "table_names, which say where the store's tables are; to move what is in those of before, give "
+                    "table_names, which say where the store's tables are; to move messages from the old tables, give "
                     "the new store another name and run `anabranch repartition`; or restore the database"
                 )
             _require_columns(database, tables, existing)

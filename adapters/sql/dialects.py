@@ -181,7 +181,7 @@ def _codes(error: SQLAlchemyError) -> tuple[str, str]:
 
 
 def is_full(error: SQLAlchemyError) -> bool:
-    """Return whether nothing more fits into the database. What was asked took no effect."""
+    """Return whether nothing more fits into the database. The call took no effect."""
     name, state = _codes(error)
     return name == "SQLITE_FULL" or state == "53100"
 

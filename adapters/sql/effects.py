@@ -142,7 +142,7 @@ class Effects:
         self.to_ack[subscriber] = self.to_ack.get(subscriber, 0) - count
 
     def count_anew(self, state: DestinationState, rows: Sequence[Any], to_ack: dict[SubscriptionState, int]) -> None:
-        """Take what was counted anew of a destination. What was counted of it before is void."""
+        """Take what was counted anew of a destination. Its earlier count is void."""
         self.amounts = {key: amount for key, amount in self.amounts.items() if key[0] is not state}
         self.to_ack = {subscriber: count for subscriber, count in self.to_ack.items() if subscriber.topic is not state}
         self.counted[state] = (rows, to_ack)

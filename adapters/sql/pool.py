@@ -58,7 +58,7 @@ _numbers: Final = itertools.count(1)
 
 
 def taken() -> int:
-    """Return a number. What is taken from now on, of any pool, has a higher one."""
+    """Return a number. Connections that are taken from now on, from any pool, have a higher one."""
     return next(_numbers)
 
 
@@ -270,8 +270,8 @@ class KeptPool(Pool):
 
     @staticmethod
     def _tick(reference: weakref.ref[KeptPool]) -> None:
-        """Look after the pool now and then, for as long as it is in use. What may wait for the database has a thread of
-        its own: threads that all stores share must not wait."""
+        """Look after the pool now and then, for as long as it is in use. Work that may wait for the database has a
+        thread of its own: threads that all stores share must not wait."""
         pool = reference()
         if pool is None or pool._disposed:
             return
@@ -430,7 +430,8 @@ def note_cursor(about: dict[Any, Any], cursor: Any) -> None:
 
 
 def close_cursors(record: ConnectionPoolEntry) -> None:
-    """Close the cursors of a connection. Who was struck while reading may hold some, and with them the transaction."""
+    """Close the cursors of a connection. A thread that was struck while reading may hold some, and with them the
+    transaction."""
     cursors = record.info.get(CURSORS)
     while cursors:
         cursor = cursors.pop()()

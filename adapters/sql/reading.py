@@ -1,4 +1,4 @@
-"""Reads from a store's tables: where messages are, and their records. What was read lately is kept.
+"""Reads from a store's tables: where messages are, and their records. Recently read messages are kept.
 
 V1  What is not applied yet is not seen: rows behind `last_seq` are left out, though the database has them already. Not
     so of maps: the value before is gone by then, and a key is never to be without one in between. Nor of messages that

@@ -3,8 +3,8 @@
 MESSAGES, XALOG and DURABLES with the columns that SwiftMQ's JDBC store has are the public schema; further columns and
 tables are ours. All are small letters to SQLAlchemy, which is to say that no database minds the case.
 
-S1  A row of MESSAGES is a message; it goes when it is dead. Of a body longer than `chunk_size`
-    CONTENT is null and PARTS says how many rows of CHUNKS hold it.
+S1  A row of MESSAGES is a message; it goes when it is dead. For a body longer than `chunk_size` CONTENT is null and
+    PARTS says how many rows of CHUNKS hold it.
 S2  A topic's message has a row in ACKS for each subscription that has acked it and was entitled to it (its STARTID is
     not above the message's ID), while another one has not.
 S3  STORE.BATCH counts the transactions that have written; each says which one it is, so that two owners cannot both
@@ -14,8 +14,8 @@ S5  Of a map's messages MAPKEY is the key, in UTF-8, and no two have the same; o
 S6  PARTS is -1 where CONTENT says which body the message has, which is in LARGE: its row of part 0 says that it is
     whole.
 S7  Of a message that waits for its time, for all, DUE says until when, and DESTINATION is its destination's number with
-    a minus: so it is in nobody's way who looks for messages that are free. What waits for one subscription alone has
-    DUE in REDELIVERIES.
+    a minus: so it is in nobody's way who looks for messages that are free. A message that waits for one subscription
+    alone has DUE in REDELIVERIES.
 """
 
 from __future__ import annotations

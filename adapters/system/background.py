@@ -3,7 +3,7 @@
 Workers do what may take long (checkpoints, reclaiming) or come later; leaders write what is queued for several stores
 at once, so that the stores' waits for the disk overlap. A job that takes long, since its store's disk hangs, holds up
 nobody else: the clock, which runs no job itself, then starts more threads for the jobs that wait behind it, and they
-end once they have had nothing to do for a while. Of one method of an object at most one job runs at a time, so that a
+end once they have had nothing to do for a while. At most one job of one method of an object runs at a time, so that a
 store that hangs holds no more threads than it has parts.
 
 Correctness never depends on these threads: what they do, a store also does on its own at the next call or at the next

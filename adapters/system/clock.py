@@ -1,4 +1,5 @@
-"""The wall clock, as it is kept: in milliseconds since 1970. What has a time is refused while it stands before that."""
+"""The wall clock, as it is kept: in milliseconds since 1970. A message that has a time is refused while the clock
+stands before that."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The needs of every part that keeps files. Here is what a disk's errors mean, and how files are made, written and made
-durable with their names. What differs from platform to platform is in policies/platform_files.py and here."""
+durable with their names. Differences between platforms are in policies/platform_files.py and here."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def require_no_links(directory: Path) -> None:
 
 
 def _is_a_link(path: str | Path) -> OSError:
-    what = "a symbolic link, and nothing in a data directory may be one: what it leads to would be written over"
-    return OSError(errno.ELOOP, f"{what}. Put there what it leads to, or delete the link", str(path))
+    what = "a symbolic link, and nothing in a data directory may be one: its target would be written over"
+    return OSError(errno.ELOOP, f"{what}. Put its target there, or delete the link", str(path))
 
 
 def directory_mode(file_mode: int) -> int:

@@ -16,9 +16,9 @@ from .locking import owner_of
 def kept_closed(lock_file: Path, what: str) -> Iterator[None]:
     """Keep closed, while the block runs, what the lock file guards (locking.py); others may read it too.
 
-    Who tries to open it is refused, and told of the last owner. Where there is no lock file, `what` was never open
-    there, or the directory is a copy: then it is looked at the end whether somebody has opened it meanwhile. Raises
-    StoreLockedError, OSError.
+    A process that tries to open it is refused, with the last owner's name. Where there is no lock file, `what` was
+    never open there, or the directory is a copy: then it is looked at the end whether somebody has opened it meanwhile.
+    Raises StoreLockedError, OSError.
     """
     try:
         fd = os.open(lock_file, os.O_RDONLY | os.O_CLOEXEC)
@@ -30,8 +30,8 @@ def kept_closed(lock_file: Path, what: str) -> Iterator[None]:
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise StoreLockedError(
-                    f"{what} in {lock_file.parent} is open, by {owner_of(lock_file)}; what is there changes while it "
-                    "is read. Close it there first, or read a copy of the directory"
+                    f"{what} in {lock_file.parent} is open, by {owner_of(lock_file)}; its files change while they "
+                    "are read. Close it there first, or read a copy of the directory"
                 ) from None
         yield
     finally:

@@ -1,7 +1,7 @@
 """Free space of disks: one count for each disk in the process, so that no two stores on one take the same for theirs.
 
-The file system is asked rarely: once a second, or for each MiB, while there is enough, and where there may not be.
-What was reserved since it was asked counts as used, also after it is written; what indexes and preallocated files take
+The file system is asked rarely: once a second, or for each MiB, while there is enough, and where there may not be. Room
+that was reserved since it was asked counts as used, also after it is written; what indexes and preallocated files take
 beside that shows when it is asked next.
 """
 

@@ -37,12 +37,11 @@ On disk, in the log's directory (formats: docs/format.md):
     1.spare               the reserve: allocated files that only what makes room may take
     *.tmp                 unfinished; removed when the log is opened
 
-What survives a crash. After the process is killed: all that was acknowledged, and perhaps what was on its way. After a
+This survives a crash. After the process is killed: all that was acknowledged, and perhaps what was on its way. After a
 power failure: under Sync.ALWAYS, and for tickets with `sync`, the same; under PERIODIC and NEVER a prefix of what was
-written, PERIODIC losing at most its interval and one sync. A batch counts whole or not at all. What is broken above
-the highest watermark was never acknowledged: it is cut. What is broken below it, or missing, raises CorruptionError: it
-is never silently skipped. After a failed write or sync the log has failed: it is opened again, and nothing is
-acknowledged before that.
+written, PERIODIC losing at most its interval and one sync. A batch counts whole or not at all. Damage above the highest
+watermark was never acknowledged: it is cut. Damage or a gap below it raises CorruptionError: it is never silently
+skipped. After a failed write or sync the log has failed: it is opened again, and nothing is acknowledged before that.
 
 Room to finish. On a full disk a ticket gets StoreFullError before any byte of it is written; space is allocated ahead,
 so that a batch which has begun is never cut short by a full disk. Tickets after which less is needed (`shrinks`, or

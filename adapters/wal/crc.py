@@ -1,7 +1,7 @@
 """CRC-32C backwards: from what it ended with to what it started from (mending.py).
 
 One step of the checksum loses nothing, so it can be undone, byte by byte (as in "Reversing CRC - Theory and Practice",
-Stigge and others, 2006). What is started from, a segment's seed, is thus known from any whole record of it.
+Stigge and others, 2006). So any whole record of a segment says its seed, from which the checksum starts.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class GroupCommit(ABC):
         self._advice = advice
         self._queue: deque[Ticket] = deque()
         self._unsynced_queue: deque[Ticket] = deque()
-        """Tickets that need no sync go first, in batches of their own: they wait for no disk. What their callers did
-        before is written already, since they had to wait for what these tickets settle."""
+        """Tickets that need no sync go first, in batches of their own: they wait for no disk. Earlier work of their
+        callers is written already, since they had to wait for what these tickets settle."""
         self._lead = threading.Lock()
         self._leader = 0
         self._lead_due = False

@@ -4,9 +4,9 @@
     for loss in mender.look(): ...               what does not read back; nothing is written
     mender.write(aside)                          now it is mended; the damaged files are moved to `aside`
 
-What cannot be read is replaced, in its place, by records of kind LOST that have its LSNs: so all that is whole keeps
-its LSN and its offset, and whoever knows where a record is still finds it. A header is made anew from what the records
-behind it say. What was torn by a crash, and was never acknowledged, stays torn (rule J4).
+Unreadable records are replaced, in their place, by records of kind LOST that have their LSNs: so all that is whole
+keeps its LSN and its offset, and whoever knows where a record is still finds it. A header is made anew from what the
+records behind it say. A tail that a crash tore, and that was never acknowledged, stays torn (rule J4).
 
 MD1  Nothing is invented: every record that counts afterwards was there before, byte for byte, or is a LOST one.
 MD2  Nothing that is whole, and counted before the damage, is given up.
@@ -41,10 +41,8 @@ from .watermark import Watermark, WatermarkFile
 log = logging.getLogger(__name__)
 
 HEADER: Final = "the file's header; it was made anew"
-MISSING: Final = "the segment is missing, or nothing in it reads back; what came after these records nothing tells"
-UNTOLD: Final = (
-    "nothing tells any more whether what is in this file counts: the index and the snapshot that did are lost"
-)
+MISSING: Final = "the segment is missing, or nothing in it reads back; nobody knows what came after these records"
+UNTOLD: Final = "nobody knows whether this file counts: the index and the snapshot that said so are lost"
 UNNEEDED: Final = "the file is missing, in which nothing was that still counts"
 SEEK_BYTES: Final = 16 << 20
 """Bytes through which a whole batch is looked for where a segment's header is damaged."""
@@ -340,7 +338,7 @@ class Mender:
         self._losses.append(
             Loss(
                 str(self._path(header.prev_number)), 0, 0, 1, header.prev_lsn,
-                reason="this segment is missing, and those before it; whether they were still needed nothing tells",
+                reason="this segment is missing, and those before it; nobody knows whether they were needed",
             )
         )  # fmt: skip
         self._headers[number] = begun = replace(header, prev_number=0, prev_end=0, prev_lsn=0)

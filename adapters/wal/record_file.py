@@ -11,7 +11,7 @@ F3  A commit writes its records where nothing lies that counts, syncs, writes th
     be in the page cache alone, and its records, which were synced before it, are not.
 F4  A slot holds the same twice, so that a write that is cut short leaves either the new or the old in it. The newest
     that is right counts. The other slot is of the commit before, and the records are those that the newest has the
-    checksum of; else the file is damaged. What lies elsewhere may be anything.
+    checksum of; else the file is damaged. Bytes elsewhere may be anything.
 F5  Beside the records there is always room to write all of them anew (`is_crowded`): a file that holds less and less
     never needs more of the disk.
 """

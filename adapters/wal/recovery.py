@@ -38,8 +38,8 @@ def require_end(reader: BatchReader, segment: Segment, end: int | None) -> None:
 def settle(survey: Survey, files: SegmentFiles) -> None:
     """Put on disk what is read above the watermark, before anybody sees it (rules J3, J5).
 
-    The same bytes are written again in place: after a SIGKILL the page cache may hold what the disk does not, and
-    after a failed fsync its pages may be clean all the same. Writing makes them dirty, whichever it was.
+    Equal bytes are written again in place: after a SIGKILL the page cache may hold what the disk does not, and after a
+    failed fsync its pages may be clean all the same. Writing makes them dirty, whichever it was.
     """
     for segment, position, end in survey.unsynced:
         if position < end:

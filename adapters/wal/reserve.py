@@ -2,8 +2,8 @@
 
     <n>.spare      allocated from its first byte to its last, waiting to become a segment when the disk has no other
 
-A log that takes something in keeps FILES of them, or refuses it. What makes room, such as a message store's acks, may
-begin the next segment in one of them; then earlier segments are released, and the first of these is a spare file
+A log that takes something in keeps FILES of them, or refuses it. Work that makes room, such as a message store's acks,
+may begin the next segment in one of them; then earlier segments are released, and the first of these is a spare file
 again. A third one stands by where room is promised for what must follow.
 
 A file taken from here keeps its place on the disk all the time: nobody else can get between. None of them is synced:

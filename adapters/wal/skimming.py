@@ -1,5 +1,5 @@
-"""The few records of a sealed segment that are wanted: the others are skipped by their lengths, their checksums are
-not computed. What is wanted is verified."""
+"""The few records of a sealed segment that are wanted: the others are skipped by their lengths, their checksums are not
+computed. Records that are wanted are verified."""
 
 from __future__ import annotations
 

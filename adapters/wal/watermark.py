@@ -82,7 +82,7 @@ class WatermarkFile:
         except FileNotFoundError:
             return None
         except OSError as error:
-            log.warning("%s cannot be read; the log's headers tell of all but its end: %s", self._path, error)
+            log.warning("%s cannot be read; the log's headers say all but its end: %s", self._path, error)
             return None
         marks = [(mark, page) for page, data in enumerate(pages) if (mark := decode(data, self._log_id)) is not None]
         if marks:

@@ -6,10 +6,10 @@
     Path("stores.yaml").write_text(found.stores_yaml())
     print(write_mkahadb(load("advice/stores.yaml")).xml)       # for <broker> in activemq.xml
 
-Of an activemq.xml the persistence adapter is read, `<kahaDB>` or `<mKahaDB>`, as XBean or as plain Spring beans;
-nothing else of the broker. What has no counterpart on the other side is listed, never dropped without a word. Nothing
-is read but the file, and nothing of it is executed: document types, and with them entities, are refused, and `#{...}`
-is not evaluated.
+The reader takes the persistence adapter of an activemq.xml, `<kahaDB>` or `<mKahaDB>`, as XBean or as plain Spring
+beans; nothing else of the broker. Options without a counterpart on the other side are listed, never dropped without a
+word. Nothing is read but the file, and nothing of it is executed: document types, and with them entities, are refused,
+and `#{...}` is not evaluated.
 
 - `xml_reader`: XML with its lines, safely
 - `placeholders`: `${...}` and where its values come from

@@ -52,7 +52,7 @@ class Placeholders:
 
 def read_properties(path: Path) -> dict[str, str]:
     """Return the properties in a file: lines `name=value` as Java writes them, or a shell's, such as ActiveMQ's `env`.
-    Of a shell's variables the options `-Dname=value` count as properties too. Raises ConfigError."""
+    The options `-Dname=value` in a shell's variables count as properties too. Raises ConfigError."""
     try:
         text = path.read_text("utf-8-sig")
     except FileNotFoundError:

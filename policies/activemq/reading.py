@@ -242,7 +242,7 @@ class _Reading:
         if adapter.name != "kahaDB":
             self._problem(
                 adapter.line,
-                f"<{adapter.name}> cannot be converted, <kahaDB> and <mKahaDB> can; docs/sql.md tells of databases",
+                f"<{adapter.name}> cannot be converted, <kahaDB> and <mKahaDB> can; see docs/sql.md for databases",
             )
             return store
         index = self._text(adapter, "indexDirectory")

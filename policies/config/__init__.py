@@ -8,7 +8,7 @@ or without a file, with the same checks:
 
     config = Config("data", [StoreConfig("all", [">"], journal=JournalOptions(sync=Sync.PERIODIC))])
 
-What the file may say is in docs/configuration.md; `json_schema` says it to editors. Loading reads the one file and the
+docs/configuration.md says what the file may say; `json_schema` says it to editors. Loading reads the one file and the
 environment variables that it names; it creates nothing.
 """
 

@@ -62,7 +62,7 @@ class LimitOptions(Options):
     max_bytes: Annotated[int, Size(1)] | None = None
     """The most bytes of messages that one of them holds. None: no limit."""
     when_full: WhenFull | None = None
-    """What happens to a send that goes beyond. None: as the store says."""
+    """The end of a send that goes beyond. None: as the store says."""
     block_timeout: Annotated[float, Duration(0.0, 86400)] | None = None
     """The longest that a send waits under `block`. None: as the store says."""
 

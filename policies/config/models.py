@@ -195,7 +195,8 @@ class Config(Model):
     """Whether the data directory, and the directories that stores name, are made if they are not there. With `false` a
     missing one is an error: a disk that is not mounted looks just like that, and like an empty queue if it is made."""
     file_mode: Annotated[int, FileMode()] = FILE_MODE
-    """Who may read and write the files that are made, in octal; of a directory, who may read it may enter it too."""
+    """The mode of files that are made, in octal: who may read and write them. A directory that may be read may be
+    entered too."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ from .units import GIB, KIB, MIB
 def _dead_letter(pattern: str) -> str:
     queue = Destination.parse(dead_letter_name(pattern, "x"))
     if queue.kind is not Kind.QUEUE:
-        raise ValueError("expected a queue, such as `dlq`: of a topic without subscriptions dead letters would be gone")
+        raise ValueError("expected a queue, such as `dlq`: in a topic without subscriptions dead letters would be gone")
     return pattern
 
 
@@ -87,7 +87,7 @@ class StoreOptions(Options):
     """So much stays free on the disk that the store is on; what all stores on it are about to write counts as used.
     None: until the disk is full."""
     when_full: WhenFull = WhenFull.FAIL
-    """What happens to a send that goes beyond a limit: `fail`, `block`, `drop_new` or `drop_old`."""
+    """The end of a send that goes beyond a limit: `fail`, `block`, `drop_new` or `drop_old`."""
     block_timeout: Annotated[float, Duration(0.0, 86400)] = 30.0
     """The longest that a send waits for room under `when_full: block`; then it fails."""
     limits: tuple[LimitOptions, ...] = ()
@@ -101,7 +101,7 @@ class StoreOptions(Options):
     roll_over_size: Annotated[int, Size(64 * KIB, GIB)] = 16 * MIB
     """Bytes of one swap file; it is deleted when all messages in it are gone."""
     file_mode: Annotated[int, FileMode()] | None = None
-    """Who may read and write the files that the store makes, in octal. None: as the whole file says."""
+    """The mode of files that the store makes, in octal. None: as the whole file says."""
 
     @field_validator("max_deliveries")
     @classmethod
@@ -144,8 +144,8 @@ class JournalOptions(StoreOptions):
     compact_min_segments: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 4
     """So many such segments are compacted together; fewer wait for more."""
     on_corruption: OnCorruption = OnCorruption.REFUSE
-    """What happens where the journal is damaged: `refuse` changes nothing and raises CorruptionError, `salvage` goes on
-    with all that can be read and writes a report of what is lost."""
+    """The way to treat a damaged journal. `refuse` changes nothing and raises CorruptionError. `salvage` goes on with
+    all that can be read and writes a report of what is lost."""
     archive_directory: Directory | None = None
     """Released segments are moved here instead of being used again or deleted."""
     archive_max_bytes: Annotated[int, Size(1)] | None = None
@@ -232,9 +232,9 @@ class SqlOptions(StoreOptions):
     password: SecretStr | None = None
     """The password, where the URL has none; best given as `password_env: NAME`."""
     creator: Creator | None = None
-    """What makes connections instead of the URL, which then says no more than database and driver: the name of a
-    function without arguments, `package.module:function`, that returns a new connection of the driver. From Python also
-    the function, or an Engine of SQLAlchemy's, which brings its URL along."""
+    """The maker of connections instead of the URL, which then says no more than database and driver. It is the name of
+    a function without arguments, `package.module:function`, that returns a new connection of the driver. From Python it
+    may be the function, or an Engine of SQLAlchemy's, which brings its URL along."""
     pool_min: Annotated[int, Field(strict=True, ge=0, le=1000)] = 5
     """How many connections to a server are kept open. SQLite has no use for this and the options of the pool below."""
     pool_max: Annotated[int, Field(strict=True, ge=-1, le=10_000)] = -1
@@ -247,8 +247,8 @@ class SqlOptions(StoreOptions):
     keepalive_interval: Annotated[float, Duration(0.01)] = 60.0
     """On a connection that nobody has needed for so long keepalive_statement is run, and again and again after it."""
     keepalive_statement: str = "SELECT 1"
-    """What it is kept alive with; one that does not answer is dropped. It may have the variables that `statements` has.
-    Empty: nothing."""
+    """The statement that keeps a connection alive; a connection that does not answer is dropped. It may have the
+    variables that `statements` has. Empty: nothing."""
     response_timeout: Annotated[float, Duration(0.1)] = 120.0
     """An operation that the server has not answered for so long fails: its connection is cut off."""
     lease_expiration: Annotated[float, Duration(0.5, 86400)] | None = None
@@ -262,8 +262,8 @@ class SqlOptions(StoreOptions):
     max_bytes: Annotated[int, Size(1)] | None = None
     """The most bytes of messages that the store holds. None: no limit."""
     schema_prefix: Annotated[str, AfterValidator(_prefix)] = ""
-    """What stands before the name of each table: `mq_`, or with a dot behind it a schema of the database, `mq.`. Small
-    and capital letters are the same."""
+    """The text before the name of each table: `mq_`, or with a dot behind it a schema of the database, `mq.`. Small and
+    capital letters are the same."""
     table_names: Mapping[str, Annotated[str, AfterValidator(_identifier)]] = {}
     """Other names for tables: `{messages: JMS_MESSAGES}`."""
     create_tables: Annotated[bool, Field(strict=True)] = True

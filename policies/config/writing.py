@@ -3,9 +3,10 @@
     text = dump_yaml(config)                      # loads(text, anywhere) == config
     text = dump_yaml(config, config.directory)    # its paths start from there: the directory can be moved
 
-What was taken from the environment is written as `x_env: NAME`, as it was given. A secret that was given literally is
-written as `x_env: ANABRANCH_<STORE>_<X>` below a comment that says so: who loads the text either sets that variable, or
-is told that it is missing. An object of Python's is replaced by a comment, or by a name that leads nowhere.
+A value that was taken from the environment is written as `x_env: NAME`, as it was given. A secret that was given
+literally is written as `x_env: ANABRANCH_<STORE>_<X>` below a comment that says so: who loads the text either sets that
+variable, or is told that it is missing. An object of Python's is replaced by a comment, or by a name that leads
+nowhere.
 """
 
 from __future__ import annotations

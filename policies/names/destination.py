@@ -7,8 +7,8 @@ character but NUL, and `.` separates their segments (an empty segment is a segme
 text is parsed:
 `Destination.queue("Smith, J.")`, `Destination.topic(...)` and `Destination.map(...)` take any text as a name.
 
-What is a wildcard in a pattern (pattern.py) is a character like any other here. Where users write a name in a call it
-is refused all the same (router/api/addresses.py): who sends to `a.*` means something else than a queue of that name.
+A wildcard of patterns (pattern.py) is a character like any other here. Where users write a name in a call it is refused
+all the same (router/api/addresses.py): who sends to `a.*` means something else than a queue of that name.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class Coder(Generic[T]):
         if given is not None and not _is_of(given, content_type):
             raise DecodeError(
                 f"{message!r} is of content type {given!r}, and is read here as {content_type}; its raw_body has the "
-                "bytes: release it for who reads that, or reject it",
+                "bytes: release it for a consumer that reads it, or reject it",
                 message,
             )
         try:

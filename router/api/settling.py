@@ -168,17 +168,17 @@ class TokenSettler:
         except ValueError:
             store_id = b""
         if 2 * len(store_id) != _STORE_ID_DIGITS:
-            raise UnknownMessageError(f"{token!r} is no token of a message: message.token says it")
+            raise UnknownMessageError(f"{token!r} is no token of a message: take one from message.token")
         if store_id not in self._registry.table.stores:
             raise UnknownMessageError(
-                f"token {token} is of store {store_id.hex()}, which this router has not; settle it where its message "
+                f"token {token} is of store {store_id.hex()}, which this router lacks; settle it where its message "
                 "was received"
             )
         store = self._registry.open_store(store_id)
         if store is None:
             raise UnknownMessageError(
-                f"token {token} is of store {self._registry.name_of(store_id)!r}, which was closed since: what was "
-                "leased there is free, receive it again"
+                f"token {token} is of store {self._registry.name_of(store_id)!r}, which was closed since: its "
+                "leased messages are free, receive them again"
             )
         return store
 

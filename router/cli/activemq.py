@@ -29,10 +29,10 @@ from .output import LocalPath, echo_json, echo_table, echo_warnings, json_option
 def import_command(config: Config, source: Path, dry_run: bool, force: bool, as_json: bool) -> None:
     """Bring an ActiveMQ broker's pending messages over.
 
-    What its queues hold and its durable subscriptions have yet to ack comes into the data directory, routed as its
-    configuration says, with message ids, headers, priorities, expiry and redelivery counts. Stop the
-    broker first; its files are only read. An import that was cut short is gone on with by the same command, and
-    nothing comes twice.
+    The messages in its queues, and those that its durable subscriptions have yet to ack, come into the data directory.
+    They are routed as the configuration says, and keep message ids, headers, priorities, expiry and redelivery counts.
+    Stop the broker first; its files are only read. If an import was cut short, give the same command again: it goes on,
+    and nothing comes twice.
 
     \b
     Example:
@@ -80,7 +80,7 @@ def _print(report: Report, dry_run: bool) -> None:
 @click.argument("xml_path", metavar="[ACTIVEMQ_XML]", type=LocalPath(), required=False)
 @click.option("--from-config", "config_path", type=LocalPath(), help="The other way: this stores.yaml as an <mKahaDB>.")
 @click.option("--property", "-D", "given", metavar="NAME=VALUE", multiple=True,
-              help="What ${NAME} stands for; may be repeated.")  # fmt: skip
+              help="Replace ${NAME} by this value; may be repeated.")  # fmt: skip
 @click.option("--properties", "files", type=LocalPath(), multiple=True,
               help="A file of properties, or ActiveMQ's env file; may be repeated.")  # fmt: skip
 @click.option("--directory", help="The directory to write into the result: of our stores, or of the mKahaDB.")
@@ -101,11 +101,11 @@ def mkahadb_command(
 
     ACTIVEMQ_XML is a broker's configuration, XBean or plain Spring beans. Only its persistence adapter, a <kahaDB> or
     an <mKahaDB>, is read. ${...} stands for what --property gives, else --properties, else the environment. With
-    --from-config the result goes into <broker> in place of its <persistenceAdapter>: what `anabranch recommend` wrote
-    becomes a split for ActiveMQ.
+    --from-config the result goes into <broker> in place of its <persistenceAdapter>. So the advice of
+    `anabranch recommend` becomes a split for ActiveMQ.
 
-    What has no counterpart stands in comments at the head of the result, and on stderr where it goes to a file. It is
-    about configuration alone: no message moves.
+    Options without a counterpart stand in comments at the head of the result, and on stderr if the result goes to a
+    file. The command converts configuration alone: no message moves.
 
     \b
     Example:

@@ -92,8 +92,8 @@ class App(click.Group):
 def app() -> None:
     """Partitioned durable message stores: set them up, look into them, and learn what to split.
 
-    Exit codes: 0 done; 2 bad input; 1 any other failure; 130, 143 and 129 ended by Ctrl-C, SIGTERM and SIGHUP.
-    Errors are lines on stderr, also with --json.
+    Exit codes: 0 is done, 2 is bad input, 1 is any other failure. Ended by Ctrl-C, SIGTERM or SIGHUP it is 130, 143 or
+    129. Errors are lines on stderr, also with --json.
 
     \b
     Example:

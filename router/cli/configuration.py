@@ -64,7 +64,7 @@ stores:
 def init_command(path: Path, as_json: bool) -> None:
     """Write a commented configuration file.
 
-    To PATH, or stores.yaml, in a directory that is made where it is missing; never over a file that exists.
+    The file is PATH, or stores.yaml. Its directory is made if it is missing. A file that exists is never replaced.
 
     \b
     Example:
@@ -90,10 +90,10 @@ def init_command(path: Path, as_json: bool) -> None:
 def check_command(ctx: click.Context, path: Path | None, config_path: Path, as_json: bool) -> None:
     """Say what is wrong with a configuration file.
 
-    All of it at once, of PATH or stores.yaml, or of what a directory is opened under; also whether it gives a store of
-    the data directory another kind than it has. Creates nothing, and changes nothing. What is right, and probably not
-    what was meant, is a warning, and so are files that more users may read than the configuration says, and directories
-    that are missing and must not be made.
+    The file is PATH or stores.yaml, or the configuration that a directory is opened under. All problems are listed at
+    once. One of them is a store of the data directory that the file gives another kind than it has. The command creates
+    nothing, and changes nothing. There are warnings, too: for valid text that is probably not meant, for files that
+    more users may read than the configuration says, and for directories that are missing and must not be made.
 
     \b
     Example:
@@ -134,7 +134,7 @@ def _changed_kinds(config: Config, doubtful: list[Problem]) -> list[Problem]:
     try:
         found = changed_kinds(config)
     except (AnabranchError, OSError) as error:
-        doubtful.append(Problem(f"what is in {config.directory} is not compared: {error}"))
+        doubtful.append(Problem(f"the stores in {config.directory} cannot be compared: {error}"))
         return []
     return [] if found is None else [Problem(str(found))]
 
@@ -172,8 +172,8 @@ def route_command(name: str, config_path: Path, as_json: bool) -> None:
     if wildcard is not None:
         echo_warnings(
             [
-                f"{destination} holds the wildcard {wildcard}, which only patterns have; this is where a destination "
-                "goes that is really named so"
+                f"{destination} holds the wildcard {wildcard}, which only patterns have; the answer is for a "
+                "destination that is really named so"
             ]
         )
     routes = configuration_of(config_path).routes()
@@ -222,7 +222,7 @@ def too_open(config: Config) -> list[Problem]:
             warnings.append(
                 Problem(
                     f"{root.path}: {len(found)} of the files and directories here may be read or written by more users "
-                    f"than file_mode {root.file_mode:04o} says, such as {found[0]}; what exists is left as it is. "
+                    f"than file_mode {root.file_mode:04o} says, such as {found[0]}; none of them was changed. "
                     f"Change it with: {root.remedy()}"
                 )
             )

@@ -42,9 +42,9 @@ PAUSE: Final = 0.2
 def browse_command(config: Config, queue: str, limit: int, raw: bool, as_json: bool) -> None:
     """Look at the messages of a queue, in order.
 
-    They stay where they are, as if nobody had looked. Each is shown with its number, when it was sent (UTC), its
-    headers, and its body: as text where it is text, else its length and its first bytes. Of a topic (topic://...) those
-    are shown that a durable subscription has yet to ack.
+    The messages stay where they are, as if nobody had looked. Each is shown with its number, when it was sent (UTC),
+    its headers, and its body. A body of text is shown as text; of any other the length and the first bytes are shown.
+    For a topic (topic://...) the command shows the messages that a durable subscription has yet to ack.
 
     \b
     Example:
@@ -76,15 +76,15 @@ def _header(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]
 
 @click.command()
 @on_directory("QUEUE", "[BODY]")
-@click.option("--file", "-f", "path", type=LocalPath(), metavar="FILE", help="The body is what is in this file.")
+@click.option("--file", "-f", "path", type=LocalPath(), metavar="FILE", help="Take the body from this file.")
 @click.option("--header", "-H", "headers", multiple=True, callback=_header, metavar="NAME=VALUE",
               help="A header; may be given more than once.")  # fmt: skip
-@click.option("--id", "message_id", metavar="ID", help="The message id: sent again under it, it is stored once.")
-@click.option("--priority", type=click.IntRange(0, 65535), metavar="N", help="Its priority; the highest comes first.")
+@click.option("--id", "message_id", metavar="ID", help="The message id: two sends under it are stored once.")
+@click.option("--priority", type=click.IntRange(0, 65535), metavar="N", help="The priority; the highest comes first.")
 @click.option("--delay", type=Seconds(min=0), metavar="SECONDS",
-              help="Nobody receives it before. A number, or 500ms, 2m.")  # fmt: skip
+              help="Nobody receives the message before. A number, or 500ms, 2m.")  # fmt: skip
 @click.option("--expires", type=Seconds(min=0, min_open=True), metavar="SECONDS",
-              help="Nobody receives it after that.")  # fmt: skip
+              help="Nobody receives the message after that.")  # fmt: skip
 @click.option("--create", is_flag=True, help="Make the data directory if it is not there.")
 @json_option
 def send_command(
@@ -102,8 +102,8 @@ def send_command(
 ) -> None:
     """Send a message to a queue, or to a topic (topic://...).
 
-    BODY is its text; - reads it from stdin, --file from a file, both as they are and of any size. It is as durable as
-    its store's policy says once the command has ended with 0.
+    BODY is its text. - reads the body from stdin, --file from a file, both as they are and of any size. Once the
+    command has ended with 0, the message is as durable as its store's policy says.
 
     \b
     Example:
@@ -177,7 +177,7 @@ def _why_lost(router: Router, receipt: Receipt) -> str | None:
     if destination.kind is Kind.TOPIC and not router.topic(destination).subscriptions():
         return "has no durable subscription"
     if not receipt.dropped and router._registry.for_held(destination, lambda store: store.volatile, False):
-        return "is in a store that is in memory alone, and that goes when this command ends"
+        return "is in a memory store, whose messages go when this command ends"
     return None
 
 
@@ -187,7 +187,7 @@ def _why_lost(router: Router, receipt: Receipt) -> str | None:
 @click.option("--limit", "-n", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
               help="Receive so many; 0: all.")  # fmt: skip
 @click.option("--timeout", type=Seconds(min=0), default=0.0, metavar="SECONDS",
-              help="Wait so long for each: for one whose time comes, say. A number, or 500ms, 2m.")  # fmt: skip
+              help="Wait so long for each message: for a scheduled one, say. A number, or 500ms, 2m.")  # fmt: skip
 @raw_option
 @json_lines
 def receive_command(
@@ -195,9 +195,9 @@ def receive_command(
 ) -> None:
     """Receive messages as a consumer does, and print them.
 
-    With --ack each message is removed once it has been written out, one after the other: where the reader of a pipe has
-    gone, or the command is ended, what was not written stays, and the last one that was may come again. None is lost.
-    Without --ack they are given back, and count as delivered once more: `browse` only looks.
+    With --ack each message is removed once it has been written out, one after the other. If the reader of a pipe goes,
+    or the command is ended, messages that were not written stay. The last message that was written may come again. None
+    is lost. Without --ack the messages are given back, and count as delivered once more: `browse` only looks.
 
     \b
     Example:
@@ -231,9 +231,9 @@ def receive_command(
 def tail_command(config: Config, queue: str, limit: int, raw: bool, as_json: bool) -> None:
     """Show the messages of a queue as they come, until Ctrl-C.
 
-    They stay where they are. The directory is held while this runs, so what comes is what the directory itself does:
-    dead letters of messages that expire, say. In the example dlq is the queue that `dead_letter:` names in the
-    configuration.
+    The messages stay where they are. The directory is held while this runs, so nobody else sends there. New messages
+    come from the directory itself: dead letters of messages that expire, say. In the example dlq is the queue that
+    `dead_letter:` names in the configuration.
 
     \b
     Example:

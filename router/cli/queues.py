@@ -41,12 +41,12 @@ from .showing import (
 def queues_command(config: Config, as_json: bool) -> None:
     """List the queues, and what is in them.
 
-    `ready` is what a receiver would get, `leased` what a transaction has claimed that waits for its outcome, `delayed`
-    what waits for its time, and `dead` how many dead letters come from there. `oldest` is how long ago the message was
-    sent that is received next. `bytes` are those of the messages, without bodies that are kept apart. Durable
-    subscriptions of topics are listed too, as TOPIC NAME, with their topic's bytes.
+    `ready` counts the messages that a receiver would get. `leased` counts those that a prepared transaction has
+    claimed. `delayed` counts scheduled ones, and `dead` the dead letters that come from there. `oldest` is how long ago
+    the message was sent that is received next. `bytes` are those of the messages, without bodies that are kept apart.
+    Durable subscriptions of topics are listed too, as TOPIC NAME, with their topic's bytes.
 
-    No other process may have the directory open; nothing is changed.
+    No other process may have the directory open. Nothing is changed.
 
     \b
     Example:
@@ -133,9 +133,10 @@ def _shortened(name: str, room: int) -> str:
 def move_command(config: Config, source: str, target: str, limit: int | None, as_json: bool) -> None:
     """Move the messages of one queue into another.
 
-    They keep their order, ids, headers, priorities and expiry, and come behind what TARGET holds; their time, and the
-    count of their deliveries, begin anew. It is done in transactions of up to 1,000: killed at any moment, each message
-    is in one of the two queues, and the same command goes on. What waits for its time stays in SOURCE.
+    The messages keep their order, ids, headers, priorities and expiry, and come behind what TARGET holds. Their time,
+    and the count of their deliveries, begin anew. The command moves up to 1,000 messages in one transaction. Killed at
+    any moment, each message is in one of the two queues, and the same command goes on. Scheduled messages stay in
+    SOURCE.
 
     \b
     Example:
@@ -161,9 +162,10 @@ def move_command(config: Config, source: str, target: str, limit: int | None, as
 def requeue_command(config: Config, queue: str, limit: int | None, as_json: bool) -> None:
     """Put the dead letters of a queue back where they came from.
 
-    QUEUE is the dead-letter queue: the one that `dead_letter:` names in the configuration. Each has its message id, its
-    headers and its priority again, and its count of deliveries begins anew. It is done in transactions of up to 100;
-    what was put back before an error stays so. Nothing is lost by it, so it does not ask.
+    QUEUE is the dead-letter queue: the one that `dead_letter:` names in the configuration. Each letter has its message
+    id, its headers and its priority again, and its count of deliveries begins anew. The command puts back up to 100
+    letters in one transaction. Letters that were put back before an error stay so. Nothing is lost, so the command does
+    not ask.
 
     \b
     Example:
@@ -189,8 +191,9 @@ def requeue_command(config: Config, queue: str, limit: int | None, as_json: bool
 def purge_command(config: Config, queue: str, yes: bool, as_json: bool) -> None:
     """Remove all messages of a queue, which stays.
 
-    It asks first, and says how many there are; --yes does not ask, and is needed where there is no terminal. What a
-    prepared transaction has claimed stays. The messages are gone for good: `move` puts them elsewhere instead.
+    The command asks first, and says how many messages there are. --yes does not ask, and is needed where there is no
+    terminal. Messages that a prepared transaction has claimed stay. All others are gone for good: `move` puts them
+    elsewhere instead.
 
     \b
     Example:
@@ -215,8 +218,8 @@ def purge_command(config: Config, queue: str, yes: bool, as_json: bool) -> None:
 def delete_command(config: Config, name: str, yes: bool, as_json: bool) -> None:
     """Remove a queue, a topic or a map, with all in it.
 
-    It asks first, and says how many messages and durable subscriptions go with it; --yes does not ask, and is needed
-    where there is no terminal. What is sent there later makes it anew.
+    The command asks first, and says how many messages and durable subscriptions go with it. --yes does not ask, and is
+    needed where there is no terminal. A later send makes the queue or topic anew.
 
     \b
     Example:

@@ -29,8 +29,8 @@ DIALECTS = ("postgresql", "sqlite")
 def schema_command(ctx: click.Context, as_json: bool) -> None:
     """Print the JSON Schema of stores.yaml, or make SQL tables.
 
-    Without a command: the JSON Schema, for editors: completion, descriptions, most mistakes while typing. It is JSON
-    with or without --json.
+    Without a command it prints the JSON Schema. Editors use it for completion, descriptions, and most mistakes while
+    typing. It is JSON with or without --json.
 
     \b
     Example:
@@ -70,7 +70,7 @@ def recommendation(as_json: bool) -> None:
 
 def _which(command: Command) -> Command:
     """Give a command the options that say which tables are meant: `_options` takes them."""
-    prefix = click.option("--prefix", metavar="PREFIX", help="What stands before the tables' names, instead.")
+    prefix = click.option("--prefix", metavar="PREFIX", help="Put this before the tables' names instead.")
     better = "A database, instead of a configuration; better in the variable ANABRANCH_URL if it has a password."
     url = click.option("--url", envvar="ANABRANCH_URL", metavar="URL", help=better)
     store = click.option("--store", "store_name", metavar="NAME", help="Which of its SQL stores, if there are several.")
@@ -79,15 +79,15 @@ def _which(command: Command) -> Command:
 
 @schema_command.command("print")
 @click.option(
-    "--dialect", type=click.Choice(DIALECTS), help="The database's kind, if neither a store nor a URL tells it."
+    "--dialect", type=click.Choice(DIALECTS), help="The database's kind, if neither a store nor a URL says it."
 )
-@click.option("--drop", "dropping", is_flag=True, help="What removes the tables, instead of what makes them.")
+@click.option("--drop", "dropping", is_flag=True, help="Print the SQL that removes the tables instead.")
 @_which
 @json_option
 def print_script(dialect: str | None, dropping: bool, as_json: bool, **which: Any) -> None:
     """Print the SQL that makes the tables of a store.
 
-    Connects to nothing.
+    The command connects to nothing.
 
     \b
     Example:
@@ -137,7 +137,7 @@ def create(as_json: bool, **which: Any) -> None:
 def drop(yes: bool, force: bool, as_json: bool, **which: Any) -> None:
     """Remove the tables of a store, with all that is in them.
 
-    Asks first. With messages or prepared transactions in them it refuses.
+    The command asks first. It refuses if messages or prepared transactions are in the tables.
 
     \b
     Example:
@@ -185,7 +185,7 @@ def _options(
     options = store.options
     assert isinstance(options, SqlOptions)
     if options.url is None:
-        raise ConfigError([f"store {store_name!r} has its tables in its own directory; they come and go with that"])
+        raise ConfigError([f"store {store_name!r} has its tables in its own directory; they come and go with it"])
     return options, store.directory or config.directory
 
 

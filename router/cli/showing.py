@@ -109,8 +109,7 @@ def require_lasting(router: Router, destination: Destination) -> None:
         volatile = load_adapter(registry.route(destination).target.kind).backend_type.volatile
     if volatile:
         raise DestinationError(
-            f"{destination} is in a store that is in memory alone, and that goes when this command ends: nothing is "
-            "put there"
+            f"{destination} is in a memory store, whose messages go when this command ends: nothing is put there"
         )
 
 

@@ -42,10 +42,10 @@ from .output import (
 def stats_command(config: Config, as_json: bool) -> None:
     """Show what each store holds, and what it takes on disk.
 
-    Delayed messages wait for their time. What was dropped is counted from when a store is opened: Router.stats() tells
-    it in the process that has it open.
+    Delayed messages are scheduled ones: they wait for their time. Dropped messages are counted from when a store is
+    opened. Router.stats() counts them in the process that has the store open.
 
-    The stores are opened for it, so no other process may have them open; nothing is created.
+    The command opens the stores, so no other process may have them open. Nothing is created.
 
     \b
     Example:
@@ -72,7 +72,7 @@ def stats_command(config: Config, as_json: bool) -> None:
             )
         )  # fmt: skip
     for name in stats.unresponsive:
-        click.echo(f"Store {name} does not answer; what it said last is shown, if anything.", err=True)
+        click.echo(f"Store {name} does not answer; its last figures are shown, if there are any.", err=True)
     echo_table(rows, left=(0, 1))
 
 
@@ -95,10 +95,10 @@ def _plain(store: StoreStats) -> dict[str, Any]:
 def compact_command(config: Config, names: tuple[str, ...], as_json: bool) -> None:
     """Give back disk that holds no messages.
 
-    What lives in mostly dead segments of a journal is copied together, and they are released; its index, and the file
-    of an SQLite store, become as small as what is in them. There must be room for the copies. The stores are opened for
-    it, so no other process may have them open: a router that is in use does it by `router.compact()`. Killed at any
-    moment, it loses nothing, and can be run again.
+    The live messages in mostly dead segments of a journal are copied together, and the segments are released. A
+    journal's index, and the file of an SQLite store, become as small as what is in them. There must be room for the
+    copies. The command opens the stores, so no other process may have them open. A router that is in use does it by
+    `router.compact()`. Killed at any moment, the command loses nothing, and can be run again.
 
     \b
     Example:
@@ -133,14 +133,14 @@ def compact_command(config: Config, names: tuple[str, ...], as_json: bool) -> No
 def explain_command(ctx: click.Context, directory: Path, config_path: Path | None, as_json: bool) -> None:
     """Say why each journal file is kept.
 
-    DIRECTORY is a data directory of Anabranch's, or one of its journal stores, or one of ActiveMQ's KahaDB; it is only
-    read. For each file: which destination's and which subscription's pending messages, which prepared transaction; in
-    KahaDB also which chain of acks.
+    DIRECTORY is a data directory of Anabranch's, or one of its journal stores, or one of ActiveMQ's KahaDB. It is only
+    read. A file is kept for the pending messages of a destination or a subscription, or for a prepared transaction. In
+    KahaDB it is also kept for a chain of acks.
 
-    What an interrupted repartition has copied and does not count yet is marked.
+    Messages that an interrupted repartition has copied, and that do not count yet, are marked.
 
-    No process may have a directory of Anabranch's open meanwhile. Of a store's journal as much is read as its next
-    opening would read. Exit code 1 also where a store cannot be read, or is damaged.
+    No process may have a directory of Anabranch's open meanwhile. The command reads as much of a store's journal as its
+    next opening would. The exit code is 1 also where a store cannot be read, or is damaged.
 
     \b
     Example:
@@ -207,12 +207,12 @@ SHOWN = 20
 def salvage_command(directory: Path, target: Path, config_path: Path | None, as_json: bool) -> None:
     """Make NEW of all that can be read of the damaged DIR.
 
-    DIR is a data directory, or that of one journal store. Nothing is written to it, and no process may have it open.
-    NEW takes as much room as DIR; it is there once it is whole. A damaged message costs that message alone.
+    DIR is a data directory, or that of one journal store. Nothing is written to DIR, and no process may have it open.
+    NEW takes as much room as DIR. It is there once it is whole. A damaged message costs that message alone.
     NEW/salvage.json, and the loss-*.json of each store, name what is lost: destination, seq and id. Look at them, then
     put NEW where DIR was, and open it as always.
 
-    Exit code 0 also where something is lost: the output says so.
+    The exit code is 0 also where something is lost: the output says so.
 
     \b
     Example:
@@ -260,12 +260,12 @@ def repartition_command(
     """Move what a data directory holds to where NEW routes it.
 
     NEW is a configuration of the data directory DIR, which no other process may have open. Messages keep their order,
-    ids, headers, priorities, times and counts of deliveries; durable subscriptions and duplicate windows come along.
-    Each destination is copied, both copies are compared by count and digest, and only then the old one goes. A store
+    ids, headers, priorities, times and counts of deliveries. Durable subscriptions and duplicate windows come along.
+    Each destination is copied. Both copies are compared by count and digest, and only then the old one goes. A store
     that is empty then and not in NEW is removed.
 
-    After a crash, or an error, run it again with the same NEW: it goes on where it was. Until it is done no router
-    opens DIR. There must be room on the disk for a second copy of the largest destination.
+    After a crash, or an error, run the command again with the same NEW: it goes on where it was. Until it is done no
+    router opens DIR. There must be room on the disk for a second copy of the largest destination.
 
     A dry run looks at copies of the stores that messages would leave, one at a time, in the directory for temporary
     files (TMPDIR).

@@ -27,13 +27,13 @@ def transactions_command(
 ) -> None:
     """List transactions that wait for an outcome, or give one.
 
-    ID is a transaction's id or its xid, as they are listed. What is decided, and what nobody can have committed, is
-    settled by looking: the stores are opened for it, so no other process may have them open. What is left belongs to a
-    transaction manager that has not said the outcome, to a store that cannot be used, or to a decision log that is
-    lost. Ask there before you decide: an outcome by hand is never taken back, and is kept until it is told to be
-    forgotten, so that the manager can find it.
+    ID is a transaction's id or its xid, as they are listed. The command opens the stores, so no other process may have
+    them open. Opening resolves what is decided, and what nobody can have committed. Each transaction that is left waits
+    for one of three things: a transaction manager that has not said the outcome, a store that cannot be used, or a
+    decision log that is lost. Ask there before you decide. An outcome by hand is never taken back. It is kept until
+    --forget, so that the manager can find it.
 
-    Exit code 1 also where the decision log is damaged.
+    The exit code is 1 also where the decision log is damaged.
 
     \b
     Example:

@@ -3,7 +3,7 @@
 
     done = LiveRepartition(registry, coordinator, config, ...).run()
 
-What is planned and refused, the progress, and what a crash leaves is as in repartition.py (rule J11). Otherwise is:
+Plan, refusals, progress, and the state that a crash leaves are as in repartition.py (rule J11). Otherwise is:
 
 1. Once the plan stands and the progress says so, what has no place yet is routed by the new configuration.
 2. Each destination is copied while it is used (core/migration/live_copy.py). For it alone, a gate is closed in the
@@ -171,7 +171,7 @@ class LiveRepartition(Repartitioning):
                 break
         if self._left_behind:
             raise PlacementError(
-                "\n".join(["What could not be moved is where it was:", *(f"  {s}" for s in self._left_behind.values())])
+                "\n".join(["These destinations have not moved:", *(f"  {s}" for s in self._left_behind.values())])
             )
         return removed
 
@@ -197,8 +197,8 @@ class LiveRepartition(Repartitioning):
             for number in range(TRIES_MAX):
                 if self._moved(source, target, destination, row):
                     return
-                log.debug("%s: something came between its move, the %dth time", destination, number + 1)
-            raise GivenUpError(f"{destination}: something came between its move {TRIES_MAX} times; try again later")
+                log.debug("%s: its move was disturbed, the %dth time", destination, number + 1)
+            raise GivenUpError(f"{destination}: its move was disturbed {TRIES_MAX} times; try again later")
         except GivenUpError as error:
             self._left_behind[destination] = str(error)
             log.warning("not moved: %s", error)
@@ -312,7 +312,7 @@ class LiveRepartition(Repartitioning):
 
     def _await_prepared(self, row: StoreRow, destination: Destination) -> None:
         """Wait until no prepared transaction would change a destination. Raises GivenUpError, which names them."""
-        waited = f"it was waited for {self._prepared_seconds:g} s"
+        waited = f"still so after {self._prepared_seconds:g} s"
 
         def held() -> str:
             if prepared := self._prepared(row, destination):

@@ -145,7 +145,7 @@ def _plan(config: Config, before: Config | None, scratch: Path, restart: bool) -
                     if prepared := moved_branches.concerning(store, destination):
                         log.warning(
                             "%s: %s prepared in store %s would change it; those that wait for a transaction "
-                            "manager move along, unless they send large messages. A run settles those that are "
+                            "manager move along, unless they send large messages. A run resolves those that are "
                             "decided, and refuses while others are left (`anabranch transactions`)",
                             destination, count_of(len(prepared), "transaction"), row.name,
                         )  # fmt: skip
@@ -203,8 +203,8 @@ def interrupted(config: Config, found: Progress) -> PlacementError:
     former = f" ({found.path})" if found.path else ""
     return PlacementError(
         f"{config.directory} is being repartitioned to another configuration{former}, and that was interrupted; "
-        "nothing was changed. Run it again with that one, which goes on where it was; or with --restart: what has "
-        "moved is then moved from there, if it has to be"
+        "nothing was changed. Run it again with that one: it goes on where it was. Or run it with --restart: "
+        "what has moved then moves from there, if it has to"
     )
 
 
@@ -277,7 +277,7 @@ def refuse(wrong: list[str]) -> None:
     if len(wrong) > SHOWN_MAX:
         wrong = [*wrong[:SHOWN_MAX], f"and {len(wrong) - SHOWN_MAX} more"]
     if wrong:
-        raise PlacementError("\n".join(["nothing was changed. What cannot be moved:", *(f"  {one}" for one in wrong)]))
+        raise PlacementError("\n".join(["nothing was changed. These cannot be moved:", *(f"  {one}" for one in wrong)]))
 
 
 def move_of(destination: Destination, row: StoreRow, target: str, kind: str, amount: Amount) -> Move:

@@ -117,7 +117,7 @@ class Repartitioning:
             if self._progress.moving is None:
                 raise
             raise type(error)(
-                f"{error}. What has moved so far stays moved: run the same again, which goes on from there; or undo it "
+                f"{error}. All that has moved stays moved. Run the same again: it goes on from there. Or undo it "
                 f"with {'restart=True' if self._live else '--restart'} and the configuration that was used until now"
             ) from error
         finally:
@@ -161,7 +161,7 @@ class Repartitioning:
             if error.errno in FULL:
                 raise
             raise PlacementError(
-                f"{path}, the directory of the {row.kind} store {row.name!r}, cannot be put aside: {error.strerror}; "
+                f"{path}, the directory of the {row.kind} store {row.name!r}, cannot be renamed: {error.strerror}; "
                 f"give the {item.config.kind} store another name or `directory`, and run it again with --restart"
             ) from error
 
@@ -339,7 +339,7 @@ class Repartitioning:
                 str(target.directory), 0,
                 f"the copy of {destination} in store {target.name!r}, {count_of(found.count, 'message')}, is not what "
                 f"store {source.name!r} holds, {expected.count}",
-                "what was there is untouched; see to the disk, and run it again: the copy is begun anew",
+                "the source is untouched; see to the disk, and run it again: the copy begins anew",
             )  # fmt: skip
         self._done += expected.count
 
@@ -371,7 +371,7 @@ class Repartitioning:
         options = self._directories.options_of(row)
         if options.index_directory is not None or not load_adapter(row.kind).is_contained(options.options):
             log.warning(
-                "store %s is removed; what it kept outside of its directory, an empty database or an index, stays",
+                "store %s is removed; its data outside of its directory, an empty database or an index, stays",
                 row.name,
             )
         is_named = any(store.name == row.name.partition(":")[0] for store in self._config.stores)

@@ -257,8 +257,8 @@ def _begun(marker: Path, source: str) -> frozenset[Destination]:
         return frozenset()
     except (ValueError, KeyError, TypeError) as error:
         raise PlacementError(
-            f"{marker} is damaged ({error}): an import was cut short; delete its destinations, or the data directory "
-            "if there is nothing else in it, and that file, and begin again"
+            f"{marker} is damaged ({error}): an import was cut short. Delete that file and the import's destinations, "
+            "or the data directory if there is nothing else in it. Then begin again"
         ) from error
     if whence != source:
         raise PlacementError(
@@ -371,7 +371,7 @@ def warnings(report: Report) -> Sequence[str]:
     lines += [f"not carried over: {count} {what}" for what, count in report.not_carried.items()]
     lines += [
         f"transaction {one.id} was left prepared: its sends ({one.operations} operations in all) are not carried over, "
-        "and what it would have acked is; settle it in the broker before, or by hand"
+        "and what it would have acked is; resolve it in the broker before, or by hand"
         for one in report.prepared
     ]
     if report.open_transactions:

@@ -54,7 +54,7 @@ class StoreDirectories:
         try:
             self._written = in_force.text_of(self.config.directory)
         except OSError as error:
-            log.warning("what %s was opened under last cannot be read: %s", self.config.directory, error)
+            log.warning("the last configuration of %s cannot be read: %s", self.config.directory, error)
 
     def _before(self) -> Config | None:
         written, self._written = self._written, None
@@ -62,7 +62,7 @@ class StoreDirectories:
             try:
                 self.before = in_force.parsed(written, self.config.directory)
             except ConfigError as error:
-                log.warning("what %s was opened under last is not known: %s", self.config.directory, error)
+                log.warning("the last configuration of %s is not known: %s", self.config.directory, error)
         return self.before
 
     def expected(self, store: StoreConfig, destination: Destination) -> Path:
@@ -89,8 +89,8 @@ class StoreDirectories:
         if link := next((one for one in ours if one.is_symlink()), None):
             raise ConfigError(
                 [
-                    f"{link} is a symbolic link, and nothing in a data directory may be one. Put there what it leads "
-                    "to, or name that in the configuration: `directory` of the store or of `usage`, or "
+                    f"{link} is a symbolic link, and nothing in a data directory may be one. Put its target there, "
+                    "or name the target in the configuration: `directory` of the store or of `usage`, or "
                     "`bindings_directory`"
                 ]
             )

@@ -32,7 +32,7 @@ VERSION: Final = 3
 FLUSH_SECONDS: Final = 1.0
 """Seconds after which rows that are gone leave the file, if no other commit has taken them along."""
 _WAY_OUT: Final = (
-    "put the file aside and open again: the stores that lie where the configuration has them are then recorded anew, "
+    "move the file away and open again: the stores that lie where the configuration has them are then recorded anew, "
     "with all they hold. Where one was moved since, a backup of the file is better"
 )
 
@@ -127,8 +127,8 @@ class DestinationsTable:
         if old.is_file() and not self._path.exists():
             raise PlacementError(
                 f"{old} has a format version of 2 or less; this program reads {self._path.name}, version {VERSION}: "
-                "use the version that wrote it. Or, if all stores lie where the configuration has them, put the file "
-                "aside and open again: they are then recorded anew, with all they hold"
+                "use the version that wrote it. Or, if all stores lie where the configuration has them, move the file "
+                "away and open again: they are then recorded anew, with all they hold"
             )
         self._file.create()
         try:

@@ -399,7 +399,7 @@ def _shared(store: Store, transaction: GlobalTransaction) -> TransactionError:
     if not others:
         return TransactionError(
             f"store {store.name!r} is shared with other processes by a lease, so nothing can be prepared in it: "
-            "whoever takes it over could not ask this process for the outcome; commit in one step, without prepare() "
+            "its next owner could not ask this process for the outcome; commit in one step, without prepare() "
             "or vote(), or give the store no lease"
         )
     return TransactionError(

@@ -39,7 +39,7 @@ FORGOTTEN: Final = 19
 
 SEGMENT_BYTES: Final = 1 << 20
 READ_AGAIN: Final = "the decision log is being read again; nothing was written"
-WAY_OUT: Final = "put decisions/ back as it was, never an older copy, or move it aside (docs/transactions.md)"
+WAY_OUT: Final = "put decisions/ back as it was, never an older copy, or move it away (docs/transactions.md)"
 
 CARRIED_BYTES: Final = 512
 EPOCH_BYTES: Final = 16
@@ -243,8 +243,8 @@ class DecisionLog:
         if self.damage is not None:
             raise StoreFailedError(
                 f"transactions over several stores are stopped: the decision log cannot be read: {self.damage}. Once "
-                "that is put right, or the directory moved aside, call reopen_decisions(); without it what is prepared "
-                "waits for your resolution (in_doubt, resolve)"
+                "that is put right, or the directory moved away, call reopen_decisions(); without the log all that "
+                "is prepared waits for you to resolve it (in_doubt, resolve)"
             ) from self.damage
 
     @property

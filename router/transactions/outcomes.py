@@ -128,7 +128,7 @@ class Outcomes:
     def _described(self, transaction: GlobalTransaction, stores: set[str], branches: list[Prepared]) -> InDoubt:
         why = self._resolver.outcome_of(transaction)
         if not why and transaction.recorded:
-            why = "decided; these stores cannot carry it out now, and are told again until they can"
+            why = "decided; these stores cannot carry it out now, and try again until they can"
         why = why or "it was never decided; its stores roll it back soon"
         sends, acks = sum(branch.sends for branch in branches), sum(branch.acks for branch in branches)
         return InDoubt(

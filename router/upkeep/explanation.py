@@ -156,7 +156,7 @@ def _require_explainable(directory: Path, config: Config | None) -> None:
         raise ConfigError(
             [
                 f"the configuration has the data directory {config.directory}, and not {directory.absolute()}, "
-                "which is to be explained; give the one that is used with that"
+                "which is to be explained; give the configuration of the latter"
             ]
         )
 
@@ -219,7 +219,7 @@ class _Reading:
             if (above / PROGRESS).exists():
                 self.notes.append(
                     f"{above} is being repartitioned, and that was interrupted: what is here may be an unfinished "
-                    f"copy; `anabranch explain {above}` tells of what."
+                    f"copy; `anabranch explain {above}` says of what."
                 )
 
     def _unfinished_copy(self, table: DestinationsTable) -> None:

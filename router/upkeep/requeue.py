@@ -93,8 +93,8 @@ class _Checker:
         name = message.headers.get(labels.SOURCE)
         if not isinstance(name, str):
             raise DeadLetterError(
-                f"{message!r} is no dead letter: it has no header {labels.SOURCE}; what was sent to "
-                f"{message.destination} by somebody else stays there"
+                f"{message!r} is no dead letter: it has no header {labels.SOURCE}; messages that "
+                f"somebody sent to {message.destination} stay there"
             )
         try:
             source = Destination.restored(name)

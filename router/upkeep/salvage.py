@@ -262,7 +262,7 @@ class _Salvaging:
         except (CorruptionError, PlacementError) as error:
             record.rename(record.with_name(f"{RECORD}.damaged"))
             self.notes.append(
-                f"{RECORD} is damaged, and was put aside ({error.__class__.__name__}): opening the new directory with "
+                f"{RECORD} is damaged, and was set apart ({error.__class__.__name__}): opening the new directory with "
                 "the configuration that the stores were written under records them anew"
             )
             return

@@ -74,7 +74,7 @@ _ALL_WAIT = "all that is prepared waits for your outcome: see `anabranch transac
 def _put_aside(path: Path, reason: str, then: str) -> str:
     path.rename(path.with_name(f"{path.name}.damaged"))
     sync_directory(path.parent)
-    return f"{reason}; it was put aside as {path.name}.damaged: {then}"
+    return f"{reason}; it was renamed to {path.name}.damaged: {then}"
 
 
 def _read(path: Path) -> tuple[list[Decision], list[External]]:

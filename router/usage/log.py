@@ -73,7 +73,7 @@ class UsageStats:
 class _Directory(StoreDirectory):
     """The directory usage/: its id, its lock, and the log in journal/."""
 
-    advice = "Move that directory aside: the usage log is made anew"
+    advice = "Move that directory away: the usage log is made anew"
 
 
 def _empty_log(path: Path, log_id: bytes, segment_bytes: int, file_mode: int) -> bytes:
@@ -145,7 +145,7 @@ class UsageLog:
                 log_id = self._directory.lock()
             except StoreLockedError as error:
                 raise StoreLockedError(
-                    f"{error}. One that was closed while its disk did not answer is free once the disk does"
+                    f"{error}. A log that was closed while its disk did not answer is free once the disk does"
                 ) from None
             try:
                 self._remember()
@@ -220,7 +220,7 @@ class UsageLog:
         if not closed.wait(CLOSE_SECONDS):
             log.warning(
                 "the usage log in %s is not closed: for %g s the disk has not answered at %s. The directory stays "
-                "locked until it does; what waits is written first, unless the process ends before",
+                "locked until it does; waiting records are written first, unless the process ends before",
                 self.path, CLOSE_SECONDS, last,
             )  # fmt: skip
 

@@ -60,7 +60,7 @@ def find_logs(directory: Path) -> list[Path]:
     what = f"{directory} holds no usage log" if directory.is_dir() else f"there is no usage log at {directory}"
     raise TraceError(
         f"{what}: a router records its use once it is switched on with `usage: {{}}` in stores.yaml; give its data "
-        "directory then, or the directory usage/ of that"
+        "directory then, or the directory usage/ in it"
     )
 
 

@@ -373,7 +373,7 @@ def test_send_warns_of_what_goes_with_the_command() -> None:
             router.queue(queue).declare()
     result = run("send", "data", "fast.jobs,jobs", "1")
     assert result.stderr == (
-        "Warning: queue://fast.jobs is in a store that is in memory alone, and that goes when this command ends, so "
+        "Warning: queue://fast.jobs is in a memory store, whose messages go when this command ends, so "
         "nobody gets this message\n"
     )
     assert bodies("fast.jobs") == [] and bodies("jobs") == [b"1"]
@@ -490,7 +490,7 @@ def test_nothing_is_put_where_it_goes_with_the_command() -> None:
         router.queue("dlq").send(b"2", {"dead_letter_source": "queue://fast.jobs"})
     for _ in range(2):
         for arguments in (("move", "data", "jobs", "fast.jobs"), ("requeue", "data", "dlq")):
-            assert "queue://fast.jobs is in a store that is in memory alone" in run(*arguments, code=2).stderr
+            assert "queue://fast.jobs is in a memory store" in run(*arguments, code=2).stderr
         with anabranch.open("data") as router:  # the same once it is recorded where that queue lives
             router.queue("fast.jobs").declare()
     assert (bodies("jobs"), bodies("dlq")) == ([b"1"], [b"2"])

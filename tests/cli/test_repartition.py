@@ -112,7 +112,7 @@ def test_a_server_s_database_that_the_new_configuration_does_not_have(tmp_path: 
     result = run("--config", "new.yaml", "--old", "old.yaml", "data")
     assert result.exit_code == 0
     assert result.stderr == (
-        "Warning: store db is removed; what it kept outside of its directory, an empty database or an index, stays\n"
+        "Warning: store db is removed; its data outside of its directory, an empty database or an index, stays\n"
     )
     with anabranch.open("new.yaml") as router:
         assert router.queue("orders.eu").depth() == 1000
@@ -148,7 +148,7 @@ def test_bad_input(dry: list[str]) -> None:
     result = run("--config", "new.yaml", "data", *dry)
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
-        "Error: nothing was changed. What cannot be moved:",
+        "Error: nothing was changed. These cannot be moved:",
         "  queue://audit: 1 message in store 'all', routed to no store; add a pattern for it",
     ]
 
@@ -173,8 +173,8 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("--config", "new.yaml", "data")
     assert result.exit_code == 1
     assert result.stderr == (
-        "Error: the disk is full; free some space and try again. What has moved so far stays moved: run the same "
-        "again, which goes on from there; or undo it with --restart and the configuration that was used until now\n"
+        "Error: the disk is full; free some space and try again. All that has moved stays moved. Run the same "
+        "again: it goes on from there. Or undo it with --restart and the configuration that was used until now\n"
     )
     monkeypatch.setattr(copying.Bringing, "end", real)
     result = run("--config", "old.yaml", "data")
@@ -215,7 +215,7 @@ def test_while_it_is_interrupted_nobody_takes_its_copy_for_messages(monkeypatch:
     of_all, of_orders = text.split("== ")[1:3]
     assert ("queue://orders.eu (unfinished copy)" in of_all, "(unfinished copy)" in of_orders) == (False, True)
     text, _ = explained("data/stores/orders")
-    assert f"`anabranch explain {here}/data` tells of what" in text
+    assert f"`anabranch explain {here}/data` says of what" in text
     assert {path: path.read_bytes() for path in Path("data").rglob("*") if path.is_file()} == before
     assert run("--config", "next.yaml", "data").exit_code == 0
     text, found = explained("data")

@@ -162,14 +162,14 @@ def test_a_damaged_decision_log_decides_nothing() -> None:
     assert result.exit_code == 1
     assert "the decision log cannot be read" in result.stdout
     assert result.stderr.startswith("Error: the decision log cannot be used: ") and str(segment) in result.stderr
-    assert "never an older copy, or move it aside" in result.stderr and "backup" not in result.stderr
+    assert "never an older copy, or move it away" in result.stderr and "backup" not in result.stderr
     found = json.loads(run("--json").stdout)
     assert str(segment) in found["decision_log"]
     (waiting,) = found["in_doubt"]
     assert (waiting["outcome"], waiting["xid"]) == (None, None)
     refused = run("--commit", waiting["transaction"])
     assert (refused.exit_code, refused.stdout) == (1, "")
-    assert "move it aside" in refused.stderr
+    assert "move it away" in refused.stderr
 
     # What docs/transactions.md advises: aside with it, and an outcome by hand.
     shutil.move("data/decisions", "aside")

@@ -240,7 +240,7 @@ def test_check_disturbs_nobody_who_has_the_directory_open(made: Callable[..., Pa
         made("sqlite")
         checked = cli("check", "-c", str(file))
         assert (checked.exit_code, checked.stderr.count("warning")) == (0, 1)
-        assert "is not compared" in checked.stderr and "is open already" in checked.stderr
+        assert "cannot be compared" in checked.stderr and "is open already" in checked.stderr
         assert (tmp_path / "data" / "router.lock").read_bytes() == before
     found = json.loads(cli("check", str(file), "--json").stdout)
     assert (found["valid"], len(found["problems"])) == (False, 1)

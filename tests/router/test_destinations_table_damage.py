@@ -74,7 +74,7 @@ def test_put_aside_it_is_recorded_again(tmp_path: Path, where: str) -> None:
         del data[FIRST + 100 :]
     path.write_bytes(data)
     for _ in range(2):
-        with pytest.raises(CorruptionError, match=r"put the file aside and open again") as caught:
+        with pytest.raises(CorruptionError, match=r"move the file away and open again") as caught:
             anabranch.open(settings)
         assert caught.value.path == str(path)
         assert path.read_bytes() == data  # it is left for who wants to look at it

@@ -216,5 +216,5 @@ def test_who_has_closed_is_not_told(router: anabranch.Router) -> None:
 @pytest.mark.parametrize("wrong", [None, 7, "print"])
 def test_who_cannot_be_told(router: anabranch.Router, wrong: Any) -> None:
     call: Callable[[Any], object] = router.on_event
-    with pytest.raises(TypeError, match="is a function of one event"):
+    with pytest.raises(TypeError, match="takes a function of one event"):
         call(wrong)

@@ -119,7 +119,7 @@ def test_tokens_that_mean_nothing_here(router: anabranch.Router, tmp_path: Path)
         second.queue("q").send(b"1")
         foreign = take(second.queue("q")).token
         for call in (router.settle, lambda tokens, how: router.settle_nowait(tokens, how).result(PATIENCE)):
-            for token, why in (("", "no token"), ("x.y", "no token"), (foreign, "this router has not")):
+            for token, why in (("", "no token"), ("x.y", "no token"), (foreign, "this router lacks")):
                 for how in Settlement:
                     (error,) = call([token], how)
                     assert isinstance(error, anabranch.UnknownMessageError)

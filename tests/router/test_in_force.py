@@ -307,12 +307,12 @@ def test_a_link_is_told_of_and_not_followed(caplog: pytest.LogCaptureFixture) ->
     anabranch.open("data").close()
     Path("data", NAME).unlink()
     Path("data", NAME).symlink_to(Path("elsewhere").absolute())
-    with pytest.raises(ConfigError, match="Put there what it leads to, or delete the link"):
+    with pytest.raises(ConfigError, match="Put its target there, or delete the link"):
         anabranch.open("data")
     with anabranch.open(Config("data", [ALL])) as router:
         router.queue("q").send(b"1")
     assert Path("data", NAME).is_symlink() and Path("elsewhere").read_text() == TWO.format("data")
-    assert "is not written to" in caplog.text and "Put there what it leads to, or delete the link" in caplog.text
+    assert "is not written to" in caplog.text and "Put its target there, or delete the link" in caplog.text
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])

@@ -199,5 +199,5 @@ def test_a_store_of_its_own_that_is_a_link_is_told_of(data: Path, tmp_path: Path
     with anabranch.open(config(data)) as router:
         with pytest.raises(anabranch.ConfigError, match=SAID) as raised:
             router.queue("each.q").send(b"1")
-        assert "name that in the configuration" in str(raised.value)
+        assert "name the target in the configuration" in str(raised.value)
         router.queue("log.q").send(b"others go on")

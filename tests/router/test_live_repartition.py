@@ -461,7 +461,7 @@ class TestRefused:
         transaction.send("a.x", b"prepared")
         transaction.prepare()
         with pytest.raises(
-            PlacementError, match=r"queue://a\.x: transaction \w+ is prepared in store 'all'.* for 0\.05"
+            PlacementError, match=r"queue://a\.x: transaction \w+ is prepared in store 'all'.* after 0\.05"
         ):
             router.repartition(new(tmp_path), prepared_seconds=0.05)
         assert {d.name for d in router._registry.table.destinations_in(store_id(router, "all"))} == {"a.x"}
@@ -494,7 +494,7 @@ class TestRefused:
 
     def test_another_configuration_half_way(self, router: anabranch.Router, tmp_path: Path) -> None:
         router.queue("b").send(b"", persistent=False)
-        with pytest.raises(PlacementError, match="What could not be moved"):
+        with pytest.raises(PlacementError, match="These destinations have not moved"):
             router.repartition(new(tmp_path))
         with pytest.raises(PlacementError, match="is being repartitioned to another configuration"):
             router.repartition(old(tmp_path))

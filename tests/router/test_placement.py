@@ -70,7 +70,7 @@ class TestRecord:
         old = tmp_path / "placement.mdb"
         old.write_bytes(b"x")
         placement = DestinationsTable(tmp_path / "placement.records")
-        with pytest.raises(PlacementError, match=rf"placement\.mdb has .*version {VERSION}: .* put the file aside"):
+        with pytest.raises(PlacementError, match=rf"placement\.mdb has .*version {VERSION}: .* move the file away"):
             placement.open()
         assert list(tmp_path.iterdir()) == [old]
         old.unlink()

@@ -416,9 +416,9 @@ class TestInterrupted:
         for settings in (before, after):
             with pytest.raises(PlacementError, match=r"was interrupted; run `anabranch repartition --config new.yaml"):
                 anabranch.open(settings)
-        with pytest.raises(PlacementError, match=r"to another configuration \(new\.yaml\), .* or with --restart"):
+        with pytest.raises(PlacementError, match=r"to another configuration \(new\.yaml\), .* run it with --restart"):
             repartition(before)
-        with pytest.raises(PlacementError, match=r"to another configuration \(new\.yaml\), .* or with --restart"):
+        with pytest.raises(PlacementError, match=r"to another configuration \(new\.yaml\), .* run it with --restart"):
             plan_of(before)
         left = plan_of(after)
         stop(1000)
@@ -453,7 +453,7 @@ class TestInterrupted:
         with monkeypatch.context() as patched:
             patched.setattr(copying.Bringing, "page", lambda self, items: real(self, items[3:]))
             with pytest.raises(
-                CorruptionError, match=r"copy of queue://a\.x in store 'a', 17 message.* holds, 18; what was"
+                CorruptionError, match=r"copy of queue://a\.x in store 'a', 17 message.* holds, 18; the source is"
             ):
                 repartition(after)
         assert len(repartition(after).moves) == 6

@@ -157,7 +157,7 @@ def test_it_opens_a_store_that_says_so_in_the_configuration(data: Path, caplog: 
     with anabranch.open(kinder) as router:
         assert router.queue("a.x").depth() == 41
     assert list((data / "stores/a").glob("loss-*.json"))
-    assert "what can be read of it is salvaged (`on_corruption`)" in caplog.text
+    assert "all that can be read of it is salvaged (`on_corruption`)" in caplog.text
     assert "restore it from a backup" not in caplog.text
 
 

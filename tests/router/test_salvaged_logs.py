@@ -143,7 +143,7 @@ def test_a_decision_log_of_which_nothing_reads_is_put_aside(data: Path) -> None:
     segment.write_bytes(bytes(segment.stat().st_size))
     damage(data / "decisions/store.id", 3)
     notes = salvaged(data).notes
-    assert any("put aside as decisions.damaged" in note for note in notes)
+    assert any("renamed to decisions.damaged" in note for note in notes)
     with opened(data) as router:
         (waiting,) = router.in_doubt()
         assert waiting.stores == ("a", "b")

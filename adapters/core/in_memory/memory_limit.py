@@ -1,8 +1,8 @@
 """The limit of memory: which chunks are in memory, so that all of it takes no more than `max_bytes` (invariant 10).
 
-What makes room, in this order: chunks that were loaded again and are not the first of their lane, those used longest
-ago first; sealed ones that never left memory, from the newest message on, which is the last that anybody will ask for;
-then whatever is left, the largest first. The first two kinds leave alone what a receiver comes to next.
+Room comes from these, in this order: chunks that were loaded again and are not the first of their lane, those used
+longest ago first; sealed ones that never left memory, from the newest message on, which is the last that anybody will
+ask for; then whatever is left, the largest first. The first two kinds leave alone what a receiver comes to next.
 
 R1  `used` is the sum of what destinations, subscriptions and chunks cost.
 R2  Every chunk that has something in memory is in exactly one of `kept` (not all of it is in the swap) and `loaded`.
@@ -153,14 +153,14 @@ class MemoryLimit:
         if error.errno in FULL:
             return StoreFullError(f"{what} {self._swap.directory} cannot grow: {error}; free some space or ack some")
         return StoreFailedError(
-            f"{what} {self._swap.directory} cannot be written: {error}. Nothing was sent; what the store holds can be "
+            f"{what} {self._swap.directory} cannot be written: {error}. Nothing was sent; its messages can be "
             "received. See to the disk"
         )
 
     def full(self) -> StoreFullError:
         """Return the error that it does not fit, even where everything is swapped."""
         return StoreFullError(
-            f"store {self._name!r}: what tells where its messages are takes {self.used} bytes of memory; max_bytes is "
+            f"store {self._name!r}: the places of its messages take {self.used} bytes of memory; max_bytes is "
             f"{self._max_bytes}: ack some or raise it. Nothing was sent"
         )
 

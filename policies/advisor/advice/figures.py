@@ -1,13 +1,14 @@
 """The figures that the report shows beside the candidates: stores, destinations, keepers of files, pictures.
 
 Every figure comes from the exact model. The summary only chooses what is worth working out: with which store another
-would be joined, where a destination would move, which partitioning to show for each number of stores. What would take
-too long on a large trace is None, and the report says so. Of many destinations those are told of that matter most.
+would be joined, where a destination would move, which partitioning to show for each number of stores. A figure that
+would take too long on a large trace is None, and the report says so. If there are many destinations, those are shown
+that matter most.
 
-`build_figures` makes them of operations in memory. Who has the stores' courses alone (`model.TimedCourse`) gives what
-follows from them, a `Picture` without bars, and leaves `stores`, `told` and `by_stores` empty: the report then shows
-what there is, and says what there is not. A store that compacts keeps no file for one message: nothing is said of who
-keeps whose files then.
+`build_figures` makes them of operations in memory. A caller that has the stores' courses alone (`model.TimedCourse`)
+gives what follows from them, a `Picture` without bars, and leaves `stores`, `told` and `by_stores` empty: the report
+then shows what there is, and says what there is not. A store that compacts keeps no file for one message: nothing is
+said of who keeps whose files then.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ EngineName = Literal["auto", "spark", "local"]
 ENGINES: tuple[EngineName, ...] = ("auto", "spark", "local")
 
 LOCAL_OPERATIONS_MAX = 10_000_000
-"""What `auto` does in this process: some 4 GB of memory and half a minute, a fifth of what it takes Spark."""
+"""The most that `auto` does in this process: some 4 GB of memory and half a minute, a fifth of what it takes Spark."""
 LOCAL_OPERATION_BYTES = 400
 """Bytes of memory in this process, at most."""
 _PARQUET = (".parquet", ".pq")
@@ -161,7 +161,7 @@ def _table(source: Source) -> pa.Table:
 
 
 def _frame(spark: SparkSession, source: Source, scratch: Path) -> DataFrame:
-    """Give Spark the trace as its workers read it. What is not Parquet goes through this process, and a copy in
+    """Give Spark the trace as its workers read it. Anything but Parquet goes through this process, and a copy in
     `scratch`."""
     if isinstance(source, Workload):
         from pyspark import StorageLevel

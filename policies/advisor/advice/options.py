@@ -58,7 +58,7 @@ class RecommendOptions:
     """Groups of patterns: what one group matches stays together."""
     current: CurrentConfig | None = None
     """The configuration in force: it is compared with, and what no pattern of `durability` matches syncs as it does
-    there. What is in stores that are no journals stays in them."""
+    there. Destinations in stores that are no journals stay in them."""
     sizes: JournalSizes | None = None
     """Our own journal's record overheads, where the defaults do not fit."""
     engine: EngineName = "auto"

@@ -2,11 +2,11 @@
 
     text = revised_yaml(current, plans, weights)         # the same file with the recommended stores in it
 
-What the current file says stays: every option of every store, and where destinations go that the trace did not show.
-A store that is recommended takes the place of the current one with which it shares most bytes; the others are new, with
-the options of the store that their destinations come from. Destinations whose stores' options differ, but for tuning,
-never come together. New patterns are the recommended filters where these, beside the patterns that are there, route
-every destination as recommended; else the names of what moves.
+All that the current file says stays: every option of every store, and where destinations go that the trace did not
+show. A store that is recommended takes the place of the current one with which it shares most bytes; the others are
+new, with the options of the store that their destinations come from. Destinations whose stores' options differ, but for
+tuning, never come together. New patterns are the recommended filters where these, beside the patterns that are there,
+route every destination as recommended; else the names of what moves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..search.current import CurrentConfig
 from .recommendation import StorePlan, free_name
 
 _PLACES = ("directory", "index_directory")
-"""What no two stores can share."""
+"""Options that no two stores can share."""
 
 
 @dataclass(slots=True)

@@ -56,7 +56,7 @@ def recommendation_schema() -> dict[str, Any]:
             ),
             "destination": _destination(),
             "finding": _object(
-                "What the trace could not tell; docs/advisor.md lists the codes.",
+                "Facts that the trace lacks; docs/advisor.md lists the codes.",
                 {"code": {"type": "string"}, "count": _COUNT, "message": {"type": "string"}},
             ),
             "tried_size": _object(

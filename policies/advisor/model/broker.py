@@ -1,7 +1,7 @@
 """The disk that a real ActiveMQ broker takes at the peak beside the files that the retention model keeps.
 
-The model follows messages and acks. What is seen of a broker depends on its own clock too, so that the same operations
-do not give the same figure twice:
+The model follows messages and acks. The view of a broker depends on its own clock too, so that the same operations do
+not give the same figure twice:
 
     when one looks       a number of files that lasts for a moment is found by few looks, between two of which
                          `LOOK_SEGMENTS` are written: expected is the most that they find on average

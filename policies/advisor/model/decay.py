@@ -1,8 +1,8 @@
 """The cost of one store that compacts, from the summary: the inner step of the search under compaction.
 
-Of the kernel's journal this is the blurred picture. What a store was sent in one bucket, or in a part of one that is
-long beside a segment, is a *cohort*: it has a size, which decays as the summary says that its messages are acked, and
-lies in one file. Segments fill and are compacted by the kernel's own choice, with cohorts for messages.
+This is the blurred picture of the kernel's journal. All that a store was sent in one bucket, or in a part of one that
+is long beside a segment, is a *cohort*: it has a size, which decays as the summary says that its messages are acked,
+and lies in one file. Segments fill and are compacted by the kernel's own choice, with cohorts for messages.
 """
 
 from __future__ import annotations

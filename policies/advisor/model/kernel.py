@@ -15,7 +15,7 @@ A store writes its operations into segments that an operation never straddles. W
                          which nothing lives go once they are worth the snapshot that is written for them
 
 All is counted in positions of the global order; whoever knows the clock turns them into times, which never fall along
-it. What is kept meanwhile grows with live messages and with segments, never with operations. A test holds the third
+it. The memory that it keeps grows with live messages and with segments, never with operations. A test holds the third
 kind to a slow model that is itself held to a real store, the others to definitions.
 """
 
@@ -38,11 +38,11 @@ COMPACTED_BYTES: Final = 48
 SNAPSHOT_BYTES: Final = 60
 KEPT_BYTES: Final = 42
 """A snapshot without its batch has so many bytes, so many more for each file in which something lives, and a bit for
-each record there. What it says of destinations, of subscriptions and of ids is left out."""
+each record there. Its parts about destinations, subscriptions and ids are left out."""
 KEPT_EXPECTED: Final = 44
 SNAPSHOT_WORTH: Final = 4
-"""What a store expects a snapshot to take: so many bytes for each such file, and one for 64 records. It is written once
-the files that can go then have at least so many times as many bytes."""
+"""The bytes that a store expects a snapshot to take: so many bytes for each such file, and one for 64 records. It is
+written once the files that can go then have at least so many times as many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class StoreCourse:
     """The bytes and files that one store has on disk over the trace, and what it wrote."""
 
     changes: Ints
-    """Positions, ascending. Of several alike, the earlier ones are what there is for a moment: copies beside what they
-    are copied from, a segment that goes beside one that begins."""
+    """Positions, ascending. If several are alike, the earlier ones are what there is for a moment: copies beside what
+    they are copied from, a segment that goes beside one that begins."""
     level: Ints
     """Bytes on disk from each change to the next."""
     files: Ints

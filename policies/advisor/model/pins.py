@@ -2,8 +2,8 @@
 
 A segment is *full* when its store begins the next one, or at the trace's end. From then on it is kept for messages
 alone; its *holder* is the destination of the one that goes last, under `kahadb` also of one in an earlier segment whose
-ack stands here, however long that chain. Of several that go at one moment it is the one first met in the trace, as
-where messages are pending at the trace's end. A segment that goes as soon as it is full has no holder.
+ack stands here, however long that chain. If several go at one moment it is the one first met in the trace, as where
+messages are pending at the trace's end. A segment that goes as soon as it is full has no holder.
 
 Bytes of a destination in a segment are *kept by another* from when the segment is full and its own messages there have
 gone until the segment goes, and that other is the holder.

@@ -1,6 +1,6 @@
 """Atoms that behave alike, put into cells: what makes a search among thousands of destinations short.
 
-What binds destinations to a store is how long their messages stay, then how much they write. Each atom is a point:
+Destinations are bound to a store by how long their messages stay, then by how much they write. Each atom is a point:
 logarithms of its 50 %, 95 % and largest retention, and of its bytes. A cell is split in two where that takes away most
 of the squared distance of its atoms from their mean, the cell that gains most first, until there are as many as wanted.
 Atoms weigh by what they write, so that a busy one is soon alone. (Wu's colour quantisation, 1991, on other points.)
@@ -21,7 +21,7 @@ from ..trace.arrays import Floats, Ints
 
 QUANTILES = (0.5, 0.95, 1.0)
 BYTES_SCALE = 0.5
-"""What a factor between the bytes of two atoms is worth beside one between their retentions."""
+"""The weight of a factor between the bytes of two atoms beside one between their retentions."""
 
 
 def cells(summary: Summary, atoms: Sequence[Sequence[int]], group: Sequence[int], most: int) -> list[list[int]]:

@@ -3,7 +3,7 @@
     current = CurrentConfig.load("stores.yaml")
     options = RecommendOptions(current=current)          # compared with, and what its stores sync by
 
-What of it changes is said in `revision`.
+`revision` says what of it changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...names.destination import Destination
 _TUNING = frozenset(
     {"sync", "segment_size", "checkpoint_interval", "checkpoint_operations", "batch_bytes_max", "pool_files"}
 )
-"""Options in which journals may differ whose destinations are put together. Of `sync` the search knows."""
+"""Options in which journals may differ whose destinations are put together. The search knows of `sync`."""
 
 
 class CurrentConfig:
@@ -39,7 +39,7 @@ class CurrentConfig:
 
     @classmethod
     def load(cls, path: str | Path) -> CurrentConfig:
-        """Read a configuration. What the environment is to say need not be set: no store is opened. Raises
+        """Read a configuration. Variables of the environment need not be set: no store is opened. Raises
         ConfigError."""
         return cls(load(path, names_suffice=True), as_plain_data(path))
 
@@ -75,7 +75,7 @@ class CurrentConfig:
 
     def rules_of(self, name: str) -> object:
         """Return what is equal for destinations that may share a store. Others would lose what an option gives them.
-        What is in no journal stays where it is, since its files are not those that are predicted."""
+        Destinations outside of journals stay where they are, since their files are not those that are predicted."""
         options = self.store_of(name).options
         if not isinstance(options, JournalOptions):
             return self.place_of(name)

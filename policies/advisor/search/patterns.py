@@ -27,7 +27,7 @@ from ...names.trie import PatternTrie
 from .catch_all import CATCH_ALL
 
 _NONE = -1
-"""What the catch-all takes: no store of the recommendation."""
+"""The catch-all takes these: no store of the recommendation."""
 
 _Filter = tuple[str, int]
 """A pattern, and the number of the store that it leads to."""

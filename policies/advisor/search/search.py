@@ -385,7 +385,7 @@ def _improve(problem: _Problem, stores: list[int], report: Progress) -> list[int
 
 
 def _movable(problem: _Problem, stores: int) -> list[int]:
-    """Choose the atoms to move: all. Of many it is those that write most, as far as the bound of work goes."""
+    """Choose the atoms to move: all. If they are many it is those that write most, as far as the bound of work goes."""
     if not problem.many:
         return list(range(len(problem.atoms)))
     summary = problem.costs.summary
@@ -464,7 +464,7 @@ def _joins(problem: _Problem, stores: Sequence[int], most: int) -> Iterator[_Ste
 
 
 def _with_neighbours(problem: _Problem, best: list[int], keep: int) -> list[Partition]:
-    """Give the best and the next best that are one step from it. Of many atoms and stores some are tried."""
+    """Give the best and the next best that are one step from it. If atoms and stores are many, some are tried."""
     most = NEIGHBOURS if problem.many else len(best)
     more = [step for atom in _movable(problem, len(best)) for step in _moves(problem, best, 1 << atom, most)]
     more += _joins(problem, best, most)

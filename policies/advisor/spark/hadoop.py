@@ -6,7 +6,7 @@
 
 All is written beside its place, under the name `.<name>.<16 hex digits>.tmp`, and renamed into it. That makes it appear
 whole or not at all as far as renaming does on that file system: on HDFS it is one step, in object stores a copy, file
-by file. What a process left that was killed stays: nobody can tell there whether it is still at it.
+by file. Files of a process that was killed stay: nobody can tell there whether it is still at work.
 """
 
 from __future__ import annotations

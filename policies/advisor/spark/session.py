@@ -100,8 +100,8 @@ def spark_errors(
 ) -> Iterator[None]:
     """Make a SparkError of one line of what Spark and Py4J raise in the block. `what` begins it, `step` ends it.
 
-    An interruption stays one: a call to Java that Ctrl-C meets fails while it is cleaned up, and so does the next. What
-    Py4J writes then, to the root logger itself, is kept from the log as long as the block lasts.
+    An interruption stays one: a call to Java that Ctrl-C meets fails while it is cleaned up, and so does the next.
+    Py4J's lines, which go to the root logger itself, are kept from the log as long as the block lasts.
     """
     root, py4j = logging.getLogger(), logging.getLogger("py4j")
     propagated = py4j.propagate
@@ -158,8 +158,8 @@ def reason_of(error: Exception) -> str:
 def started_java(conf: SparkConf) -> Iterator[Any]:
     """Give a new Java for the SparkContext that is made in the block, None where PySpark has one.
 
-    What it says is kept off the terminal. It is ended if the block does not end. Raises MissingExtraError, with what
-    the Java said, where it does not start.
+    Its output is kept off the terminal. It is ended if the block does not end. Raises MissingExtraError, with what the
+    Java said, where it does not start.
     """
     from pyspark import SparkContext
     from pyspark.errors import PySparkRuntimeError

@@ -4,9 +4,10 @@
     2 match     sends and acks told of each other: one shuffle of narrow rows by the hash of the message
     3 order     a second shuffle, into ranges of the global order, sorted; what each has reached is added up
 
-What comes out is kept on the disks of those who made it, and made again where it is lost. So nothing in it may depend
-on who makes it, or when: the ranges have bounds that the driver knows, and are not Spark's own (`repartitionByRange`),
-which come from a sample and may be others the next time, while clocks are told by the range's number.
+The result is kept on the disks of the workers that made it, and made again where it is lost. So nothing in it may
+depend on who makes it, or when: the ranges have bounds that the driver knows, and are not Spark's own
+(`repartitionByRange`), which come from a sample and may be others the next time, while clocks are told by the range's
+number.
 
 The driver gets a row a destination and a row a range. Where the trace cannot be used the errors are those of `trace`
 and `operations`, but rows are named by file and seq.

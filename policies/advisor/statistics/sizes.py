@@ -1,7 +1,7 @@
 """The bytes that one operation puts into a journal, under each of the two models.
 
 `kahadb`: what the trace says, since it was read from such a journal. `anabranch`: the body and what our own journal
-adds to it. The same constants are used row by row here and as an SQL expression by the Spark pass.
+adds to it. Its constants are used row by row here and as an SQL expression by the Spark pass.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@
     subscription  string              of a topic message's ack
     body_size     int64               bytes of a send's body alone
 
-Files are Parquet (`.parquet`, or a directory of them), Arrow IPC (`.arrow`, `.feather`) or CSV (`.csv`, `.csv.gz`).
-What cannot be used at all is a TraceError. What can, but says less than it seems to, is a `Finding` with a count.
+Files are Parquet (`.parquet`, or a directory of them), Arrow IPC (`.arrow`, `.feather`) or CSV (`.csv`, `.csv.gz`). A
+value that cannot be used at all is a TraceError. A usable value that says less than it seems to is a `Finding` with a
+count.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ SECONDS_MAX = 1e11
 """The year 5138. Milliseconds since the epoch have been above this number since 1973, so they are recognised by it."""
 _BATCH_ROWS = 65536
 _NOT_NUMBERS = ["nan", "NaN", "-nan", "-NaN", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"]
-"""What some programs write for a number that is none. Empty in every column but `ts`."""
+"""Texts that some programs write for a number that is none. Empty in every column but `ts`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ OPERATIONS_MAX = 1_000_000_000
 """Operations of a trace in memory, where each takes some hundred bytes."""
 _DAY = 86400.0
 _ORDER = ("ts", "stream", "chunk", "number", "part")
-"""What the global order is sorted by. `part` puts a transaction's sends side by side and acks behind sends."""
+"""The global order is sorted by this. `part` puts a transaction's sends side by side and acks behind sends."""
 _CHUNK_SCHEMA = pa.schema(
     [
         *(field for field in SCHEMA if field.name != "seq"),
