@@ -1,7 +1,7 @@
 """The records by which each change is written in the journal, and read back: one record each, of the kind that stands
 beside it below. Drawn in docs/format.md, pinned by tests/journal/test_golden.py. All integers are little-endian.
 
-wal/format.py says what a record's header and a batch are; a message's record behind its seq, core/records.py.
+wal/format.py says what a record's header and a batch are; a message's record behind its seq, core/record/encoding.py.
 """
 
 from __future__ import annotations

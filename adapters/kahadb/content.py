@@ -50,7 +50,7 @@ class Carried(NamedTuple):
     """A message as a store of ours keeps it."""
 
     record: bytes
-    """The record, as core/records.py makes it."""
+    """The record, as core/record/encoding.py makes it."""
     deliveries: int
 
 

@@ -1,4 +1,4 @@
-"""SqlBackend: the tables of a database as a backend of the core (core/backend.py).
+"""SqlBackend: the tables of a database as a backend of the core (core/backend).
 
     writing    what a plan does to the tables, in one database transaction   (writing.py)
     effects    what it changes of the counts in memory                       (effects.py)

@@ -1,4 +1,4 @@
-"""A message's record (core/records.py) as the columns of MESSAGES, and back."""
+"""A message's record (core/record/encoding.py) as the columns of MESSAGES, and back."""
 
 from __future__ import annotations
 

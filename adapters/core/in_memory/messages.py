@@ -120,7 +120,7 @@ class DestinationMessages:
     # Places, as the core knows them
 
     def keyed(self, name: bytes) -> Place | None:
-        """Return where a key's value is, as of Backend (adapters/core/backend.py)."""
+        """Return where a key's value is, as KeyedRows has it."""
         assert self.keys is not None
         seq = self.keys.get(name)
         return self.row(None, seq, None) if seq is not None else None

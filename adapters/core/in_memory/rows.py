@@ -1,5 +1,5 @@
 """The messages of all destinations in memory, in chunks, and in swap files what does not fit: what a memory store has,
-and what any other store has for its messages that are not persistent (core/nonpersistent.py).
+and what any other store has for its messages that are not persistent (features/transient).
 
 `require_room` sees that there is room; `apply_changes` puts the messages into their chunks (applying.py). Both run on
 the thread of whoever calls, under the store's lock, and Ctrl-C may strike anywhere.

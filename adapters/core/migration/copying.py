@@ -59,7 +59,7 @@ class Stored:
     """A message as it lies in a store."""
 
     record: bytes
-    """The record as records.py makes it, and as another store is given it (`as_carried`)."""
+    """The record as record/encoding.py makes it, and as another store is given it (`as_carried`)."""
     deliveries: int = 0
     """The number of times that a queue's message was given back."""
     waiting: Mapping[SubscriptionKey, int] = field(default_factory=dict)

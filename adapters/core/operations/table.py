@@ -25,7 +25,7 @@ class Table(Protocol):
     def put(self, sends: Sequence[Send]) -> None:
         """Put new messages, all of one destination. A topic's message is for those whom `entitled` names; without any
         it is not kept. Their destination and those subscriptions count them. A map's message takes the place of the
-        message of the same id, which is dead from then on; a REMOVAL (records.py) is dead itself, and so is one that
+        message of the same id, which is dead from then on; a REMOVAL (record/encoding.py) is dead itself, and so is one that
         comes after another of a higher seq."""
 
     def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:

@@ -1,4 +1,4 @@
-"""The quotas that concern a send, and how much of each the send needs (limits.py)."""
+"""The quotas that concern a send, and how much of each the send needs (state/limits.py)."""
 
 from __future__ import annotations
 
