@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Generic
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...adapters.core import Store
 from ...adapters.core.engine.lease_times import require_seconds
@@ -18,6 +19,8 @@ from .dead_letter import DeadLetter, dead_letter_of, dead_letter_queue
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
     from .codecs import Coder
+
+R = TypeVar("R")
 
 
 class Backlog(Generic[T]):
@@ -60,20 +63,22 @@ class Backlog(Generic[T]):
 
     def _browse(self, left: int | None, after: int | Message[Any]) -> Iterator[Message]:
         while left is None or left > 0:
-            store = self._registry.store_for(self.destination)
-            if isinstance(after, Message) and after._store.store_id != store.store_id:
-                raise ClosedError(
-                    f"{self.destination} has moved to another store since {after!r} was browsed, and its messages have "
-                    "other places there; browse it from the beginning"
-                )
-            try:
+            with self._registry.attempt(self.destination, partial(self._store_after, after)) as store:
                 for message in store.browse(self.destination, left, after, self._key):
                     after = message
                     left = left if left is None else left - 1
                     yield message
                 return
-            except ClosedError as error:
-                self._registry.forget_closed(self.destination, store, error)
+
+    def _store_after(self, after: int | Message[Any], destination: Destination) -> Store:
+        """Return the store to go on in with browsing. Raises ClosedError if it is another one since `after`."""
+        store = self._registry.store_for(destination)
+        if isinstance(after, Message) and after._store.store_id != store.store_id:
+            raise ClosedError(
+                f"{destination} has moved to another store since {after!r} was browsed, and its messages have other "
+                "places there; browse it from the beginning"
+            )
+        return store
 
     def dead_letters(self) -> Iterator[DeadLetter[T]]:
         """Look at the dead letters that come from here, in order, without taking them; of a subscription, those that it
@@ -122,33 +127,27 @@ class Consumer(Backlog[T]):
         """
         if lease is not None:
             require_seconds(lease, "lease")
+        destination, key = self.destination, self._key
+        store = self._registry.by_destination.get(destination) if timeout == 0 else None
         message: Any
-        if timeout != 0:
-            message = self._receive_in(timeout, lease)
-            return message if self._coder is None or message is None else self._coder.wrap(message)
-        registry, destination = self._registry, self.destination
-        while True:  # as for_held, whose call and function would take a receive half a microsecond more
-            store = registry.by_destination.get(destination) or registry.store_of(destination)
-            if store is None:
-                return None
-            try:
-                message = store.receive(destination, 0, self._key, lease)
-                return message if self._coder is None or message is None else self._coder.wrap(message)
-            except ClosedError as error:
-                registry.forget_closed(destination, store, error)
+        try:  # what nearly always comes of it; the rest would take a receive half a microsecond more
+            found = store is not None
+            message = store.receive(destination, 0, key, lease) if store is not None else None
+        except ClosedError:
+            found = False
+        if not found:
+            message = self._in_time(timeout, lambda store, left: store.receive(destination, left, key, lease), None)
+        return message if self._coder is None or message is None else self._coder.wrap(message)
 
-    def _receive_in(self, timeout: float | None, lease: float | None) -> Message | None:
-        """Receive with a time to wait."""
-        require_timeout(timeout)
+    def _in_time(self, timeout: float | None, call: Callable[[Store, float | None], R], none: R) -> R:
+        """Call with the store and the seconds that are left to wait; once more as `for_store`. Returns `none` if no
+        store has the destination yet and nothing is waited for."""
+        if timeout == 0:
+            return self._registry.for_held(self.destination, lambda store: call(store, 0), none)
+        left = countdown(timeout)
         if timeout is None:
             self._registry.hint_at_slip(self.destination)
-        deadline = None if timeout is None else time.monotonic() + timeout
-
-        def receive(store: Store) -> Message | None:  # called again if the store was closed for being idle
-            left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            return store.receive(self.destination, left, self._key, lease)
-
-        return self._registry.for_store(self.destination, receive)
+        return self._registry.for_store(self.destination, lambda store: call(store, left()))
 
     def receive_many(self, n: int, timeout: float | None = 0, *, lease: float | None = None) -> list[Message[T]]:
         """Lease up to `n` messages, in order, waiting up to `timeout` seconds for the first (None: for ever): as soon
@@ -160,24 +159,11 @@ class Consumer(Backlog[T]):
         require_count(n)
         if lease is not None:
             require_seconds(lease, "lease")
-        messages: list[Any] = self._receive_many(n, timeout, lease)
+        destination, key = self.destination, self._key
+        messages: list[Any] = self._in_time(
+            timeout, lambda store, left: store.receive_many(destination, n, left, key, lease), []
+        )
         return messages if self._coder is None else list(map(self._coder.wrap, messages))
-
-    def _receive_many(self, n: int, timeout: float | None, lease: float | None) -> list[Message]:
-        if timeout == 0:
-            return self._registry.for_held(
-                self.destination, lambda store: store.receive_many(self.destination, n, 0, self._key, lease), []
-            )
-        require_timeout(timeout)
-        if timeout is None:
-            self._registry.hint_at_slip(self.destination)
-        deadline = None if timeout is None else time.monotonic() + timeout
-
-        def receive(store: Store) -> list[Message]:  # likewise
-            left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            return store.receive_many(self.destination, n, left, self._key, lease)
-
-        return self._registry.for_store(self.destination, receive)
 
     def consume(self, timeout: float | None = None, *, lease: float | None = None) -> Iterator[Message[T]]:
         """Yield each message, leased, one after the other. The next one is received when it is asked for, so that none
@@ -235,6 +221,16 @@ def require_callbacks(on_message: object, on_end: object) -> None:
         raise TypeError(f"on_message is a function of one message, not {type(on_message).__name__}: {on_message!r}")
     if on_end is not None and not callable(on_end):
         raise TypeError(f"on_end is a function of one error, not {type(on_end).__name__}: {on_end!r}")
+
+
+def countdown(timeout: float | None) -> Callable[[], float | None]:
+    """Return a function that returns how many seconds are left of a time, which begins now (None: for ever). Raises as
+    `require_timeout`."""
+    require_timeout(timeout)
+    if timeout is None:
+        return lambda: None
+    deadline = time.monotonic() + timeout
+    return lambda: max(deadline - time.monotonic(), 0)
 
 
 def require_timeout(timeout: object) -> None:

@@ -242,7 +242,7 @@ class PatternConsumer:
             self._ring.put(place)
             registry.require_open()
             if store is not None:
-                registry.forget_closed(destination, store, error)
+                registry.may_try_again(destination, store, error)
             return None
         except AnabranchError as error:
             self._pass_over(place, store, error)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ...adapters.core import Store
 from ...adapters.core.engine.forwarding import follow
-from ...adapters.core.messages import Message, Receipt
-from ...adapters.core.service.sending import WaitingFuture
+from ...adapters.core.messages import Message
 from ...adapters.core.state.gates import Gate, MovedError
 from ...adapters.core.state.leases import Lease
 from ...adapters.core.store_types import Progress, StoreStats, Subscription
@@ -34,7 +33,8 @@ from ...policies.names.destination import Destination, Kind
 from ...policies.names.pattern import Pattern
 from ...policies.names.routes import Match
 from ...policies.text import count_of
-from .deferred_sends import KNOWN_SECONDS, DeferredSends, once_more
+from .attempt import Attempt
+from .deferred_sends import DeferredSends
 from .directories import StoreDirectories, require_directories
 from .import_marker import require_no_import
 from .near_names import LOOKED_AT, near_name
@@ -46,6 +46,7 @@ from .store_statistics import StoreStatistics
 
 log = logging.getLogger(__name__)
 
+S = TypeVar("S", bound=Store | None)
 T = TypeVar("T")
 
 PAUSE: Final = 0.001
@@ -97,7 +98,10 @@ class StoreRegistry:
         """Each lease whose message has moved, by its number, which stays, and where it is now; some may have ended."""
         self._records_late = False
         """True once some transaction has sent to a destination that had no row by then."""
-        self._deferred = DeferredSends(self._send_deferred)
+        self.deferred = DeferredSends(
+            self.by_destination, self.require_open, lambda: self.removals, self.for_store, self.record_again
+        )
+        """The sends that must not wait until the store of their destination is open."""
         self.moving = False
         self.importing = False
         """True if an import from ActiveMQ has opened the stores, and nobody else uses them."""
@@ -181,7 +185,7 @@ class StoreRegistry:
         """Close the gate of a destination that is in the store of a row, and return the gate. Nobody finds that store
         until `open_gate` was called with the gate."""
         gate = Gate(destination)
-        with self._stores.removing(row.path), self._deferred.lock:
+        with self._stores.removing(row.path), self.deferred.lock:
             self._gates[destination] = gate
             self._stores.forget(destination, row)
         self.removals += 1
@@ -373,7 +377,7 @@ class StoreRegistry:
         """Return the store that the record has a destination in, opened if need be; None if it has it in none. The
         store is found without looking from now on, unless the router has stopped meanwhile, or sends to it are
         deferred."""
-        self._deferred.wait(destination)
+        self.deferred.wait(destination)
         while True:
             self.pass_gate(destination)
             known = self.table.destinations.get(destination)
@@ -386,8 +390,8 @@ class StoreRegistry:
                 store = self._stores.open(row)
                 if self.table.destinations.get(destination) is not known:
                     continue  # the store was opened for the first time, and knew nothing of it
-                with self._deferred.lock:
-                    if not self._deferred.holds(destination):
+                with self.deferred.lock:
+                    if not self.deferred.holds(destination):
                         self._stores.remember(destination, row, store)
             if self._stopped is not None:
                 self.require_open()
@@ -468,58 +472,23 @@ class StoreRegistry:
         """Call with the store of a destination; once more if it had just been closed for being idle."""
         while True:
             removals = self.removals
-            store = self.store_for(destination)
-            try:
+            with self.attempt(destination, self.store_for) as store:
                 result = call(store)
-            except ClosedError as error:
-                self.forget_closed(destination, store, error)
-                continue
-            if self.removals != removals:
-                self.record_again(destination)
-            return result
+                break
+        if self.removals != removals:
+            self.record_again(destination)
+        return result
 
     def for_held(self, destination: Destination, call: Callable[[Store], T], otherwise: T) -> T:
         """Call with the store that holds a destination; once more as `for_store`. Returns `otherwise` if no store holds
         it yet."""
         while True:
-            store = self.by_destination.get(destination)  # as store_of, without its call: each receive comes this way
-            if store is None and (store := self.store_of(destination)) is None:
-                return otherwise
-            try:
-                return call(store)
-            except ClosedError as error:
-                self.forget_closed(destination, store, error)
+            with self.attempt(destination, self.store_of) as store:
+                return otherwise if store is None else call(store)
 
-    def send_deferred(
-        self, destination: Destination, send: Callable[[Store], Future[Receipt]], closed: Store | None
-    ) -> Future[Receipt]:
-        """Call with the store of a destination, as soon as a background thread has opened it. The store was not found
-        before, or only a `closed` one. Never waits."""
-        self.require_open()
-        with self._deferred.lock:
-            store = self.by_destination.get(destination)
-            if store is None or store is closed:
-                self.by_destination.pop(destination, None)
-                return self._deferred.defer(destination, send)
-        removals = self.removals
-        try:  # another thread has just found it
-            sent = send(store)
-        except ClosedError:
-            return self.send_deferred(destination, send, store)
-        return self._sent(sent, removals, lambda: self.send_deferred(destination, send, store))
-
-    def _send_deferred(self, destination: Destination, send: Callable[[Store], Future[Receipt]]) -> Future[Receipt]:
-        """Send on a background thread, as `for_store`; once more if the destination was about to move."""
-        removals = self.removals
-        sent = self.for_store(destination, send)
-        return self._sent(sent, removals, lambda: self._send_deferred(destination, send))
-
-    def _sent(self, sent: Future[Receipt], removals: int, again: Callable[[], Future[Receipt]]) -> Future[Receipt]:
-        """Return the result of a send, which is done `again` if it was not sent."""
-        moved = self.removals != removals
-        if not moved and type(sent) is not WaitingFuture:
-            return sent
-        return once_more(sent, again, KNOWN_SECONDS if moved else 0)
+    def attempt(self, destination: Destination, find: Callable[[Destination], S]) -> Attempt[S]:
+        """Return an attempt at a call of a destination's store, which `store_of` or `store_for` finds."""
+        return Attempt(partial(find, destination), partial(self.may_try_again, destination))
 
     def record_again(self, destination: Destination) -> None:
         """Record a destination again, after a call with a store that was found before `removals` rose to its value now.
@@ -616,17 +585,15 @@ class StoreRegistry:
     def with_row(self, row: StoreRow, call: Callable[[Store], T]) -> T:
         """Call with the store of a row, opened if it is not open; once more as `for_store`."""
         while True:
-            store = self._stores.open(row)
-            try:
+            with Attempt(partial(self._stores.open, row), partial(self.may_try_again, None)) as store:
                 return call(store)
-            except MovedError:
-                raise
-            except ClosedError:
-                self.forget_closed(None, store)
 
-    def forget_closed(self, destination: Destination | None, store: Store, error: ClosedError | None = None) -> None:
-        """Prepare another try after a ClosedError. The next call opens a store again that was closed for being idle. If
-        the destination is moving to another store, wait for that. Raises ClosedError if the router is closed too."""
+    def may_try_again(self, destination: Destination | None, store: Store | None, error: ClosedError) -> bool:
+        """Return whether to look for a store again after a ClosedError; without a destination not if one in the store
+        moves. A store that was closed for being idle is opened by that. If the destination is moving to another store,
+        wait for the end. Raises ClosedError if the router is closed too."""
+        if store is None or (destination is None and isinstance(error, MovedError)):
+            return False
         self.require_open()
         row = self.table.stores.get(store.store_id)
         if destination is not None and isinstance(error, MovedError):
@@ -641,6 +608,7 @@ class StoreRegistry:
             self.pass_gate(destination)
         else:
             self._stores.forget_closed(destination, row, store)
+        return True
 
     # One topic, one store
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ...adapters.core import Store
@@ -12,6 +13,7 @@ from ...adapters.core.state.limits import cancel
 from ...adapters.core.store_types import Change
 from ...policies.errors import ClosedError, StoreFailedError, UnknownMessageError
 from ...policies.names.destination import Destination
+from ..placement.attempt import Attempt
 
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
@@ -59,14 +61,15 @@ class Participant:
         """Call with its store before anything is prepared there. A store that is held by sends alone may have been
         closed for being idle; it is opened again."""
         while True:
-            assert self.store is not None
-            try:
-                return registry.call_recorded(self.store, self.destinations, call)
-            except ClosedError as error:
-                if isinstance(error, MovedError) or self.acks or self.first is None:
-                    raise
-                registry.forget_closed(self.first, self.store)
-                self.store = registry.store_for(self.first)
+            with Attempt(lambda: cast(Store, self.store), partial(self._open_again, registry)) as store:
+                return registry.call_recorded(store, self.destinations, call)
+
+    def _open_again(self, registry: StoreRegistry, store: Store, error: ClosedError) -> bool:
+        if isinstance(error, MovedError) or self.acks or self.first is None:
+            return False
+        if registry.may_try_again(self.first, store, error):
+            self.store = registry.store_for(self.first)
+        return True
 
     def destinations(self) -> list[Destination]:
         """Return the destinations that it sends to, or subscribes to."""
