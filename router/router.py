@@ -38,7 +38,7 @@ from ..policies.errors import (
 from ..policies.names.destination import Destination
 from ..policies.text import count_of
 from .api.addresses import Address, map_of, queue_of, resolve, topic_of
-from .api.codecs import Codec, Coder, codec_of
+from .api.codecs import Codec, codec_of
 from .api.consumer import Consumer
 from .api.endpoint import Endpoint, SendOptions
 from .api.map import Map
@@ -306,7 +306,7 @@ class Router:
         self._registry.route(destination)
         if expires_when_idle is not None:
             require_seconds(expires_when_idle)
-        queue: Queue[Any] = Queue(self._registry, destination, _coder_of(codec, destination))
+        queue: Queue[Any] = Queue(self._registry, destination, codec_of(codec))
         if expires_when_idle is not None:
             self._idle_queues.add(queue, expires_when_idle)
         return queue
@@ -326,7 +326,7 @@ class Router:
         self._registry.require_open()
         destination = topic_of(name)
         self._registry.route(destination)
-        return Topic(self._registry, destination, _coder_of(codec, destination))
+        return Topic(self._registry, destination, codec_of(codec))
 
     @overload
     def map(self, name: Address, *, codec: None = None) -> Map: ...
@@ -343,7 +343,7 @@ class Router:
         self._registry.require_open()
         destination = map_of(name)
         self._registry.route(destination)
-        return Map(self._registry, destination, None if codec is None else codec_of(codec))
+        return Map(self._registry, destination, codec_of(codec))
 
     @overload
     def send(
@@ -908,10 +908,6 @@ class Router:
         self._registry.require_open()
         refuse_in_handler("reopen")
         self._registry.reopen(name)
-
-
-def _coder_of(codec: str | Codec[Any] | None, destination: Destination) -> Coder[Any] | None:
-    return None if codec is None else Coder(codec_of(codec), destination)
 
 
 def _tokens(tokens: str | Iterable[str], how: Settlement) -> list[str]:

@@ -14,11 +14,11 @@ from ...adapters.core.messages import Message, T
 from ...adapters.core.store_types import Counts, Listener, SubscriptionKey
 from ...policies.errors import ClosedError
 from ...policies.names.destination import Destination
+from .codecs import Codec, wrap
 from .dead_letter import DeadLetter, dead_letter_of, dead_letter_queue
 
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
-    from .codecs import Coder
 
 R = TypeVar("R")
 
@@ -33,17 +33,20 @@ class Backlog(Generic[T]):
     destination: Destination
     _key: SubscriptionKey | None = None
     """The subscription whose messages these are; None for all of the destination."""
-    _coder: Coder[T] | None = None
-    """The decoder of their bodies; None: they are bytes."""
+    _codec: Codec[T] | None = None
+    """The codec of their bodies; None: they are bytes."""
 
     def __eq__(self, other: object) -> bool:
         return (
             type(other) is type(self) and isinstance(other, Backlog) and other._registry is self._registry
-            and (other.destination, other._key) == (self.destination, self._key) and other._coder == self._coder
+            and (other.destination, other._key, other._codec) == (self.destination, self._key, self._codec)
         )  # fmt: skip
 
     def __hash__(self) -> int:
         return hash((self._registry, self.destination, self._key))
+
+    def _decoded(self, message: Message[Any] | None) -> Message[T] | None:
+        return message if message is None or self._codec is None else wrap(self._codec, message)
 
     def browse(self, limit: int | None = None, after: int | Message[Any] = 0) -> Iterator[Message[T]]:
         """Look at the messages in order without taking them, at most `limit` from the one after `after`: a message, or
@@ -59,7 +62,7 @@ class Backlog(Generic[T]):
         if self._registry.store_of(self.destination) is None:
             return iter(())
         found: Iterator[Any] = self._browse(limit, after)
-        return found if self._coder is None else map(self._coder.wrap, found)
+        return found if self._codec is None else map(partial(wrap, self._codec), found)
 
     def _browse(self, left: int | None, after: int | Message[Any]) -> Iterator[Message]:
         while left is None or left > 0:
@@ -87,7 +90,7 @@ class Backlog(Generic[T]):
         pattern = self._registry.option_for(self.destination, "dead_letter")
         if pattern is not None:
             queue = dead_letter_queue(pattern, self.destination)
-            for message in _Letters(self._registry, queue, self._coder).browse():
+            for message in _Letters(self._registry, queue, self._codec).browse():
                 letter = dead_letter_of(message)
                 if (
                     letter is not None
@@ -105,10 +108,10 @@ class Backlog(Generic[T]):
 class _Letters(Backlog[T]):
     """The messages of a dead-letter queue, of one codec's bodies."""
 
-    __slots__ = ("_coder", "_registry", "destination")
+    __slots__ = ("_codec", "_registry", "destination")
 
-    def __init__(self, registry: StoreRegistry, destination: Destination, coder: Coder[T] | None) -> None:
-        self._registry, self.destination, self._coder = registry, destination, coder
+    def __init__(self, registry: StoreRegistry, destination: Destination, codec: Codec[T] | None) -> None:
+        self._registry, self.destination, self._codec = registry, destination, codec
 
 
 class Consumer(Backlog[T]):
@@ -129,7 +132,7 @@ class Consumer(Backlog[T]):
             require_seconds(lease, "lease")
         destination, key = self.destination, self._key
         store = self._registry.by_destination.get(destination) if timeout == 0 else None
-        message: Any
+        message: Message[Any] | None
         try:  # what nearly always comes of it; the rest would take a receive half a microsecond more
             found = store is not None
             message = store.receive(destination, 0, key, lease) if store is not None else None
@@ -137,7 +140,7 @@ class Consumer(Backlog[T]):
             found = False
         if not found:
             message = self._in_time(timeout, lambda store, left: store.receive(destination, left, key, lease), None)
-        return message if self._coder is None or message is None else self._coder.wrap(message)
+        return self._decoded(message)
 
     def _in_time(self, timeout: float | None, call: Callable[[Store, float | None], R], none: R) -> R:
         """Call with the store and the seconds that are left to wait; once more as `for_store`. Returns `none` if no
@@ -163,7 +166,7 @@ class Consumer(Backlog[T]):
         messages: list[Any] = self._in_time(
             timeout, lambda store, left: store.receive_many(destination, n, left, key, lease), []
         )
-        return messages if self._coder is None else list(map(self._coder.wrap, messages))
+        return messages if self._codec is None else [wrap(self._codec, message) for message in messages]
 
     def consume(self, timeout: float | None = None, *, lease: float | None = None) -> Iterator[Message[T]]:
         """Yield each message, leased, one after the other. The next one is received when it is asked for, so that none
@@ -195,8 +198,8 @@ class Consumer(Backlog[T]):
         function, no credit or no time.
         """
         require_callbacks(on_message, on_end)
-        coder, call = self._coder, on_message
-        heard: Callable[[Any], object] = call if coder is None else lambda message: call(coder.wrap(message))
+        codec, call = self._codec, on_message
+        heard: Callable[[Any], object] = call if codec is None else lambda message: call(wrap(codec, message))
         self._registry.hint_at_slip(self.destination)
         return self._registry.for_store(
             self.destination, lambda store: store.listen(self.destination, heard, credit, self._key, on_end, lease)

@@ -30,10 +30,10 @@ from ...adapters.core.service.sending import WaitingFuture, plain_bodies
 from ...adapters.system.clock import now_ms
 from ...policies.errors import ClosedError, StoreFailedError
 from ...policies.names.destination import Destination
+from .codecs import Codec, encode, encode_one
 
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
-    from .codecs import Coder
 
 
 class SendOptions(TypedDict, total=False):
@@ -51,12 +51,12 @@ class Endpoint(Generic[T]):
     """A destination as its senders hold it. Cheap to make, cheap to keep; any thread may use it. Promises of each call:
     adapters/core/store.py. A body is bytes, or what its codec takes."""
 
-    __slots__ = ("_coder", "_registry", "destination")
+    __slots__ = ("_codec", "_registry", "destination")
 
-    def __init__(self, registry: StoreRegistry, destination: Destination, coder: Coder[T] | None = None) -> None:
+    def __init__(self, registry: StoreRegistry, destination: Destination, codec: Codec[T] | None = None) -> None:
         self._registry = registry
         self.destination = destination
-        self._coder = coder
+        self._codec = codec
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.destination.name}>"
@@ -101,8 +101,8 @@ class Endpoint(Generic[T]):
         """
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
         content: Any = body
-        if self._coder is not None:
-            content, headers = self._coder.encode(content, headers)
+        if self._codec is not None:
+            content, headers = encode(self._codec, content, headers, self.destination)
         registry, destination = self._registry, self.destination
         if type(content) is bytes and persistent is True and deliver_in is deliver_at is size is connection is None:
             removals = registry.removals
@@ -160,8 +160,8 @@ class Endpoint(Generic[T]):
                 f"send_many takes a list of messages, or what else can be iterated, not {type(messages).__name__}; one "
                 "message is sent by send()"
             )
-        coder: Any = self._coder
-        given = messages if coder is None else map(coder.encode_one, messages)
+        codec: Any = self._codec
+        given = messages if codec is None else (encode_one(codec, one, self.destination) for one in messages)
         outgoing = cast("tuple[Outgoing | bytes, ...]", tuple(given))
         if not outgoing:
             self._registry.require_open()
@@ -209,8 +209,8 @@ class Endpoint(Generic[T]):
         deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
         registry, destination = self._registry, self.destination
         content: Any = body
-        if self._coder is not None:
-            content, headers = self._coder.encode(content, headers)
+        if self._codec is not None:
+            content, headers = encode(self._codec, content, headers, self.destination)
         if type(content) is not bytes or size is not None:
             content = kept(registry, destination, content, size, persistent)
         removals, sent = registry.removals, None

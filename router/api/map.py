@@ -56,8 +56,8 @@ class Map(Generic[V]):
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, Map) and other._registry is self._registry and other.destination == self.destination
-            and (other._codec is self._codec or other._codec == self._codec)
+            isinstance(other, Map) and other._registry is self._registry
+            and (other.destination, other._codec) == (self.destination, self._codec)
         )  # fmt: skip
 
     def __hash__(self) -> int:

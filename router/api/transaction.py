@@ -50,6 +50,7 @@ from ..transactions.operations import Ack, ChangeSubscription, Operations, Relea
 from ..transactions.states import ACTIVE, DONE, PREPARING, TransactionState
 from ..transactions.xid import Xid
 from .addresses import Address, map_of, resolve_all, topic_of
+from .codecs import encode
 from .dead_letter import mark_requeued
 from .endpoint import Endpoint, SendOptions, due, expiry, kept
 from .map import Map, V
@@ -191,8 +192,8 @@ class Transaction:
         limits of a transaction; the transaction goes on without it either way.
         """
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
-        if isinstance(destination, Endpoint) and destination._coder is not None:
-            body, headers = destination._coder.encode(body, headers)
+        if isinstance(destination, Endpoint) and destination._codec is not None:
+            body, headers = encode(destination._codec, body, headers, destination.destination)
         destinations = resolve_all(destination)
         if type(body) is not bytes or size is not None:
             with self._lock:
