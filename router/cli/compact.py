@@ -28,21 +28,12 @@ def command(config: Config, names: tuple[str, ...], as_json: bool) -> None:
       anabranch compact data
       anabranch compact -c stores.yaml --store orders
     """
-    from ...policies.errors import ConfigError
+    from ..router import inspection_of
 
-    freed: dict[str, int] = {}
     with opened(config) as router:
-        rows = router._registry.table.stores.values()
-        there = [row for row in rows if not names or row.name in names]
-        if missing := [name for name in names if all(row.name != name for row in there)]:
-            known = ", ".join(sorted(row.name for row in rows)) or "none yet"
-            raise ConfigError([f"there is no store {missing[0]!r} to compact; there are: {known}"])
-        with working(f"Compacting {router.config.directory.name}") as progress:
-            for number, row in enumerate(there):
-                progress(number, len(there))
-                size = router._registry.with_row(row, lambda store: store.compact())
-                freed[row.name] = freed.get(row.name, 0) + size
         directory = router.config.directory
+        with working(f"Compacting {directory.name}") as progress:
+            freed = inspection_of(router).compact(names, progress)
     if as_json:
         echo_json({"directory": str(directory), "freed_bytes": freed})
         return

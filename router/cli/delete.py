@@ -45,7 +45,9 @@ def command(config: Config, name: str, yes: bool, as_json: bool) -> None:
 
 
 def _held(router: Router, destination: Destination) -> str:
-    count = router._registry.for_held(destination, lambda store: store.depth(destination), 0)
+    from ..router import inspection_of
+
+    count = inspection_of(router).depth(destination)
     if destination.kind is Kind.MAP:
         return f"with {count_of(count, 'value')}"
     held = f"with {count_of(count, 'message')}"

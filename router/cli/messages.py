@@ -119,13 +119,9 @@ def require_known(router: Router, destination: Destination, *, loses: bool = Fal
 def require_lasting(router: Router, destination: Destination) -> None:
     """Raise DestinationError for a destination that is, or would be, in memory alone: all of it goes when the command
     ends."""
-    from ...policies.config.kinds import load_adapter
+    from ..router import inspection_of
 
-    registry = router._registry
-    volatile = registry.for_held(destination, lambda store: store.volatile, None)
-    if volatile is None:
-        volatile = load_adapter(registry.route(destination).target.kind).backend_type.volatile
-    if volatile:
+    if inspection_of(router).is_volatile(destination):
         raise DestinationError(
             f"{destination} is in a store that is in memory alone, and that goes when this command ends: nothing is "
             "put there"

@@ -28,12 +28,13 @@ def command(config: Config, source: str, target: str, limit: int | None, as_json
       anabranch move data dlq inspected --limit 100
     """
     from ..migration.moving import move_messages
+    from ..router import inspection_of
 
     with opened(config) as router:
         origin, destination = queue_in(router, source), queue_named(router, target)
         require_lasting(router, destination.destination)
         with working(f"Moving {origin.destination.name}") as progress:
-            moved = move_messages(router._unlimited, origin, destination, limit, progress)
+            moved = move_messages(inspection_of(router).begin_unlimited, origin, destination, limit, progress)
         left = origin.depth()
     if as_json:
         echo_json(

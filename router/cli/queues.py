@@ -67,24 +67,25 @@ def _rows(router: Router) -> Iterator[dict[str, Any]]:
 
 
 def _row(router: Router, consumer: Consumer, destination: Destination, dead: int) -> dict[str, Any]:
-    from ...adapters.core.migration.copying import amount
+    from ..router import inspection_of
 
     counts = consumer.counts()
     return {
         "queue": str(destination), "ready": counts.ready, "leased": counts.leased, "delayed": counts.delayed,
         "dead": dead, "oldest_ready_seconds": counts.oldest_ready_seconds,
-        "bytes": router._registry.for_held(destination, lambda store: amount(store, destination).bytes, 0),
+        "bytes": inspection_of(router).bytes_of(destination),
     }  # fmt: skip
 
 
 def _dead_letters(router: Router) -> Counter[tuple[Destination, Any]]:
     """Return the dead letters by where they come from: each dead-letter queue is walked once."""
     from ..api.dead_letter import dead_letter_of, dead_letter_queue
+    from ..router import inspection_of
 
     found: Counter[tuple[Destination, Any]] = Counter()
     queues: dict[Destination, None] = {}
     for destination in router.destinations():
-        pattern = router._registry.option_for(destination, "dead_letter")
+        pattern = inspection_of(router).option(destination, "dead_letter")
         if pattern is not None:
             queues[dead_letter_queue(pattern, destination)] = None
     for queue in queues:

@@ -132,9 +132,11 @@ def _new_queues(router: Router, destinations: Iterable[Destination]) -> list[str
 
 def _why_lost(router: Router, receipt: Receipt) -> str | None:
     """Return why nobody ever gets what was sent; None where somebody may."""
+    from ..router import inspection_of
+
     destination = receipt.destination
     if destination.kind is Kind.TOPIC and not router.topic(destination).subscriptions():
         return "has no durable subscription"
-    if not receipt.dropped and router._registry.for_held(destination, lambda store: store.volatile, False):
+    if not receipt.dropped and inspection_of(router).is_volatile(destination):
         return "is in a store that is in memory alone, and that goes when this command ends"
     return None

@@ -40,9 +40,11 @@ def command(config: Config, queue: str, limit: int, raw: bool, as_json: bool) ->
       anabranch tail data dlq
       anabranch tail data dlq --limit 0 --json | jq .headers
     """
+    from ..router import inspection_of
+
     with opened(config) as router:
         shown, backlog = Shown(as_json, raw), backlog_in(router, queue)
-        is_ordered = not router._registry.option_for(backlog.destination, "priorities")
+        is_ordered = not inspection_of(router).option(backlog.destination, "priorities")
         for message in _coming(backlog, limit, is_ordered):
             shown(message)
 
