@@ -149,7 +149,7 @@ class Consumer(Backlog[T]):
             return self._registry.for_held(self.destination, lambda store: call(store, 0), none)
         left = countdown(timeout)
         if timeout is None:
-            self._registry.hint_at_slip(self.destination)
+            self._registry.routing.hint_at_slip(self.destination)
         return self._registry.for_store(self.destination, lambda store: call(store, left()))
 
     def receive_many(self, n: int, timeout: float | None = 0, *, lease: float | None = None) -> list[Message[T]]:
@@ -200,7 +200,7 @@ class Consumer(Backlog[T]):
         require_callbacks(on_message, on_end)
         codec, call = self._codec, on_message
         heard: Callable[[Any], object] = call if codec is None else lambda message: call(wrap(codec, message))
-        self._registry.hint_at_slip(self.destination)
+        self._registry.routing.hint_at_slip(self.destination)
         return self._registry.for_store(
             self.destination, lambda store: store.listen(self.destination, heard, credit, self._key, on_end, lease)
         )

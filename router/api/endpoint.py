@@ -105,7 +105,7 @@ class Endpoint(Generic[T]):
             content, headers = encode(self._codec, content, headers, self.destination)
         registry, destination = self._registry, self.destination
         if type(content) is bytes and persistent is True and deliver_in is deliver_at is size is connection is None:
-            removals = registry.removals
+            removals = registry.gates.removals
             store = registry.by_destination.get(destination)
             if store is not None:
                 try:  # what nearly always comes of it; `_send` would take a send half a microsecond more
@@ -113,7 +113,7 @@ class Endpoint(Generic[T]):
                 except ClosedError:
                     pass
                 else:
-                    if registry.removals != removals:
+                    if registry.gates.removals != removals:
                         registry.record_again(destination)
                     return receipt
         require_persistent(persistent)
@@ -213,14 +213,14 @@ class Endpoint(Generic[T]):
             content, headers = encode(self._codec, content, headers, self.destination)
         if type(content) is not bytes or size is not None:
             content = kept(registry, destination, content, size, persistent)
-        removals, sent = registry.removals, None
+        removals, sent = registry.gates.removals, None
         store = registry.by_destination.get(destination)
         if store is not None:
             with suppress(ClosedError):
                 sent = store.send_nowait(
                     destination, content, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms
                 )
-        if sent is not None and registry.removals == removals and type(sent) is not WaitingFuture:
+        if sent is not None and registry.gates.removals == removals and type(sent) is not WaitingFuture:
             return sent
         message = checked(
             content, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
@@ -239,7 +239,7 @@ class Endpoint(Generic[T]):
         """Remove the destination with all its messages, leased ones too, and its durable subscriptions; returns how
         many messages there were. Nothing of it is left behind; a store that was its own goes with it, if nobody waits
         there."""
-        return self._registry.delete(self.destination)
+        return self._registry.removal.delete(self.destination)
 
 
 def kept(

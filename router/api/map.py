@@ -173,7 +173,7 @@ class Map(Generic[V]):
     def delete(self) -> int:
         """Remove the map with all its values; returns how many there were. Nothing of it is left behind; a store that
         was its own goes with it, if nobody waits there."""
-        return self._registry.delete(self.destination)
+        return self._registry.removal.delete(self.destination)
 
     # Its store, and its codec
 

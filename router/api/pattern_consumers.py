@@ -224,8 +224,8 @@ class PatternConsumer:
         self._places.setdefault(destination, place)
         store: Store | None = None
         try:
-            if registry.is_at_gate(destination):
-                self._look_later(place, RETRY_SECONDS if registry.is_stuck(destination) else MOVING_SECONDS)
+            if destination in registry.gates:
+                self._look_later(place, RETRY_SECONDS if registry.gates.is_stuck(destination) else MOVING_SECONDS)
                 return None
             away = self._away.get(row.store_id) if self._away else None
             if away is not None and away > time.monotonic():
@@ -310,7 +310,7 @@ class PatternConsumers:
         with self._lock:
             consumer = self._consumers.get(pattern)
             if consumer is None:
-                self._registry.require_queues(pattern)
+                self._registry.routing.require_queues(pattern)
                 while len(self._consumers) >= PATTERNS_MAX and self._drop_one():
                     pass
                 consumer = self._consumers[pattern] = PatternConsumer(self._registry, pattern)

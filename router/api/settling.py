@@ -86,7 +86,7 @@ class TokenSettler:
         """Settle tokens. Those of one store are settled together, but each rejected one on its own. Messages that are
         moving to another store just then, or have moved, are settled there."""
         results = self._settle(tokens, way)
-        if self._registry.moves:
+        if self._registry.gates.moves:
             self._settle_moved(tokens, results, way)
         return results
 
@@ -106,7 +106,7 @@ class TokenSettler:
             try:
                 if isinstance(wrong, LeaseMovedError):
                     wrong.gate.wait()
-                token = self._registry.moved_token(tokens[place]) or tokens[place]
+                token = self._registry.gates.moved_token(tokens[place]) or tokens[place]
                 if isinstance(wrong, LeaseMovedError) or token != before.get(place, tokens[place]):
                     found[place] = token
             except AnabranchError as error:
@@ -134,7 +134,7 @@ class TokenSettler:
         if way.is_each_on_its_own:
             return shared().call(lambda: self._settled(tokens, way))
         future = self._settle_nowait(tokens, way)
-        if not self._registry.moves:
+        if not self._registry.gates.moves:
             return future  # nothing has moved by now
 
         # Settle moved ones as `settle` does, on a thread of ours.

@@ -85,7 +85,7 @@ class Transaction:
         self._operations = Operations(self._table.options, limited)
         self._savepoints: list[Savepoint] = []
         """In order of the number of operations before each; no two have the same."""
-        self._moves = registry.moves
+        self._moves = registry.gates.moves
         """The registry's `moves` when every operation was with the store that its destination is in."""
         self.receipts: list[Receipt] = []
         """The receipts that `commit` has returned, one for each send, in order; filled once it is committed."""
@@ -415,7 +415,7 @@ class Transaction:
         store; a move that is about to begin is waited for."""
         registry, transaction = self._registry, self._global
         while transaction.state is ACTIVE:
-            moves = registry.moves
+            moves = registry.gates.moves
             try:
                 transaction.participants = self._operations.participants(None if moves == self._moves else registry)
             except Exception:
@@ -424,7 +424,7 @@ class Transaction:
             self._moves = moves
             mark_requeued(transaction.participants.values())
             transaction.passing = True  # first: who closes a gate counts, and then looks who is passing
-            if registry.moves == moves:
+            if registry.gates.moves == moves:
                 return
             transaction.passing = False
 

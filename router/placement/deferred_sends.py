@@ -21,6 +21,7 @@ from ...adapters.system.background import shared
 from ...adapters.system.conditions import Event, Promise, unless_busy
 from ...policies.errors import AnabranchError, ClosedError
 from ...policies.names.destination import Destination
+from .gates import Gates
 
 KNOWN_SECONDS: Final = 1.0
 """Seconds to wait for the outcome of a send to a destination that may have moved."""
@@ -48,15 +49,15 @@ class DeferredSends:
     def __init__(
         self,
         found: dict[Destination, Store],
+        lock: threading.RLock,
         require_open: Callable[[], None],
-        removals: Callable[[], int],
+        gates: Gates,
         for_store: Callable[[Destination, Send], Future[Receipt]],
         record_again: Callable[[Destination], None],
     ) -> None:
         """Begin without lines. `found` has the stores that were found before; the functions are the registry's."""
-        self._found, self._require_open = found, require_open
-        self._removals, self._for_store, self._record_again = removals, for_store, record_again
-        self.lock = threading.RLock()  # re-entrant, for signal handlers
+        self._found, self.lock, self._gates, self._require_open = found, lock, gates, require_open
+        self._for_store, self._record_again = for_store, record_again
         self._lines: dict[Destination, _Line] = {}
 
     def send(self, destination: Destination, send: Send, closed: Store | None = None) -> Future[Receipt]:
@@ -68,7 +69,7 @@ class DeferredSends:
             if store is None or store is closed:
                 self._found.pop(destination, None)
                 return self._defer(destination, send)
-        removals = self._removals()
+        removals = self._gates.removals
         again = partial(self.send, destination, send, store)
         try:  # another thread has just found it
             sent = send(store)
@@ -81,7 +82,7 @@ class DeferredSends:
     ) -> Future[Receipt]:
         """Return the result of a send to a store that was found when `removals` was so. If it turns out that it was not
         sent it is done `again`."""
-        moved = self._removals() != removals
+        moved = self._gates.removals != removals
         if moved:
             self._record_again(destination)
         elif type(sent) is not WaitingFuture:
@@ -90,7 +91,7 @@ class DeferredSends:
 
     def _send_now(self, destination: Destination, send: Send) -> Future[Receipt]:
         """Send on a background thread; once more if the destination was about to move."""
-        removals = self._removals()
+        removals = self._gates.removals
         sent = self._for_store(destination, send)
         return self.known(destination, sent, removals, partial(self._send_now, destination, send))
 

@@ -16,6 +16,7 @@ from ...adapters.core.store_types import Change
 from ...policies.config import TransactionOptions
 from ...policies.errors import TransactionError
 from ...policies.names.destination import Destination
+from ..placement.gates import Gates
 from .participant import Participant, unclaim
 
 
@@ -62,8 +63,7 @@ class ChangeSubscription(NamedTuple):
 class Places(Protocol):
     """Finds the stores that destinations are in now."""
 
-    def pass_gate(self, destination: Destination) -> None:
-        """Wait until a destination is not about to change its store."""
+    gates: Gates
 
     def store_for(self, destination: Destination) -> Store:
         """Return the open store of a destination, made if need be."""
@@ -168,7 +168,7 @@ class Operations:
             elif isinstance(one, Ack):
                 message = one.message
                 if places is not None:
-                    places.pass_gate(message.destination)  # its lease says so a little later
+                    places.gates.wait(message.destination)  # its lease says so a little later
                     follow(message)
                 _participant(found, cast(Store, message._store), message.destination).acks.append(message)
             elif isinstance(one, ChangeSubscription):
