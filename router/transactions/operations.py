@@ -187,7 +187,7 @@ class Operations:
 
     def end(self) -> None:
         """Free the messages that are given back, and drop all operations. May be done again."""
-        self._ended_with = len(self)
+        self._ended_with = max(self._ended_with, len(self._all))
         self._acked.clear()
         self._sent.clear()
         while self._all:
