@@ -9,7 +9,17 @@ see.
 
 from __future__ import annotations
 
-from .backend import Backend, BackendStats, Found, Host, NotTakenError, ReadError, Settings
+from .backend import Backend, BackendStats, Found, Host, NotTakenError, ReadError, Settings, WrittenBackend
 from .store import Store
 
-__all__ = ["Backend", "BackendStats", "Found", "Host", "NotTakenError", "ReadError", "Settings", "Store"]
+__all__ = [
+    "Backend",
+    "BackendStats",
+    "Found",
+    "Host",
+    "NotTakenError",
+    "ReadError",
+    "Settings",
+    "Store",
+    "WrittenBackend",
+]

@@ -21,7 +21,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -30,6 +29,7 @@ from pydantic import BaseModel
 from ...policies.errors import (
     AnabranchError,
     ClosedError,
+    DestinationError,
     StoreFailedError,
     StoreLockedError,
     TransactionError,
@@ -38,20 +38,16 @@ from ...policies.errors import (
 from ...policies.names.destination import Destination
 from ..system.background import shared
 from ..system.files import disk_errors
-from .backend import Backend, Found
+from .backend import Backend, Found, Threaded, Writer
 from .engine.abandoned import Abandoned
 from .engine.engine import Engine
 from .engine.forwarding import after_move, follow, is_moving
 from .engine.handing_out import HandingOut
+from .engine.hooks import Bodies, KeyedValues, Outbox
 from .engine.lease_times import LeaseTimes
 from .engine.usage import Recorder
-from .engine.writers import Direct, Threaded, Writer
-from .features.failures import Failure, Failures, failure_of
-from .features.keyed.maps import Maps
-from .features.large.bodies import LargeBodies
-from .features.outbox import Outbox
-from .features.scheduled import delay_ms
-from .features.transient.messages import sweep
+from .features import FEATURES
+from .features.parts import Parts
 from .messages import (
     DEFAULT_PRIORITY,
     Headers,
@@ -70,15 +66,17 @@ from .operations.destination_changes import Declare
 from .record.headers import pack_id
 from .record.large import StoredBody
 from .service.damaged import readable
+from .service.failures import Failure, Failures, failure_of
 from .service.purging import Removal
 from .service.receiving import Receiving
-from .service.sending import Sending
+from .service.sending import Sending, require_schedule
 from .service.settling import Settling
 from .service.statistics import Statistics
 from .service.subscriptions import require_same
 from .service.transactions import Transactions
 from .service.watching import OnWake, Watch, receive_or_watch
 from .state.decoding import decode
+from .state.due import delay_ms
 from .state.gates import Gate, LeaseMovedError
 from .state.leases import CLAIMED, LEASED, REJECTED, Lease
 from .state.limits import Grant
@@ -144,14 +142,9 @@ class Store:
         self._engine: Engine = Engine(self.name, self.backend)
         engine = self._engine
         engine.owner = owner
-        own = self.backend.writer(engine)
-        engine.bodies = self.bodies = LargeBodies(
-            engine, self.directory, getattr(self.options, "file_mode", None), self.sync
-        )
-        self._writer: Writer = own or (Threaded(engine) if self.backend.threaded else Direct(engine))
-        self._sending = Sending(
-            engine, self._writer, self.directory, getattr(self.options, "file_mode", None), self._index_directory
-        )
+        self._usage: Recorder | None = None
+        self._writer: Writer = self.backend.writer(engine)
+        self._sending = Sending(engine, self._writer)
         self._settling = Settling(self, engine, self._writer, self._sending.write)
         self._failures = Failures()
         self._lease_times = LeaseTimes(engine, self._settling.give_back_delivered)
@@ -162,12 +155,14 @@ class Store:
             HandingOut(self.backend.settings, self._lease_times, self._settling.count_handed_out),
             self._sending.write,
         )
-        self.maps = Maps(engine, self._writer, self._sending)
-        """Keyed values (maps.py)."""
         self._transactions = Transactions(self, engine, self._writer, self._sending, self._settling, self.sync)
         self._removal = Removal(engine, self._sending, self._receiving)
         self._statistics = Statistics(engine, self._receiving)
-        engine.waiting.write = partial(self._sending.write, unsynced=True)
+        parts = Parts(
+            engine, self._writer, self, self.directory, self._index_directory,
+            getattr(self.options, "file_mode", None), self.sync, self._sending, self._settling,
+        )  # fmt: skip
+        engine.features = [feature(parts) for feature in FEATURES]
 
     @classmethod
     def create(cls, name: str, directory: Path, options: Any) -> bytes:
@@ -206,11 +201,22 @@ class Store:
     def usage(self) -> Recorder | None:
         """Return the recorder of all that takes effect here, until the store is closed (usage.py). Set by the usage
         log."""
-        return self._engine.usage
+        return self._usage
 
     @usage.setter
     def usage(self, usage: Recorder | None) -> None:
-        self._engine.usage = usage
+        before, self._usage = self._usage, usage
+        if before is not None:
+            self._engine.hooks.unwatch(before)
+        if usage is not None:
+            self._engine.hooks.watch(usage)
+
+    @property
+    def maps(self) -> KeyedValues:
+        """Return the values of the store's maps."""
+        if self._engine.maps is None:
+            raise DestinationError(f"store {self.name!r} keeps no maps; route map://... to another kind of store")
+        return self._engine.maps
 
     @property
     def failed(self) -> BaseException | None:
@@ -233,24 +239,18 @@ class Store:
         engine = self._engine
         with disk_errors(f"store {self.name!r} cannot be opened"):
             try:
-                self.store_id, found = self.backend.open(engine.host(), progress)
-                self.bodies.open()
+                self.store_id, found = self.backend.open(engine, progress)
+                for feature in engine.features:
+                    feature.open()
                 self._load(found)
                 self.backend.require_owned()
-                if not self.volatile:
-                    sweep(self.directory)
-                if self.backend.settings.redelivery is not None:
-                    engine.waiting.require()
                 engine.start(self._writer.submit)
                 self._opened = True
-                self.bodies.settle()
-                rows = self.backend.outbox
-                if rows is not None:
-                    engine.outbox = Outbox(self, engine, self._sending, self._settling, rows)
+                for feature in engine.features:
+                    feature.start()
                 try:
-                    self.backend.opened()
-                    if engine.outbox is not None:
-                        engine.outbox.opened()
+                    if found.then is not None:
+                        found.then()
                 except AnabranchError as error:
                     log.debug("store %s: %s", self.name, error)
                 if engine.leaving:  # there was no room to remove it while nobody else was there
@@ -267,7 +267,7 @@ class Store:
 
     def _load(self, found: Found) -> None:
         engine = self._engine
-        engine.sequencer.load(max(found.last_seq, self.bodies.highest_low), found.ids)
+        engine.sequencer.load(max([found.last_seq, *(feature.highest_seq for feature in engine.features)]), found.ids)
         engine.committed = dict.fromkeys(found.committed)
         self._transactions.load(found.prepared)
 
@@ -294,19 +294,18 @@ class Store:
             return
         self._look_after_owner()
         self.abandoned.close()
-        self.bodies.close()
         try:
-            if engine.outbox is not None:
-                engine.outbox.close()
+            for feature in engine.features:
+                feature.close()
             self._writer.close()
             engine.closed = True
             with engine.lock:
-                if engine.failed is None:
+                clean = engine.failed is None
+                if clean:
                     engine.drain()
-                if engine.nonpersistent is not None:
-                    engine.nonpersistent.close(clean=engine.failed is None)
-                self.bodies.end(clean=engine.failed is None)
-                self.backend.close(clean=engine.failed is None)
+                for feature in engine.features:
+                    feature.end(clean)
+                self.backend.close(clean)
         except Exception:
             engine.closed = True
             with engine.lock:
@@ -361,7 +360,7 @@ class Store:
             return self.send_plain(destination, body, headers, message_id, sync, priority, expires_at_ms)
         sending = self._sending
         message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms)
-        if sending.limited:
+        if self._engine.quotas is not None:
             return sending.send_limited(destination, message, bool(sync))
         return sending.send_outgoing(destination, message, bool(sync))
 
@@ -378,7 +377,7 @@ class Store:
         """Do `send` of what most messages are, and so without a look for anything else: bytes in memory, persistent, to
         be delivered at once."""
         sending = self._sending
-        if sending.limited:
+        if self._engine.quotas is not None:
             message = Outgoing(body, headers, message_id, priority, expires_at_ms)
             return sending.send_limited(destination, message, bool(sync))
         ticket = sending.ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
@@ -403,13 +402,14 @@ class Store:
         Sends of one thread to one destination keep their order. What send would raise, the future raises.
         """
         sending = self._sending
-        if sending.limited or not persistent:
+        limited = self._engine.quotas is not None
+        if limited or not persistent:
             message = Outgoing(
                 body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
             )
-            if sending.limited:
+            if limited:
                 return sending.send_limited_nowait(destination, message, bool(sync))
-            return sending.send_nonpersistent_nowait(destination, message)
+            return sending.send_transient_nowait(destination, message)
         if type(body) is not bytes:
             message = Outgoing(body, headers, message_id, priority, expires_at_ms, deliver_at_ms=deliver_at_ms)
             return sending.send_nowait(destination, sending.large_ticket(destination, message, bool(sync)))
@@ -524,8 +524,8 @@ class Store:
         if self.abandoned:
             self._engine.ensure_usable()
             self.abandoned.give_back()
-        if self.bodies.used:
-            self.bodies.tidy_if_needed()
+        for feature in self._engine.features:
+            feature.tidy(soon=True)
         return self._receiving.take_undelivered(limit)
 
     def count_expired(self, messages: Iterable[Message]) -> None:
@@ -535,7 +535,7 @@ class Store:
     def keep(self, body: object, persistent: bool = True) -> bytes | LargeBody:
         """Read a body for a message that is sent here later, perhaps in a transaction; what was kept and is not sent
         goes by itself. Raises as LargeBodies.kept."""
-        return self.bodies.kept(body, persistent)
+        return self._bodies().kept(body, persistent)
 
     def give_back(self, lease: Lease) -> None:
         """Give back what is leased so, which its holder has never seen."""
@@ -543,7 +543,16 @@ class Store:
 
     def large_body(self, reference: bytes) -> StoredBody:
         """Return the body that a record refers to."""
-        return self.bodies.body_of(reference)
+        return self._bodies().body_of(reference)
+
+    def bring_body(self, body: StoredBody) -> StoredBody:
+        """Return a copy of a body in another store, for a message that comes from there. Raises as `keep`."""
+        return self._bodies().brought(body)
+
+    def _bodies(self) -> Bodies:
+        if self._engine.bodies is None:
+            raise TypeError(f"store {self.name!r} keeps no body apart from its message; send bytes")
+        return self._engine.bodies
 
     def open_body(self, message: Message[Any]) -> BinaryIO:
         """Open a message's body, as Message.open."""
@@ -664,7 +673,7 @@ class Store:
         """Return the delay of a release in milliseconds. Raises as `release`."""
         if not delay:
             return None if delay is None else delay_ms(delay)
-        self._engine.waiting.require()
+        require_schedule(self._engine).require()
         return delay_ms(delay)
 
     def release_nowait(
@@ -890,7 +899,7 @@ class Store:
     def sync(self) -> None:
         """Make all that is visible survive a power failure, whatever the policy. Raises StoreFailedError."""
         self._engine.ensure_usable()
-        if self.backend.threaded:
+        if isinstance(self._writer, Threaded):
             self._writer.flush()  # who was interrupted does not wait for what it had queued
         self.backend.sync()
 
@@ -938,11 +947,7 @@ class Store:
             engine.current()
             if any(feed.is_needed for feed in engine.catalog.feeds()) or engine.sequencer.prepared:
                 return False
-            if self.bodies.is_busy or self.abandoned.has_moving:
-                return False
-            if engine.outbox is not None and engine.outbox.is_used:
-                return False
-            if engine.limited and engine.limits.is_waited_for:
+            if self.abandoned.has_moving or any(feature.is_busy for feature in engine.features):
                 return False
             if self.volatile and self._holds_anything():
                 return False
@@ -950,8 +955,6 @@ class Store:
                 return False
             if engine.delivery.next_due and any(feed.takers for feed in engine.catalog.feeds()):
                 return False  # who watches would not hear that something is due
-            if engine.nonpersistent is not None and engine.nonpersistent.holds_anything:
-                return False
             engine.closed = True
             self._writer.refuse_more()
             return True
@@ -967,7 +970,8 @@ class Store:
         """Free now the space that can be freed, which otherwise happens in the background; returns bytes."""
         self._engine.ensure_usable()
         with disk_errors(f"store {self.name!r} cannot give back space"):
-            self.bodies.tidy()
+            for feature in self._engine.features:
+                feature.tidy()
             return self.backend.reclaim()
 
     def compact(self) -> int:
@@ -976,7 +980,7 @@ class Store:
         copies is no error."""
         self._engine.ensure_usable()
         with disk_errors(f"store {self.name!r} cannot give back space"):
-            return self.backend.compact()
+            return self.backend.reclaim(copying=True)
 
     def checkpoint(self) -> None:
         """Write out what shortens the next opening. Happens by itself; durability never depends on it."""
@@ -1011,7 +1015,9 @@ class Store:
             engine.require_here(destination)
             return None
         key, sequencer = (state.number, name), engine.sequencer
-        seq = sequencer.window.get(key) or sequencer.volatile_window.get(key)
+        seq = sequencer.window.get(key)
+        if seq is None and engine.transient is not None:
+            seq = engine.transient.sent_with(key)
         place = engine.asked(lambda: engine.rows.row(state, None, seq)) if seq is not None else None
         for record in readable(engine, state, [place], [message_id]) if place is not None else ():
             if record is not None:
@@ -1036,6 +1042,6 @@ class Store:
         if self._engine.leaving:
             return None
         violations = list(self.backend.check())
-        if self._engine.nonpersistent is not None:
-            violations += self._engine.nonpersistent.check()
-        return violations + self._engine.reading(lambda: list(self.bodies.violations()))
+        for feature in self._engine.features:
+            violations += feature.violations()
+        return violations

@@ -13,7 +13,7 @@ import lmdb
 
 from ...policies.config import JournalOptions
 from ...policies.errors import AnabranchError, StoreFailedError, StoreFullError
-from ..core.engine.engine import Engine
+from ..core.backend import Host
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan
 from ..core.operations.table import apply_all
@@ -53,7 +53,7 @@ class Applier:
 
     def __init__(
         self,
-        engine: Engine,
+        host: Host,
         wal: Log,
         index: Index,
         options: JournalOptions,
@@ -61,7 +61,7 @@ class Applier:
     ) -> None:
         """`require_owned` raises AnabranchError where the directory may be another's: before the index is written out,
         and so before a segment is released."""
-        self._engine, self._log, self._index, self._options = engine, wal, index, options
+        self._host, self._log, self._index, self._options = host, wal, index, options
         self._require_owned = require_owned
         self.on_empty: Callable[[], None] = lambda: None
         """Called when a sealed segment has lost its last live message."""
@@ -146,7 +146,7 @@ class Applier:
             index.load(self._log.table.all)
             with disk_errors(f"{self._log.name}: the journal cannot be read to bring the index up to it"):
                 Replay(index, self._log.table).from_checkpoint(index.checkpointed, self._applied.tail)
-            self._engine.catalog.recount()
+            self._host.catalog.recount()
         except lmdb.Error as error:
             self._damaged(error)
         index.until_look = 0  # what was interrupted may not have come to it
@@ -163,7 +163,7 @@ class Applier:
     def _damaged(self, error: lmdb.Error) -> None:
         """Stop, and raise StoreFailedError."""
         self._fail(error)
-        raise self._engine.failure() from error
+        raise self._host.failure() from error
 
     # Checkpoints
 
@@ -178,7 +178,7 @@ class Applier:
         disk does so before it takes it."""
         if self._index.operations:
             self._log.sync()
-        self._engine.asked(lambda: self._write_checkpoint(clean=False) if self._index.operations else None)
+        self._host.asked(lambda: self._write_checkpoint(clean=False) if self._index.operations else None)
 
     def _checkpoint_late(self) -> None:
         """Write a checkpoint to which the background has not come: the transaction stays bounded, if the disk has
@@ -194,15 +194,15 @@ class Applier:
     ) -> None:
         """Write a checkpoint; `dropped` segments leave the index, and `table` is without them."""
         self._require_owned()
-        engine, index, (_, tail) = self._engine, self._index, self._applied
-        amid = engine.interrupted
+        host, index, (_, tail) = self._host, self._index, self._applied
+        amid = host.interrupted
         """Called amid applying, which goes on after it: the engine says when that is over."""
         try:
-            engine.writing_out = True
-            engine.counts_stand = not amid  # amid applying the engine does not know yet what is counted
+            host.writing_out = True
+            host.counts_stand = not amid  # amid applying the engine does not know yet what is counted
             self._log.sync()
             files = self._checksum_files()
-            engine.interrupted = True
+            host.interrupted = True
             try:
                 index.drop_segments(dropped)
                 index.checkpoint(self._checkpoint_at(tail, clean), (table or self._log.table).all, files)
@@ -210,14 +210,14 @@ class Applier:
                 if not is_for_room(error, index.file.path) or index.checkpointed is None:
                     raise
                 log.debug("%s: the index is written out step by step: %s", self._log.name, error)
-                engine.counts_stand = False
+                host.counts_stand = False
                 self._write_in_steps()
                 index.drop_segments(dropped)
                 files = self._checksum_files()
                 index.checkpoint(self._checkpoint_at(tail, clean), (table or self._log.table).all, files)
-            engine.interrupted = amid
+            host.interrupted = amid
         except (lmdb.Error, OSError) as error:
-            engine.counts_stand = False
+            host.counts_stand = False
             # The index goes back to its last checkpoint, the journal has all of it. Not so after an OSError, which
             # comes once LMDB has committed.
             if isinstance(error, lmdb.Error) and is_for_room(error, index.file.path):
@@ -228,7 +228,7 @@ class Applier:
             self._fail(error)
             raise StoreFailedError(f"{self._log.name}: the index cannot be written: {error}") from error
         finally:
-            engine.writing_out = engine.counts_stand = False
+            host.writing_out = host.counts_stand = False
 
     def _checksum_files(self) -> Files | None:
         try:
@@ -257,7 +257,7 @@ class Applier:
             try:
                 self._go_back()
                 self._replay_in_steps(step)
-                self._engine.catalog.recount()
+                self._host.catalog.recount()
                 return
             except lmdb.Error as error:
                 if not is_for_room(error, index.file.path) or step == 0:
@@ -284,13 +284,13 @@ class Applier:
     def compact(self) -> int:
         """Make the index's file as small as what is in it; returns by how many bytes. Any thread, without the lock."""
         self._log.sync()
-        return self._engine.asked(self._compact)
+        return self._host.asked(self._compact)
 
     def _compact(self) -> int:
-        engine, index = self._engine, self._index
+        host, index = self._host, self._index
         self._write_checkpoint(clean=False)
-        engine.writing_out = True
-        engine.interrupted = True  # until it is over: whoever comes after Ctrl-C goes back to the checkpoint
+        host.writing_out = True
+        host.interrupted = True  # until it is over: whoever comes after Ctrl-C goes back to the checkpoint
         try:
             freed = index.compact()
         except (lmdb.Error, OSError, IndexBrokenError) as error:
@@ -300,10 +300,10 @@ class Applier:
                 self.recover()
             except OSError as lost:
                 self._fail(lost)
-                raise engine.failure() from lost
+                raise host.failure() from lost
         finally:
-            engine.writing_out = False
-        engine.interrupted = False
+            host.writing_out = False
+        host.interrupted = False
         return freed
 
     # Reclaiming: without the lock
@@ -316,13 +316,13 @@ class Applier:
     def snapshot(self) -> tuple[list[Segment], bytes]:
         """Return the segments that hold no live message any more, and the snapshot that lets them go (rule J6); nothing
         if the snapshot would be large beside what it frees."""
-        engine, index = self._engine, self._index
+        host, index = self._host, self._index
         try:
-            empty, begun = engine.asked(self._begin_snapshot)
+            empty, begun = host.asked(self._begin_snapshot)
             if begun is None:
                 return [], b""
-            taken = snapshot.take(begun, index, engine.sequencer, engine.asked)
-            if not engine.asked(lambda: index.rows.before is begun.before and begun.before.is_whole):
+            taken = snapshot.take(begun, index, host.sequencer, host.asked)
+            if not host.asked(lambda: index.rows.before is begun.before and begun.before.is_whole):
                 return [], b""  # Ctrl-C has struck a replay in another thread, or too much has changed
             self.needs_snapshot = False
             return empty, taken.encode()
@@ -330,7 +330,7 @@ class Applier:
             snapshot.end(index)
 
     def _begin_snapshot(self) -> tuple[list[Segment], Start | None]:
-        index, engine, starved = self._index, self._engine, self._log.starved
+        index, host, starved = self._index, self._host, self._log.starved
         tail = self._log.tail
         if not starved or tail.lsn != self._applied.tail.lsn:
             tail = self._applied.tail
@@ -341,31 +341,31 @@ class Applier:
         sealed = self._log.table.sealed(tail.segment.number)
         empty = [s for s in sealed if not s.live]
         kept = [s for s in sealed if s.live]
-        rows = len(engine.sequencer.window) + index.transactions.count + len(index.subscriptions) + index.rows.counted
+        rows = len(host.sequencer.window) + index.transactions.count + len(index.subscriptions) + index.rows.counted
         expected = snapshot.size_expected(kept, len(index.states), rows) + snapshot.WAIT_BYTES * index.rows.waits
         worth = 1 if starved else snapshot.WORTH
         pays = empty and expected * worth <= sum(s.capacity for s in empty)
         if not pays and not self.needs_snapshot:
             return [], None  # wait until it frees more; also where nothing is empty
-        return empty, snapshot.start(tail, kept, index, engine.catalog)
+        return empty, snapshot.start(tail, kept, index, host.catalog)
 
     @property
     def snapshot_bytes(self) -> int:
         """Return at most how many bytes a snapshot takes, about. The log's leader asks, without the lock."""
-        table, engine, index = self._log.table, self._engine, self._index
+        table, host, index = self._log.table, self._host, self._index
         if table is not self._measured:
             last = table.segments[-1]
             self._dead_bytes, self._measured = snapshot.size_most(table.all, max(last.allocated, FILL_MAX)), table
-        rows = len(engine.sequencer.window) + index.transactions.count + len(index.subscriptions) + index.rows.counted
+        rows = len(host.sequencer.window) + index.transactions.count + len(index.subscriptions) + index.rows.counted
         waits = snapshot.WAIT_BYTES * index.rows.waits
-        return self._dead_bytes + snapshot.ID_BYTES * (rows + len(engine.catalog.by_number)) + waits
+        return self._dead_bytes + snapshot.ID_BYTES * (rows + len(host.catalog.by_number)) + waits
 
     def reserve(self, size: int) -> None:
         """Keep room for what the index will need once so many bytes more are in the log. The log's leader calls it,
         without the lock. Raises OSError."""
         index = self._index
         applied = index.checkpointed.seq if index.checkpointed is not None else 0
-        sends = self._engine.sequencer.last_seq - applied + size // snapshot.RECORD_MIN
+        sends = self._host.sequencer.last_seq - applied + size // snapshot.RECORD_MIN
         index.file.reserve(sends, len(self._log.table.all), self._dead_bytes)
         self._counted = index.rows.counted + index.rows.waits
 
@@ -380,7 +380,7 @@ class Applier:
         The table loses them last: until the checkpoint is on disk a restored index is replayed over them.
         """
         self._log.sync()
-        self._engine.asked(lambda: self._forget(numbers))
+        self._host.asked(lambda: self._forget(numbers))
 
     def _forget(self, numbers: set[int]) -> None:
         self._write_checkpoint(False, self._log.table.without(numbers), frozenset(numbers))

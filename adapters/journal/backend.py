@@ -17,9 +17,7 @@ from pathlib import Path
 from ...policies.config import JournalOptions
 from ...policies.config.durability import OnCorruption
 from ...policies.errors import CorruptionError, StoreFailedError
-from ..core.backend import Backend, BackendStats, Found, Host, Settings
-from ..core.engine.engine import Engine
-from ..core.engine.writers import Writer
+from ..core.backend import Backend, BackendStats, Found, Host, Settings, Writer
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan
 from ..core.record.place import SEQ, Place
@@ -60,11 +58,8 @@ class JournalBackend(Backend):
     volatile = False
     shared = False
     descriptors = STORE
-    threaded = False
     tells_places = True
     takes_many = True
-    keeps_maps = True
-    postpones = True
 
     def __init__(
         self, name: str, directory: Path, options: JournalOptions, index_directory: Path | None = None
@@ -75,13 +70,14 @@ class JournalBackend(Backend):
             options, max_bytes=options.max_bytes, ticket_bytes_max=min(options.batch_bytes_max, room), promise_max=room
         )
         self._directory = StoreDirectory(name, directory, index_directory, options.file_mode, self._lose)
-        self.salvages = options.on_corruption is OnCorruption.SALVAGE
+        if options.on_corruption is OnCorruption.SALVAGE:
+            self.lose = self._lose_message
         self._lost: LostMessages
         self._report: salvage.LossReport | None = None
         """The report of what is lost, until it is complete."""
         self._is_made = False
         """There are the parts that follow."""
-        self._engine: Engine
+        self._host: Host
         self._encoder: JournalEncoder
         self._writer: JournalWriter
         self._log: Log
@@ -107,11 +103,11 @@ class JournalBackend(Backend):
 
     # Opening and closing
 
-    def writer(self, engine: Engine) -> Writer:
+    def writer(self, host: Host) -> Writer:
         """Return the writer, the log once it is open."""
-        self._engine = engine
-        self._encoder = JournalEncoder(engine)
-        self._writer = JournalWriter(engine)
+        self._host = host
+        self._encoder = JournalEncoder(host)
+        self._writer = JournalWriter(host)
         return self._writer
 
     def open(self, host: Host, progress: Progress | None) -> tuple[bytes, Found]:
@@ -156,7 +152,7 @@ class JournalBackend(Backend):
         self._fill(catalog)
         self._writer.start(self._log, self._finish)
         log_recovered(self.name, opened, index, self._log, started)
-        return Found(opened.seq, opened.ids.items(), opened.prepared, opened.committed)
+        return Found(opened.seq, opened.ids.items(), opened.prepared, opened.committed, self._opened)
 
     def _salvage(self, store_id: bytes, error: CorruptionError) -> bool:
         """Mend what is damaged; return whether there was anything to mend. Raises CorruptionError, OSError."""
@@ -170,7 +166,7 @@ class JournalBackend(Backend):
 
     def _make(self, store_id: bytes) -> None:
         """Make the parts of a store that is open."""
-        options, engine, file_mode = self.options, self._engine, self._directory.file_mode
+        options, host, file_mode = self.options, self._host, self._directory.file_mode
         files = SegmentFiles(self._directory.journal, options.segment_size, lambda: self._log.count_sync(), file_mode)
         log_options = LogOptions(
             options.segment_size, options.batch_bytes_max, options.sync, options.sync_interval, options.pool_files,
@@ -178,10 +174,10 @@ class JournalBackend(Backend):
         )  # fmt: skip
         self._log = Log(f"store {self.name!r}", store_id, files, log_options, self._encoder)
         self._index = Index(
-            self._directory.index, store_id, engine.catalog, options.duplicate_window, options.priorities, file_mode
+            self._directory.index, store_id, host.catalog, options.duplicate_window, options.priorities, file_mode
         )
-        self._applier = applier = Applier(engine, self._log, self._index, options, self._directory.require_lock)
-        self._bodies = Bodies(engine, self._log)
+        self._applier = applier = Applier(host, self._log, self._index, options, self._directory.require_lock)
+        self._bodies = Bodies(host, self._log, self)
         self._lost = LostMessages(self.name, self._directory.path, self._directory.file_mode)
         archive = None
         if options.archive_directory is not None:  # stores may share it
@@ -192,7 +188,7 @@ class JournalBackend(Backend):
             self._log, applier.snapshot, lambda payload: [WriteSnapshot(payload)], applier.forget, archive
         )
         applier.on_empty = self._reclaimer.notice
-        self._compactor = Compactor(engine, self._log, self._index, options, lambda: applier.tail, self._reclaimer.run)
+        self._compactor = Compactor(host, self._log, self._index, options, lambda: applier.tail, self._reclaimer.run)
         applier.on_compactable = self._compactor.notice
         self._is_made = True
 
@@ -236,9 +232,6 @@ class JournalBackend(Backend):
         self._log.fail(error)
 
     # Writing
-
-    def write(self, plan: Plan) -> None:
-        raise AssertionError("a journal's log writes")
 
     def apply(self, changes: Sequence[Change], last: Plan) -> None:
         self._applier.apply(changes, last)
@@ -294,8 +287,8 @@ class JournalBackend(Backend):
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         return self._bodies.read(state, places)
 
-    def lose(
-        self, state: DestinationState, place: Place, error: CorruptionError, message_id: str | None = None
+    def _lose_message(
+        self, state: DestinationState, place: Place, error: CorruptionError, message_id: str | None
     ) -> None:
         what = f"message {place[SEQ]} of {state.destination} is damaged, and that cannot be written down"
         with disk_errors(f"store {self.name!r}: {what}"):
@@ -304,7 +297,7 @@ class JournalBackend(Backend):
 
     def _id_of(self, number: int, seq: int) -> str | None:
         """Return a message's id, if it is in the duplicate window."""
-        key = self._engine.asked(
+        key = self._host.asked(
             lambda: next((key for key, one in self._index.duplicates() if one == seq and key[0] == number), None)
         )
         return key[1].decode(errors="replace") if key is not None else None
@@ -317,7 +310,7 @@ class JournalBackend(Backend):
     def checkpoint(self) -> None:
         self._applier.checkpoint()
 
-    def opened(self) -> None:
+    def _opened(self) -> None:
         """Complete a salvage, and get spare files back. On a full disk each opening after a kill takes a spare file.
         Files that earlier openings took come back first, so that a process may be killed whenever it has done
         something, time and again."""
@@ -331,10 +324,9 @@ class JournalBackend(Backend):
         if self._log.files.reserve.is_short:
             self._reclaimer.run()
 
-    def reclaim(self) -> int:
-        return self._reclaimer.run()
-
-    def compact(self) -> int:
+    def reclaim(self, copying: bool = False) -> int:
+        if not copying:
+            return self._reclaimer.run()
         freed = self._reclaimer.run()
         while self._compactor.run(1):
             freed += self._reclaimer.run()

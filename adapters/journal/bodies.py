@@ -11,9 +11,9 @@ from typing import Final
 from google_crc32c import extend as crc32c
 
 from ...policies.errors import CorruptionError
-from ..core.backend import ReadError
-from ..core.engine.engine import Engine
+from ..core.backend import Host, ReadError
 from ..core.record.place import OWN, SEQ, Place
+from ..core.state.rows import Rows
 from ..core.state.states import DestinationState
 from ..system.acceleration import inner_loop
 from ..system.files import is_out_of_files, refused
@@ -39,8 +39,8 @@ class Bodies:
     """The messages of one store. Reading takes no lock of the store; a message that is not where the index said is
     looked up once more, to tell one that has died meanwhile, or was copied, from damage."""
 
-    def __init__(self, engine: Engine, wal: Log) -> None:
-        self._engine, self._log = engine, wal
+    def __init__(self, host: Host, wal: Log, rows: Rows) -> None:
+        self._host, self._log, self._rows = host, wal, rows
 
     def read(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         """Return the records of messages, as Backend.bodies. Raises OutOfDescriptorsError, too."""
@@ -83,7 +83,7 @@ class Bodies:
 
     def _now(self, state: DestinationState, place: Place) -> Place | None:
         """Return where a message is by now, if it lives."""
-        return self._engine.looked_up(lambda: self._engine.backend.row(state, None, place[SEQ]))
+        return self._host.looked_up(lambda: self._rows.row(state, None, place[SEQ]))
 
     def _page(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         """Yield the records of a page, in order; None for what is known to have died since it was looked up."""
@@ -93,8 +93,8 @@ class Bodies:
                 chunk = run[first : first + CHUNK]
                 found = bodies_of(data, start, segment.seed if segment is not None else 0, state.number, chunk)
                 for place, body in zip(chunk, found, strict=True):
-                    if self._engine.behind:
-                        self._engine.looked_up(lambda: None)  # what has been acked is marked dead then
+                    if self._host.behind:
+                        self._host.looked_up(lambda: None)  # what has been acked is marked dead then
                     if segment is not None and segment.dead is not None and segment.is_dead(place[OWN][0]):
                         alive = self._now(state, place)  # it may have been copied
                         yield self._one(state, alive) if alive is not None else None

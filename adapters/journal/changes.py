@@ -9,6 +9,7 @@ from ..core.operations.changes import Change
 from ..core.operations.plan import Plan
 from ..core.operations.table import Table
 from ..wal.segment import Segment
+from ..wal.ticket import OWED
 
 
 class TakesCopies(Protocol):
@@ -46,6 +47,8 @@ class WriteSnapshot(Change):
     """The change that puts a snapshot into the journal: nothing else comes of it."""
 
     __slots__ = ("payload", "size")
+
+    leaves = OWED
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload

@@ -24,7 +24,7 @@ from typing import Final
 from ...policies.compaction import MESSAGES_MAX, choose, is_dying, look_after
 from ...policies.config.options import JournalOptions
 from ...policies.errors import AnabranchError, ClosedError, StoreFullError
-from ..core.engine.engine import Engine
+from ..core.backend import Host
 from ..core.operations.tickets import Ticket
 from ..system.background import CoalescedJob
 from ..system.files import FULL
@@ -59,7 +59,7 @@ class Compactor:
 
     def __init__(
         self,
-        engine: Engine,
+        host: Host,
         wal: Log,
         index: Index,
         options: JournalOptions,
@@ -68,7 +68,7 @@ class Compactor:
     ) -> None:
         """Take `applied`, how far the index is in the log, and `release`, which releases segments in which nothing
         lives."""
-        self._engine, self._log, self._index, self._options, self._applied = engine, wal, index, options, applied
+        self._host, self._log, self._index, self._options, self._applied = host, wal, index, options, applied
         self._release = release
         self._lock = threading.Lock()
         """One compaction at a time."""
@@ -130,7 +130,7 @@ class Compactor:
         """Compact once, if there are so many segments for it; returns how many segments were copied from. A disk that
         has no room, or that fails, changes nothing: it is tried again later. Raises AnabranchError."""
         with self._lock:
-            sources = self._engine.asked(lambda: self._choose(min_segments))
+            sources = self._host.asked(lambda: self._choose(min_segments))
             if not sources or self._stopping:
                 return 0
             try:
@@ -241,14 +241,14 @@ class Compactor:
 
     def _apply(self) -> None:
         """Have what was published applied. Applying takes a while: senders, who only help with it, do not wait."""
-        engine = self._engine
-        engine.check()
-        with engine.lock:
-            engine.writing_out = True
+        host = self._host
+        host.check()
+        with host.lock:
+            host.writing_out = True
             try:
-                engine.current()
+                host.current()
             finally:
-                engine.writing_out = False
+                host.writing_out = False
 
 
 def _remove(writer: CopiesWriter) -> None:

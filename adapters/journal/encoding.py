@@ -12,15 +12,15 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ...policies.errors import CorruptionError
 from ...policies.names.destination import Destination, Kind
-from ..core.features.keyed.maps import KEY_BYTES_MAX
-from ..core.features.scheduled import DUE_MAX_MS
 from ..core.messages import EXPIRES_MAX_MS
 from ..core.operations.branches import Branch, Commit, Forget, Prepare, Rollback
 from ..core.operations.changes import Ack, AckRange, Change, Postponed, Returned, Send
 from ..core.operations.destination_changes import Declare, Remove, Subscribe, Unsubscribe
 from ..core.operations.table import SEQ_MAX
 from ..core.record.encoding import HEAD
+from ..core.record.keys import KEY_BYTES_MAX
 from ..core.record.place import order_of
+from ..core.state.due import DUE_MAX_MS
 from ..core.state.states import DestinationState, SubscriptionState
 from ..core.store_types import TRANSACTION_BYTES, Subscription
 from ..wal import format as w

@@ -8,18 +8,15 @@ from typing import Any, Final, TypeVar
 
 from google_crc32c import extend as crc32c
 
-from ..core.engine.engine import Engine
-from ..core.features.keyed.keyed import Unchanged
-from ..core.features.quotas.dropping import Dropped
-from ..core.operations.branches import Commit, Forget, Prepare, Rollback
-from ..core.operations.changes import Ack, AckRange, Change, Postponed, Returned, Send, SendMany
-from ..core.operations.destination_changes import Remove, Unsubscribe
+from ..core.backend import Host
+from ..core.operations.branches import Prepare
+from ..core.operations.changes import Ack, Change, Postponed, Returned, Send, SendMany
 from ..core.operations.plan import Plan
 from ..system.acceleration import inner_loop
 from ..wal import format as w
 from ..wal.log import Log
 from ..wal.segment import Segment
-from ..wal.ticket import GROWS, OWED, SHRINKS, Tail, Ticket, WriteBatch
+from ..wal.ticket import GROWS, OWED, Tail, Ticket, WriteBatch
 from .applying import Applier
 from .changes import WriteSnapshot
 from .encoding import ACK, ACK_PAYLOAD, ACK_RECORD, CODECS, SEND, SEND_HEAD, SEND_START
@@ -33,12 +30,6 @@ _pack_batch = w.BATCH_REST.pack
 _pack_send = SEND_HEAD.pack
 _pack_ack = ACK_RECORD.pack
 
-
-_LEAVES: Final[dict[type, int]] = {
-    **dict.fromkeys((Ack, AckRange, Returned, Postponed, Remove, Unsubscribe, Forget, Unchanged), SHRINKS),
-    **dict.fromkeys((Commit, Rollback, WriteSnapshot, Dropped), OWED),
-}
-"""Spare files of the log's reserve that each change has to leave (wal/ticket.py); all others GROW."""
 
 HEAVY_BYTES: Final = 16 << 10
 """Bytes that count as a change more: what is written and not applied yet is held in memory."""
@@ -67,8 +58,8 @@ class JournalBatch(WriteBatch):
 class JournalEncoder:
     """The journal's side of its log. All is the leader's, but for looking at it."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._sequencer = engine, engine.sequencer
+    def __init__(self, host: Host) -> None:
+        self._host, self._sequencer = host, host.sequencer
         self.snapshot_at = (0, 0)
         self.promised = 0
         """Bytes that the outcomes of prepared branches take; after Ctrl-C it may say too much until nothing is
@@ -93,7 +84,7 @@ class JournalEncoder:
             type(change) is Returned or (type(change) is Postponed and change.due) for change in ticket.content
         ):
             return GROWS
-        return max((_LEAVES.get(type(change), GROWS) for change in ticket.content), default=OWED)
+        return max((change.leaves for change in ticket.content), default=OWED)
 
     def needed_bytes(self, segment: Segment) -> int:
         return segment.live_bytes
@@ -131,8 +122,8 @@ class JournalEncoder:
         self._sequencer.accept(plan)
         if self.promised and not self._sequencer.prepared:
             self.promised = 0
-        if plan.is_more and plan.volatile and not plan.changes:
-            self._engine.take(plan)  # nothing is written, so it is not delivered
+        if plan.beside is not None and not plan.changes:
+            self._host.take(plan)  # nothing is written, so it is not delivered
             plan.tickets = _NO_TICKETS
 
     def _promise(self, plan: Plan) -> None:
@@ -147,28 +138,28 @@ class JournalEncoder:
         self.promised += change
 
     def deliver(self, batch: JournalBatch) -> None:
-        plan, engine = batch.plan, self._engine
+        plan, host = batch.plan, self._host
         if plan is not None:
             plan.own = batch.tail
-            engine.batches += 1
+            host.batches += 1
             if not plan.is_more:  # else `written` has
                 self._sequencer.accept(plan)
-            engine.take(plan)
+            host.take(plan)
             plan.tickets = _NO_TICKETS  # who keeps the plan needs them no more
             if len(batch.data) > HEAVY_BYTES:
-                engine.pending_changes += len(batch.data) // HEAVY_BYTES
+                host.pending_changes += len(batch.data) // HEAVY_BYTES
 
     def stopped(self) -> None:
         if self._log.failed is not None:
-            self._engine.stop(self._log.failed)
+            self._host.stop(self._log.failed)
 
 
 class JournalWriter:
     """A log as the core's Writer: its methods are the log's own. Before there is a log they raise what
     Engine.ensure_usable raises."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, host: Host) -> None:
+        self._host = host
         self._close: Callable[[], None] = lambda: None
         self.submit: Callable[[Ticket], object] = self._refuse
         self.submit_all: Callable[[Sequence[Ticket]], object] = self._refuse
@@ -179,8 +170,8 @@ class JournalWriter:
         self._log: Log | None = None
 
     def _refuse(self, *_: object) -> Any:
-        self._engine.ensure_usable()
-        raise self._engine.refusal()
+        self._host.ensure_usable()
+        raise self._host.refusal()
 
     def start(self, wal: Log, close: Callable[[], None]) -> None:
         """Start: from now on the writer is this log's. `close` is called after the log's."""

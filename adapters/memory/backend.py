@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ...policies.config.options import MemoryOptions
 from ...policies.errors import StoreFailedError
-from ..core.backend import Backend, BackendStats, Found, Host, Settings
+from ..core.backend import BackendStats, Direct, Found, Host, Settings, Writer, WrittenBackend
+from ..core.in_memory.rows import CHANGE_COST, NEW_COST, MemoryRows
 from ..core.operations.branches import Commit
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan
@@ -16,19 +17,15 @@ from ..core.state.states import Catalog
 from ..core.store_types import Progress
 from ..system.clock import now_us
 from .directory import StoreDirectory
-from .rows import CHANGE_COST, NEW_COST, MemoryRows
 
 
-class MemoryBackend(MemoryRows, Backend):
+class MemoryBackend(MemoryRows, WrittenBackend):
     """The backend of one memory store."""
 
     kind = "memory"
     volatile = True
     shared = False
     descriptors = 1
-    threaded = False
-    keeps_maps = True
-    postpones = True
 
     def __init__(self, name: str, directory: Path, options: MemoryOptions, index_directory: Path | None = None) -> None:
         self._name, self._options = name, options
@@ -78,6 +75,10 @@ class MemoryBackend(MemoryRows, Backend):
         self._host.fail(error)
 
     # Writing: there is room
+
+    def writer(self, host: Host) -> Writer:
+        """Return a writer on whose caller's thread all happens."""
+        return Direct(host, self)
 
     def write(self, plan: Plan) -> None:
         self._last_seq = plan.last_seq

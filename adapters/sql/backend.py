@@ -25,11 +25,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ...policies.config.options import SqlOptions
 from ...policies.errors import AnabranchError, OutcomeUnknownError, StoreFailedError, StoreFullError
-from ..core.backend import Backend, BackendStats, Found, Host, NotTakenError, Settings
+from ..core.backend import BackendStats, Found, Host, NotTakenError, Settings, WrittenBackend
 from ..core.operations.branches import Prepare
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan
-from ..core.record.large import LargeStorage
 from ..core.record.place import Place
 from ..core.state.leases import Feed
 from ..core.state.states import Catalog, DestinationState, SubscriptionState
@@ -62,14 +61,11 @@ def _descriptors(options: SqlOptions) -> int:
     return 1 + max(2, options.pool_min) + leased
 
 
-class SqlBackend(Backend):
+class SqlBackend(WrittenBackend):
     """The tables of one store. The thread that writes calls `write` and `took_effect`."""
 
     kind = "sql"
     volatile = False
-    threaded = True
-    keeps_maps = True
-    postpones = True
 
     def __init__(self, name: str, directory: Path, options: SqlOptions, index_directory: Path | None = None) -> None:
         """Make the backend of a closed store. `index_directory` means nothing here: the database has its own."""
@@ -85,6 +81,8 @@ class SqlBackend(Backend):
         self.descriptors = _descriptors(options)
         self._directory = StoreDirectory(name, directory, options.file_mode, self._lose_directory)
         self._host: Host | None = None
+        self.large_storage: LargeRows
+        self.outbox: Outbox | None = None
         self._engine: Engine | None = None
         self._lease: Lease | None = None
         self._stopped: StoreFailedError | None = None
@@ -149,7 +147,7 @@ class SqlBackend(Backend):
             self._lease.acquire()
             self.guard = self._lease.require
         self._owner = store_id.hex()
-        self._large = LargeRows(database, statements, tables.large.fullname)
+        self.large_storage = LargeRows(database, statements, tables.large.fullname)
         self._reading = Reading(database, statements, host.catalog, options.priorities)
         if self._engine.dialect.name in TAKING_PART:
             self.outbox = Outbox(self.name, database, statements, tables, options.chunk_size)
@@ -375,18 +373,11 @@ class SqlBackend(Backend):
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         return self._reading.bodies(places)
 
-    def large_storage(self) -> LargeStorage:
-        return self._large
-
     # Upkeep
 
-    def reclaim(self) -> int:
+    def reclaim(self, copying: bool = False) -> int:
         with self._write_lock:  # else it would give up where it meets a write
-            return self._database.read(dialects.reclaim)
-
-    def compact(self) -> int:
-        with self._write_lock:
-            return self._database.read(dialects.compact)
+            return self._database.read(dialects.compact if copying else dialects.reclaim)
 
     def stats(self) -> BackendStats:
         return BackendStats(syncs=self._batch - self._opened_at)

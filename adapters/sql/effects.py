@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.engine.pending_counts import Counted
 from ..core.operations.changes import Send
+from ..core.operations.pending_counts import Counted
 from ..core.record.place import order_of
 from ..core.state.duplicates import Key
 from ..core.state.leases import Feed

@@ -25,8 +25,8 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from ...policies.errors import TransactionError
-from ..core.features.outbox import Caller as AnyCaller
-from ..core.features.outbox import Entry, Told, Written
+from ..core.backend.outbox_rows import Caller as AnyCaller
+from ..core.backend.outbox_rows import Entry, Told, Written
 from .connections import shown_url
 from .database import Database, is_cut_off
 from .schema import Schema

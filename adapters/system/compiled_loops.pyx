@@ -829,16 +829,16 @@ cdef class Source:
         self.rows = rows
 
 
-def record_usage(Source recorder, list changes, plan):
+def record_usage(Source recorder, plan):
     cdef bint done = False
     if Send is None:
         bind()
     try:
-        done = usage_of(recorder.rows, changes, plan)
+        done = usage_of(recorder.rows, plan.changes, plan)
     except Exception:
         pass
     if not done:
-        twin("record_usage")(recorder, changes, plan)
+        twin("record_usage")(recorder, plan)
 
 
 cdef bint usage_of(Rows rows, list changes, object plan) except -1:

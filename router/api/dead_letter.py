@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic
 
-from ...adapters.core.features.failures import Failure
 from ...adapters.core.messages import Message, T
+from ...adapters.core.service.failures import Failure
 from ...adapters.core.store_types import SubscriptionKey
 from ...policies.config.options import dead_letter_name
 from ...policies.errors import AnabranchError

@@ -10,7 +10,6 @@ from functools import partial
 from sys import maxsize
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, cast
 
-from ...adapters.core.features.scheduled import delay_ms
 from ...adapters.core.messages import (
     DEFAULT_PRIORITY,
     EXPIRES_MAX_MS,
@@ -27,6 +26,7 @@ from ...adapters.core.messages import (
 )
 from ...adapters.core.record.large import Sized
 from ...adapters.core.service.sending import WaitingFuture, plain_bodies
+from ...adapters.core.state.due import delay_ms
 from ...adapters.system.clock import now_ms
 from ...policies.errors import ClosedError, StoreFailedError
 from ...policies.names.destination import Destination

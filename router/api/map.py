@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 from ...adapters.core import Store
-from ...adapters.core.features.keyed.maps import key_bytes, require_value, text_bytes
 from ...adapters.core.messages import plain_body
+from ...adapters.core.record.keys import key_bytes, require_value, text_bytes
 from ...policies.errors import DecodeError
 from ...policies.names.destination import Destination
 from .codecs import Codec, encoded

@@ -14,9 +14,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...adapters.core import Store
-from ...adapters.core.features.failures import failure_of
-from ...adapters.core.features.scheduled import delay_ms
 from ...adapters.core.messages import REJECTED, Message, Reason
+from ...adapters.core.service.failures import failure_of
+from ...adapters.core.state.due import delay_ms
 from ...adapters.core.state.gates import LeaseMovedError
 from ...adapters.core.store_types import Settlement
 from ...adapters.system.background import shared

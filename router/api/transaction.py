@@ -24,8 +24,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast, overload
 
-from ...adapters.core.features.failures import failure_of
-from ...adapters.core.features.keyed.maps import put_of, removal_of
 from ...adapters.core.messages import (
     DEFAULT_PRIORITY,
     Headers,
@@ -38,6 +36,8 @@ from ...adapters.core.messages import (
     T,
     checked,
 )
+from ...adapters.core.record.keys import put_of, removal_of
+from ...adapters.core.service.failures import failure_of
 from ...adapters.core.service.subscriptions import require_same
 from ...adapters.core.store_types import Change, Subscription
 from ...adapters.system.background import shared

@@ -17,9 +17,9 @@ from typing import Any, Final, cast
 
 from ...adapters.core import Store
 from ...adapters.core.engine.forwarding import follow
-from ...adapters.core.features.failures import Failure, failure_of
 from ...adapters.core.messages import EXPIRED, REJECTED, Message, Reason, Undelivered, require_leased
 from ...adapters.core.record.headers import pack_headers
+from ...adapters.core.service.failures import Failure, failure_of
 from ...adapters.core.state.limits import without_waiting
 from ...adapters.system.background import shared
 from ...adapters.system.conditions import unless_busy

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.features.keyed.maps import KEY_BYTES_MAX, put_of, removal_of
 from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.record.keys import KEY_BYTES_MAX, put_of, removal_of
 from anabranch.policies.errors import ClosedError, DestinationError, MessageTooLargeError, StoreFullError
 from anabranch.policies.names.destination import Destination
 

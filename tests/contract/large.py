@@ -27,6 +27,7 @@ from anabranch.policies.errors import (
 from anabranch.policies.names.destination import Destination
 
 from .disk import A, B, Disk, T, assert_whole, survives, take
+from .features import bodies_of
 from .preparing import prepare, transaction
 
 SMALL = 2000
@@ -41,9 +42,9 @@ def body(size: int = SMALL, seed: int = 1) -> bytes:
 def kept(store: Store) -> int:
     """How many bodies the store has, once it has removed those that nobody needs."""
     gc.collect()
-    with store.bodies._work:  # not while it does so by itself
-        store.bodies.tidy()
-    return len(list(store.bodies.storage.kept()))
+    with bodies_of(store)._work:  # not while it does so by itself
+        bodies_of(store).tidy()
+    return len(list(bodies_of(store).storage.kept()))
 
 
 def contents(store: Store, destination: Destination = A) -> list[bytes]:
@@ -206,7 +207,7 @@ class LargeContract:
         large.send(A, io.BytesIO(body(seed=2)))
         acked, unsent = take(large), large.keep(io.BytesIO(body(seed=3)))
         acked.ack()
-        storage = large.bodies.storage
+        storage = bodies_of(large).storage
         large.close()
         if not large.volatile and (large.directory / "large").exists():
             assert len(list(storage.kept())) == 1
@@ -288,9 +289,9 @@ class LargeContract:
             large.send(A, io.BytesIO(body(seed=seed)))
             large.send_many(A, [b"between"] * 300)
         for note in (named_by(0, 0), named_by(1, 2), named_by(9, 9), b"\xff" * 16):
-            for name, start in list(large.bodies.storage.kept()):
+            for name, start in list(bodies_of(large).storage.kept()):
                 assert start is not None
-                large.bodies.storage.note(name, note, sync=True)
+                bodies_of(large).storage.note(name, note, sync=True)
             later = disk.crash(large)
             assert [found for found in contents(later) if found != b"between"] == [body(seed=1), body(seed=2)]
             assert kept(later) == 2
@@ -298,7 +299,7 @@ class LargeContract:
     @survives
     def test_what_a_crash_leaves_half_written_is_removed(self, disk: Disk, large: Store) -> None:
         large.send(A, io.BytesIO(body()))
-        storage = large.bodies.storage
+        storage = bodies_of(large).storage
         for name in (b"begun" * 3 + b".", b"with a chunk...."):
             storage.begin(name, start_of(name, 0))
         storage.append(b"with a chunk....", 0, b"1234" + body(), CHUNK_BYTES)
@@ -455,6 +456,6 @@ class LargeContract:
         message.ack()
         large._engine.fail(StoreFailedError("on purpose"))
         del message
-        large.bodies.tidy()
+        bodies_of(large).tidy()
         again = disk.reopen(large)
         assert kept(again) == 0

@@ -17,6 +17,7 @@ from anabranch.policies.config.limits import LimitOptions
 from anabranch.policies.errors import ClosedError, StoreFullError
 
 from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, eventually, survives, take
+from .features import limits_of
 
 LONG = 1000.0
 """Seconds that a test does not wait for."""
@@ -28,7 +29,7 @@ def limit(pattern: str, messages: int, **options: Any) -> LimitOptions:
 
 def waiting(store: Store) -> int:
     """How many wait for room."""
-    return len(store._sending.limits._line)
+    return len(limits_of(store)._line)
 
 
 class WhenFullContract:

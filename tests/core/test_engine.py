@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -17,13 +18,14 @@ def test_nothing_is_seen_before_its_write_has_counted() -> None:
         store = disk.create()
         engine = store._engine
         numbers = []
-        original = store.backend.write
+        backend: Any = store.backend
+        original = backend.write
 
         def write(plan: object) -> None:
-            original(plan)  # type: ignore[arg-type]
+            original(plan)
             numbers.append(engine.catalog.state(A).count)
 
-        store.backend.write = write  # type: ignore[method-assign]
+        backend.write = write
         store.send(A, b"1")
         store.send(A, b"2")
         assert numbers == [0, 1]

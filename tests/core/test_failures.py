@@ -1,4 +1,4 @@
-"""Why messages were given back last (adapters/core/features/failures.py)."""
+"""Why messages were given back last (adapters/core/service/failures.py)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core.features import failures
-from anabranch.adapters.core.features.failures import TEXT_MAX, TYPE_MAX, Failure, failure_of
+from anabranch.adapters.core.service import failures
+from anabranch.adapters.core.service.failures import TEXT_MAX, TYPE_MAX, Failure, failure_of
 
 from ..contract.disk import A, take
 from .made import memory

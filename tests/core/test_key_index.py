@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from anabranch.adapters.core.features.keyed import key_index
-from anabranch.adapters.core.features.keyed.key_index import KeyIndex
+from anabranch.adapters.core.in_memory import key_index
+from anabranch.adapters.core.in_memory.key_index import KeyIndex
 
 
 @pytest.mark.parametrize("asked", [True, False])

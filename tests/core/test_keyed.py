@@ -5,25 +5,33 @@ from __future__ import annotations
 import pytest
 
 from anabranch.adapters.core.features.keyed import keyed
-from anabranch.adapters.core.features.keyed.keyed import FreshKeys, KeyChangedError, KeyVersions, Unchanged
+from anabranch.adapters.core.features.keyed.keyed import KeyChangedError, Keys, KeyVersions, Unchanged
 from anabranch.adapters.core.operations.changes import Ack, AckRange
 from anabranch.adapters.core.operations.destination_changes import Remove
 from anabranch.adapters.core.operations.plan import Sequencer
 from anabranch.adapters.core.state.states import DestinationState
-from anabranch.policies.names.destination import Destination
+from anabranch.policies.names.destination import Destination, Kind
 
 from .made import send_to, sequencer_of, ticket_of
+
+MADE: dict[str, Keys] = {}
+
+
+def unchanged(state: DestinationState, name: bytes, number: int) -> Unchanged:
+    """The condition of a ticket for the keys that `made` made last."""
+    return Unchanged(MADE["keys"], state, (name,), number)
 
 
 def made() -> tuple[Sequencer, DestinationState]:
     sequencer, _ = sequencer_of()
+    sequencer.naming[Kind.MAP] = MADE["keys"] = Keys()
     return sequencer, sequencer.catalog.state(Destination.map("m"))
 
 
 def put(state: DestinationState, key: str, behind: int | None = None) -> object:
     """A ticket that puts a value, if the key is as it was after that plan."""
     send = send_to(state, message_id=key)
-    return ticket_of(send) if behind is None else ticket_of(Unchanged(state, (key.encode(),), behind), send)
+    return ticket_of(send) if behind is None else ticket_of(unchanged(state, key.encode(), behind), send)
 
 
 def is_refused(sequencer: Sequencer, *tickets: object) -> list[bool]:
@@ -46,7 +54,7 @@ def test_a_ticket_of_the_same_plan_has_written_the_key() -> None:
     sequencer, state = made()
     tickets = put(state, "a", 0), put(state, "a", 0), put(state, "b", 0)
     assert is_refused(sequencer, *tickets) == [False, True, False]
-    ack = ticket_of(Unchanged(state, (b"a",), 1), Ack(state, 1, 0))
+    ack = ticket_of(unchanged(state, b"a", 1), Ack(state, 1, 0))
     assert is_refused(sequencer, ack, put(state, "a", 1)) == [False, True]  # a removal counts too
 
 
@@ -81,19 +89,19 @@ def test_what_is_forgotten_may_have_been_written(monkeypatch: pytest.MonkeyPatch
 def test_fresh_keys_are_let_go_once_they_are_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyed, "FRESH_MAX", 2)
     sequencer, state = made()
-    fresh = FreshKeys()
+    fresh = MADE["keys"].fresh
     fresh._most = 2
     for number, key in enumerate("abacd", 1):
         plan = sequencer.plan([put(state, key)])  # type: ignore[list-item]
         sequencer.accept(plan)
-        fresh.take(plan, number - 2)
-        fresh.take(plan, number - 2)  # may be done again
+        for effect in (*plan.effects, *plan.effects):  # may be done again
+            effect.take(plan, number - 2)
     found = {key: fresh.get((state.number, key.encode())) for key in "abcd"}
     assert {key: written.number for key, written in found.items() if written is not None} == {"a": 3, "c": 4, "d": 5}
-    popped = sequencer.plan([ticket_of(Unchanged(state, (b"d",), 9), Ack(state, 5, 0))])
+    popped = sequencer.plan([ticket_of(unchanged(state, b"d", 9), Ack(state, 5, 0))])
     sequencer.accept(popped)
-    fresh.take(popped, 5)
+    popped.effects[0].take(popped, 5)
     assert fresh.get((state.number, b"d")) == (6, None)
     purged = sequencer.plan([ticket_of(AckRange(state, 0, 9, 0))])
-    fresh.take(purged, 5)
+    purged.effects[0].take(purged, 5)
     assert fresh.get((state.number, b"d")) is None

@@ -27,6 +27,7 @@ from anabranch.policies.errors import CorruptionError, StoreFullError, UnknownMe
 from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import PATIENCE, A, B, Disk, Parallel, assert_whole, take
+from ..contract.features import bodies_of, limits_of
 from ..contract.large import body, contents, kept
 from ..crash.test_interrupts import everywhere
 from ..journal.disk import JournalDisk
@@ -52,7 +53,7 @@ def test_a_note_that_names_another_body_is_not_believed(disk: Disk, store: Store
     """Two bodies each say that the other's message is theirs."""
     for seed in (1, 2):
         store.send(A, io.BytesIO(body(seed=seed)))
-    store.bodies.tidy()
+    bodies_of(store).tidy()
     notes = [path.read_bytes()[36:52] for path in files(store)]
     assert notes[0] != notes[1]
     for path, note in zip(files(store), reversed(notes), strict=True):
@@ -154,7 +155,7 @@ def test_what_the_page_cache_may_hold_goes_after_the_ack_is_synced(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    storage, sync, remove = store.bodies.storage, store.bodies._sync, store.bodies.storage.remove
+    storage, sync, remove = bodies_of(store).storage, bodies_of(store)._sync, bodies_of(store).storage.remove
 
     def synced() -> None:
         done.append("sync")
@@ -164,7 +165,7 @@ def test_what_the_page_cache_may_hold_goes_after_the_ack_is_synced(
         done.append("remove")
         remove(name)
 
-    monkeypatch.setattr(store.bodies, "_sync", synced)
+    monkeypatch.setattr(bodies_of(store), "_sync", synced)
     monkeypatch.setattr(storage, "remove", removed)
     store.send(A, io.BytesIO(body()))
     take(store).ack()
@@ -180,7 +181,7 @@ def test_what_cannot_be_synced_stays(store: Store, monkeypatch: pytest.MonkeyPat
         raise StoreFullError("not now")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.bodies, "_sync", full)
+        patch.setattr(bodies_of(store), "_sync", full)
         assert kept(store) == 1
     assert kept(store) == 0
 
@@ -192,7 +193,7 @@ def test_a_sweep_removes_what_its_last_holder_has_let_go_of(store: Store) -> Non
     assert kept(store) == 1
     del message
     gc.collect()
-    assert store.bodies.garbage
+    assert bodies_of(store).garbage
     store.take_undelivered()
     assert kept(store) == 0
 
@@ -229,7 +230,7 @@ def test_as_many_as_there_are_survive_any_history(disk: Disk, store: Store, seed
         elif what < 0.9:
             store = disk.crash(store) if rng.random() < 0.7 else disk.reopen(store)
         else:
-            store.bodies.tidy()
+            bodies_of(store).tidy()
         if number % 7 == 0:
             assert {A: contents(store), B: contents(store, B)} == held
     assert kept(store) == len({*held[A], *held[B]})
@@ -246,10 +247,10 @@ def test_what_has_to_stay_free_of_the_disk_stays_so(disk: Disk, monkeypatch: pyt
     store.send(A, io.BytesIO(body(CHUNK_BYTES + 1)))
     monkeypatch.setattr("anabranch.adapters.core.features.large.bodies.LOOK_CHUNKS", 1)
     asked: list[int] = []
-    monkeypatch.setattr(store._engine.limits, "require_disk", asked.append)
+    monkeypatch.setattr(limits_of(store), "require_disk", asked.append)
     store.send(A, io.BytesIO(body(2 * CHUNK_BYTES + 1)))
     assert asked == [CHUNK_BYTES] * 3
-    assert store._engine.bodies.size_of(store._engine.catalog.state(A)) == 3 * CHUNK_BYTES + 2
+    assert bodies_of(store).size_of(store._engine.catalog.state(A)) == 3 * CHUNK_BYTES + 2
 
 
 # From store to store
@@ -283,14 +284,14 @@ def test_who_copies_from_elsewhere_holds_up_nobody_who_sends_on_what_is_here(
     store.send(A, io.BytesIO(body()))
     other.send(A, io.BytesIO(body(seed=2)))
     message, (elsewhere,) = take(store), other.browse(A)
-    append, copying_now, go_on = store.bodies.storage.append, threading.Event(), threading.Event()
+    append, copying_now, go_on = bodies_of(store).storage.append, threading.Event(), threading.Event()
 
     def slow(*arguments: Any) -> None:
         copying_now.set()
         assert go_on.wait(PATIENCE)
         append(*arguments)
 
-    monkeypatch.setattr(store.bodies.storage, "append", slow)
+    monkeypatch.setattr(bodies_of(store).storage, "append", slow)
     with Parallel(lambda: store.send(B, elsewhere.content)) as copying_elsewhere:
         assert copying_now.wait(PATIENCE)
         with Parallel(lambda: store.send(A, message.content)) as sending:
@@ -328,7 +329,7 @@ def test_a_body_that_is_shared_just_when_it_is_noted_whose_it_is(
     monkeypatch.setattr(large_bodies, "SOON_SECONDS", 3600.0)
     store.send(A, io.BytesIO(body()))
     content = next(store.browse(A)).content
-    steps: list[Callable[[], object]] = [store.bodies.tidy, partial(store.send, B, content)]
+    steps: list[Callable[[], object]] = [bodies_of(store).tidy, partial(store.send, B, content)]
     other = threading.Thread(target=steps[not shares])
     note = LargeFiles.note
 
@@ -347,7 +348,7 @@ def test_a_body_that_is_shared_just_when_it_is_noted_whose_it_is(
     again = disk.crash(store)
     take(again, A).ack()
     again.sync()
-    again.bodies.tidy()
+    bodies_of(again).tidy()
     assert take(again, B).read() == body()
     assert_whole(again)
 
@@ -411,7 +412,7 @@ def test_a_message_that_takes_effect_just_then_keeps_its_body(store: Store, monk
     """It is suspected with all others of its destination before it is in any row."""
     store.send(A, io.BytesIO(body()))
     engine = store._engine
-    suspect = store.bodies.suspect
+    suspect = bodies_of(store).suspect
 
     def also_late(state: DestinationState) -> None:
         with monkeypatch.context() as patch:
@@ -423,6 +424,6 @@ def test_a_message_that_takes_effect_just_then_keeps_its_body(store: Store, monk
         engine.drain()
         also_late(engine.catalog.state(A))
         assert engine.behind
-        while store.bodies._find_dead():
+        while bodies_of(store)._find_dead():
             pass
     assert (contents(store), kept(store)) == ([body(), body(seed=2)], 2)

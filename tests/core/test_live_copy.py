@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.features.keyed.maps import put_of, removal_of
 from anabranch.adapters.core.messages import Message
 from anabranch.adapters.core.migration import copying, live_copy
 from anabranch.adapters.core.migration.live_copy import GivenUpError, LiveCopy, volatile_count
+from anabranch.adapters.core.record.keys import put_of, removal_of
 from anabranch.adapters.core.state.gates import Gate, MovedError
 from anabranch.policies.errors import CorruptionError
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from anabranch.adapters.core.features.keyed import maps
 from anabranch.adapters.core.operations.tickets import Ticket
+from anabranch.adapters.core.state.rows import KeyedRows
 from anabranch.policies.errors import DestinationError
 from anabranch.policies.names.destination import Destination
 
@@ -63,7 +64,7 @@ def test_a_value_that_is_replaced_while_it_is_read(monkeypatch: pytest.MonkeyPat
 def test_a_kind_of_store_that_keeps_no_maps_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     with onefile() as disk:
         store = disk.create()
-        monkeypatch.setattr(type(store.backend), "keeps_maps", False)
+        monkeypatch.setattr(maps, "KeyedRows", pytest.MonkeyPatch)  # which no backend is
         with pytest.raises(
             DestinationError, match=r"keeps no maps, 'onefile'; route map://m to a store of another kind"
         ):
@@ -77,7 +78,7 @@ def test_a_page_is_all_that_is_held(monkeypatch: pytest.MonkeyPatch, tmp_path: A
         for number in range(8):
             store.maps.put(M, str(number), b"%d" % number)
         pages: list[int] = []
-        keys = store.backend.keys
+        keys = cast(KeyedRows, store.backend).keys
 
         def counted(state: Any, start: bytes, limit: int) -> Any:
             found = keys(state, start, limit)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
+from anabranch.adapters.core.backend.outbox_rows import Entry, Told, Written
 from anabranch.adapters.core.features import outbox
-from anabranch.adapters.core.features.outbox import Drained, Entry, Outbox, Told, Written
+from anabranch.adapters.core.features.outbox import Drained, Outbox
 from anabranch.adapters.core.operations.table import Table
 from anabranch.policies.errors import StoreFailedError, StoreFullError, TransactionError, UnknownMessageError
 from anabranch.policies.names.destination import Destination
@@ -77,19 +78,29 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
     return rows
 
 
+def give_outbox(store: Store, rows: Rows) -> None:
+    """Let callers of a store in memory write into such a database."""
+    made = Outbox(store, store._engine, store._sending, store._settling, rows)
+    store._engine.outbox = made
+    store._engine.hooks.settling = (made.settle,)
+
+
+def outbox_of(store: Store) -> Outbox:
+    assert isinstance(store._engine.outbox, Outbox)
+    return store._engine.outbox
+
+
 @pytest.fixture
 def store(rows: Rows) -> Iterator[Store]:
     with memory() as disk:
         store = disk.create()
-        engine = store._engine
-        engine.outbox = Outbox(store, engine, store._sending, store._settling, rows)
+        give_outbox(store, rows)
         yield store
 
 
 def drain(store: Store) -> bool:
     """As in the background."""
-    assert store._engine.outbox is not None
-    return store._engine.outbox._drain_now(everything=True)
+    return outbox_of(store)._drain_now(everything=True)
 
 
 def test_in_the_order_of_each(rows: Rows, store: Store) -> None:
@@ -102,7 +113,7 @@ def test_in_the_order_of_each(rows: Rows, store: Store) -> None:
     assert bodies(store) == [b"2"]
     rows.end(one)
     assert bodies(store) == [b"2", b"1", b"3"] and rows.committed == []
-    assert not store._outbox().is_used
+    assert not outbox_of(store).is_used
 
 
 def test_one_larger_than_a_write_lies_between_others(rows: Rows, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +203,7 @@ def test_what_is_claimed_is_nobody_elses(rows: Rows, store: Store) -> None:
 def test_room_is_kept_until_the_end(rows: Rows) -> None:
     with memory() as disk:
         store = disk.create(max_messages=2)
-        store._engine.outbox = Outbox(store, store._engine, store._sending, store._settling, rows)
+        give_outbox(store, rows)
         one, two = Caller("one"), Caller("two")
         store.send_within(one, A, [b"1", b"2"])
         with pytest.raises(StoreFullError):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from anabranch.adapters.core.engine.pending_counts import PendingCounts
 from anabranch.adapters.core.operations.changes import Ack, AckRange
+from anabranch.adapters.core.operations.pending_counts import PendingCounts
 from anabranch.adapters.core.state.states import Catalog
 from anabranch.adapters.core.store_types import Subscription
 
@@ -16,7 +16,7 @@ def test_what_is_sent_and_acked_is_counted() -> None:
     queue, other = catalog.load(1, A), catalog.load(2, B)
     counts = PendingCounts(catalog)
     for change in (send_to(queue), send_to(queue), Ack(queue, 1, 0)):
-        counts.add(change)
+        change.add_to(counts)
     assert (counts.of(queue), counts.of(other), counts.unknown) == (1, 0, set())
 
 
@@ -26,9 +26,11 @@ def test_of_a_topic_only_each_subscription_is_known() -> None:
     topic = catalog.load(1, T)
     desk, book = (catalog.load_subscription(n, topic, Subscription(T, name), 0) for n, name in ((2, "a"), (3, "b")))
     counts = PendingCounts(catalog)
-    counts.add(send_to(topic), topic.subscriptions.values())
+    send = send_to(topic)
+    send.entitled = [desk, book]
+    send.add_to(counts)
     assert (counts.of(topic), counts.of(desk), counts.of(book), counts.unknown) == (1, 1, 1, set())
-    counts.add(Ack(topic, 1, desk.number))
+    Ack(topic, 1, desk.number).add_to(counts)
     assert (counts.of(desk), counts.of(book), counts.unknown) == (0, 1, {topic})
 
 
@@ -37,5 +39,5 @@ def test_how_many_go_at_once_is_not_known() -> None:
     topic = catalog.load(1, T)
     desk = catalog.load_subscription(2, topic, Subscription(T, "desk"), 0)
     counts = PendingCounts(catalog)
-    counts.add(AckRange(topic, 1, 9, desk.number))
+    AckRange(topic, 1, 9, desk.number).add_to(counts)
     assert counts.unknown == {topic, desk}

@@ -68,14 +68,6 @@ def test_an_outcome_is_carried_out_once() -> None:
     assert not sequencer.prepared
 
 
-def test_the_amount_is_that_of_what_is_not_stored_yet() -> None:
-    sequencer, a = sequencer_of()
-    sequencer.accept(sequencer.plan([ticket_of(send_to(a, message_id="1"))]))
-    assert sequencer.each_amount([send_to(a, message_id="1")]) == [(0, 0)]
-    amounts = sequencer.each_amount([send_to(a, message_id="1", flags=REQUEUED), send_to(a)])
-    assert [count for count, _ in amounts] == [1, 1]
-
-
 def test_seqs_that_are_given_out_between_plans_are_nobody_elses() -> None:
     """Also while a plan is made that began before the first of them."""
     sequencer, a = sequencer_of()

@@ -56,7 +56,6 @@ def test_what_is_damaged_is_told_and_acked_where_the_store_salvages() -> None:
         store.send_many(A, [b"1", b"2"])
         told: list[tuple[str, int]] = []
         backend: Any = store.backend
-        backend.salvages = True
         backend.lose = lambda state, place, error, message_id: told.append((str(state.destination), place[SEQ]))
         Unreadable(store, CorruptionError("file", 0, "its checksum is wrong"))
         assert (drain(store), store.depth(A), store.stats().leased) == ([b"2"], 0, 0)

@@ -20,6 +20,7 @@ from anabranch.policies.config.limits import LimitOptions
 from anabranch.policies.errors import StoreFailedError, StoreFullError
 
 from ..contract.disk import PATIENCE, A, B, Disk, Parallel, bodies, drain, eventually, take
+from ..contract.features import limits_of
 from ..contract.when_full import LONG, limit, waiting
 from ..crash.test_interrupts import everywhere
 from ..shares import Share
@@ -125,7 +126,7 @@ def test_many_threads_wait_in_turn(share: Share) -> None:
         store = disk.create(max_messages=1, when_full="block", block_timeout=LONG)
         store.send(A, b"full")
         granted: list[int] = []
-        limits = store._sending.limits
+        limits = limits_of(store)
 
         def wait(number: int) -> None:
             grant = limits.reserve(store._sending.sends([(A, Outgoing(b"x"))]))
@@ -200,7 +201,7 @@ def test_interrupted_anywhere_nothing_is_held_for_good(
             left = drain(store[0])
             possible = [[b"1", b"2"]] + [[b"2", b"3"]] * (when_full == "drop_old")
             assert left in possible, where
-            store[0]._sending.limits.reserve(store[0]._sending.sends([(A, Outgoing(b"x"))] * 2)).cancel()
+            limits_of(store[0]).reserve(store[0]._sending.sends([(A, Outgoing(b"x"))] * 2)).cancel()
             store[0].close()
 
         assert everywhere(prepare, check, 40, share) > 20
@@ -223,6 +224,6 @@ def test_messages_that_come_from_another_store_neither_wait_nor_make_others_go()
             store.send(A, b"1")
             state = store._engine.catalog.state(A)
             with pytest.raises(StoreFullError):
-                store._sending.limits.reserve_moved(state, (1, 10))
+                limits_of(store).reserve_moved(state, (1, 10))
             take(store).ack()
-            store._sending.limits.reserve_moved(state, (1, 10)).cancel()
+            limits_of(store).reserve_moved(state, (1, 10)).cancel()

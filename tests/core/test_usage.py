@@ -63,8 +63,8 @@ def recorded(
     """Rows without their times, and what was declared. Told twice, so that names are known the second time."""
     buffer = Buffer(1 << 20, **options)
     recorder, made = Recorder(buffer, "s", "ab12"), plan(*tickets)
-    loop(recorder, made.changes, made)
-    loop(recorder, made.changes, made)
+    loop(recorder, made)
+    loop(recorder, made)
     rows, declared = buffer.empty()
     return [row[1:] for row in ROW.iter_unpack(rows)], declared
 
@@ -183,7 +183,7 @@ def test_a_store_loses_what_finds_no_room() -> None:
     buffer = Buffer(2 * ROW.size)
     recorder, made = Recorder(buffer, "s", "ab12"), plan(ticket(send(ORDERS, 5)))
     for _ in range(5):
-        usage.record_usage(recorder, made.changes, made)
+        usage.record_usage(recorder, made)
     assert (buffer.rows.size, buffer.rows.lost) == (2 * ROW.size, 3)
 
 
@@ -197,7 +197,7 @@ def test_names_that_wait_are_bounded_and_what_has_none_is_counted(loop: Any, mon
 
     def told(*changes: Change) -> None:
         made = plan(ticket(*changes))
-        loop(recorder, made.changes, made)
+        loop(recorder, made)
 
     states = [DestinationState(number, Destination.parse(f"queue://q{number}")) for number in range(1, 101)]
     for state in states:
@@ -230,7 +230,7 @@ def test_sets_of_subscriptions_that_wait_are_bounded(monkeypatch: pytest.MonkeyP
         change = send(PRICES, 1)
         change.entitled = [desk]
         made = plan(ticket(change))
-        usage.record_usage(recorder, made.changes, made)
+        usage.record_usage(recorder, made)
     sets = [name for _, name in buffer.declared if not isinstance(name, tuple)]
     assert 2 <= len(sets) <= 5
     assert buffer.rows.size == len(sets) * ROW.size
@@ -242,8 +242,8 @@ def test_a_fault_of_ours_is_nobody_elses(caplog: pytest.LogCaptureFixture) -> No
     buffer = Buffer(1 << 20, takes=lambda destination: 1 // 0 > 0)
     recorder, made = Recorder(buffer, "s", "ab12"), plan(ticket(send(ORDERS, 5)))
     with caplog.at_level(logging.ERROR):
-        usage.record_usage(recorder, made.changes, made)
-        usage.record_usage(recorder, made.changes, made)
+        usage.record_usage(recorder, made)
+        usage.record_usage(recorder, made)
     assert buffer.rows.broken
     assert buffer.rows.lost == 2
     assert buffer.empty()[0] == b""
@@ -258,7 +258,7 @@ def test_names_are_declared_anew_once_they_were_taken(monkeypatch: pytest.Monkey
     for _ in range(2):
         for state in (ORDERS, AUDIT, PRICES, ORDERS):
             made = plan(ticket(Ack(state, 5, 0)))
-            usage.record_usage(recorder, made.changes, made)
+            usage.record_usage(recorder, made)
         rows, declared = buffer.empty()
         names = dict(declared)
         assert [names[row[2]][3] for row in ROW.iter_unpack(rows)] == [

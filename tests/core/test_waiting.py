@@ -11,17 +11,20 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core.backend import Settings
-from anabranch.adapters.core.features import scheduled as waiting
-from anabranch.adapters.core.features.scheduled import backoff_ms, delay_ms, postponements
+from anabranch.adapters.core.features import scheduled
+from anabranch.adapters.core.features.scheduled import backoff_ms
 from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.core.operations.changes import Postponed
+from anabranch.adapters.core.service import sending
 from anabranch.adapters.core.state.delivery import RETURNED_MAX
+from anabranch.adapters.core.state.due import delay_ms
 from anabranch.adapters.system.background import shared
 from anabranch.policies.config.redelivery import Redelivery
 from anabranch.policies.errors import ConfigError, StoreFullError
 
 from ..contract.disk import PATIENCE, A, B, Parallel, assert_whole, bodies, drain, eventually, take
 from ..contract.expiring import HOUR, Clock
+from ..contract.features import schedule_of
 from ..thirdparty.disk import OneFileDisk
 from .made import journal, memory, onefile
 
@@ -77,14 +80,16 @@ def test_who_waits_and_who_does_not(clock: Clock) -> None:
             (Settings(max_deliveries=2, redelivery=Redelivery(delay=7)), None, [7000, 7000]),
             (Settings(redelivery=Redelivery(delay=7)), 0, []),
         ):
-            changes = postponements(leases, settings, True, delay)
+            store.backend.settings = settings
+            changes = schedule_of(store).postponements(leases, True, delay)
             assert [change.due - clock.now for change in changes if isinstance(change, Postponed)] == expected
 
 
 def test_a_backend_that_does_not_know_them(monkeypatch: pytest.MonkeyPatch) -> None:
     with onefile() as disk:
         store = disk.create()
-        monkeypatch.setattr(type(store.backend), "postpones", False)
+        for module in (scheduled, sending):
+            monkeypatch.setattr(module, "ScheduledRows", pytest.MonkeyPatch)  # which no backend is
         store = disk.reopen(store)
         store.send(A, b"1")
         for call in (
@@ -103,11 +108,11 @@ def test_a_backend_that_does_not_know_them(monkeypatch: pytest.MonkeyPatch) -> N
 def test_nothing_is_asked_while_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     with journal() as disk:
         store = disk.create()
-        monkeypatch.setattr(store._engine.waiting, "bring", lambda whole=False: pytest.fail("nothing waits"))
+        monkeypatch.setattr(schedule_of(store), "bring", lambda whole=False: pytest.fail("nothing waits"))
         store.send_many(A, [b"1", b"2"])
         take(store).release()
         assert drain(store) == [b"1", b"2"]
-        assert (store._engine.delivery.next_due, store._engine.waiting._at) == (0, 0.0)
+        assert (store._engine.delivery.next_due, schedule_of(store)._at) == (0, 0.0)
 
 
 def test_one_timer_serves_all(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +121,7 @@ def test_one_timer_serves_all(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> 
     schedule = shared().schedule_while_alive
 
     def count(seconds: float, job: Any) -> None:
-        if getattr(job, "__func__", None) is waiting.Waiting._look:
+        if getattr(job, "__func__", None) is scheduled.Waiting._look:
             set_for.append(seconds)
         schedule(seconds, job)
 
@@ -126,7 +131,7 @@ def test_one_timer_serves_all(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> 
         store.send_many(A, [Outgoing(b"x", deliver_at_ms=clock.now + HOUR + number) for number in range(1000)])
         eventually(lambda: len(set_for) >= 3)
         assert len(set_for) <= 6
-        assert set(set_for) == {waiting.TICK_SECONDS}
+        assert set(set_for) == {scheduled.TICK_SECONDS}
 
 
 def test_what_cannot_be_written_comes_later(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,19 +139,19 @@ def test_what_cannot_be_written_comes_later(clock: Clock, monkeypatch: pytest.Mo
         store = disk.create()
         store.send(A, b"1", deliver_at_ms=clock.now + HOUR)
         store.send(A, b"2")
-        engine = store._engine
-        write, tried = engine.waiting.write, []
+        schedule: Any = schedule_of(store)
+        write, tried = schedule._write, []
 
-        def full(changes: Any) -> None:
+        def full(changes: Any, unsynced: bool) -> None:
             tried.append(changes)
             raise StoreFullError("the disk is full")
 
-        engine.waiting.write = full
+        schedule._write = full
         clock.offset_ms = HOUR
         assert drain(store) == [b"2"]
         eventually(lambda: len(tried) > 3)
         with Parallel(lambda: take(store, timeout=PATIENCE)) as parallel:
-            engine.waiting.write = write
+            schedule._write = write
             assert parallel.result().body == b"1"
 
 

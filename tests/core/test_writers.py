@@ -9,7 +9,7 @@ import pytest
 from anabranch_onefile.backend import OneFileBackend, OneFileOptions
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.engine.writers import Threaded
+from anabranch.adapters.core.backend.writers import Threaded
 from anabranch.adapters.core.operations.plan import Plan
 from anabranch.policies.errors import ClosedError, OutcomeUnknownError, StoreFailedError, StoreFullError
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.core.engine import engine
-from anabranch.adapters.core.engine.pending_counts import PendingCounts
 from anabranch.adapters.core.operations.changes import AckRange
+from anabranch.adapters.core.operations.pending_counts import PendingCounts
 from anabranch.adapters.core.store_types import Counts, Subscription
 
 from ..contract.disk import PATIENCE, A, B, Parallel, T, assert_whole, take

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.core.features.keyed.maps import Maps
+from anabranch.adapters.core.engine.hooks import KeyedValues
 from anabranch.adapters.core.messages import Message
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import JournalStore, lost_messages
@@ -176,7 +176,7 @@ def test_a_value_of_a_map_is_lost_alone(disk: JournalDisk) -> None:
     ],
 )
 def test_a_value_that_is_lost_is_not_there(
-    disk: JournalDisk, meet: Callable[[Maps], object], result: object, then: bytes | None
+    disk: JournalDisk, meet: Callable[[KeyedValues], object], result: object, then: bytes | None
 ) -> None:
     """However it is met first."""
     store = disk.create(on_corruption=SALVAGE)

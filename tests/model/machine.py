@@ -24,6 +24,7 @@ from anabranch.policies.names.destination import Destination, Kind
 
 from ..contract.disk import PATIENCE, Disk
 from ..contract.expiring import HOUR, Clock
+from ..contract.features import schedule_of
 from ..contract.preparing import OTHER, transaction
 from . import FAST
 from .model import CLAIMED, LEASED, PREPARED, QUEUE, Expected, Held, Model, Sent
@@ -138,7 +139,7 @@ class StoreMachine(RuleBasedStateMachine):
     def bring(self) -> None:
         """A timer does so at some time: what is due by now stays so."""
         self.store._engine.asked(lambda: None)
-        self.store._engine.waiting.bring()
+        schedule_of(self.store).bring()
         self.model.bring()
 
     # Sending

@@ -13,7 +13,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.engine.writers import Threaded
+from anabranch.adapters.core.backend.writers import Threaded
 from anabranch.adapters.wal import group_commit
 from anabranch.policies.errors import ClosedError
 

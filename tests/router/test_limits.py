@@ -12,6 +12,7 @@ import anabranch
 from anabranch import Config, LimitOptions, MemoryOptions, StoreConfig, Sync, WhenFull
 
 from ..contract.disk import PATIENCE, Parallel, eventually
+from ..contract.features import limits_of
 
 LONG = 1000.0
 
@@ -28,7 +29,7 @@ def two(tmp_path: Path, when_full: WhenFull = WhenFull.BLOCK, **options: float) 
 
 
 def waiting(router: anabranch.Router) -> int:
-    return sum(len(store._sending.limits._line) for store in router._registry.open_stores())
+    return sum(len(limits_of(store)._line) for store in router._registry.open_stores())
 
 
 def test_a_transaction_over_two_stores_waits_for_room_in_both(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import create_engine
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.engine.writers import Threaded
+from anabranch.adapters.core.backend.writers import Threaded
 from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.sql.backend import SqlBackend
 from anabranch.adapters.sql.schema import schema

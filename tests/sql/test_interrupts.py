@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from sqlalchemy import NullPool, create_engine, text
 
 import anabranch
+from anabranch.adapters.core.features.outbox import OutboxFeature
 from anabranch.adapters.core.messages import Message
 from anabranch.adapters.core.state.leases import LEASED
 from anabranch.adapters.core.store_types import Subscription
@@ -20,6 +21,7 @@ from anabranch.adapters.sql import SqlStore
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A, B, T, assert_whole, bodies, eventually, take
+from ..contract.features import feature_of
 from ..contract.preparing import OTHER, to, transaction
 from ..crash.test_interrupts import LIBRARY, OURS, everywhere
 from ..shares import Share
@@ -366,9 +368,10 @@ def test_a_transaction_of_the_users_own_interrupted_anywhere(store: SqlStore, sh
 
     def check(at: int, where: str) -> None:
         nonlocal done
-        lease = held[0]._note
+        lease, outbox = held[0]._note, feature_of(store, OutboxFeature)
         eventually(
-            lambda: not store._outbox().is_used and (lease.hold == LEASED or not store.stats().leased), lambda: where
+            lambda: not outbox.is_busy and (lease.hold == LEASED or not store.stats().leased),
+            lambda: where,
         )
         if store.stats().leased:  # its ack had not begun
             store.release(held)

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.core.engine.writers import Threaded
+from anabranch.adapters.core.backend.writers import Threaded
 from anabranch.adapters.core.features import scheduled as core_waiting
 from anabranch.adapters.core.state.sweep import wall_ms
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.sql.reading import Reading
 
 from ..contract.disk import PATIENCE, A, T, assert_whole, eventually, take
+from ..contract.features import schedule_of
 from .disk import SqliteDisk, backend_of, directory_of, lead_of
 
 
@@ -99,7 +100,7 @@ def test_a_message_that_begins_to_wait_or_comes_free_while_it_is_looked_for(
             asked.set()
 
         monkeypatch.setattr(Threaded, "_put", put_and_tell)
-        mover = threading.Thread(target=partial(taken.release, delay=60.0) if begins else store._engine.waiting.bring)
+        mover = threading.Thread(target=partial(taken.release, delay=60.0) if begins else schedule_of(store).bring)
         mover.start()
         assert asked.wait(PATIENCE)
         monkeypatch.setattr(Reading, "_all", read_and_move)

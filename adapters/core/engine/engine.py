@@ -13,33 +13,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from functools import partial
+from typing import Final, TypeVar
 
 from ....policies.errors import AnabranchError, ClosedError, StoreFailedError
 from ....policies.names.destination import Destination
 from ...system import locking
-from ..backend import Backend, Host
-from ..features.keyed.keyed import FreshKeys
-from ..features.large.bodies import LargeBodies
-from ..features.scheduled import Waiting
-from ..features.transient.messages import Nonpersistent
-from ..features.transient.rows import MixedRows
-from ..operations.branches import Commit, Forget, Prepare, Rollback
-from ..operations.changes import Ack, Change, Postponed, Send, SendMany
+from ..backend import Backend
+from ..operations.branches import Commit, Forget, Rollback
+from ..operations.changes import Ack, Change, Send, SendMany
+from ..operations.destination_changes import Remove, Unsubscribe
+from ..operations.pending_counts import Counted, PendingCounts
 from ..operations.plan import Plan, Sequencer
 from ..operations.tickets import Ticket
 from ..state.delivery import Delivery
 from ..state.gates import MovedError
-from ..state.leases import CLAIMED, LEAVING, Feed, Taker
+from ..state.leases import Feed, Taker
+from ..state.rows import Rows
 from ..state.states import Catalog, DestinationState
 from . import arrivals
-from .pending_counts import Counted, PendingCounts
-from .usage import Recorder, record_usage
-
-if TYPE_CHECKING:
-    from ..features.outbox import Outbox
-    from ..features.quotas.reserving import Limits
+from .hooks import Bodies, Feature, Hooks, KeyedValues, Outbox, Quotas, Schedule, Transient
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +46,6 @@ PENDING_MAX: Final = 20_000
 TOGETHER_MAX: Final = 1024
 """Plans that are applied together, and changes, but for those of the last plan."""
 _SENDS: Final = frozenset((Send, SendMany))
-_PLAIN: Final = _SENDS | {Ack}
-"""Changes after which nothing follows once they are in the rows."""
 LET_PASS_TIMES: Final = 20
 LET_PASS_SECONDS: Final = 0.00005
 """How often, and how long each time, a receiver lets another one pass before it waits for the lock."""
@@ -71,39 +62,43 @@ class Engine:
 
     def __init__(self, name: str, backend: Backend) -> None:
         self.name, self.backend = name, backend
-        self.rows: Backend | MixedRows = backend
+        self.rows: Rows = backend
         """The rows, which tell which messages there are."""
-        self.nonpersistent: Nonpersistent | None = None
-        """Once one was sent that is not persistent."""
         self.submit: Callable[[Ticket], object] = self._refuse
-        """Writer.submit, or what stands in front of it once some messages are not persistent."""
+        """Writer.submit, or what stands in front of it."""
+        self.hooks = Hooks()
+        self.features: list[Feature] = []
+        """The features of the store, in the order in which they are opened."""
+        self.quotas: Quotas | None = None
+        self.bodies: Bodies | None = None
+        self.transient: Transient | None = None
+        """Once a transient message was sent."""
+        self.make_transient: Callable[[], Transient] | None = None
+        """Be ready for transient messages. None: they are kept as the others are."""
+        self.schedule: Schedule | None = None
         self.outbox: Outbox | None = None
-        """The sends and acks in transactions of callers' own, where the backend has such."""
+        self.maps: KeyedValues | None = None
         self.owner: object = None
         """The router's: kept, and never looked at (invariant 8)."""
         settings = backend.settings
         self.lock = threading.RLock()
+        """Taken by `with` itself, never inside a function that returns with it: only so can Ctrl-C not leak it."""
         self._reader = 0
         """The thread that reads bodies with the lock held."""
-        """Taken by `with` itself, never inside a function that returns with it: only so can Ctrl-C not leak it."""
-        self._priorities = settings.priorities
         self._passes_on = backend.tells_places and not settings.priorities
         self.catalog = Catalog()
         self.delivery = Delivery(name, settings.max_leases, settings.max_deliveries, settings.priorities)
         self.sequencer = Sequencer(self.catalog, settings.duplicate_window)
-        self.waiting = Waiting(self)
-        """The scheduled messages, brought back at their time."""
         self.committed: dict[bytes, None] = {}
         """Transactions that are committed here and not forgotten, oldest first."""
+        self.hooks.follow((Commit,), self._committed)
+        self.hooks.follow((Rollback,), self._rolled_back)
+        self.hooks.follow((Forget,), self._forgotten)
+        self.hooks.follow((Remove, Unsubscribe), self._removed)
+        self.sequencer.on_expiring = partial(self.hooks.follow, (Send,), self.delivery.added)
+        if settings.priorities:
+            self.sequencer.on_expiring()
         self.sends = self.acks = self.batches = 0
-        self.bodies: LargeBodies
-        """Set by the store."""
-        self.large = False
-        """Some message's body is kept apart, or was."""
-        self.limited = False
-        """Tickets hold the room that was reserved for them (limits.py)."""
-        self.limits: Limits
-        """The quotas, which give out that room. Set by who makes it."""
         self.closed = True
         self.failed: BaseException | None = None
         self.on_failed: Callable[[BaseException], object] = lambda cause: None
@@ -122,8 +117,6 @@ class Engine:
         self.interrupted = False
         """Rows, or what follows from them, may be changed by halves: the backend is asked to recover before anything
         else. A backend sets it around what it does to its rows beside `apply`."""
-        self.fresh_keys = FreshKeys()
-        """The fresh keys of maps."""
         self.on_leaving: Callable[[], None] = lambda: None
         """Called when there may be something in `Catalog.leaving`."""
         self.writing_out = False
@@ -133,11 +126,6 @@ class Engine:
         it either."""
         self.receiving = False
         """Somebody takes what is ready, or is about to: see `let_pass`."""
-        self.usage: Recorder | None = None
-        """The recorder that is told of each plan that takes effect, while the usage log is on."""
-        self.tap: Callable[[Plan], None] | None = None
-        """Told of each plan that takes effect, in order, once, while a destination moves (live_copy.py). Raises
-        nothing."""
         self.written: Plan | None = None
         """A plan that took effect and was not taken in yet, where whoever calls writes: see `finish`."""
 
@@ -217,37 +205,26 @@ class Engine:
         """Let all who wait see that the store stops."""
         for feed in self.catalog.feeds():
             feed.wake_all()
-        if self.limited:
-            self.limits.wake_all()
+        for hook in self.hooks.stopped:
+            hook()
 
     # Opening
 
-    def host(self) -> Host:
-        """Return what the backend is given."""
-        return Host(self.catalog, self.lock, self.fail)
-
     def start(self, submit: Callable[[Ticket], object]) -> None:
         """Start once the backend has filled the catalog. `submit`: the writer's."""
-        self.submit = self._submit = submit
+        self.submit = submit
         self._guard = self.backend.guard
         self.closed = False
         self.failed = None
         self._generation = locking.generation
-        self.waiting.start()
 
-    def make_nonpersistent(self, directory: Path, file_mode: int | None) -> Nonpersistent:
-        """Be ready for transient messages. Any thread. Raises as `ensure_usable`."""
-        self.check()
-        with self.lock:
-            self.current()
-            if self.nonpersistent is None:
-                made = Nonpersistent(self, self._submit, directory, file_mode)
-                self.sequencer.mix()
-                self.delivery.mixed = True
-                self._passes_on = False
-                self.rows, self.submit = made.rows, made.submit
-                self.nonpersistent = made
-            return self.nonpersistent
+    def mix(self, rows: Rows, submit: Callable[[Ticket], object]) -> None:
+        """Have messages that no backend sees from now on, with the lock held: in these rows, and submitted so. Their
+        seqs are given out between plans."""
+        self.sequencer.mix()
+        self.delivery.mixed = True
+        self._passes_on = False
+        self.rows, self.submit = rows, submit
 
     # Taking plans in
 
@@ -256,24 +233,23 @@ class Engine:
         interruption, for the same."""
         changes = plan.changes
         if plan.number > self._taken:
-            if plan.is_more and (plan.keys or plan.writes_any_key):
-                self.fresh_keys.take(plan, self._applied)  # before it counts as taken: see `Maps`
-            if self.limited:
-                plan.hold_room()
-                self.limits.written(plan)
+            for effect in plan.effects:
+                effect.take(plan, self._applied)  # before it counts as taken: see `Maps`
+            for hook in self.hooks.taking:
+                hook(plan)
             self.pending_changes += len(changes) + plan.more
             if self._new or len(changes) != 1 or type(changes[0]) is not Ack:
                 self._new.append(plan)
             else:
                 self._pending.append(plan)  # there is nothing to pass on
             self._taken = plan.number
-            usage = self.usage
-            if usage is not None:
-                record_usage(usage, changes, plan)
-            if self.tap is not None:
-                self.tap(plan)
+            for hook in self.hooks.taken:
+                hook(plan)
         if plan.is_more:
-            self._take_more(plan)
+            if plan.subscribed:
+                self._changed = plan.number
+            for effect in plan.effects:
+                effect.taken()
         for change in changes:
             if type(change) is Ack:
                 if change.state.crowded:
@@ -281,17 +257,14 @@ class Engine:
             elif type(change) is Send and not change.state.is_topic:
                 feed = change.state.feed
                 if feed.takers:
-                    if change.state.is_map:
-                        change.state.wake_key(change.name)  # type: ignore[arg-type]
-                    else:
-                        feed.wake()
+                    feed.wake()
             else:
                 for state in change.states():
                     for feed in state.feeds():
                         if feed.takers:
                             feed.wake()
-        if self.limited:
-            self.limits.wake()
+        for freed in self.hooks.freed:  # as `tell_freed`, less a call
+            freed()
 
     def wake_crowd(self, state: DestinationState, number: int) -> None:
         """Wake those who wait for one more lease, of a topic for the subscription with this number."""
@@ -303,16 +276,6 @@ class Engine:
                 except BaseException:
                     state.crowded[feed] = None
                     raise
-
-    def _take_more(self, plan: Plan) -> None:
-        for send in plan.large:
-            self.bodies.named(send)
-        if plan.subscribed:
-            self._changed = plan.number
-        for one in plan.volatile:
-            for feed in one.change.state.feeds():
-                if feed.takers:
-                    feed.wake()
 
     def finish(self) -> None:
         """Take in what is written, with the lock held. Every step may be done twice, so an interruption leaves the rest
@@ -405,22 +368,23 @@ class Engine:
         """Apply, with the lock held, what is pending."""
         if self.written is not None:
             self.finish()
-        if self.nonpersistent is not None:
-            self.nonpersistent.finish()
+        for hook in self.hooks.draining:
+            hook()
         if self.interrupted:
             applied = self.backend.recover()
             for plan in list(self._pending):  # the interruption may have come between the rows and what follows
                 if self._applied < plan.number <= applied:
-                    self._finish(plan.changes)
-                    self._finish_volatile(plan)
+                    self._follow(plan.changes)
+                    if plan.beside is not None:
+                        plan.beside.apply(plan)
             self._applied = applied
             self.interrupted = False
         self.look()
         pending = self._pending
         while pending:
             for _ in range(self._apply_some()):
-                if self.limited:
-                    pending[0].release_room()
+                for leave in self.hooks.applied:
+                    leave(pending[0])
                 pending.popleft()
         if self.delivery.records:
             self.delivery.records.clear()
@@ -432,17 +396,8 @@ class Engine:
         what they would have acked, or claimed for good. May be done again."""
         with self.lock:
             self.drain()
-            for change in [*plan.changes, *(one.change for one in plan.volatile)]:
-                if type(change) is Ack:
-                    for feed in change.state.feeds(change.number):
-                        lease = feed.held.get(change.seq)
-                        if lease is not None and lease.hold == LEAVING:
-                            self.delivery.unlease(lease, self.rows)
-                elif type(change) is Prepare:
-                    for lease in [*change.branch.leases, *change.branch.victims]:
-                        if lease.hold == CLAIMED:
-                            self.delivery.unlease(lease, self.rows)
-                    change.branch.reservation = None
+            for change in [*plan.changes, *(one for effect in plan.effects for one in effect.changes())]:
+                change.undo(self.delivery, self.rows)
 
     def _apply_some(self) -> int:
         """Apply the first pending plans; returns how many. Numbers tell what was applied already by somebody who was
@@ -460,12 +415,11 @@ class Engine:
                     changes += plan.changes
                     size += plan.count
                     last = plan
-            if size >= TOGETHER_MAX or plan.volatile:
+            if size >= TOGETHER_MAX or plan.beside is not None:
                 break
         if number == self._applied:
             return count
         kinds = set(map(type, changes))
-        plain = kinds <= _PLAIN
         self.interrupted = True
         if not kinds <= _SENDS:
             for change in changes:
@@ -475,73 +429,61 @@ class Engine:
                     change.settle(self.delivery)
         if last is not None:
             self.backend.apply(changes, last)
-        if self._looks_at_sends() or not plain:
-            self._finish(changes)
-        if plan.volatile:
-            self._finish_volatile(plan)
+        if not kinds.isdisjoint(self.hooks.followers):
+            self._follow(changes)
+        if plan.beside is not None:
+            plan.beside.apply(plan)
         self._applied = number
         self.interrupted = False
         return count
 
-    def _looks_at_sends(self) -> bool:
-        return self._priorities or self.sequencer.expiring or self.nonpersistent is not None or self.large
-
-    def _finish(self, changes: Sequence[Change]) -> None:
+    def _follow(self, changes: Sequence[Change]) -> None:
         """Do what follows once changes are in the rows. May be done again."""
-        if self.large:
-            self.bodies.look(changes)
         for change in changes:
-            if type(change) is Send:
-                if self._priorities or change.expires_at_ms:
-                    self.delivery.added(change)
-            elif type(change) not in _PLAIN:
-                self._finish_one(change)
-        if self.nonpersistent is not None:
-            for change in changes:
-                if type(change) is Send or type(change) is SendMany:
-                    self.nonpersistent.set_back(change)
+            self.follow(change)
 
-    def _finish_volatile(self, plan: Plan) -> None:
-        """Apply the transient changes of a plan, once its other changes are in the rows."""
-        if plan.volatile:
-            assert self.nonpersistent is not None
-            self.nonpersistent.apply(plan)
+    def follow(self, change: Change) -> None:
+        """Do what follows once a change is in the rows, with the lock held. May be done again."""
+        for follow in self.hooks.followers.get(type(change), ()):
+            follow(change)
 
-    def _finish_one(self, change: Change) -> None:
-        if type(change) is Rollback:
-            for lease in change.branch.leases:
-                self.delivery.unlease(lease, self.rows, delivered=True)
-            for lease in change.branch.victims:
-                self.delivery.unlease(lease, self.rows)
-        elif type(change) is Postponed:
-            self.waiting.applied(change)
-        elif type(change) is Commit:
-            self.committed[change.branch.transaction] = None
-            while len(self.committed) > COMMITTED_MAX:
-                self.committed.pop(next(iter(self.committed)), None)
-        elif type(change) is Forget:
-            for transaction in change.transactions:
-                self.committed.pop(transaction, None)
-        else:
-            if self.nonpersistent is not None:
-                self.nonpersistent.follow(change)
-            for state in change.states():
-                self.catalog.drop(state)
-            if self.leaving:
-                self.on_leaving()
+    def tell_freed(self) -> None:
+        """Tell that some room may have become free."""
+        for hook in self.hooks.freed:
+            hook()
+
+    def _committed(self, change: Commit) -> None:
+        self.committed[change.branch.transaction] = None
+        while len(self.committed) > COMMITTED_MAX:
+            self.committed.pop(next(iter(self.committed)), None)
+
+    def _rolled_back(self, change: Rollback) -> None:
+        for lease in change.branch.leases:
+            self.delivery.unlease(lease, self.rows, delivered=True)
+        for lease in change.branch.victims:
+            self.delivery.unlease(lease, self.rows)
+
+    def _forgotten(self, change: Forget) -> None:
+        for transaction in change.transactions:
+            self.committed.pop(transaction, None)
+
+    def _removed(self, change: Remove | Unsubscribe) -> None:
+        for state in change.states():
+            self.catalog.drop(state)
+        if self.leaving:
+            self.on_leaving()
 
     @property
     def leaving(self) -> bool:
         """Return whether messages of what is gone are still to go."""
-        volatile = self.nonpersistent
-        return bool(self.catalog.leaving) or (volatile is not None and volatile.is_leaving)
+        return bool(self.catalog.leaving) or (self.transient is not None and bool(self.transient.shadows.leaving))
 
     # Asking
 
     def settle(self) -> None:
         """Wait until what this thread has committed in a database transaction of its own is seen. Without the lock."""
-        if self.outbox is not None:
-            self.outbox.settle()
+        for hook in self.hooks.settling:
+            hook()
 
     def asked(self, question: Callable[[], T]) -> T:
         """Return the answer, with all that has returned applied."""
@@ -588,10 +530,8 @@ class Engine:
         counts = PendingCounts(self.catalog)
         for plan in dict.fromkeys((*self._new, *self._pending)):
             if plan.number > self._applied:
-                for change in plan.changes:
-                    counts.add(change)
-                for one in list(plan.volatile):
-                    counts.add(one.change, one.change.state.subscriptions.values())
+                for change in [*plan.changes, *(one for effect in plan.effects for one in effect.changes())]:
+                    change.add_to(counts)
         return counts
 
     @property

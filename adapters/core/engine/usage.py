@@ -1,6 +1,6 @@
 """The report of a store to the usage log (router/usage/), for each batch that took effect: sends and acks.
 
-    engine.usage = Recorder(buffer, "orders", store_id)       # None, as usual: nothing is paid
+    store.usage = Recorder(buffer, "orders", store_id)       # None, as usual: nothing is paid
 
 The thread that has written a batch packs a row for each operation and appends them to the buffer, which is all it does:
 no lock, no file, no other thread is woken. Rows hold numbers instead of names; `Buffer.declared` says which is whose.
@@ -186,6 +186,10 @@ class Recorder(Source):
         self.buffer = buffer
         self.store, self.token, self.volatile = store, token, volatile
 
+    def __call__(self, plan: Plan) -> None:
+        """Tell of a plan that has just taken effect."""
+        record_usage(self, plan)
+
     def number(self, state: DestinationState) -> int | None:
         """Return the number of a destination, which is declared if need be. 0 if the destination is not recorded, None
         if there is no room for its name."""
@@ -235,15 +239,15 @@ def _size(named: list[tuple[int, str]]) -> int:
 
 
 @inner_loop
-def record_usage(recorder: Recorder, changes: list[Change], plan: Plan) -> None:
-    """Tell the usage log of a plan, and its changes, that has just taken effect. Raises nothing."""
+def record_usage(recorder: Recorder, plan: Plan) -> None:
+    """Tell the usage log of a plan that has just taken effect. Raises nothing."""
     rows = recorder.rows
     try:
         now = time.monotonic_ns() // 1000
         rows.append(b"".join(_rows(recorder, plan.tickets, now)))
     except Exception:  # a fault of ours: the messages are safe, and who sent them shall not hear of it
         rows.broken = True
-        rows.lost += len(changes)
+        rows.lost += len(plan.changes)
         log.exception("the usage log stops: store %r cannot be recorded", recorder.store)
 
 

@@ -27,14 +27,16 @@ import logging
 import threading
 import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from ....policies.errors import AnabranchError, TransactionError
 from ....policies.names.destination import Destination
 from ...system.background import CoalescedJob, shared
 from ...system.conditions import Event
+from ..backend.outbox_rows import Caller, DrainTable, Entry, OutboxRows, SharesDatabase, Written
 from ..engine.engine import Engine
-from ..messages import LargeBody, Message, Outgoing, Readable, Receipt, require_leased
+from ..engine.hooks import Feature
+from ..messages import LargeBody, Message, MessageStore, Outgoing, Readable, Receipt, require_leased
 from ..operations.branches import send_of
 from ..operations.changes import Ack, Change, Send, acks_of
 from ..operations.table import Table
@@ -45,9 +47,7 @@ from ..service.settling import Settling
 from ..state.gates import MovedError
 from ..state.leases import CLAIMED, LEASED, LEAVING, Lease
 from ..state.limits import Grant, release
-
-if TYPE_CHECKING:
-    from ..messages import MessageStore
+from .parts import Parts
 
 log = logging.getLogger(__name__)
 
@@ -66,78 +66,6 @@ SETTLE_SECONDS: Final = 5.0
 """Seconds that a thread which has committed waits at most to see what it did."""
 
 _numbers = itertools.count(time.time_ns())
-
-
-class Entry(NamedTuple):
-    """One send or ack that a caller's transaction asks for."""
-
-    number: int
-    """Their order. No other entry has it."""
-    destination: str
-    """The destination, as text."""
-    seq: int
-    """The seq of the message that is acked; 0: one is sent."""
-    subscription: int
-    """The subscription whose ack it is; 0: for all. For a send: until when the message waits (ms); 0: it does not."""
-    record: bytes
-    """The record of a message that is sent."""
-    rows: int = 1
-    """In how many rows it is written down, where it was read."""
-
-
-class Written(NamedTuple):
-    """The part of a committed entry that is known without reading it."""
-
-    number: int
-    caller: str
-    """The transaction that the entry belongs to."""
-    size: int
-    """Bytes of its record."""
-
-
-class Caller(Protocol):
-    """One transaction of a caller's. Compares by identity."""
-
-    key: str
-    """No other transaction has it."""
-
-
-class OutboxRows(Protocol):
-    """The rows of a backend that shares its database with callers. Connections that callers hand in are theirs: errors
-    of their driver pass through where a connection is used."""
-
-    def enlist(self, connection: Any, told: Told) -> Caller:
-        """Return the transaction that is open on a connection, begun if need be; the same object each time. `told`
-        hears of its end, weakly. Raises TypeError for what is no connection, TransactionError for one to another
-        database and one without transactions."""
-
-    def put(self, connection: Any, caller: Caller, entries: Sequence[Entry]) -> None:
-        """Write them down, in that transaction."""
-
-    def written(self, after: int, most: int, caller: str | None = None) -> Sequence[Written]:
-        """Return the first so many committed entries behind this number, in order; of one transaction, if that is
-        given. Raises StoreFailedError."""
-
-    def entries(self, caller: str, first: int, last: int) -> Sequence[Entry]:
-        """Return the entries of one transaction between two numbers, in order. Raises StoreFailedError."""
-
-    def is_over(self, caller: Caller) -> bool:
-        """Return whether a transaction has ended for certain: what `written` does not show from now on is not there.
-        Raises StoreFailedError."""
-
-
-class Told(Protocol):
-    """A listener for the end of transactions."""
-
-    def ending(self, caller: Caller) -> None:
-        """Note that a transaction is about to end, one way or the other, by this thread. Raises nothing."""
-
-
-class DrainTable(Table, Protocol):
-    """A Table of a backend that has OutboxRows."""
-
-    def drained(self, numbers: Sequence[int], rows: int) -> None:
-        """Remove these entries, which have so many rows. Raises NotTakenError if some are gone already."""
 
 
 @runtime_checkable
@@ -183,6 +111,34 @@ class _Open:
         self.done = Event()
 
 
+class OutboxFeature(Feature):
+    """The outbox of one store, which is there if its backend shares a database with callers."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._outbox: Outbox | None = None
+
+    def start(self) -> None:
+        parts, engine = self._parts, self._parts.engine
+        rows = engine.backend.outbox if isinstance(engine.backend, SharesDatabase) else None
+        if rows is not None:
+            self._outbox = made = Outbox(parts.store, engine, parts.sending, parts.settling, rows)
+            engine.outbox = made
+            engine.hooks.settling = (*engine.hooks.settling, made.settle)
+            try:
+                made.opened()
+            except AnabranchError as error:
+                log.debug("store %s: %s", engine.name, error)
+
+    def close(self) -> None:
+        if self._outbox is not None:
+            self._outbox.close()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._outbox is not None and self._outbox.is_used
+
+
 class Outbox:
     """The outbox of one open store. Threads: all."""
 
@@ -226,7 +182,8 @@ class Outbox:
             return []
         entries = [Entry(next(_numbers), str(destination), 0, send.deliver_at_ms, send.record) for send in sends]
         caller = self._rows.enlist(connection, self)
-        room = self._sending.limits.reserve_at_once(sends)
+        quotas = self._engine.quotas
+        room = quotas.reserve_at_once(sends) if quotas is not None else None
         numbers = [entry.number for entry in entries]
         with self._lock:
             one = self._of(caller)

@@ -14,20 +14,22 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ....policies.errors import AnabranchError, ConfigError
 from ...system.background import shared
-from ..operations.changes import Change, Postponed, VolatileChange
-from ..record.place import DELIVERIES, SEQ, is_volatile
+from ..backend import Settings
+from ..engine.hooks import Feature
+from ..operations.changes import Change, Postponed
+from ..record.place import DELIVERIES, SEQ
+from ..state.due import DUE_MAX_MS
+from ..state.leases import Lease
+from ..state.rows import Rows, ScheduledRows
+from ..state.states import DestinationState, SubscriptionState
 from ..state.sweep import wall_ms
-
-if TYPE_CHECKING:
-    from ..backend import Settings
-    from ..engine.engine import Engine
-    from ..state.leases import Lease
+from .parts import Parts
 
 log = logging.getLogger(__name__)
 
@@ -37,35 +39,6 @@ TICK_SECONDS: Final = 0.5
 """While anything waits the wall clock is looked at so often."""
 RETRY_SECONDS: Final = 0.25
 """After an error it is tried again so much later."""
-DUE_MAX_MS: Final = (1 << 63) - 1
-
-
-def delay_ms(seconds: float, what: str = "delay") -> int:
-    """Return seconds as milliseconds, rounded up. Raises TypeError, and ValueError for what is no time to wait."""
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool):
-        raise TypeError(f"{what} is a number of seconds, not {type(seconds).__name__}: {seconds!r}")
-    if not 0 <= seconds <= (DUE_MAX_MS - wall_ms()) / 1000 - 1:  # not so of nan either
-        raise ValueError(f"{what} is a number of seconds from 0 to 2**63 ms from now, not {seconds!r}")
-    return -int(-seconds * 1000 // 1)
-
-
-def postponements(
-    leases: Iterable[Lease], settings: Settings, delivered: bool, delay: int | None = None
-) -> list[Change]:
-    """Return the changes by which leases that are given back wait: for `delay` ms, or as the store's `redelivery` says.
-    Leases of a topic as a whole do not wait, nor messages that have reached the delivery limit."""
-    changes: list[Change] = []
-    for lease in leases:
-        place = lease.place
-        times = place[DELIVERIES] + delivered
-        if lease.whole or (settings.max_deliveries is not None and times >= settings.max_deliveries):
-            continue
-        ms = delay if delay is not None else backoff_ms(settings, times)
-        if ms:
-            feed = lease.feeds[0]
-            postponed = Postponed(feed.state, place[SEQ], feed.number, min(wall_ms() + ms, DUE_MAX_MS), place)
-            changes.append(VolatileChange(postponed) if is_volatile(place) else postponed)
-    return changes
 
 
 def backoff_ms(settings: Settings, times: int) -> int:
@@ -77,28 +50,48 @@ def backoff_ms(settings: Settings, times: int) -> int:
     return max(1, round(min(seconds, policy.max_delay) * 1000))
 
 
-class Waiting:
+class Waiting(Feature):
     """The scheduled messages of one open store. Threads: all; `applied` is called under the store's lock."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, parts: Parts) -> None:
+        self._engine = engine = parts.engine
+        self._write = parts.sending.write
+        engine.schedule = self
+        self._asked: Rows | None = None
+        self._scheduled: ScheduledRows | None = None
+        engine.hooks.follow((Postponed,), self.applied)
         self._bringing = threading.RLock()  # a signal handler may come back to it in the same thread
         """Held by who brings back what is due: two would write it twice. Taken before the store's lock."""
-        self.write: Callable[[Sequence[Change]], object] = lambda changes: None
-        """Until changes are written, which nobody waits for the disk for. Set by the store."""
         self._at = 0.0
         """When the timer runs (monotonic); 0: none is set."""
 
+    def open(self) -> None:
+        """Refuse the option `redelivery` in a store in which no message can wait. Raises ConfigError."""
+        if self._engine.backend.settings.redelivery is not None:
+            self.require()
+
     def start(self) -> None:
         """Start once the store is open: what waits in it is known to the backend."""
-        engine = self._engine
-        engine.delivery.next_due = engine.rows.next_due()
+        rows, delivery = self._rows, self._engine.delivery
+        if rows is not None:
+            delivery.next_due = rows.next_due()
+        delivery.until = self._until
         self._set_timer()
+
+    @property
+    def _rows(self) -> ScheduledRows | None:
+        rows = self._engine.rows
+        if rows is not self._asked:  # once: the question is slow
+            self._scheduled, self._asked = (rows if isinstance(rows, ScheduledRows) else None), rows
+        return self._scheduled
+
+    def _until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
+        return self._rows.until(state, subscription, seq) if self._rows is not None else 0
 
     def require(self) -> None:
         """Raise ConfigError for a backend that does not know messages which wait."""
         backend = self._engine.backend
-        if not backend.postpones:
+        if not isinstance(backend, ScheduledRows):
             raise ConfigError(
                 [
                     f"store {self._engine.name!r} is of kind {backend.kind!r}, in which no message can wait for its "
@@ -121,6 +114,25 @@ class Waiting:
             delivery.next_due = change.due
             self._set_timer()
 
+    def postponements(self, leases: Iterable[Lease], delivered: bool, delay: int | None = None) -> list[Change]:
+        """Return the changes by which leases that are given back wait: for `delay` ms, or as the store's `redelivery`
+        says, if it counts as a delivery. Leases of a topic as a whole do not wait, nor messages that have reached the
+        delivery limit."""
+        settings, changes = self._engine.backend.settings, list[Change]()
+        if not delay and (delay is not None or not delivered or settings.redelivery is None):
+            return changes
+        for lease in leases:
+            place = lease.place
+            times = place[DELIVERIES] + delivered
+            if lease.whole or (settings.max_deliveries is not None and times >= settings.max_deliveries):
+                continue
+            ms = delay if delay is not None else backoff_ms(settings, times)
+            if ms:
+                feed = lease.feeds[0]
+                due = min(wall_ms() + ms, DUE_MAX_MS)
+                changes.append(Postponed(feed.state, place[SEQ], feed.number, due, place))
+        return changes
+
     def bring(self, whole: bool = False) -> None:
         """Bring back what is due: the first of it, or the whole, which takes long if a clock has jumped and very many
         are due at once. Errors are logged: what is due comes later, then."""
@@ -142,19 +154,15 @@ class Waiting:
             with engine.lock:
                 engine.current()
                 now = wall_ms()
-                changes: list[Change] = []
-                for state, number, place in engine.rows.due(now, PAGE):
-                    change = Postponed(state, place[SEQ], number, 0, place)
-                    changes.append(VolatileChange(change) if is_volatile(place) else change)
+                rows = self._rows
+                found = rows.due(now, PAGE) if rows is not None else ()
+                changes = [Postponed(state, place[SEQ], number, 0, place) for state, number, place in found]
                 if not changes:
-                    engine.delivery.next_due = engine.rows.next_due()
+                    engine.delivery.next_due = rows.next_due() if rows is not None else 0
                     return None
-            self.write(changes)
+            self._write(changes, unsynced=True)
             engine.asked(lambda: None)  # who waits for them gets them at once
-            first = changes[0]
-            postponed = first.change if type(first) is VolatileChange else first
-            assert type(postponed) is Postponed
-            return postponed.number, postponed.seq
+            return changes[0].number, changes[0].seq
 
     def _set_timer(self) -> None:
         """Set a timer for what is due next, if none is set that runs before."""

@@ -122,7 +122,7 @@ def read(
             if record is not None and (held or not state.is_topic):  # else it was left by a subscription that ended
                 until, each = untils.get(place[SEQ], _AT_ONCE)
                 record = as_carried(record)
-                large = store.bodies.body_of(reference_in(record)) if is_large(record) else None
+                large = store.large_body(reference_in(record)) if is_large(record) else None
                 yield Stored(record, 0 if state.is_topic else place[DELIVERIES], held, until, each, place[SEQ], large)
     for _, name in ids[at:]:
         yield Seen(name)
@@ -176,14 +176,14 @@ def _pages(store: Store, state: DestinationState, after: int = 0) -> Iterator[tu
 
 
 def _untils(engine: Engine, state: DestinationState, page: Sequence[Place]) -> Untils:
-    rows, untils = engine.rows, {}
+    untils: dict[int, tuple[int, dict[SubscriptionKey, int]]] = {}
     several = [(key, one) for key, one in state.subscriptions.items() if one.delayed]
     if not state.delayed and not several:
         return {}
     for place in page:
         seq = place[SEQ]
-        until = rows.until(state, None, seq) if state.delayed else 0
-        each = {key: rows.until(state, one, seq) for key, one in several} if not until else {}
+        until = engine.delivery.until(state, None, seq) if state.delayed else 0
+        each = {key: engine.delivery.until(state, one, seq) for key, one in several} if not until else {}
         each = {key: at for key, at in each.items() if at}
         if until or each:
             untils[seq] = until, each
@@ -403,9 +403,9 @@ class Bringing:
         state = store._engine.catalog.state(self._destination)
         changes = [self._change(state, item) for item in items]
         room = None
-        if sending.limits.limited:
+        if store._engine.quotas is not None:
             records = [item.bytes for item in items if isinstance(item, Stored)]
-            room = sending.limits.reserve_moved(state, (len(records), sum(records)))
+            room = store._engine.quotas.reserve_moved(state, (len(records), sum(records)))
         outcomes = sending.write(changes, unsynced=True, reservation=room, moves=True)
         state = store._engine.catalog.destinations[self._destination]
         happened: list[Change] = []
@@ -422,7 +422,7 @@ class Bringing:
             send = send_of(state, item.record, priorities)
             if item.large is not None:
                 try:
-                    send.large = self._store.bodies.brought(item.large)
+                    send.large = self._store.bring_body(item.large)
                 except CorruptionError as error:
                     error._say(f"the body of message {item.seq} of {self._destination}: {error.reason}")
                     raise

@@ -42,6 +42,7 @@ from ..record.place import DELIVERIES, OWN, SEQ
 from ..service.listening import Listener
 from ..state.gates import Gate
 from ..state.leases import MOVED, MOVING, Feed, Lease, Taker
+from ..state.rows import KeyedRows
 from ..state.states import DestinationState, SubscriptionState
 from .copying import PAGE, Bringing, Item, Stored, amount, digest, messages, pages, read, remove
 from .seq_map import SeqMap
@@ -113,7 +114,7 @@ class LiveCopy:
         self._from.asked(lambda: None)
         self._state = self._from.catalog.state(self._destination)
         self._begun = True
-        self._from.tap = self._tap
+        self._from.hooks.watch(self._tap)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -301,7 +302,8 @@ class LiveCopy:
         """Return the seq of the value that was copied of a key and is dead now; 0 if none is. With the target's lock
         held."""
         assert self._seqs is not None
-        place = self._to.backend.keyed(state, change.name) if state.declared else None
+        rows = self._to.backend
+        place = rows.keyed(state, change.name) if state.declared and isinstance(rows, KeyedRows) else None
         copied = self._seqs.between(1, change.seq - 1)
         return place[SEQ] if place is not None and copied is not None and place[SEQ] <= copied[1] else 0
 
@@ -488,8 +490,7 @@ class LiveCopy:
             self._to.sequencer.gates.pop(self._destination, None)
 
     def _let_go(self) -> None:
-        if self._from.tap == self._tap:
-            self._from.tap = None
+        self._from.hooks.unwatch(self._tap)
         self._state.feed.listeners.pop(self._idle, None)
         if self._seqs is not None:
             self._seqs.close()

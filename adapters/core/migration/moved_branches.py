@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from ....policies.errors import AnabranchError
 from ....policies.names.destination import Destination
 from ..operations.branches import Branch, payload_of, send_of
-from ..operations.changes import Ack, Change, Send, VolatileChange
+from ..operations.changes import Ack, Change, Send
 from ..operations.destination_changes import Subscribe, Unsubscribe
 from ..state.states import DestinationState
 from . import copying
@@ -35,8 +35,8 @@ def concerning(store: Store, destination: Destination) -> list[Branch]:
 
     def prepared() -> list[Branch]:
         branches = list(engine.sequencer.prepared.values())
-        if engine.nonpersistent is not None:
-            branches += engine.nonpersistent.prepared.values()
+        if engine.transient is not None:
+            branches += engine.transient.prepared.values()
         return branches
 
     return [branch for branch in engine.asked(prepared) if any(_is_of(destination, one) for one in branch.changes)]
@@ -74,7 +74,7 @@ def put(store: Store, transaction: bytes, payload: bytes) -> None:
 
 
 def _is_of(destination: Destination, change: Change) -> bool:
-    inner = change.change if type(change) is VolatileChange else change
+    inner = change.inner
     state = getattr(inner, "state", None)
     return isinstance(state, DestinationState) and state.destination == destination
 

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ....policies.names.destination import Destination, Kind
+from ...wal.ticket import OWED, SHRINKS
 from ..record.encoding import name_of, order_and_expiry
 from ..record.place import order_of
-from ..state.leases import Lease
+from ..state.leases import CLAIMED, Lease
 from ..state.limits import Grant
 from ..state.states import Catalog, DestinationState
 from ..store_types import Prepared, Subscription
-from .changes import SMALL_BYTES, Ack, Change, Send, VolatileChange
+from .changes import SMALL_BYTES, Ack, Change, Send
 from .destination_changes import Subscribe, Unsubscribe
 
 if TYPE_CHECKING:
+    from ..state.delivery import Delivery
+    from ..state.rows import Rows
     from .plan import Plan
     from .table import Table
 
@@ -64,7 +67,7 @@ class Branch:
     @property
     def summary(self) -> Prepared:
         """Return what the coordinator is told."""
-        changes = [change.change if type(change) is VolatileChange else change for change in self.changes]
+        changes = [change.inner for change in self.changes]
         sends, acks = (sum(type(change) is kind for change in changes) for kind in (Send, Ack))
         return Prepared(self.transaction, self.participants, sends, acks)
 
@@ -90,12 +93,20 @@ class Prepare(Change):
     def apply(self, table: Table) -> None:
         table.prepare(self.branch)
 
+    def undo(self, delivery: Delivery, rows: Rows) -> None:
+        for lease in [*self.branch.leases, *self.branch.victims]:
+            if lease.hold == CLAIMED:
+                delivery.unlease(lease, rows)
+        self.branch.reservation = None
+
 
 class Commit(Change):
     """The change by which a prepared branch takes effect, as if it were done now (rule T8). Told twice, the second time
     says nothing."""
 
     __slots__ = ("branch", "size")
+
+    leaves = OWED
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
@@ -118,6 +129,8 @@ class Rollback(Change):
     """The change by which a prepared branch is forgotten. Told twice, the second time says nothing."""
 
     __slots__ = ("branch", "size")
+
+    leaves = OWED
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
@@ -144,6 +157,8 @@ class Forget(Change):
     """The change by which committed transactions need no longer be remembered."""
 
     __slots__ = ("size", "transactions")
+
+    leaves = SHRINKS
 
     def __init__(self, transactions: Sequence[bytes]) -> None:
         self.transactions = transactions
@@ -218,7 +233,7 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
             others.append((number_of(change.state), True, client, name, selector, no_local, change.retroactive))
         elif isinstance(change, Unsubscribe):
             others.append((number_of(change.state), False, *change.key, None, False, False))
-        elif not isinstance(change, VolatileChange):  # that is gone after a crash
+        elif change.inner is change:  # else it is gone after a crash
             raise AssertionError(f"a branch cannot do {change}")
     if drops:
         return _encode(_DroppingPayload(list(participants), destinations, sends, acks, others, delays, drops))

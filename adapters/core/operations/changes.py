@@ -12,15 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn
 
-from ..record.encoding import is_requeued
-from ..record.place import DELIVERIES, SEQ, Place, is_volatile
-from ..state.leases import Lease
+from ...wal.ticket import GROWS, OWED, SHRINKS
+from ..messages import DROPPED
+from ..record.place import DELIVERIES, SEQ, Place
+from ..state.leases import LEAVING, Lease
 from ..state.states import DestinationState, SubscriptionState
 
 if TYPE_CHECKING:
     from ....policies.errors import AnabranchError
     from ..record.large import StoredBody
     from ..state.delivery import Delivery
+    from ..state.rows import Rows
+    from .pending_counts import PendingCounts
     from .plan import Plan
     from .table import Table
 
@@ -40,6 +43,8 @@ class Change:
     brings: ClassVar[bool] = False
     """True if the change brings something to its destination; if that was removed, to the one that has its name by
     then."""
+    leaves: ClassVar[int] = GROWS
+    """The room that it has to leave in a log on a full disk (wal/ticket.py)."""
 
     def plan(self, plan: Plan) -> Any:
         """Take its place behind what is in the plan. Returns what its caller is told. May be done again."""
@@ -56,10 +61,34 @@ class Change:
         """Return the destinations where a message may have become free by the change."""
         return ()
 
+    def add_to(self, counts: PendingCounts) -> None:
+        """Count what there will be more, or less, once the change is applied."""
+
+    def undo(self, delivery: Delivery, rows: Rows) -> None:
+        """Give back what the change would have taken from its holders, since it has not taken effect. May be done
+        again."""
+
+    def give_back_room(self) -> None:
+        """Give back what was reserved for the change, since it has not taken effect."""
+
+    @property
+    def inner(self) -> Change:
+        """Return the change that a backend would be told of: itself, unless it stands for another."""
+        return self
+
 
 class _Aside(NamedTuple):
+    """What few messages have, so that the others pay for one question."""
+
     deliver_at_ms: int
     large: StoredBody | None
+
+    def plan(self, plan: Plan, send: Send) -> None:
+        """Plan what goes with a message that has its seq."""
+        if self.large is not None:
+            self.large.bodies.planned(plan, send)
+        if self.deliver_at_ms:
+            plan.changes.append(Postponed(send.state, send.seq, 0, self.deliver_at_ms))
 
 
 class Send(Change):
@@ -119,20 +148,17 @@ class Send(Change):
         unsure = plan.removed or not state.declared
         if unsure:  # it may be there anew since its sender looked it up
             self.state = state = plan.current(state)
-        key = None
+        naming = None
         if self.name is not None:
-            key = (state.number, self.name)
-            first = plan.seq_of(key) if not state.is_map else None
-            if first is not None and not is_requeued(self.record):
+            naming = plan.naming(state)
+            first = naming.first(plan, self)
+            if first is not None:
                 return first, True
         if unsure:
             plan.declare(state)
         self.seq = plan.last_seq = seq = plan.last_seq + 1
-        if key is not None:
-            if state.is_map:
-                plan.touch(key, self)
-            else:
-                plan.remember(key, seq)
+        if naming is not None:
+            naming.given(plan, self)
         if state.is_topic:
             self.entitled = list(plan.subscriptions(state).values())
             if not self.entitled:
@@ -141,10 +167,7 @@ class Send(Change):
             plan.expire()
         plan.changes.append(self)
         if self.aside is not None:
-            if self.aside.large is not None:
-                plan.name_body(self)
-            if self.aside.deliver_at_ms:
-                plan.changes.append(Postponed(state, seq, 0, self.aside.deliver_at_ms))
+            self.aside.plan(plan, self)
         return seq, False
 
     def apply(self, table: Table) -> None:
@@ -152,6 +175,9 @@ class Send(Change):
 
     def states(self) -> Iterable[DestinationState]:
         return (self.state,)
+
+    def add_to(self, counts: PendingCounts) -> None:
+        counts.add_send(self.state, self.entitled)
 
 
 class Refused(Change):
@@ -166,6 +192,19 @@ class Refused(Change):
 
     def plan(self, plan: Plan) -> NoReturn:
         raise self.error
+
+
+class Dropped(Change):
+    """Stands for a message that is not stored, in the ticket of a transaction."""
+
+    __slots__ = ()
+
+    size: int = 0
+    leaves = OWED
+
+    def plan(self, plan: Plan) -> tuple[int, bool]:
+        """Return the outcome that the message's receipt tells."""
+        return DROPPED, False
 
 
 class SendMany(Change, Sequence[Send]):
@@ -217,6 +256,9 @@ class SendMany(Change, Sequence[Send]):
     def states(self) -> Iterable[DestinationState]:
         return (self.state,)
 
+    def add_to(self, counts: PendingCounts) -> None:
+        counts.add(self.state, len(self))
+
 
 class Ack(Change):
     """The change by which a message is done with."""
@@ -224,6 +266,7 @@ class Ack(Change):
     __slots__ = ("drops", "number", "place", "seq", "state")
 
     settles = True
+    leaves = SHRINKS
 
     def __init__(
         self, state: DestinationState, seq: int, number: int, place: Place | None = None, drops: bool = False
@@ -248,18 +291,28 @@ class Ack(Change):
             if not self.number:
                 feed.remove_fetched(self.seq, self.seq)  # of who has come since it was leased for all
 
+    def add_to(self, counts: PendingCounts) -> None:
+        counts.add_ack(self.state, self.number)
+
+    def undo(self, delivery: Delivery, rows: Rows) -> None:
+        for feed in self.state.feeds(self.number):
+            lease = feed.held.get(self.seq)
+            if lease is not None and lease.hold == LEAVING:
+                delivery.unlease(lease, rows)
+
 
 class AckRange(Change):
     """The change by which all messages between two seqs are done with."""
 
     __slots__ = ("first", "last", "number", "state")
 
+    leaves = SHRINKS
+
     def __init__(self, state: DestinationState, first: int, last: int, number: int) -> None:
         self.state, self.first, self.last, self.number = state, first, last, number
 
     def plan(self, plan: Plan) -> None:
-        if self.state.is_map:
-            plan.touch_all()
+        plan.naming(self.state).acked_many(plan)
         plan.changes.append(self)
 
     def apply(self, table: Table) -> None:
@@ -269,6 +322,9 @@ class AckRange(Change):
         for feed in self.state.feeds(self.number):
             delivery.purged(feed, self.first, self.last)
 
+    def add_to(self, counts: PendingCounts) -> None:
+        counts.unknown |= {self.state, *self.state.subscriptions.values()}
+
 
 class Returned(Change):
     """The change of how often a message has been given back."""
@@ -276,6 +332,7 @@ class Returned(Change):
     __slots__ = ("count", "number", "place", "seq", "state")
 
     settles = True
+    leaves = SHRINKS
 
     def __init__(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None = None) -> None:
         self.state, self.seq, self.number, self.count, self.place = state, seq, number, count, place
@@ -291,6 +348,7 @@ class Postponed(Change):
     __slots__ = ("due", "number", "place", "seq", "state")
 
     settles = True
+    leaves = SHRINKS
 
     def __init__(self, state: DestinationState, seq: int, number: int, due: int, place: Place | None = None) -> None:
         self.state, self.seq, self.place = state, seq, place
@@ -306,45 +364,21 @@ class Postponed(Change):
         return () if self.due else (self.state,)
 
 
-class VolatileChange(Change):
-    """A change that concerns a transient message, in a ticket: no backend is told of it."""
-
-    __slots__ = ("change", "room")
-
-    size: int = 0
-
-    def __init__(self, change: Send | Ack | Returned | Postponed) -> None:
-        self.change = change
-        self.room: Any = None
-        """Memory that is reserved for it."""
-
-    def plan(self, plan: Plan) -> tuple[int, bool] | None:
-        """Plan the change; of a message, as Send.plan."""
-        change, outcome = self.change, None
-        if type(change) is Send:
-            if plan.removed or not change.state.declared:  # as Send.plan
-                change.state = plan.current(change.state)
-            key = (change.state.number, change.name) if change.name is not None else None
-            first = plan.volatile_seq_of(key) if key is not None and not is_requeued(change.record) else None
-            if first is not None:
-                return first, True
-            change.seq = plan.last_seq = seq = plan.last_seq + 1
-            if key is not None:
-                plan.remember_volatile(key, seq)
-            outcome = seq, False
-        plan.keep_apart(self)
-        return outcome
-
-
 def sent(change: Change) -> Send | None:
     """Return the message that a change sends, persistent or not."""
-    inner = change.change if type(change) is VolatileChange else change
+    inner = change.inner
     return inner if type(inner) is Send else None
 
 
+def give_back_room(changes: Iterable[Change]) -> None:
+    """Give back what was reserved for changes that have not taken effect."""
+    for change in changes:
+        change.give_back_room()
+
+
 def acks_of(leases: Iterable[Lease], drops: bool = False) -> list[Change]:
-    """Return acks of leases. A message that was leased for a topic as a whole is dead for all. Nonpersistent.takes
-    finds the acks of transient messages. `drops`: as Ack.drops."""
+    """Return acks of leases. A message that was leased for a topic as a whole is dead for all. `drops`: as
+    Ack.drops."""
     acks: list[Change] = []
     for lease in leases:
         feed, place = lease.feeds[0], lease.place
@@ -360,8 +394,7 @@ def returned_of(leases: Iterable[Lease]) -> list[Change]:
     for lease in leases:
         if not lease.whole:
             feed, place = lease.feeds[0], lease.place
-            returned = Returned(feed.state, place[SEQ], feed.number, place[DELIVERIES] + 1, place)
-            changes.append(VolatileChange(returned) if is_volatile(place) else returned)
+            changes.append(Returned(feed.state, place[SEQ], feed.number, place[DELIVERIES] + 1, place))
     return changes
 
 
@@ -372,8 +405,7 @@ def uncounted_of(leases: Iterable[Lease]) -> list[Change]:
     for lease in leases:
         if lease.is_counted:
             feed, place = lease.feeds[0], lease.place
-            returned = Returned(feed.state, place[SEQ], feed.number, place[DELIVERIES], place)
-            changes.append(VolatileChange(returned) if is_volatile(place) else returned)
+            changes.append(Returned(feed.state, place[SEQ], feed.number, place[DELIVERIES], place))
     return changes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ...wal.ticket import SHRINKS
 from ..state.states import DestinationState, SubscriptionState
 from ..store_types import Subscription, SubscriptionKey
 from .changes import SMALL_BYTES, Change, declaration_bytes
@@ -39,6 +40,8 @@ class Remove(Change):
     """The change by which a destination goes, with its messages, leased ones too, and its subscriptions."""
 
     __slots__ = ("state",)
+
+    leaves = SHRINKS
 
     def __init__(self, state: DestinationState) -> None:
         self.state = state
@@ -116,6 +119,7 @@ class Unsubscribe(Change):
 
     __slots__ = ("key", "state", "subscriber")
 
+    leaves = SHRINKS
     subscriber: SubscriptionState
     """Set by the plan: that which ends."""
 

@@ -5,32 +5,72 @@ P1  A plan changes nothing but the tickets' outcomes, the seqs of its sends, and
     was (`Ticket.then`), so that it may be made again after an interruption. It counts from `Sequencer.accept` on: what
     is planned next builds on it.
 P2  Plans are made and accepted by one thread at a time, in the order in which they are written.
-P3  Messages that are not persistent get seqs between plans, from any thread. `mixed` says that there are such, and who
-    plans then holds `lock`; who was at it when the first one came has said before what it plans (`_planning`).
+P3  Transient messages get seqs between plans, from any thread. `mixed` says that there are such, and who plans then
+    holds `lock`; who was at it when the first one came has said before what it plans (`_planning`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from ....policies.errors import AnabranchError
-from ....policies.names.destination import Destination
-from ..features.keyed.keyed import KeyVersions
-from ..record.encoding import REMOVAL, is_requeued
+from ....policies.names.destination import Destination, Kind
+from ..record.encoding import is_requeued
 from ..state.duplicates import DuplicateWindow, Key
 from ..state.gates import Gate, require_passage
-from ..state.limits import Grant, release
 from ..state.states import Catalog, DestinationState, SubscriptionState
 from ..store_types import SubscriptionKey
 from .branches import Branch, Commit
-from .changes import Change, Refused, Send, SendMany, VolatileChange
+from .changes import Change, Refused, Send, SendMany
 from .destination_changes import Declare
 from .tickets import Ticket
 
 Subscribed = dict[SubscriptionKey, SubscriptionState]
 """The subscriptions of a topic. Replaced, never changed."""
+
+
+E = TypeVar("E", bound="Effect")
+
+
+class Effect:
+    """The part that a feature has in a plan, beside the plan's changes. Each step may be done again after an
+    interruption."""
+
+    def accept(self, plan: Plan) -> None:
+        """Note that the plan is about to be written, or was: what is planned next builds on it. By who plans."""
+
+    def take(self, plan: Plan, applied: int) -> None:
+        """Note that the plan takes effect; all up to number `applied` are in the rows."""
+
+    def apply(self, plan: Plan) -> None:
+        """Do what follows once the plan's changes are in the rows, under the store's lock. Only of `Plan.beside`."""
+
+    def taken(self) -> None:
+        """Do what follows once the plan is pending, as waking those who wait for it."""
+
+    def changes(self) -> Sequence[Change]:
+        """Return the changes that no backend is told of."""
+        return ()
+
+
+class Naming:
+    """The meaning of message ids in a destination: a message of the same id is a duplicate."""
+
+    def first(self, plan: Plan, send: Send) -> int | None:
+        """Return the seq of the message that `send` is a duplicate of; None: it is none."""
+        assert send.name is not None
+        first = plan.seq_of((send.state.number, send.name))
+        return None if first is None or is_requeued(send.record) else first
+
+    def given(self, plan: Plan, send: Send) -> None:
+        """Note a message that has its seq."""
+        assert send.name is not None
+        plan.remember((send.state.number, send.name), send.seq)
+
+    def acked_many(self, plan: Plan) -> None:
+        """Note that any messages of such a destination may go."""
 
 
 class Plan:
@@ -39,10 +79,6 @@ class Plan:
     # Values that most plans leave as they are stand here, not in each plan. They are replaced, never changed.
     ids: dict[Key, int] = {}  # noqa: RUF012
     """New in the duplicate window."""
-    keys: dict[Key, Send | None] = {}  # noqa: RUF012
-    """Keys of maps that the plan writes, and what it puts there, be it a REMOVAL; None: nothing is left."""
-    writes_any_key = False
-    """True if the plan may write all keys of all maps."""
     declared: Sequence[DestinationState] = ()
     removed: Sequence[DestinationState] = ()
     successors: dict[DestinationState, DestinationState] = {}  # noqa: RUF012
@@ -53,12 +89,10 @@ class Plan:
     """Messages of topics without subscriptions."""
     prepared: Sequence[Branch] = ()
     settled: Sequence[Branch] = ()
-    volatile: list[VolatileChange] = []  # noqa: RUF012
-    """Changes of transient messages, which take effect with the plan, and no backend is told of."""
-    large: Sequence[Send] = ()
-    """Messages whose bodies are kept apart."""
-    volatile_ids: dict[Key, int] = {}  # noqa: RUF012
-    """Ids of the transient messages."""
+    effects: Sequence[Effect] = ()
+    """What the plan does beside its changes: the features' part."""
+    beside: Effect | None = None
+    """One of `effects`, if it does something once the changes are applied."""
     is_more = False
     """True if the plan does more than to send messages without ids, and to ack: one of the above says what, or
     `own`."""
@@ -66,8 +100,6 @@ class Plan:
     """Messages beside the first of each SendMany."""
     own: Any = None
     """The backend's."""
-    room: Sequence[Grant | None] = ()
-    """Room that was reserved for the plan's messages, until they are applied, and so are counted as held."""
 
     def __init__(self, sequencer: Sequencer, tickets: Iterable[Ticket], last_seq: int | None = None) -> None:
         """`last_seq`: the highest that was given out, if others than the sequencer's plans were."""
@@ -108,16 +140,6 @@ class Plan:
         """Return whether a caller waits for the disk, whatever the policy."""
         return any(ticket.sync for ticket in self.tickets)
 
-    def hold_room(self) -> None:
-        """Take over from its tickets what is reserved for it. May be done again."""
-        self.room = [*self.room, *[ticket.held for ticket in self.tickets]]
-
-    def release_room(self) -> None:
-        """Release the room of a plan that is applied. May be done again."""
-        for reservation in self.room:
-            release(reservation)
-        self.room = ()
-
     # Questions that changes ask while they are planned
 
     def seq_of(self, key: Key) -> int | None:
@@ -127,11 +149,6 @@ class Plan:
             first = self._sequencer.window.get(key)
         return first
 
-    def volatile_seq_of(self, key: Key) -> int | None:
-        """Return the seq of the message with this id, for a transient message. A transient message is a duplicate of
-        either kind; a persistent one, of its kind alone."""
-        return self.seq_of(key) or self.volatile_ids.get(key) or self._sequencer.volatile_window.get(key)
-
     def remember(self, key: Key, seq: int) -> None:
         """Remember that a message has been sent with this id."""
         if not self.ids:
@@ -139,28 +156,19 @@ class Plan:
             self.is_more = True
         self.ids[key] = seq
 
-    def version(self, key: Key) -> int:
-        """Return the number of a plan after which none has written this key of a map."""
-        if self.writes_any_key or key in self.keys:
-            return self.number
-        return self._sequencer.key_versions.get(key)
+    def naming(self, state: DestinationState) -> Naming:
+        """Return what message ids mean in a destination."""
+        return self._sequencer.naming[state.destination.kind]
 
-    def touch(self, key: Key, send: Send | None) -> None:
-        """Note that a key of a map is written: this is put there."""
-        if not self.keys:
-            self.keys = {}
-            self.is_more = True
-        self.keys[key] = send
-
-    def touch_all(self) -> None:
-        """Note that many keys of a map may be written."""
-        self.writes_any_key = self.is_more = True
-
-    def remember_volatile(self, key: Key, seq: int) -> None:
-        """Remember that a transient message has been sent with this id."""
-        if not self.volatile_ids:
-            self.volatile_ids = {}
-        self.volatile_ids[key] = seq
+    def effect(self, kind: type[E], make: Callable[[], E]) -> E:
+        """Return the plan's effect of this kind, made if there is none."""
+        for effect in self.effects:
+            if type(effect) is kind:
+                return effect
+        made = make()
+        self.effects = [*self.effects, made]
+        self.is_more = True
+        return made
 
     def current(self, state: DestinationState) -> DestinationState:
         """Return the state of the same destination that is there by then, or may be."""
@@ -228,19 +236,7 @@ class Plan:
 
     def expire(self) -> None:
         """Note a message that expires."""
-        self._sequencer.expiring = True
-
-    def name_body(self, send: Send) -> None:
-        """Note a message whose body is kept apart."""
-        self.large = [*self.large, send]
-        self.is_more = True
-
-    def keep_apart(self, change: VolatileChange) -> None:
-        """Keep apart a change that no backend is told of."""
-        if not self.volatile:
-            self.volatile = []
-            self.is_more = True
-        self.volatile.append(change)
+        self._sequencer.on_expiring()
 
     def prepare(self, branch: Branch) -> None:
         """Add a branch that waits for its outcome."""
@@ -265,8 +261,8 @@ class Sequencer:
     def __init__(self, catalog: Catalog, duplicate_window: int) -> None:
         self.catalog = catalog
         self.window = DuplicateWindow(duplicate_window)
-        self.volatile_window = DuplicateWindow(duplicate_window)
-        """The duplicate window of transient messages. Filled under the store's lock."""
+        self.naming: dict[Kind, Naming] = dict.fromkeys(Kind, Naming())
+        """The meaning of message ids, by kind of destination."""
         self.subscribed: dict[int, Subscribed] = {}
         """By destination's number: the subscriptions of topics that have some."""
         self.dropped = 0
@@ -275,12 +271,10 @@ class Sequencer:
         """Branches that wait for their outcome, by transaction."""
         self.last_seq = 0
         """The highest of a message that was accepted."""
-        self.key_versions = KeyVersions()
-        """The versions of maps' keys."""
         self.gates: dict[Destination, Gate] = {}
         """Gates of destinations that are on their way to another store, or have gone there. Closed by who plans."""
-        self.expiring = False
-        """Some messages that were sent since it was made expire."""
+        self.on_expiring: Callable[[], object] = lambda: None
+        """Called when a message is planned that expires."""
         self.mixed = False
         """Some messages are not persistent."""
         self.lock = threading.RLock()
@@ -359,10 +353,8 @@ class Sequencer:
             self.window.forget(state.number)
         if plan.ids:
             self.window.add(plan.ids)
-        if plan.keys:
-            self.key_versions.add(plan.keys, plan.number)
-        if plan.writes_any_key:
-            self.key_versions.add_all(plan.number)
+        for effect in plan.effects:
+            effect.accept(plan)
         for number, subscriptions in plan.subscribed.items():
             for one in subscriptions.values():
                 self.catalog.subscriptions[one.number] = one
@@ -377,36 +369,6 @@ class Sequencer:
         for branch in plan.settled:
             self.prepared.pop(branch.transaction, None)
             branch.reservation = None
-
-    def each_amount(self, sends: Iterable[Change]) -> list[tuple[int, int]]:
-        """Return how many messages and bytes each takes of the store's room; one that is stored already, nothing, nor
-        one with the id of one before it of the same kind."""
-        counted: set[tuple[bool, Key]] = set()
-        amounts = []
-        for change in sends:
-            if type(change) is SendMany:
-                amounts.append((len(change), change.record_bytes))
-                continue
-            send = change.change if type(change) is VolatileChange else change
-            assert type(send) is Send
-            if send.state.is_map and send.expires_at_ms == REMOVAL:
-                amounts.append((0, 0))
-                continue
-            if self._is_known(send, send is change, counted):
-                amounts.append((0, 0))
-            else:
-                amounts.append((1, len(send.record) + (0 if send.large is None else send.large.size)))
-        return amounts
-
-    def _is_known(self, send: Send, persistent: bool, counted: set[tuple[bool, Key]]) -> bool:
-        if send.name is None or send.state.is_map or is_requeued(send.record):
-            return False
-        key = (send.state.number, send.name)
-        if self.window.get(key) is not None or (not persistent and self.volatile_window.get(key)):
-            return True
-        known = (persistent, key) in counted
-        counted.add((persistent, key))
-        return known
 
 
 def _seqs(change: Change) -> int:

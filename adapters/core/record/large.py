@@ -16,15 +16,12 @@ import io
 import struct
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, Protocol
+from typing import Any, BinaryIO, Final, NamedTuple, Protocol, runtime_checkable
 
 from google_crc32c import extend as crc32c
 
 from ....policies.errors import CorruptionError
 from ..messages import LargeBody
-
-if TYPE_CHECKING:
-    from ..features.large.bodies import LargeBodies
 
 NAME_BYTES: Final = 16
 CHUNK_BYTES: Final = 1 << 20
@@ -100,6 +97,28 @@ class LargeStorage(Protocol):
         """Close the storage. Idempotent."""
 
 
+@runtime_checkable
+class KeepsBodies(Protocol):
+    """A backend that keeps large bodies itself; any other's lie in files in the store's directory."""
+
+    large_storage: LargeStorage
+    """There once the backend is open."""
+
+
+class BodyHost(Protocol):
+    """The bodies of one open store (features/large)."""
+
+    storage: LargeStorage
+    streams: weakref.WeakSet[LargeStream]
+    """Streams that somebody may read."""
+
+    def require_open(self) -> None:
+        """Raise ClosedError or StoreFailedError if the store is not usable."""
+
+    def planned(self, plan: Any, send: Any) -> None:
+        """Note a message of a plan (operations' Plan, Send) that names a body."""
+
+
 def start_of(name: bytes, low: int) -> bytes:
     """Return the first bytes of a body."""
     start = START.pack(MAGIC, VERSION, 0, name, low)
@@ -137,7 +156,7 @@ class StoredBody(LargeBody):
     __slots__ = ("__weakref__", "bodies", "chunk_bytes", "crc", "lasting", "name", "names", "promised", "shared",
                  "size")  # fmt: skip
 
-    def __init__(self, bodies: LargeBodies, name: bytes, size: int = 0, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, bodies: BodyHost, name: bytes, size: int = 0, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.bodies = bodies
         self.name = name
         self.size = size

@@ -26,11 +26,12 @@ def lose(
 ) -> None:
     """Write down, durably, that a message is lost which raised this when it was read. Raises the error if the store
     does not go on without it."""
-    if not engine.backend.salvages or not is_damage(error):
+    write_down = engine.backend.lose
+    if write_down is None or not is_damage(error):
         if state.is_map and message_id is not None and is_damage(error):
             error._say(f"the value of {message_id!r} in {state.destination}: {error.reason}", _PUT_ANEW)
         raise error
-    engine.backend.lose(state, place, error, message_id)
+    write_down(state, place, error, message_id)
 
 
 def readable(

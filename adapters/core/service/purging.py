@@ -85,7 +85,7 @@ class Removal:
     def _remove(self, state: DestinationState, moves: bool) -> None:
         engine, remove = self._engine, Remove(state)
         self._sending.write([remove], moves=moves)
-        volatile = engine.nonpersistent
+        volatile = engine.transient
         if volatile is not None:
             engine.asked(lambda: volatile.remove(state))
         engine.asked(lambda: None)  # at once, so that nothing fetched ahead is received, nothing leased acked
@@ -149,7 +149,7 @@ class Removal:
 
     def _drop_left(self, is_asked_for: Callable[[Feed], bool]) -> None:
         """Remove what is left of these feeds, persistent or transient."""
-        engine, volatile = self._engine, self._engine.nonpersistent
+        engine, volatile = self._engine, self._engine.transient
         kinds: list[tuple[Catalog, RowsOf, Write]] = [(engine.catalog, engine.backend.rows, self._sending.write)]
         if volatile is not None:
             kinds.append((volatile.shadows, volatile.shadow_rows, volatile.write_shadows))
@@ -188,8 +188,8 @@ def purge(engine: Engine, state: DestinationState, feeds: Sequence[Feed], write:
     """Remove what nobody holds of these feeds. Returns how many were free, of all feeds together, and by how many
     messages the destination is less."""
     kinds: list[tuple[RowsOf, Write]] = [(engine.backend.rows, write)]
-    if engine.nonpersistent is not None:  # apart: the messages of one kind may lie between those of the other
-        kinds.append((engine.nonpersistent.rows.volatile_rows, engine.nonpersistent.write))
+    if engine.transient is not None:  # apart: the messages of one kind may lie between those of the other
+        kinds.append((engine.transient.rows_alone, engine.transient.write))
     free = gone = 0
     for feed in feeds:
         for rows, write_range in kinds:

@@ -204,7 +204,8 @@ class Receiving:
                     engine.hand_over(feed)
                     return taker.lease is not None or (not wait and delivery.lease(feed, rows, taker))
                 return False
-        engine.waiting.bring()  # is written, so not under the lock
+        if engine.schedule is not None:
+            engine.schedule.bring()  # is written, so not under the lock
         return self._lease(feed, taker, wait, bring=False)
 
     def _wait(self, feed: Feed, taker: Taker, deadline: float | None) -> bool | None:

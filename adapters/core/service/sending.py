@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import cached_property
 from itertools import islice, pairwise
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ....policies.errors import AnabranchError, OutcomeUnknownError, StoreFullError
+from ....policies.errors import AnabranchError, ConfigError, OutcomeUnknownError, StoreFullError
 from ....policies.names.destination import Destination
 from ...system.acceleration import inner_loop
 from ...system.background import shared
 from ...system.conditions import Promise
 from .. import store_types
+from ..backend.writers import Writer
 from ..engine.engine import APPLY_AT, Engine
-from ..engine.writers import Writer
-from ..features.quotas.reserving import Limits
-from ..features.transient.messages import Nonpersistent
-from ..messages import DEFAULT_PRIORITY, DROPPED, Headers, Outgoing, Receipt, require_time
-from ..operations.changes import SMALL_BYTES, Change, Send, SendMany, VolatileChange, acks_of
+from ..engine.hooks import Quotas, Schedule, Transient
+from ..messages import DEFAULT_PRIORITY, DROPPED, Headers, Outgoing, Receipt, plain_body, require_time
+from ..operations.changes import SMALL_BYTES, Change, Send, SendMany, acks_of
 from ..operations.destination_changes import Subscribe, Unsubscribe
 from ..operations.tickets import Ticket
 from ..record.encoding import HEAD, encode, encode_outgoing
@@ -28,10 +27,9 @@ from ..record.large import StoredBody
 from ..record.place import order_of
 from ..state.limits import Grant, cancel, release
 from ..state.priorities import FETCH
+from ..state.rows import ScheduledRows
 from ..state.states import DestinationState
 from .subscriptions import checked
-
-Sent = Send | SendMany | VolatileChange
 
 CHUNK: Final = 512
 """Messages of a send of many that are made at once: Ctrl-C may have to wait for so many."""
@@ -44,26 +42,15 @@ class WaitingFuture(Promise[Receipt]):
 class Sending:
     """The sending to one open store. Threads: all."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        writer: Writer,
-        directory: Path,
-        file_mode: int | None,
-        index_directory: Path | None = None,
-    ) -> None:
-        """`directory` is the store's, `file_mode` that of new files in it."""
+    def __init__(self, engine: Engine, writer: Writer) -> None:
         self._engine, self._writer = engine, writer
-        self._directory, self._file_mode = directory, file_mode
-        self._settings = settings = engine.backend.settings
-        self._keeper = Keeper(None if engine.backend.volatile else self._nonpersistent, engine.bodies.outgoing)
-        self.looker = self._keeper._replace(kept=engine.bodies.looked_at)
-        """The ways in which messages are kept that are looked at before they are sent."""
-        self.limits = engine.limits = Limits(engine, directory, index_directory)
-        self._takes_many = engine.backend.takes_many and not settings.priorities and not self.limits.yields
-        self.limited = engine.limited = self.limits.limited
-        """True if the store has quotas at all: then what is sent goes by `send_limited`."""
-        self._postpones = engine.backend.postpones
+        self._settings = engine.backend.settings
+
+    @property
+    def quotas(self) -> Quotas:
+        """Return the store's quotas. Only where it has some."""
+        assert self._engine.quotas is not None
+        return self._engine.quotas
 
     # Tickets
 
@@ -92,7 +79,7 @@ class Sending:
         """Set that the ticket's one message is not delivered before this time (ms). Raises TypeError, ValueError,
         ConfigError."""
         require_time("deliver_at_ms", due)
-        self._engine.waiting.require()
+        require_schedule(self._engine).require()
         (send,) = ticket.content
         assert type(send) is Send
         send.wait_until(due)
@@ -104,9 +91,7 @@ class Sending:
         self._engine.ensure_usable() if state is not None else self._engine.require_here(destination)
         return state or self._engine.catalog.state(destination)
 
-    def sends(
-        self, sends: Sequence[tuple[Destination, Outgoing]], keeper: Keeper | None = None
-    ) -> list[Send | VolatileChange]:
+    def sends(self, sends: Sequence[tuple[Destination, Outgoing]], keeper: Keeper | None = None) -> list[Change]:
         """Return the sends of a transaction. Raises what Store.send raises before anything is queued. `keeper`: of what
         is not to be queued yet."""
         keeper = keeper or self._keeper
@@ -116,13 +101,31 @@ class Sending:
             new_send(there.get(destination) or self.state(destination), message, limit, priorities, keeper)
             for destination, message in sends
         ]
-        if not self._postpones:
+        if not self._knows_time:
             require_known(self._engine, made)
         return made
 
-    def _nonpersistent(self) -> Nonpersistent:
-        """Return what takes transient messages, made if need be."""
-        return self._engine.nonpersistent or self._engine.make_nonpersistent(self._directory, self._file_mode)
+    # What its features make of a message: they are there before the first one comes.
+
+    @cached_property
+    def _keeper(self) -> Keeper:
+        bodies = self._engine.bodies
+        return Keeper(self._apart, bodies.outgoing if bodies is not None else _plain)
+
+    @cached_property
+    def looker(self) -> Keeper:
+        """Return the ways in which messages are kept that are looked at before they are sent."""
+        bodies = self._engine.bodies
+        return Keeper(self._apart, bodies.looked_at if bodies is not None else _plain)
+
+    @cached_property
+    def _apart(self) -> Callable[[], Transient] | None:
+        make = self._engine.make_transient
+        return None if make is None else lambda: self._engine.transient or make()
+
+    @cached_property
+    def _knows_time(self) -> bool:
+        return self._engine.schedule is not None and isinstance(self._engine.backend, ScheduledRows)
 
     def change(self, change: store_types.Change) -> Subscribe | Unsubscribe:
         """Return the change of a subscription that a transaction, or a caller, asks for. Raises DestinationError,
@@ -209,7 +212,7 @@ class Sending:
         self._engine.sends += 1
         return ticket
 
-    def send_nonpersistent_nowait(self, destination: Destination, message: Outgoing) -> Future[Receipt]:
+    def send_transient_nowait(self, destination: Destination, message: Outgoing) -> Future[Receipt]:
         """Send a transient message: it is there on return, and the future resolves on a thread of ours."""
         (send,) = self.sends([(destination, message)])
         future: Future[Receipt] = Promise()
@@ -228,10 +231,10 @@ class Sending:
     def send_limited(self, destination: Destination, message: Outgoing, sync: bool) -> Receipt:
         """Send a message as Store.send, where there are quotas."""
         (send,) = self.sends([(destination, message)])
-        grant = self.limits.reserve([send])
+        grant = self.quotas.reserve([send])
         return self._send_in([(destination, send)], grant, sync)[0]
 
-    def _send_in(self, sends: Sequence[tuple[Destination, Sent]], grant: Grant, sync: bool) -> list[Receipt]:
+    def _send_in(self, sends: Sequence[tuple[Destination, Change]], grant: Grant, sync: bool) -> list[Receipt]:
         """Write these in the room that they were given."""
         kept = [send for at, (_, send) in enumerate(sends) if at not in grant.dropped]
         outcomes: Iterator[tuple[int, bool]] = iter(())
@@ -239,7 +242,7 @@ class Sending:
             outcomes = iter(self.write([*kept, *acks_of(grant.victims)], sync, reservation=grant))
         self._engine.sends += len(kept)
         if grant.dropped:
-            self.limits.dropped.new(sends[at][0] for at in grant.dropped)
+            self.quotas.tell_new(sends[at][0] for at in grant.dropped)
         return [
             Receipt(destination, DROPPED) if at in grant.dropped else Receipt(destination, *next(outcomes))
             for at, (destination, _) in enumerate(sends)
@@ -258,7 +261,7 @@ class Sending:
                 shared().resolve([(future, None, error)])
                 return
             if grant.dropped:
-                self.limits.dropped.new([destination])
+                self.quotas.tell_new([destination])
                 shared().resolve([(future, Receipt(destination, DROPPED), None)])
                 return
             changes: list[Change] = [send, *acks_of(grant.victims)]
@@ -278,18 +281,18 @@ class Sending:
             self._writer.proceed()
             self._engine.help()
 
-        self.limits.reserve_nowait(send, submit)
+        self.quotas.reserve_nowait(send, submit)
         return future
 
     def _send_many_limited(
-        self, destination: Destination, sends: Sequence[Sent], sync: bool, done: list[Receipt]
+        self, destination: Destination, sends: Sequence[Change], sync: bool, done: list[Receipt]
     ) -> None:
         """Send as many at once as there is room for; where there is none for the next one, do what the quotas say."""
         at, count = 0, CHUNK
         while at < len(sends):
             some, _ = next(self._parts(sends[at : at + count]))
             try:
-                grant = self.limits.reserve(some, wait=len(some) == 1)
+                grant = self.quotas.reserve(some, wait=len(some) == 1)
             except StoreFullError:
                 if len(some) == 1:
                     raise
@@ -311,20 +314,23 @@ class Sending:
         done = [] if done is None else done
         state = engine.catalog.state(destination)
         messages = tuple(messages)
-        takes_many = self._takes_many and len(messages) > FETCH and not state.is_topic
+        quotas = engine.quotas
+        yields = quotas is not None and quotas.yields
+        takes_many = engine.backend.takes_many and not (self._settings.priorities or yields)
+        takes_many = takes_many and len(messages) > FETCH and not state.is_topic
         sends = (takes_many and self._many(state, messages)) or self._each(state, messages)
-        if self.limits.yields:
+        if yields:
             self._send_many_limited(destination, sends, bool(sync), done)
             return done
-        if engine.nonpersistent is not None and VolatileChange in map(type, sends):
+        if engine.transient is not None and any(send.inner is not send for send in sends):
             self._send_mixed(destination, sends, bool(sync), done)
             return done
         parts = list(self._parts(sends))
         tickets = [Ticket(part, size, bool(sync)) for part, size in parts]
         for ticket, then in pairwise(tickets):
             ticket.then = then
-        if self.limited:
-            grants = self.limits.reserve_all([part for part, _ in parts])
+        if quotas is not None:
+            grants = quotas.reserve_all([part for part, _ in parts])
             for ticket in reversed(tickets):
                 ticket.held = grants.pop()  # the traceback of an error shall hold none
         self._writer.submit_all(tickets)
@@ -337,24 +343,22 @@ class Sending:
                 done += receipts(destination, outcomes)
         return done
 
-    def _each(self, state: DestinationState, messages: Sequence[Outgoing | bytes]) -> list[Sent]:
+    def _each(self, state: DestinationState, messages: Sequence[Outgoing | bytes]) -> list[Change]:
         """Return a send for each message. An error of one refuses all."""
-        settings, rest = self._settings, iter(messages)
-        sends: list[Sent] = []
-        while some := new_sends(
-            state, islice(rest, CHUNK), settings.message_bytes_max, settings.priorities, self._keeper
-        ):
+        settings, rest, keeper = self._settings, iter(messages), self._keeper
+        sends: list[Change] = []
+        while some := new_sends(state, islice(rest, CHUNK), settings.message_bytes_max, settings.priorities, keeper):
             sends += some
-        if not self._postpones:
+        if not self._knows_time:
             require_known(self._engine, sends)
         return sends
 
-    def _many(self, state: DestinationState, messages: tuple[Any, ...]) -> list[Sent]:
+    def _many(self, state: DestinationState, messages: tuple[Any, ...]) -> list[Change]:
         """Return the messages in parts as large as a ticket may be. Returns none if one of them is not a body alone, or
         too large."""
         settings, first = self._settings, 0
         head, _ = encode(state.destination, b"", None, None, 0)
-        parts: list[Sent] = []
+        parts: list[Change] = []
         while first < len(messages):
             count, size = plain_bodies(messages, first, settings.message_bytes_max, settings.ticket_bytes_max)
             if not count:
@@ -363,11 +367,12 @@ class Sending:
             first += count
         return parts
 
-    def _send_mixed(self, destination: Destination, sends: Sequence[Sent], sync: bool, done: list[Receipt]) -> None:
+    def _send_mixed(self, destination: Destination, sends: Sequence[Change], sync: bool, done: list[Receipt]) -> None:
         """Send many of which some are transient: not all at once, since these are put in under the store's lock."""
         chunks = [sends[start : start + CHUNK] for start in range(0, len(sends), CHUNK)]
         parts = [part for chunk in chunks for part, _ in self._parts(chunk)]
-        grants = self.limits.reserve_all(parts) if self.limited else [None] * len(parts)
+        quotas = self._engine.quotas
+        grants = quotas.reserve_all(parts) if quotas is not None else [None] * len(parts)
         try:
             for part, grant in zip(parts, grants, strict=True):
                 done += receipts(destination, self.write(part, sync, reservation=grant))
@@ -376,7 +381,7 @@ class Sending:
             for grant in grants:
                 release(grant)
 
-    def _parts(self, sends: Sequence[Sent]) -> Iterator[tuple[Sequence[Sent], int]]:
+    def _parts(self, sends: Sequence[Change]) -> Iterator[tuple[Sequence[Change], int]]:
         """Yield sends in parts as large as a ticket may be, each with its size."""
         size_max = self._settings.ticket_bytes_max
         first = size = 0
@@ -392,10 +397,22 @@ class Sending:
 class Keeper(NamedTuple):
     """The ways in which a store keeps transient messages, and bodies that are not bytes."""
 
-    apart: Callable[[], object] | None
-    """Called before a message that is not persistent; None: such ones are kept as the others are."""
+    apart: Callable[[], Transient] | None
+    """Returns what keeps transient messages; None: they are kept as the others are."""
     kept: Callable[[Outgoing], Outgoing]
-    """LargeBodies.outgoing."""
+    """Returns a message whose body is bytes, or is kept apart."""
+
+
+def _plain(message: Outgoing) -> Outgoing:
+    """Return a message of a store that keeps no body apart."""
+    return message._replace(body=plain_body(message.body))
+
+
+def require_schedule(engine: Engine) -> Schedule:
+    """Return what brings back messages that wait. Raises ConfigError for a store without it."""
+    if engine.schedule is None:
+        raise ConfigError([f"store {engine.name!r} has no schedule: no message can wait there; use no delay"])
+    return engine.schedule
 
 
 def new_send(
@@ -404,7 +421,7 @@ def new_send(
     limit: int,
     priorities: bool,
     keeper: Keeper,
-) -> Send | VolatileChange:
+) -> Change:
     """Return the send of a message of so many bytes at most, for a store that knows priorities or not. Raises what
     `encode` raises. `keeper` is the store's."""
     if not isinstance(message, Outgoing):
@@ -420,8 +437,7 @@ def new_send(
         _set_aside(send, message)
     if message.persistent or keeper.apart is None:
         return send
-    keeper.apart()
-    return VolatileChange(send)
+    return keeper.apart().mark(send)
 
 
 def _set_aside(send: Send, message: Outgoing) -> None:
@@ -433,10 +449,10 @@ def _set_aside(send: Send, message: Outgoing) -> None:
         send.wait_until(message.deliver_at_ms)
 
 
-def require_known(engine: Engine, sends: Iterable[Sent]) -> None:
+def require_known(engine: Engine, sends: Iterable[Change]) -> None:
     """Raise ConfigError if one of them waits, in a store that knows no such messages."""
-    if not engine.backend.postpones and any(type(send) is Send and send.deliver_at_ms for send in sends):
-        engine.waiting.require()
+    if any(type(send) is Send and send.deliver_at_ms for send in sends):
+        require_schedule(engine).require()
 
 
 @inner_loop
@@ -446,7 +462,7 @@ def new_sends(
     limit: int,
     priorities: bool,
     keeper: Keeper,
-) -> list[Send | VolatileChange]:
+) -> list[Change]:
     """Return sends of many messages, as `new_send`."""
     return [new_send(state, message, limit, priorities, keeper) for message in messages]
 

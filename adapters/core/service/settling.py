@@ -22,12 +22,10 @@ from ....policies.errors import (
 )
 from ...system.background import shared
 from ...system.conditions import Promise
+from ..backend.writers import Writer
 from ..engine.engine import APPLY_AT, Engine
-from ..engine.writers import Writer
-from ..features.scheduled import postponements
-from ..features.transient.messages import give_back_room
 from ..messages import Message, note_settled
-from ..operations.changes import Ack, Change, acks_of, returned_of, uncounted_of
+from ..operations.changes import Ack, Change, acks_of, give_back_room, returned_of, uncounted_of
 from ..operations.tickets import Ticket
 from ..state.gates import LeaseMovedError
 from ..state.leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Lease
@@ -222,8 +220,8 @@ class Settling:
         # it hands out.
         uncounted = (lease for lease in leases if not lease.is_counted)
         changes = returned_of(uncounted) if delivered else uncounted_of(leases)
-        if delay_ms or (delay_ms is None and delivered and engine.backend.settings.redelivery is not None):
-            changes += postponements(leases, engine.backend.settings, delivered, delay_ms)
+        if engine.schedule is not None:
+            changes += engine.schedule.postponements(leases, delivered, delay_ms)
         if changes:
             self._count_deliveries(changes)
         engine.check()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
 from ....policies.errors import CorruptionError, StoreFailedError
 from ....policies.names.destination import Destination
 from ..engine.engine import Engine
-from ..engine.pending_counts import Counted, PendingCounts
+from ..operations.pending_counts import Counted, PendingCounts
 from ..record.encoding import sent_at_ms
 from ..state.leases import Feed, Lease
 from ..state.states import SubscriptionState
@@ -95,7 +96,10 @@ class Statistics:
         engine = self._engine
         counts = {state: pending.of(state) for state in engine.catalog.declared()}
         backend = engine.backend.stats()
-        volatile = engine.nonpersistent
+        more: Counter[str] = Counter(memory_bytes=backend.memory_bytes, swap_bytes=backend.swap_bytes)
+        more["dropped"] = engine.sequencer.dropped
+        for feature in engine.features:
+            more.update(feature.statistics())
         return StoreStats(
             name=engine.name,
             kind=engine.backend.kind,
@@ -119,13 +123,7 @@ class Statistics:
                 for state in counts
                 for subscriber in state.subscriptions.values()
             },
-            memory_bytes=backend.memory_bytes + (volatile.memory_bytes if volatile is not None else 0),
-            swap_bytes=backend.swap_bytes + (volatile.swap_bytes if volatile is not None else 0),
-            dropped=engine.sequencer.dropped
-            + (volatile.dropped if volatile is not None else 0)
-            + (engine.limits.dropped.count if engine.limited else 0),
             waiting=sum(feed.waiting for feed in engine.catalog.feeds()),
-            large_messages=engine.bodies.messages,
-            large_bytes=engine.bodies.bytes,
             delayed=sum(state.total_delayed for state in counts),
+            **more,
         )

@@ -13,14 +13,12 @@ from ....policies.errors import AnabranchError, ClosedError, CorruptionError, De
 from ....policies.names.destination import Destination
 from ...system.background import shared
 from .. import store_types
+from ..backend.writers import Writer
 from ..engine.engine import Engine
-from ..engine.writers import Writer
-from ..features.quotas.dropping import Dropped
-from ..features.scheduled import postponements
-from ..features.transient.messages import Nonpersistent, give_back_room
+from ..engine.hooks import Transient
 from ..messages import DROPPED, Message, Outgoing, Receipt
 from ..operations.branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
-from ..operations.changes import Change, Send, acks_of, returned_of, sent
+from ..operations.changes import Change, Dropped, Send, acks_of, give_back_room, returned_of, sent
 from ..operations.tickets import Ticket
 from ..record.large import body_size
 from ..record.place import DELIVERIES, OWN
@@ -116,7 +114,7 @@ class Transactions:
 
     def _tell_dropped(self, sends: Sequence[tuple[Destination, Outgoing]], grant: Grant) -> None:
         self._engine.sends -= len(grant.dropped)
-        self._sending.limits.dropped.new(sends[at][0] for at in grant.dropped)
+        self._sending.quotas.tell_new(sends[at][0] for at in grant.dropped)
 
     def _first(
         self,
@@ -145,7 +143,7 @@ class Transactions:
     ) -> Grant | None:
         """Reserve room for a transaction, as Store.reserve."""
         self._engine.ensure_usable()
-        if not self._sending.limited:
+        if self._engine.quotas is None:
             return None
         return self._reserve(self._sending.sends(sends, self._sending.looker), sends, acks, since, wait)
 
@@ -158,11 +156,12 @@ class Transactions:
         wait: bool,
     ) -> Grant | None:
         """Reserve room for what the store holds more once these are sent and those acked."""
-        if not self._sending.limited or not sending:
+        quotas = self._engine.quotas
+        if quotas is None or not sending:
             return None
         freed = self._freed(acks) if acks else []
         bodies = [body_size(message.body) for _, message in sends] if freed else ()
-        return self._sending.limits.reserve(sending, freed, bodies, since, wait)
+        return quotas.reserve(sending, freed, bodies, since, wait)
 
     def _freed(self, acks: Sequence[Message]) -> list[Message]:
         """Return the messages of which nothing is left once they are acked; of a topic's, those that nobody else has
@@ -211,11 +210,12 @@ class Transactions:
     def _restored(self, transaction: bytes, payload: bytes) -> Branch:
         """Return the branch of a payload. Raises what decoding raises."""
         branch = branch_of(transaction, payload, self._engine.catalog, self._backend.settings.priorities)
-        self._engine.bodies.attach(branch)
+        for feature in self._engine.features:
+            feature.attach(branch)
         self._claim_again(branch)
-        if self._sending.limited:
+        if self._engine.quotas is not None:
             whole = [ack for ack in branch.acks if not ack.state.is_topic or not ack.number]
-            branch.reservation = self._sending.limits.hold(branch.sends, whole)
+            branch.reservation = self._engine.quotas.hold(branch.sends, whole)
             branch.reservation.victims = [*branch.victims]  # counted as dropped once they go
         branch.promise = self._promise(branch)
         return branch
@@ -282,7 +282,7 @@ class Transactions:
             for lease in victims:
                 engine.delivery.move(lease, LEAVING, CLAIMED)
             first += acks_of(victims, drops=True)
-        volatile = engine.nonpersistent
+        volatile = engine.transient
         alone = volatile is not None and volatile.takes(first)
         branch = Branch(transaction, tuple(participants), first)
         branch.reservation, branch.leases, branch.victims = room, leases, victims
@@ -323,7 +323,7 @@ class Transactions:
             for at, destination in branch.dropped:
                 made.insert(at, Receipt(destination, DROPPED))
             if branch.dropped:
-                self._sending.limits.dropped.new(destination for _, destination in branch.dropped)
+                self._sending.quotas.tell_new(destination for _, destination in branch.dropped)
             return made
 
         if volatile is not None:
@@ -334,10 +334,12 @@ class Transactions:
         branch, volatile = self._prepared(transaction)
         if branch is None:
             return Done(False)
-        settings = self._backend.settings
+        engine = self._engine
         branch.returned = returned_of(branch.leases)
-        if settings.redelivery is not None:
-            branch.returned += postponements(branch.leases, settings, delivered=True)
+        if engine.schedule is not None:
+            branch.returned += engine.schedule.postponements(branch.leases, delivered=True)
+        if engine.transient is not None:
+            engine.transient.takes(branch.returned)
         if branch.reservation is not None:
             branch.reservation.victims = []  # they stay
         if volatile is not None:
@@ -350,11 +352,11 @@ class Transactions:
 
         return self._step(Rollback(branch), rolled_back, unsynced=True)
 
-    def _prepared(self, transaction: bytes) -> tuple[Branch | None, Nonpersistent | None]:
+    def _prepared(self, transaction: bytes) -> tuple[Branch | None, Transient | None]:
         """Return the branch, if it is prepared once all that is queued is written: its prepare may have been queued by
         a thread that was interrupted before it could wait. And what it is prepared in, if not in the backend."""
         self._engine.ensure_usable()
-        volatile = self._engine.nonpersistent
+        volatile = self._engine.transient
         if volatile is not None and transaction in volatile.prepared:
             return volatile.prepared.get(transaction), volatile
         prepared = self._engine.sequencer.prepared
@@ -389,8 +391,8 @@ class Transactions:
     def recover_prepared(self) -> Sequence[Prepared]:
         self._engine.ensure_usable()
         branches = list(self._engine.sequencer.prepared.values())
-        if self._engine.nonpersistent is not None:
-            branches += self._engine.nonpersistent.prepared.values()
+        if self._engine.transient is not None:
+            branches += self._engine.transient.prepared.values()
         return [branch.summary for branch in sorted(branches, key=lambda branch: branch.transaction)]
 
     def forget(self, transactions: Sequence[bytes]) -> None:

@@ -85,8 +85,8 @@ def receive_or_watch(
         in_line: Watch | None = None
         try:
             engine.check()
-            if engine.delivery.next_due:
-                engine.waiting.bring()
+            if engine.delivery.next_due and engine.schedule is not None:
+                engine.schedule.bring()
             if not engine.lease_ready(feed, taker):
                 engine.settle()
                 with engine.lock:

@@ -19,7 +19,7 @@ import heapq
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
@@ -30,6 +30,7 @@ from ..record.place import DELIVERIES, EXPIRES, ORDER, OWN, SEQ, Place
 from .gates import LeaseMovedError
 from .leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Feed, Lease, Taker
 from .priorities import Lanes
+from .rows import Rows
 from .sweep import Sweep, wall_ms
 
 if TYPE_CHECKING:
@@ -45,58 +46,6 @@ fetched anew (invariant 10)."""
 
 CLOCK_SECONDS: Final = 1.0
 """Seconds after which who waits where a message was skipped looks at the clock again: it may go back."""
-
-
-class Rows(Protocol):
-    """The messages that a backend holds, as the core asks for them. Asked under the store's lock."""
-
-    def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
-        """Return the least order from `order` on of which there may be a message, as in `rows`; None: there is none.
-        Asked only of a store with priorities. The cost must not grow with the orders that there could be, 65,536. With
-        ALSO_WAITING added to the order, as in `rows`, that is added to what is returned."""
-
-    def rows(
-        self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
-    ) -> Sequence[Place]:
-        """Return the first `limit` messages of this order (None: of any) by seq, from the one after seq `after`; for a
-        `subscription` those that it has yet to ack, without one all. Whether somebody holds them, or they have expired,
-        is not the backend's affair.
-
-        Those that wait for their time are not among those of an order, and cost nothing there, however many there are;
-        of any order (None), and where ALSO_WAITING is added to one, they are."""
-
-    def row(
-        self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
-    ) -> Place | None:
-        """Return where one message is; None if it is dead, or acked by the subscription. `order`: its order, where the
-        caller knows it."""
-
-    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
-        """Return the feeds of the subscriptions that have yet to ack a topic's message."""
-
-    def expired(self, since: int, now: int) -> Iterable[tuple[DestinationState, Place]]:
-        """Return the messages that expire behind `since` and by `now` (ms), in any order. Cheap if there are none. The
-        caller goes on with the result later, when the store may have changed. Messages that have come since, or died,
-        may be in it or not."""
-
-    def limited(self, least: int) -> Iterable[tuple[Feed, Place]]:
-        """Return the messages that were given back so often or more often. Asked for at open and when there are many.
-        The caller goes on with the result later, as with that of `expired`."""
-
-    def next_due(self) -> int:
-        """Return when the first of those that wait is due (ms); 0: none waits. Cheap. This and the next two are for a
-        backend that `postpones`."""
-        return 0
-
-    def due(self, now: int, limit: int) -> Sequence[tuple[DestinationState, int, Place]]:
-        """Return the first of those that wait and are due by now (ms), of all destinations, at most so many. They come
-        by the time when they were due. Each with the number of the subscription that it waits for; 0: for all."""
-        return ()
-
-    def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
-        """Return until when a message waits there (ms); 0: it does not. Without a subscription, of a topic's: for
-        all."""
-        return 0
 
 
 class Added(Protocol):
@@ -139,7 +88,9 @@ class Delivery:
         self.mixed = False
         """Some messages are not persistent: what lies between two seqs is not of one kind."""
         self.next_due = 0
-        """Nothing of what waits is due before this time (ms); 0: nothing waits. See waiting.py."""
+        """Nothing of what waits is due before this time (ms); 0: nothing waits (features/scheduled.py)."""
+        self.until: Callable[[DestinationState, SubscriptionState | None, int], int] = _at_once
+        """Return until when a message waits there (ms); 0: it does not. Set by who schedules messages."""
         self.era = 1
         """See arrivals.py."""
         self.records: dict[int, bytes] = {}
@@ -420,7 +371,7 @@ class Delivery:
                 if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
                     self._sweep.is_limited(feed, place)
                     feed.returned_places.pop(seq, None)  # it may have come from what was fetched, and be here, too
-                elif self.next_due and rows.until(feed.state, feed.subscription, seq):
+                elif self.next_due and self.until(feed.state, feed.subscription, seq):
                     feed.returned_places.pop(seq, None)
                 else:
                     feed.returned_places[seq] = place
@@ -432,7 +383,7 @@ class Delivery:
         """Free a message that waits no longer, for all or for this feed: at its old place, if nobody holds it. All that
         is applied is in the rows. Idempotent."""
         place = rows.row(feed.state, feed.subscription, seq)
-        if place is None or seq in feed.held or rows.until(feed.state, feed.subscription, seq):
+        if place is None or seq in feed.held or self.until(feed.state, feed.subscription, seq):
             return
         if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
             self._sweep.is_limited(feed, place)
@@ -480,6 +431,10 @@ class Delivery:
             feed.first.set_back(seq)
         elif feed.lanes is not None:
             feed.lanes.set_back(order, seq)
+
+
+def _at_once(state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
+    return 0
 
 
 def _why(message: Message) -> str:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 from ..record.place import ORDER_MAX, SEQ, Place
 
 if TYPE_CHECKING:
-    from .delivery import Rows
     from .leases import Feed
+    from .rows import Rows
 
 FETCH: Final = 64
 """How many messages a receive looks up ahead."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....policies.names.destination import Destination, Kind
 from ..store_types import Subscription, SubscriptionKey
-from .leases import Feed, Taker
+from .leases import Feed
 
 if TYPE_CHECKING:
     from .limits import Room
@@ -55,7 +55,7 @@ class DestinationState:
 
     __slots__ = (
         "bytes", "count", "crowded", "declared", "delayed", "destination", "expired", "feed", "is_map", "is_topic",
-        "number", "own", "removed", "room", "subscriptions", "volatile", "waiting",
+        "number", "own", "removed", "room", "subscriptions", "volatile",
     )  # fmt: skip
 
     def __init__(self, number: int, destination: Destination) -> None:
@@ -89,8 +89,6 @@ class DestinationState:
         """Its limit, once one is sent to it that has one (reserving.py)."""
         self.volatile: DestinationState | None = None
         """The shadow for transient messages; None before the first (transient/messages.py)."""
-        self.waiting: dict[bytes, dict[Taker, None]] = {}
-        """Takers that wait for the value of a map's key. They are among the takers of `feed`, too."""
 
     @property
     def total(self) -> int:
@@ -111,11 +109,6 @@ class DestinationState:
         if not self.is_topic:
             return (self.feed,)
         return tuple(subscriber.feed for subscriber in self.subscriptions.values() if number in (0, subscriber.number))
-
-    def wake_key(self, name: bytes) -> None:
-        """Tell all who wait for a key's value: it has been written. Any thread may."""
-        for taker in list(self.waiting.get(name, ())):
-            taker.wake()
 
     def join(self, subscriber: SubscriptionState) -> None:
         """Add a subscription. Idempotent."""

@@ -20,8 +20,8 @@ from ..messages import DELIVERY_LIMIT, EXPIRED
 from ..record.place import EXPIRES, ORDER, SEQ, Place
 
 if TYPE_CHECKING:
-    from .delivery import Rows
     from .leases import Feed
+    from .rows import Rows
     from .states import DestinationState
 
 LOOKED_MAX: Final = 512

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from .....policies.errors import AnabranchError
+from ....wal.ticket import SHRINKS
 from ...operations.changes import Change, Send
+from ...operations.plan import Effect, Naming, Plan
 from ...state.duplicates import Key
+from ...state.leases import Taker
 from ...state.states import DestinationState
-
-if TYPE_CHECKING:
-    from ...operations.plan import Plan
 
 FRESH_MAX: Final = 256
 """Keys that may be remembered as fresh though they are applied."""
@@ -34,24 +34,74 @@ class Unchanged(Change):
     """The condition that these keys of a map, which the ticket writes next, are as they were after plan `number`. No
     backend is told of it."""
 
-    __slots__ = ("names", "number", "state")
+    __slots__ = ("keys", "names", "number", "state")
 
     size: int = 0
+    leaves = SHRINKS
 
-    def __init__(self, state: DestinationState, names: Sequence[bytes], number: int) -> None:
-        self.state, self.names, self.number = state, names, number
+    def __init__(self, keys: Keys, state: DestinationState, names: Sequence[bytes], number: int) -> None:
+        self.keys, self.state, self.names, self.number = keys, state, names, number
 
     def plan(self, plan: Plan) -> None:
         """Refuse the ticket if one of the keys may have been written since. Raises KeyChangedError."""
-        state = self.state
-        changed = state.removed or bool(plan.removed)
-        keys = [(state.number, name) for name in self.names]
-        for key in keys:
-            changed = changed or plan.version(key) > self.number
-        if changed:
-            raise KeyChangedError(f"{state.destination} has changed")
-        for key in keys:
-            plan.touch(key, None)
+        effect, written = self.keys.effect(plan), [(self.state.number, name) for name in self.names]
+        changed = self.state.removed or bool(plan.removed)
+        if changed or any(effect.version(key, plan) > self.number for key in written):
+            raise KeyChangedError(f"{self.state.destination} has changed")
+        for key in written:
+            effect.written[key] = None
+
+
+class KeyEffect(Effect):
+    """The keys that a plan writes."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self.written: dict[Key, Send | None] = {}
+        """The keys, and what the plan puts there, be it a REMOVAL; None: nothing is left."""
+        self.writes_any = False
+        """True if the plan may write all keys of all maps."""
+
+    def version(self, key: Key, plan: Plan) -> int:
+        """Return the number of a plan after which none has written this key."""
+        return plan.number if self.writes_any or key in self.written else self._keys.versions.get(key)
+
+    def accept(self, plan: Plan) -> None:
+        self._keys.versions.add(self.written, plan.number)
+        if self.writes_any:
+            self._keys.versions.add_all(plan.number)
+
+    def take(self, plan: Plan, applied: int) -> None:
+        self._keys.fresh.take(self, plan.number, applied)
+
+    def taken(self) -> None:
+        for key in self.written:
+            for taker in list(self._keys.waiting.get(key, ())):
+                taker.wake()
+
+
+class Keys(Naming):
+    """The keys of one open store's maps: the meaning of message ids there."""
+
+    def __init__(self) -> None:
+        self.versions = KeyVersions()
+        self.fresh = FreshKeys()
+        self.waiting: dict[Key, dict[Taker, None]] = {}
+        """Takers that wait for the value of a key. They are among the takers of the map's feed, too."""
+
+    def effect(self, plan: Plan) -> KeyEffect:
+        """Return a plan's effect on keys."""
+        return plan.effect(KeyEffect, lambda: KeyEffect(self))
+
+    def first(self, plan: Plan, send: Send) -> int | None:
+        return None  # a value takes the place of the one before
+
+    def given(self, plan: Plan, send: Send) -> None:
+        assert send.name is not None
+        self.effect(plan).written[send.state.number, send.name] = send
+
+    def acked_many(self, plan: Plan) -> None:
+        self.effect(plan).writes_any = True
 
 
 class KeyVersions:
@@ -110,13 +160,13 @@ class FreshKeys:
         written = self._written.get(key)
         return written if written is not None and written.number > self.whole_at else None
 
-    def take(self, plan: Plan, applied: int) -> None:
-        """Take in a plan that takes effect; all up to `applied` are in the rows. May be done again."""
-        written, number = self._written, plan.number
+    def take(self, effect: KeyEffect, number: int, applied: int) -> None:
+        """Take in the effect of plan `number`; all up to `applied` are in the rows. May be done again."""
+        written = self._written
         if len(written) > self._most:
             self._written = written = {key: one for key, one in written.items() if one.number > applied}
             self._most = 2 * len(written) + FRESH_MAX
-        if plan.writes_any_key:
+        if effect.writes_any:
             self.whole_at = number
-        for key, send in plan.keys.items():
+        for key, send in effect.written.items():
             written[key] = Written(number, send)

@@ -14,27 +14,24 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from .....policies.errors import CorruptionError, DestinationError
 from .....policies.names.destination import Destination, Kind
-from ...engine.engine import Engine
-from ...messages import DEFAULT_PRIORITY, Outgoing, checked, encoded_text
+from ...engine.hooks import Feature
+from ...messages import DEFAULT_PRIORITY, Outgoing
 from ...operations.changes import Ack, Change, Send, acks_of
-from ...record.encoding import REMOVAL, body_of, encode
+from ...record.encoding import body_of, encode
+from ...record.keys import key_bytes, text_bytes
 from ...record.place import EXPIRES, OWN, SEQ, Place, order_of
 from ...service.damaged import lose, readable
-from ...service.sending import Sending
 from ...state.leases import Taker
+from ...state.rows import KeyedRows
 from ...state.states import DestinationState
 from ...state.sweep import wall_ms
-from .keyed import KeyChangedError, Unchanged
+from ..parts import Parts
+from .keyed import KeyChangedError, Keys, Unchanged
 
-if TYPE_CHECKING:
-    from ...engine.writers import Writer
-
-KEY_BYTES_MAX: Final = 480
-"""Bytes of a key in UTF-8: more has no room in the index of a journal."""
 PAGE: Final = 64
 """Keys that are looked up together."""
 DIGITS_MAX: Final = 1000
@@ -65,13 +62,18 @@ class _Look(NamedTuple):
     """The number of the plan behind which it was so."""
 
 
-class Maps:
+class Maps(Feature):
     """The maps of one open store. Threads: all. A map is given as its destination. Each method raises DestinationError
     for what is no map, and what Store says."""
 
-    def __init__(self, engine: Engine, writer: Writer, sending: Sending) -> None:
-        self._engine, self._writer, self._sending = engine, writer, sending
+    def __init__(self, parts: Parts) -> None:
+        self._engine = engine = parts.engine
+        self._writer, self._sending = parts.writer, parts.sending
         self._settings = engine.backend.settings
+        self._keys = Keys()
+        engine.sequencer.naming[Kind.MAP] = self._keys
+        engine.maps = self
+        self._rows = cast(KeyedRows, engine.backend)  # `_require_map` has looked
 
     # Reading
 
@@ -118,7 +120,7 @@ class Maps:
     ) -> tuple[DestinationState, Sequence[tuple[bytes, Place]]] | None:
         """Return the state of a map and a page of its keys. With the store's lock held."""
         state = self._state(destination)
-        return (state, self._engine.backend.keys(state, start, PAGE)) if state is not None else None
+        return (state, self._rows.keys(state, start, PAGE)) if state is not None else None
 
     def wait(self, destination: Destination, key: str, timeout: float | None) -> bytes | None:
         """Return the value of a key once it has one; None if it has none in `timeout` seconds (None: for ever)."""
@@ -136,7 +138,7 @@ class Maps:
                 engine.check()
                 with engine.lock:
                     state.feed.takers[taker] = None  # first: what is taken in from now on wakes it
-                    state.waiting.setdefault(name, {})[taker] = None
+                    self._keys.waiting.setdefault((state.number, name), {})[taker] = None
                     engine.current()
                     place = self._place(destination, name)
                     stays = engine.catalog.current(state) is state
@@ -149,13 +151,14 @@ class Maps:
     def _leave(self, state: DestinationState, name: bytes, taker: Taker) -> None:
         """End a consumer's wait. Idempotent."""
         state.feed.takers.pop(taker, None)
-        others = state.waiting.get(name)
+        key, waiting = (state.number, name), self._keys.waiting
+        others = waiting.get(key)
         if others is not None:
             others.pop(taker, None)
             if not others:
                 with self._engine.lock:
-                    if not others and state.waiting.get(name) is others:
-                        state.waiting.pop(name, None)
+                    if not others and waiting.get(key) is others:
+                        waiting.pop(key, None)
         self._drop_unused(state)
 
     def _drop_unused(self, state: DestinationState) -> None:
@@ -173,7 +176,7 @@ class Maps:
         self._require_map(destination)
         key_bytes(key)
         sending = self._sending
-        if sending.limited:
+        if self._engine.quotas is not None:
             message = Outgoing(value, None, key, DEFAULT_PRIORITY, expires_at_ms)
             sending.send_limited(destination, message, bool(sync))
             return
@@ -251,11 +254,13 @@ class Maps:
             else:
                 change = self._send(state, key, body, expires_at_ms)
             grant = None
-            if self._sending.limited and isinstance(change, Send):
-                grant = self._sending.limits.reserve([change])
+            if self._engine.quotas is not None and isinstance(change, Send):
+                grant = self._engine.quotas.reserve([change])
             going = acks_of(grant.victims) if grant is not None else []
             try:
-                self._sending.write([Unchanged(state, (name,), number), change, *going], sync, reservation=grant)
+                self._sending.write(
+                    [Unchanged(self._keys, state, (name,), number), change, *going], sync, reservation=grant
+                )
                 return there
             except KeyChangedError:
                 self._writer.flush()  # what has changed it is seen from now on
@@ -276,14 +281,14 @@ class Maps:
         while True:
             engine.check()
             with engine.lock:
-                engine.current(drained=engine.applied < engine.fresh_keys.whole_at)
+                engine.current(drained=engine.applied < self._keys.fresh.whole_at)
                 number = engine.taken  # first: what is taken in from now on has a higher one
                 state = self._state(destination)
-                written = engine.fresh_keys.get((state.number, name)) if state is not None else None
+                written = self._keys.fresh.get((state.number, name)) if state is not None else None
                 if written is not None and written.number > engine.applied:
                     value = self._written(written.send)
                     return _Look(state, value, number)
-                place = engine.backend.keyed(state, name) if state is not None else None
+                place = self._rows.keyed(state, name) if state is not None else None
             if place is None or state is None or not _lives(place):
                 return _Look(state, None, number)
             try:
@@ -299,7 +304,7 @@ class Maps:
         """Remove a key's value that is lost, unless the key has another since."""
         ack = Ack(state, place[SEQ], 0, place if place[OWN] is not None else None)
         try:
-            self._sending.write([Unchanged(state, (name,), number), ack])
+            self._sending.write([Unchanged(self._keys, state, (name,), number), ack])
         except KeyChangedError:
             self._writer.flush()  # what has changed it is seen from now on
 
@@ -313,7 +318,7 @@ class Maps:
     def _place(self, destination: Destination, name: bytes) -> Place | None:
         """Return the place of a key's value, with the store's lock held and all that has returned applied."""
         state = self._state(destination)
-        return self._engine.backend.keyed(state, name) if state is not None else None
+        return self._rows.keyed(state, name) if state is not None else None
 
     def _state(self, destination: Destination) -> DestinationState | None:
         """Return a map's state, with the store's lock held and all that has returned applied. Raises MovedError if the
@@ -327,49 +332,11 @@ class Maps:
     def _require_map(self, destination: Destination) -> None:
         if destination.kind is not Kind.MAP:
             raise DestinationError(f"{destination} is no map; name one as map://...")
-        if not self._engine.backend.keeps_maps:
+        if not isinstance(self._engine.backend, KeyedRows):
             raise DestinationError(
                 f"store {self._engine.name!r} is of a kind that keeps no maps, {self._engine.backend.kind!r}; route "
                 f"{destination} to a store of another kind"
             )
-
-
-def put_of(key: str, value: bytes, expires_at_ms: int = 0) -> Outgoing:
-    """Return the message by which a transaction puts a value."""
-    key_bytes(key)
-    require_value(value)
-    return checked(value, None, key, DEFAULT_PRIORITY, expires_at_ms)
-
-
-def require_value(value: object) -> None:
-    """Raise TypeError for what is no value of a map."""
-    if not isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError(
-            f"a value of a map is bytes, not {type(value).__name__}; encode it first, or give the map a codec"
-        )
-
-
-def removal_of(key: str) -> Outgoing:
-    """Return the message by which a transaction removes a key."""
-    key_bytes(key)
-    return Outgoing(b"", None, key, DEFAULT_PRIORITY, REMOVAL)
-
-
-def key_bytes(key: str) -> bytes:
-    """Return a key as it is kept. Raises TypeError, and ValueError for one that is empty, too long or no valid
-    unicode."""
-    name = key.encode() if type(key) is str and key.isascii() else text_bytes(key, "key")  # most take no other call
-    if not name or len(name) > KEY_BYTES_MAX:
-        raise ValueError(f"the key {key[:40]!r} takes {len(name)} bytes; 1 to {KEY_BYTES_MAX} are allowed in a map")
-    return name
-
-
-def text_bytes(text: str, what: str) -> bytes:
-    """Return a key, or the beginning of one, in UTF-8. Raises TypeError and ValueError, by the name of the
-    parameter."""
-    if not isinstance(text, str):
-        raise TypeError(f"{'a key' if what == 'key' else what} of a map is a str, not {type(text).__name__}: {text!r}")
-    return encoded_text(text, what)
 
 
 def _lives(place: Place) -> bool:

@@ -24,25 +24,28 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from google_crc32c import extend as crc32c
 
 from .....policies.errors import AnabranchError, ClosedError, CorruptionError, StoreFailedError, StoreFullError
 from ....system.background import CoalescedJob
 from ....system.conditions import unless_busy
+from ...engine.hooks import Feature
 from ...messages import Outgoing, Readable, plain_body
 from ...operations.branches import Branch
-from ...operations.changes import Ack, AckRange, Change, Postponed, Returned, Send, SendMany, VolatileChange
+from ...operations.changes import Ack, AckRange, Change, Send
+from ...operations.destination_changes import Remove, Unsubscribe
+from ...operations.plan import Effect, Plan
 from ...record.encoding import is_large, reference_in
 from ...record.large import (
     CHUNK_BYTES,
     NEVER,
     REFERENCE,
     BodyRef,
+    KeepsBodies,
     Kept,
     LargeStorage,
     LargeStream,
@@ -55,10 +58,8 @@ from ...record.large import (
 )
 from ...record.place import SEQ
 from ...state.states import DestinationState
+from ..parts import Parts
 from .files import LargeFiles
-
-if TYPE_CHECKING:
-    from ...engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +70,27 @@ LOOK_CHUNKS: Final = 16
 """After so many of a body it is looked whether there is still as much room on the disk as has to stay free."""
 
 
-class LargeBodies:
+class Named(Effect):
+    """The messages of a plan whose bodies are kept apart."""
+
+    def __init__(self, bodies: LargeBodies) -> None:
+        self._bodies = bodies
+        self.sends: list[Send] = []
+
+    def taken(self) -> None:
+        for send in self.sends:
+            self._bodies.named(send)
+
+
+class LargeBodies(Feature):
     """The large bodies of one open store. Threads: all."""
 
     storage: LargeStorage
 
-    def __init__(self, engine: Engine, directory: Path, file_mode: int | None, sync: Callable[[], None]) -> None:
-        """`directory` is the store's; `sync`, its Store.sync."""
-        self._engine, self._directory, self._file_mode, self._sync = engine, directory, file_mode, sync
+    def __init__(self, parts: Parts) -> None:
+        self._engine = engine = parts.engine
+        self._directory, self._file_mode, self._sync = parts.directory, parts.file_mode, parts.sync
+        engine.bodies = self
         settings = engine.backend.settings
         self._threshold = min(settings.large_message_size, settings.message_bytes_max)
         self._lock = threading.RLock()
@@ -89,11 +103,11 @@ class LargeBodies:
         order."""
         self._sizes: dict[int, int] = {}
         """Bytes of those, by destination's number: a body that several messages share counts for each."""
-        self.bytes = 0
+        self.total_bytes = 0
         """Bytes of all destinations' bodies."""
         self._apart: dict[int, dict[int, None]] = {}
         """Transient messages among those in `_live`, likewise by number and seq."""
-        self.nonpersistent_bytes = 0
+        self.transient_bytes = 0
         """Bytes of the transient messages' bodies."""
         self._suspects: dict[tuple[int, int], None] = {}
         """Messages that may be dead by now: number and seq."""
@@ -112,12 +126,15 @@ class LargeBodies:
         self._soon = CoalescedJob(self.tidy)
         self.used = False
         """There is something here, or was."""
+        self._follows = False
+        """Some message names a body, or did."""
 
     # Opening and closing
 
     def open(self) -> None:
         """Find what is there. The backend is open; nothing is prepared yet. Raises OSError, CorruptionError."""
-        own = self._engine.backend.large_storage()
+        backend = self._engine.backend
+        own = backend.large_storage if isinstance(backend, KeepsBodies) else None
         self.storage = own or LargeFiles(self._engine.name, self._directory, self._file_mode)
         for name, start in self.storage.kept():
             self.used = True
@@ -135,7 +152,7 @@ class LargeBodies:
             self._found[name] = body, kept
 
     @property
-    def highest_low(self) -> int:
+    def highest_seq(self) -> int:
         """Return the highest `low` found by `open`: a message that names a body comes behind its `low` (rules B6,
         A5)."""
         return max((kept.low for _, kept in self._found.values() if kept.low != NEVER), default=0)
@@ -162,7 +179,7 @@ class LargeBodies:
             send.large = self.body_of(reference_in(send.record))
             send.large.promised = send.large.shared = True
 
-    def settle(self) -> None:
+    def start(self) -> None:
         """Find which messages name the bodies there, and let go of bodies that no message names. Prepared branches are
         known by then."""
         found, self._found = self._found, {}
@@ -343,8 +360,8 @@ class LargeBodies:
         try:
             for number, data in enumerate(chunks):
                 self._engine.ensure_usable()
-                if number % LOOK_CHUNKS == 0:
-                    self._engine.limits.require_disk(min(size or CHUNK_BYTES, LOOK_CHUNKS * CHUNK_BYTES))
+                if number % LOOK_CHUNKS == 0 and self._engine.quotas is not None:
+                    self._engine.quotas.require_disk(min(size or CHUNK_BYTES, LOOK_CHUNKS * CHUNK_BYTES))
                 body.size += len(data)
                 if size is not None and body.size > size:
                     raise _not_as_said(body.size, size, "at least ")
@@ -457,32 +474,31 @@ class LargeBodies:
                 size = body.size
                 those[seq] = body  # no call between these: Ctrl-C comes before or after
                 self._sizes[number] = before + size
-                self.bytes += size
+                self.total_bytes += size
                 if others is not None:
                     others[seq] = None
-                    self.nonpersistent_bytes += size
+                    self.transient_bytes += size
                 body.names += 1
-        self.used = self._engine.large = True
+        if not self._follows:
+            self._engine.hooks.follow((Ack, AckRange, Remove, Unsubscribe), self.look)
+            self.used = self._follows = True
 
-    def look(self, changes: Sequence[Change]) -> None:
-        """Note the messages with large bodies that may be dead by these changes, which are in the rows. Under the
-        store's lock; may be done again."""
-        for change in changes:
-            if type(change) is VolatileChange:
-                change = change.change
-            if type(change) is Send or type(change) is SendMany:
-                continue
-            if type(change) is Ack:
-                those = self._live.get(change.state.number)
-                if those is not None and change.seq in those:
-                    self._suspects[change.state.number, change.seq] = None
-            elif type(change) is AckRange:
-                for seq in list(self._live.get(change.state.number, ())):
-                    if change.first <= seq <= change.last:
-                        self._suspects[change.state.number, seq] = None
-            elif type(change) is not Returned and type(change) is not Postponed:
-                for state in _concerned(change):
-                    self.suspect(state)
+    def planned(self, plan: Plan, send: Send) -> None:
+        """Note a message of a plan that names a body."""
+        plan.effect(Named, lambda: Named(self)).sends.append(send)
+
+    def look(self, change: Change) -> None:
+        """Note the messages with large bodies that may be dead by a change, which is in the rows. Under the store's
+        lock; may be done again."""
+        if type(change) is Ack:
+            if change.seq in self._live.get(change.state.number, ()):
+                self._suspects[change.state.number, change.seq] = None
+        elif type(change) is AckRange:
+            for seq in list(self._live.get(change.state.number, ())):
+                if change.first <= seq <= change.last:
+                    self._suspects[change.state.number, seq] = None
+        elif isinstance(change, Remove | Unsubscribe):
+            self.suspect(change.state)
         if self._suspects:
             self._soon.schedule(SOON_SECONDS)
 
@@ -505,11 +521,15 @@ class LargeBodies:
         body = self._live.get(state.number, {}).get(seq)
         return body.size if body is not None else 0
 
-    def tidy(self) -> None:
+    def tidy(self, soon: bool = False) -> None:
         """Note and remove what there is to note and remove, as far as that can be done. Not on a path that anybody
         waits for; any thread."""
-        if self.used:
+        if not self.used:
+            return
+        if not soon:
             unless_busy(self._work, self._tidy)
+        elif self.garbage or self._suspects:
+            self._soon.schedule(0)
 
     def _tidy(self) -> None:
         try:
@@ -522,11 +542,6 @@ class LargeBodies:
             self._remove_garbage()
         except (AnabranchError, RuntimeError) as error:  # RuntimeError: in a signal handler (rule G3)
             log.debug("store %s: large bodies are left to the next time: %s", self._engine.name, error)
-
-    def tidy_if_needed(self) -> None:
-        """Tidy now and then, for what was let go of by who held it last."""
-        if self.garbage or self._suspects:
-            self._soon.schedule(0)
 
     def _note_some(self) -> None:
         while self._to_note:
@@ -564,10 +579,10 @@ class LargeBodies:
                 size = body.size
                 del those[seq]  # as in `_add`
                 self._sizes[number] = before - size
-                self.bytes -= size
+                self.total_bytes -= size
                 if seq in others:
                     del others[seq]
-                    self.nonpersistent_bytes -= size
+                    self.transient_bytes -= size
                 body.names -= 1
             if not others:
                 self._apart.pop(number, None)
@@ -594,7 +609,13 @@ class LargeBodies:
 
     # Asking
 
-    def violations(self) -> Iterator[str]:
+    def violations(self) -> Iterable[str]:
+        return self._engine.reading(lambda: list(self._violations()))
+
+    def statistics(self) -> Mapping[str, int]:
+        return {"large_messages": self.messages, "large_bytes": self.total_bytes}
+
+    def _violations(self) -> Iterator[str]:
         """Yield a violation for each body that a message names and is not there whole. A body that is there without a
         message is one, too."""
         if not self.used:
@@ -663,13 +684,3 @@ def _require_size(size: object) -> None:
 
 def _not_as_said(found: int, said: int, least: str = "") -> ValueError:
     return ValueError(f"the body has {least}{found} bytes, and size says {said}. Nothing was sent")
-
-
-def _concerned(change: Change) -> Iterable[DestinationState]:
-    state = getattr(change, "state", None)
-    if isinstance(state, DestinationState):
-        return (state,)
-    subscriber = getattr(change, "subscriber", None)
-    if subscriber is not None:
-        return (subscriber.topic,)
-    return change.states()

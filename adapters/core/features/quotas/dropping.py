@@ -13,13 +13,11 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from .....policies.errors import CorruptionError
 from .....policies.names.destination import Destination
 from ....system.background import CoalescedJob
-from ...messages import DROPPED
-from ...operations.changes import Change
 from ...record.place import SEQ, Place, is_volatile
 from ...state.leases import LEAVING, Lease
 from ...state.limits import NOTHING, Amount, Grant, Room
@@ -37,18 +35,6 @@ FORGET_AFTER: Final = 1000
 LOG_SECONDS: Final = 60.0
 SHOWN: Final = 5
 """Destinations that a line of the log names."""
-
-
-class Dropped(Change):
-    """Stands for a message that is not stored, in the ticket of a transaction."""
-
-    __slots__ = ()
-
-    size: int = 0
-
-    def plan(self, plan: Any) -> tuple[int, bool]:
-        """Return the outcome that the message's receipt tells."""
-        return DROPPED, False
 
 
 class Oldest:
@@ -104,7 +90,7 @@ class Oldest:
                 return
             if record is None:
                 return
-            size = len(record) + self._engine.bodies.size_at(state, seq)
+            size = len(record) + (self._engine.bodies.size_at(state, seq) if self._engine.bodies is not None else 0)
         grant.sizes.append(size)
         grant.victims.append(lease)  # first: who is interrupted knows what to give back
         for feed in lease.feeds:
@@ -143,8 +129,8 @@ class Oldest:
     def _places(self, state: DestinationState, volatile: bool, after: int) -> Iterator[Place]:
         engine = self._engine
         of_all = engine.rows.rows
-        if volatile and engine.nonpersistent is not None:
-            of_all = engine.nonpersistent.rows.volatile_rows
+        if volatile and engine.transient is not None:
+            of_all = engine.transient.rows_alone
         while True:
             places = of_all(state, None, None, after, PAGE)
             yield from places

@@ -12,9 +12,8 @@ R5  Those in line are served by the first of them that waits in a thread; all of
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -23,17 +22,18 @@ from .....policies.config.limits import WhenFull
 from .....policies.errors import AnabranchError, StoreFullError
 from ....system.background import CoalescedJob
 from ....system.conditions import unless_busy
+from ...engine.hooks import Feature
 from ...messages import Message
 from ...operations.changes import Change
 from ...state.gates import require_passage
 from ...state.leases import Lease
 from ...state.limits import NOTHING, Amount, Grant, NoRoomYetError, Room, may_wait
 from ...state.states import DestinationState
+from ..parts import Parts
 from .dropping import DropLog, Oldest
 from .rooms import Request, Rooms
 
 if TYPE_CHECKING:
-    from ...engine.engine import Engine
     from ...operations.plan import Plan
 
 POLL_SECONDS: Final = 0.1
@@ -69,26 +69,34 @@ class Waiter:
             self.signals.put(None)
 
 
-class Limits:
+class Limits(Feature):
     """The quotas of one open store. Threads: all."""
 
-    def __init__(self, engine: Engine, directory: Path, index_directory: Path | None = None) -> None:
-        self.engine = engine
-        self._rooms = Rooms(engine, directory, index_directory)
-        self.limited, self.yields = self._rooms.limited, self._rooms.yields
+    def __init__(self, parts: Parts) -> None:
+        self.engine = engine = parts.engine
+        self._rooms = Rooms(engine, parts.directory, parts.index_directory)
+        self.yields = self._rooms.yields
         self._lock = threading.RLock()
         """Guards all of it. Taken before the store's lock, never after it."""
         self._line: dict[Waiter, None] = {}
         self._job = CoalescedJob(self._serve_in_background)
         self._serving = threading.Lock()
         self._oldest = Oldest(engine)
-        self.dropped = DropLog(engine.name)
+        self._dropped = DropLog(engine.name)
+        self.tell_new, self.tell_old = self._dropped.new, self._dropped.old
+        self._held: dict[int, list[Grant]] = {}
+        """Room that was reserved for plans, by number, until they are applied, and so are counted as held."""
+        if self._rooms.limited:
+            engine.quotas, hooks = self, engine.hooks
+            hooks.taking = (*hooks.taking, self._written)
+            hooks.applied = (*hooks.applied, self._applied)
+            hooks.freed = (*hooks.freed, self.wake)
+            hooks.stopped = (*hooks.stopped, self.wake_all)
 
     def require_disk(self, size: int) -> None:
         """Raise StoreFullError unless the disks have room for so much of a large body, which is about to be written."""
-        if self.limited:
-            with self._lock:
-                self._rooms.require_disk(size)
+        with self._lock:
+            self._rooms.require_disk(size)
 
     # Asking for room
 
@@ -118,7 +126,7 @@ class Limits:
         its room by itself. Only where nothing else happens at a quota than an error (not `yields`)."""
         whole = Grant()
         merged = [change for part in parts for change in part]
-        amounts = self.engine.sequencer.each_amount(merged)
+        amounts = self._rooms.each_amount(merged)
         waiter = self._try(whole, lambda: Request(self._rooms, merged, amounts=amounts), None)
         assert waiter is None
         grants = []
@@ -170,10 +178,8 @@ class Limits:
         with self._lock:
             return self._reserve_at_once(dict.fromkeys(self._rooms.of_state(state, False), amount))
 
-    def reserve_at_once(self, sends: Sequence[Change]) -> Grant | None:
-        """Reserve room for sends that wait in the database for the outcome of their transaction. None: no quotas."""
-        if not self.limited:
-            return None
+    def reserve_at_once(self, sends: Sequence[Change]) -> Grant:
+        """Reserve room for sends that wait in the database for the outcome of their transaction."""
         with self._lock:
             return self._reserve_at_once(Request(self._rooms, sends).needs())
 
@@ -181,7 +187,7 @@ class Limits:
         grant = Grant()
 
         def take() -> None:
-            self.engine.bodies.forget_dead()
+            self._forget_dead()
             for room, need in needs.items():
                 if room.lacking(need) != NOTHING:
                     raise room.error(need)
@@ -190,6 +196,10 @@ class Limits:
 
         self.engine.asked(take)
         return grant
+
+    def _forget_dead(self) -> None:
+        if self.engine.bodies is not None:
+            self.engine.bodies.forget_dead()
 
     def _require_no_reentry(self) -> None:
         if self._lock._is_owned():  # type: ignore[attr-defined]
@@ -228,7 +238,7 @@ class Limits:
         grant.parts.clear()
         self._oldest.give_back(grant)
         require_passage(self.engine.sequencer.gates, request.sends)
-        self.engine.bodies.forget_dead()
+        self._forget_dead()
         grant.dropped = self._new_ones(request)
         needs = {room: need for room, need in request.needs(grant.dropped).items() if need != NOTHING}
         lacking = {room: lack for room, need in needs.items() if (lack := room.lacking(need)) != NOTHING}
@@ -308,9 +318,11 @@ class Limits:
         return StoreFullError(f"{waiter.why}, and no room came in time (block_timeout)")
 
     @property
-    def is_waited_for(self) -> bool:
-        """Return whether somebody waits for room: the store must not be closed for being idle."""
+    def is_busy(self) -> bool:
         return bool(self._line)
+
+    def statistics(self) -> Mapping[str, int]:
+        return {"dropped": self._dropped.count}
 
     def _first(self) -> Waiter | None:
         while True:
@@ -403,11 +415,20 @@ class Limits:
                 return True
         return False
 
-    def written(self, plan: Plan) -> None:
-        """Log the messages that a plan dropped to make room: the plan counts now. Takes no lock but the count's."""
-        for ticket in plan.tickets:
-            if ticket.held is not None and ticket.held.victims:
-                self.dropped.old(ticket.held.victims)
+    def _written(self, plan: Plan) -> None:
+        """Hold the room of a plan until it is applied, and log the messages that it dropped to make room. Takes no lock
+        but the count's."""
+        held = [ticket.held for ticket in plan.tickets if ticket.held is not None]
+        if held:
+            self._held[plan.number] = held
+        for grant in held:
+            if grant.victims:
+                self.tell_old(grant.victims)
+
+    def _applied(self, plan: Plan) -> None:
+        for grant in self._held.get(plan.number, ()):
+            grant.release()
+        self._held.pop(plan.number, None)
 
     def free(self, leases: Sequence[Lease]) -> None:
         """Free messages that were to go and stay. Takes the store's lock; in a store that has stopped nobody holds

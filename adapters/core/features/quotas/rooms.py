@@ -11,8 +11,9 @@ from .....policies.config.limits import LimitOptions, WhenFull
 from .....policies.names.routes import RouteTable
 from ....system.volumes import volume_of
 from ...messages import Message
-from ...operations.changes import Change, SendMany, VolatileChange, sent
-from ...record.encoding import is_requeued
+from ...operations.changes import Change, Send, SendMany, sent
+from ...record.encoding import REMOVAL, is_requeued
+from ...state.duplicates import Key
 from ...state.leases import Lease
 from ...state.limits import NOTHING, Amount, DiskRoom, Room
 from ...state.states import DestinationState
@@ -57,17 +58,19 @@ class Rooms:
 
     def _held(self) -> Amount:
         """Return how many messages and bytes the store holds. With the store's lock held."""
-        catalog, volatile = self.engine.catalog, self.engine.nonpersistent
-        size = catalog.bytes + self.engine.bodies.bytes
-        if volatile is None:
-            return catalog.messages, size
-        return catalog.messages + volatile.messages, size + volatile.bytes
+        engine = self.engine
+        catalogs = [engine.catalog] if engine.transient is None else [engine.catalog, engine.transient.shadows]
+        size = sum([catalog.bytes for catalog in catalogs])
+        if engine.bodies is not None:
+            size += engine.bodies.total_bytes
+        return sum([catalog.messages for catalog in catalogs]), size
 
     def _held_nonpersistent(self) -> Amount:
-        volatile = self.engine.nonpersistent
-        if volatile is None:
+        engine = self.engine
+        if engine.transient is None:
             return NOTHING
-        return volatile.messages, volatile.bytes + self.engine.bodies.nonpersistent_bytes
+        held = engine.transient.shadows
+        return held.messages, held.bytes + (engine.bodies.transient_bytes if engine.bodies is not None else 0)
 
     def of(self, change: Change) -> list[Room]:
         """Return all rooms that a message needs, the narrowest first. Under `_lock`."""
@@ -76,9 +79,41 @@ class Rooms:
         send = sent(change)
         if send is None:
             return []
-        rooms = self.of_state(send.state, type(change) is VolatileChange)
+        rooms = self.of_state(send.state, change.inner is not change)
         # A large body is on the disk already, which was looked at while it was written.
         return rooms if send.large is None else [room for room in rooms if not isinstance(room, DiskRoom)]
+
+    def each_amount(self, sends: Iterable[Change]) -> list[tuple[int, int]]:
+        """Return how many messages and bytes each takes of the store's room; one that is stored already, nothing, nor
+        one with the id of one before it of the same kind."""
+        counted: set[tuple[bool, Key]] = set()
+        amounts = []
+        for change in sends:
+            if type(change) is SendMany:
+                amounts.append((len(change), change.record_bytes))
+                continue
+            send = change.inner
+            assert type(send) is Send
+            if send.state.is_map and send.expires_at_ms == REMOVAL:
+                amounts.append((0, 0))
+                continue
+            if self._is_known(send, send is change, counted):
+                amounts.append((0, 0))
+            else:
+                amounts.append((1, len(send.record) + (0 if send.large is None else send.large.size)))
+        return amounts
+
+    def _is_known(self, send: Send, persistent: bool, counted: set[tuple[bool, Key]]) -> bool:
+        if send.name is None or send.state.is_map or is_requeued(send.record):
+            return False
+        key, engine = (send.state.number, send.name), self.engine
+        if engine.sequencer.window.get(key) is not None:
+            return True
+        if not persistent and engine.transient is not None and engine.transient.sent_with(key) is not None:
+            return True
+        known = (persistent, key) in counted
+        counted.add((persistent, key))
+        return known
 
     def require_disk(self, size: int) -> None:
         """Raise StoreFullError if the disks have no room for so many bytes, whatever is to happen then."""
@@ -118,7 +153,7 @@ class Rooms:
 
         def held() -> Amount:
             shadow = state.volatile
-            size = state.bytes + self.engine.bodies.size_of(state)
+            size = state.bytes + (self.engine.bodies.size_of(state) if self.engine.bodies is not None else 0)
             return state.total, size + (shadow.bytes if shadow is not None else 0)
 
         state.room = Room(
@@ -158,7 +193,7 @@ class Request:
         """`freed`: messages of which nothing is left once it is written. `bodies`: of each send the bytes of its body
         alone, where some are freed. `amounts`: of each send, if it is known."""
         self.sends = sends
-        self.amounts = rooms.engine.sequencer.each_amount(sends) if amounts is None else amounts
+        self.amounts = rooms.each_amount(sends) if amounts is None else amounts
         self.bodies = bodies
         self.rooms = [rooms.of(change) for change in sends]
         self.freed: dict[Room, Amount] = {}

@@ -1,11 +1,11 @@
 """Transient messages (`persistent=False`): no backend ever sees them, and they are in one order with the others.
 
-They lie in memory, in swap files what does not fit (adapters/memory/rows.py), in destinations and subscriptions of
-their own, which shadow those of the catalog: `DestinationState.volatile`. Feeds and leases are those of the others.
+They lie in memory, in swap files what does not fit (in_memory/rows.py). Their destinations and subscriptions are their
+own, which shadow those of the catalog: `DestinationState.volatile`. Feeds and leases are those of the others.
 
 A1  Seqs come from the store's one counter (plan.py, P3). What concerns these messages alone is done at once, on the
     thread of whoever calls and under the store's lock: it waits for no disk.
-A2  What is in one ticket with changes that are persistent goes with its plan (`Plan.volatile`), and takes effect under
+A2  What is in one ticket with changes that are persistent goes with its plan (`Plan.beside`), and takes effect under
     the lock in one with that.
 A3  So a write under way may bring lower seqs than are there already. Whoever applies it sets cursors back
     (`Delivery.set_back`), and these messages have two lanes of each order in memory, both in order of seq: one for what
@@ -21,31 +21,34 @@ import itertools
 import logging
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .....policies.config.options import MemoryOptions
 from ....system.reservation import Reservation
+from ...engine.hooks import Feature
+from ...in_memory.rows import NEW_COST, MemoryRows
 from ...operations.branches import Branch
 from ...operations.changes import Ack, AckRange, Change, Postponed, Returned, Send, sent
 from ...operations.changes import SendMany as Many
-from ...operations.changes import VolatileChange as Volatile
 from ...operations.destination_changes import Remove, Subscribe, Unsubscribe
 from ...operations.table import SEQ_MAX
 from ...record.encoding import is_requeued
 from ...record.place import is_volatile
+from ...state.duplicates import DuplicateWindow, Key
 from ...state.gates import require_passage
-from ...state.leases import Feed
+from ...state.leases import Feed, Lease
 from ...state.limits import Grant, release
 from ...state.states import Catalog, DestinationState, SubscriptionState
+from ..parts import Parts
+from .changes import TransientChange, TransientEffect
 from .rows import AT_ONCE, PLANNED, MixedRows, shadow_of
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine
     from ...operations.plan import Plan
     from ...operations.tickets import Ticket
-    from ...state.duplicates import Key
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +69,6 @@ def sweep(directory: Path) -> None:
         log.warning("what was swapped by a process that was killed cannot be removed: %s", error)
 
 
-def give_back_room(changes: Sequence[Change]) -> None:
-    """Give back the room of changes that have not taken effect; the error that says so may keep them for long."""
-    for change in changes:
-        if type(change) is Volatile:
-            change.room = None
-
-
 class _Written(NamedTuple):
     """The changes that take effect together."""
 
@@ -81,19 +77,64 @@ class _Written(NamedTuple):
     ids: dict[Key, int]
     transaction: bytes | None
     """The transaction of the branch whose outcome it is."""
-    plan: Plan | None
+    effect: TransientEffect | None
+    """The plan's, if the changes are one's."""
 
 
-class Nonpersistent:
-    """The transient messages of one open store, made with the first one. Under the store's lock, if not said
-    otherwise."""
+class TransientFeature(Feature):
+    """The transient messages of one store, which are there once the first one is sent."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._engine = parts.engine
+        self._directory, self._file_mode = parts.directory, parts.file_mode
+        self._made: TransientMessages | None = None
+        if not self._engine.backend.volatile:  # such a store keeps them as the others
+            self._engine.make_transient = self._make
+
+    def _make(self) -> TransientMessages:
+        """Be ready for transient messages. Any thread. Raises as Engine.check."""
+        engine = self._engine
+        engine.check()
+        with engine.lock:
+            engine.current()
+            if self._made is None:
+                made = TransientMessages(engine, engine.submit, self._directory, self._file_mode)
+                engine.mix(made.rows, made.submit)
+                engine.hooks.follow((Remove, Subscribe, Unsubscribe), made.follow)
+                engine.hooks.follow((Send, Many), made.set_back)
+                engine.hooks.draining = (*engine.hooks.draining, made.finish)
+                engine.transient = self._made = made
+            return self._made
+
+    def start(self) -> None:
+        if not self._engine.backend.volatile:
+            sweep(self._directory)
+
+    def end(self, clean: bool) -> None:
+        if self._made is not None:
+            self._made.close(clean)
+
+    @property
+    def is_busy(self) -> bool:
+        return self._made is not None and self._made.holds_anything
+
+    def violations(self) -> Iterable[str]:
+        return self._made.check() if self._made is not None else ()
+
+    def statistics(self) -> Mapping[str, int]:
+        made = self._made
+        if made is None:
+            return {}
+        return {"memory_bytes": made.memory_bytes, "swap_bytes": made.swap_bytes, "dropped": made.dropped}
+
+
+class TransientMessages:
+    """The transient messages of one open store. Under the store's lock, if not said otherwise."""
 
     def __init__(
         self, engine: Engine, submit: Callable[[Ticket], object], directory: Path, file_mode: int | None
     ) -> None:
         """`submit`: the writer's. `directory`: the store's, for swap files."""
-        from ....memory.rows import NEW_COST, MemoryRows  # not above: it stands on this package
-
         self._engine, self._submit = engine, submit
         self.shadows = Catalog()
         """The shadows."""
@@ -107,9 +148,10 @@ class Nonpersistent:
         """The rows of a shadow and its subscriptions, as Rows.rows."""
         self.rows = MixedRows(engine.catalog, engine.backend, self._kept)
         """The rows of all messages of the store."""
-        self._new_cost = NEW_COST
+        self.rows_alone = self.rows.volatile_rows
         self._priorities = settings.priorities
-        self._window = engine.sequencer.volatile_window
+        self.window = DuplicateWindow(settings.duplicate_window)
+        """The duplicate window. Filled under the store's lock."""
         self._written: _Written | None = None
         self._applying = False
         """`_written` may be applied by halves."""
@@ -126,9 +168,13 @@ class Nonpersistent:
         """Return whether all changes of a ticket concern transient messages, and so are for `write`. If only some do
         they are marked, and have room from now on. Any thread. Raises StoreFullError, StoreFailedError."""
         for at, change in enumerate(changes):
-            if type(change) is Ack and change.place is not None and is_volatile(change.place):
-                changes[at] = Volatile(change)
-        volatile = [change for change in changes if type(change) is Volatile]
+            if (
+                isinstance(change, Ack | Returned | Postponed)
+                and change.place is not None
+                and is_volatile(change.place)
+            ):
+                changes[at] = TransientChange(self, change)
+        volatile = [change for change in changes if type(change) is TransientChange]
         if volatile and len(volatile) == len(changes):
             return True
         sends = [one for one in volatile if type(one.change) is Send]
@@ -137,6 +183,10 @@ class Nonpersistent:
             for one in sends:
                 one.room = room
         return False
+
+    def mark(self, send: Send) -> Change:
+        """Return the send of a transient message, as it goes into a ticket."""
+        return TransientChange(self, send)
 
     def submit(self, ticket: Ticket) -> None:
         """Stand in front of Writer.submit: what concerns transient messages alone is done by then. Any thread. Raises
@@ -157,11 +207,19 @@ class Nonpersistent:
             require_passage(self._engine.sequencer.gates, changes)
             outcomes = self._write(changes)
             if reservation is not None and reservation.victims:
-                self._engine.limits.dropped.old(reservation.victims)
+                self._tell_old(reservation.victims)
             release(reservation)
             return outcomes
 
         return self._engine.asked(done)
+
+    def sent_with(self, key: Key) -> int | None:
+        """Return the seq of the transient message of this id, if there is one."""
+        return self.window.get(key)
+
+    def _tell_old(self, leases: Sequence[Lease]) -> None:
+        if self._engine.quotas is not None:
+            self._engine.quotas.tell_old(leases)
 
     def _reserve(self, sends: Sequence[Change]) -> Reservation[bytes]:
         """Reserve memory for messages that are committed later."""
@@ -179,7 +237,7 @@ class Nonpersistent:
     ) -> list[Any]:
         doing: list[Change] = []
         ids: dict[Key, int] = {}
-        outcomes = [self._do(change.change if type(change) is Volatile else change, doing, ids) for change in changes]
+        outcomes = [self._do(change.inner, doing, ids) for change in changes]
         self._take_effect(_Written(doing, ids, transaction, None), reserved)
         return outcomes
 
@@ -191,7 +249,7 @@ class Nonpersistent:
         sequencer, state = self._engine.sequencer, self._engine.catalog.current(change.state)
         if change.name is not None:
             key = (state.number, change.name)
-            first = sequencer.window.get(key) or ids.get(key) or self._window.get(key)
+            first = sequencer.window.get(key) or ids.get(key) or self.window.get(key)
             if first is not None and not is_requeued(change.record):
                 return first, True
         seq = sequencer.next_seq()
@@ -219,7 +277,7 @@ class Nonpersistent:
         self._free()
         sends = [change for change in written.changes if type(change) is Send]
         if sends:
-            size = sum([send.size for send in sends]) + self._new_cost * len(sends)
+            size = sum([send.size for send in sends]) + NEW_COST * len(sends)
             self._kept.require_room(sends, size, reserved)
         self._written = written
         self.finish()
@@ -233,16 +291,19 @@ class Nonpersistent:
             self._kept.mend()
         self._applying = True
         changes, transaction, delivery = written.changes, written.transaction, self._engine.delivery
+        follow = self._engine.follow
         for change in changes:
             change.settle(delivery)  # first: the other way round a dead message would stay held
         self._kept.apply_changes(changes)
         bodies = self._engine.bodies
         for change in changes:
+            if bodies is None:
+                break
             if type(change) is Send and change.large is not None:
                 bodies.named(change, apart=True)
-        if self._engine.large:
-            bodies.look(changes)
-        self._window.add(written.ids)
+            elif type(change) in (Ack, AckRange):
+                bodies.look(change)
+        self.window.add(written.ids)
         if transaction is not None:
             self.prepared.pop(transaction, None)
             self._kept.free(transaction)
@@ -250,16 +311,16 @@ class Nonpersistent:
             if type(change) is Postponed:
                 state = self._engine.catalog.by_number.get(change.state.number)
                 if state is not None:
-                    self._engine.waiting.applied(Postponed(state, change.seq, change.number, change.due))
+                    follow(Postponed(state, change.seq, change.number, change.due))
             elif type(change) is Send:
-                if written.plan is not None or self._priorities:
+                if written.effect is not None or self._priorities:
                     self._set_back(change, change.order >> 1)
                 state = self._engine.catalog.by_number.get(change.state.number)
                 if change.expires_at_ms and state is not None:
                     place = (change.order >> 1, change.seq, change.expires_at_ms, 0, None)
                     delivery.may_be_expired(state, place)
-        if written.plan is not None:
-            written.plan.volatile = []
+        if written.effect is not None:
+            written.effect.apart = []
         for change in changes:
             if type(change) is Send:
                 for feed in change.state.feeds():
@@ -270,17 +331,16 @@ class Nonpersistent:
                         self._engine.wake_crowd(feed.state, change.number)
         self._written = None
         self._applying = False
-        if self._engine.limited:
-            self._engine.limits.wake()
+        self._engine.tell_freed()
 
     # With a plan
 
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: Plan, effect: TransientEffect) -> None:
         """Apply the transient changes of a plan whose other changes are applied. May be done again."""
         doing: list[Change] = []
         ids: dict[Key, int] = {}
         rooms: dict[bytes, None] = {}
-        for one in plan.volatile:
+        for one in effect.apart:
             change = one.change
             if one.room is not None:
                 rooms[one.room.what] = None
@@ -290,11 +350,11 @@ class Nonpersistent:
                 state = self._engine.catalog.current(change.state)
                 if change.name is not None:
                     key = (state.number, change.name)
-                    if self._window.get(key) not in (None, change.seq) and not is_requeued(change.record):
+                    if self.window.get(key) not in (None, change.seq) and not is_requeued(change.record):
                         continue  # it was sent by another meanwhile
                     ids[key] = change.seq
                 self._add(change, state, change.seq, PLANNED, doing)
-        self._take_effect(_Written(doing, ids, None, plan), [*rooms] or _COMMITTED)
+        self._take_effect(_Written(doing, ids, None, effect), [*rooms] or _COMMITTED)
 
     def follow(self, change: Change) -> None:
         """Do to the shadows what a change of an applied plan means to them. May be done again."""
@@ -365,14 +425,15 @@ class Nonpersistent:
         self._engine.catalog.drop(state)
 
     def _remove(self, state: DestinationState) -> None:
-        self._engine.bodies.suspect(state)
+        if self._engine.bodies is not None:
+            self._engine.bodies.suspect(state)
         shadow = state.volatile
         if shadow is not None:
             if shadow.feed.state is not shadow:
                 shadow.feed = Feed(shadow)  # as in `_end`
             shadow.removed = True
             self._kept.remove(shadow)
-            self._window.forget(state.number)
+            self.window.forget(state.number)
             shadow.declared = False
             self.shadows.forget(shadow)
             state.volatile = None
@@ -387,8 +448,7 @@ class Nonpersistent:
     def write_shadows(self, changes: Sequence[Change]) -> None:
         """Do to shadows what only frees memory. Any thread, without the lock. Raises what Engine.check raises."""
         self._engine.asked(lambda: self._kept.apply_changes(changes))
-        if self._engine.limited:
-            self._engine.limits.wake()
+        self._engine.tell_freed()
 
     # Transactions over several stores: branches that concern these messages alone
 
@@ -404,7 +464,7 @@ class Nonpersistent:
             return None
         outcomes = self._write(branch.changes, branch.transaction, [branch.transaction])
         if branch.victims:
-            self._engine.limits.dropped.old(branch.victims)
+            self._tell_old(branch.victims)
         branch.reservation = None
         return outcomes
 
@@ -448,7 +508,7 @@ class Nonpersistent:
     @property
     def holds_anything(self) -> bool:
         """Return whether closing the store would lose something."""
-        return bool(self.messages or len(self._window) or self.prepared)
+        return bool(self.messages or len(self.window) or self.prepared)
 
     def check(self) -> Iterator[str]:
         """Yield violations, as Backend.check."""

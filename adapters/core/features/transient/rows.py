@@ -9,13 +9,13 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from ...record.place import ALSO_WAITING, SEQ, Place, VolatileSpot, is_volatile
-from ...state.delivery import Rows
 from ...state.leases import Feed
+from ...state.rows import Rows, ScheduledRows
 from ...state.states import Catalog, DestinationState, SubscriptionState
 
 if TYPE_CHECKING:
-    from ....memory.rows import MemoryRows
     from ...backend import Backend
+    from ...in_memory.rows import MemoryRows
 
 AT_ONCE: Final = 0
 PLANNED: Final = 1
@@ -28,6 +28,7 @@ class MixedRows(Rows):
     def __init__(self, catalog: Catalog, backend: Backend, kept: MemoryRows) -> None:
         """`kept`: those that are not persistent, of destinations that shadow those of the catalog."""
         self._catalog, self._backend, self._kept = catalog, backend, kept
+        self._scheduled = backend if isinstance(backend, ScheduledRows) else None
 
     def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
         least = self._backend.next_order(state, subscription, order)
@@ -107,10 +108,11 @@ class MixedRows(Rows):
             yield feed, _place(place)
 
     def next_due(self) -> int:
-        return min(filter(None, (self._backend.next_due(), self._kept.next_due())), default=0)
+        both = (self._scheduled.next_due() if self._scheduled is not None else 0, self._kept.next_due())
+        return min(filter(None, both), default=0)
 
     def due(self, now: int, limit: int) -> Sequence[tuple[DestinationState, int, Place]]:
-        found = list(self._backend.due(now, limit))
+        found = list(self._scheduled.due(now, limit)) if self._scheduled is not None else []
         for shadow, number, place in self._kept.due(now, limit - len(found)):
             state = self._catalog.by_number.get(shadow.number)
             if state is not None:
@@ -123,7 +125,7 @@ class MixedRows(Rows):
             until = self._kept.until(shadow, shadow_of(shadow, subscription), seq)
             if until:
                 return until
-        return self._backend.until(state, subscription, seq)
+        return self._scheduled.until(state, subscription, seq) if self._scheduled is not None else 0
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         """Return the records of messages, as Backend.bodies. Any thread."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
-from anabranch.adapters.core import Backend, BackendStats, Found, Host, Settings
+from anabranch.adapters.core import BackendStats, Found, Host, Settings, WrittenBackend
 from anabranch.adapters.core.operations.branches import Branch
 from anabranch.adapters.core.operations.changes import Change, Send
 from anabranch.adapters.core.operations.plan import Plan
@@ -74,16 +74,13 @@ class OneFileDirectory(StoreDirectory):
     advice = "Restore it from a backup"
 
 
-class OneFileBackend(Backend):
+class OneFileBackend(WrittenBackend):
     """Every write makes new contents out of the old ones and writes them whole; `apply` then shows them."""
 
     kind = "onefile"
     volatile = False
     shared = False
     descriptors = 4
-    threaded = True
-    keeps_maps = True
-    postpones = True
 
     def __init__(self, name: str, directory: Path, options: OneFileOptions, index_directory: Path | None = None):
         self.name, self.options, self.path = name, options, directory / FILE

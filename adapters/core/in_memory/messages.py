@@ -9,11 +9,11 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final
 
-from ..core.features.keyed.key_index import KeyIndex
-from ..core.record.place import ALSO_WAITING, SEQ, Place
-from ..core.state.leases import Feed
-from ..core.state.priorities import Orders
-from ..core.state.states import DestinationState, SubscriptionState
+from ..record.place import ALSO_WAITING, SEQ, Place
+from ..state.leases import Feed
+from ..state.priorities import Orders
+from ..state.states import DestinationState, SubscriptionState
+from .key_index import KeyIndex
 from .message_chunks import MASKS, Chunk, Lane, indexes
 
 DESTINATION_COST: Final = 2500

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...policies.errors import AnabranchError
-from ..core.record.encoding import name_of
-from ..core.state.states import Catalog, DestinationState
+from ....policies.errors import AnabranchError
+from ..record.encoding import name_of
+from ..state.states import Catalog, DestinationState
 from .memory_limit import MemoryLimit
 from .message_chunks import Chunk, indexes
 from .messages import DestinationMessages

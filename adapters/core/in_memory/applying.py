@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ..core.operations.branches import Branch
-from ..core.operations.changes import Send
-from ..core.operations.table import AT_ONCE, SEQ_MAX, Table
-from ..core.record.encoding import REMOVAL
-from ..core.record.place import ORDER, OWN, Place
-from ..core.state.states import Catalog, DestinationState, SubscriptionState
+from ..operations.branches import Branch
+from ..operations.changes import Send
+from ..operations.table import AT_ONCE, SEQ_MAX, Table
+from ..record.encoding import REMOVAL
+from ..record.place import ORDER, OWN, Place
+from ..state.states import Catalog, DestinationState, SubscriptionState
 from .memory_limit import MemoryLimit, nothing
 from .message_chunks import BITS, COUNT_COST, MASKS, MESSAGES_MAX, WAIT_COST, Chunk, Lane, indexes, memory_of
 from .messages import DESTINATION_COST, SUBSCRIPTION_COST, DestinationMessages, Spot

@@ -20,10 +20,9 @@ from typing import Any, Final, Protocol, TypeVar
 
 from ....policies.errors import AnabranchError, ClosedError, OutcomeUnknownError, StoreFailedError
 from ...system.conditions import Thread
-from ..backend import NotTakenError
 from ..operations.plan import Plan
 from ..operations.tickets import Ticket
-from .engine import Engine
+from .host import Host, NotTakenError, Writes
 
 log = logging.getLogger(__name__)
 
@@ -86,24 +85,24 @@ class Direct:
     """Whoever calls writes, under the store's lock. The rest of an interrupted write is finished by whoever comes
     next."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, host: Host, writes: Writes) -> None:
+        self._host, self._writes = host, writes
 
     def submit(self, ticket: Ticket) -> None:
-        engine = self._engine
-        engine.check()
-        with engine.lock:
-            engine.current(engine.behind)
-            plan = engine.sequencer.plan((ticket,))
-            if ticket.error is None and (plan.changes or plan.volatile):
+        host = self._host
+        host.check()
+        with host.lock:
+            host.current(host.behind)
+            plan = host.sequencer.plan((ticket,))
+            if ticket.error is None and (plan.changes or plan.beside):
                 try:
                     if plan.changes:
-                        engine.backend.write(plan)
+                        self._writes.write(plan)
                 except AnabranchError as error:
                     ticket.finish(error)
                     return
-                engine.written = plan
-                engine.drain()
+                host.written = plan
+                host.drain()
             else:
                 ticket.finish(ticket.error)
 
@@ -118,17 +117,17 @@ class Direct:
         """Do nothing: nothing is ever queued."""
 
     def flush(self) -> None:
-        self._engine.asked(lambda: None)
+        self._host.asked(lambda: None)
 
     def undisturbed(self, work: Callable[[], T]) -> T:
         return work()  # it holds the lock whenever it looks
 
     def refuse_more(self) -> None:
-        """Do nothing: the writer asks the engine."""
+        """Do nothing: the writer asks the host."""
 
     def close(self) -> None:
-        with self._engine.lock:
-            self._engine.finish()
+        with self._host.lock:
+            self._host.finish()
 
 
 class Threaded:
@@ -141,9 +140,9 @@ class Threaded:
     W3  A backend that is away fails the calls, not the store: the next call tries again.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._settings = engine.backend.settings
+    def __init__(self, host: Host, writes: Writes) -> None:
+        self._host, self._writes = host, writes
+        self._settings = writes.settings
         self._lead = threading.Lock()
         self._queue: deque[Ticket] = deque()
         self._count_lock = threading.RLock()  # guards what is queued; a signal handler may come back to it
@@ -160,13 +159,13 @@ class Threaded:
         """A write whose outcome is not known yet: nothing else is written before it is."""
 
     def submit(self, ticket: Ticket) -> None:
-        self._engine.check()
-        self._engine.settle()  # what a thread commits, and then does, is done in this order
+        self._host.check()
+        self._host.settle()  # what a thread commits, and then does, is done in this order
         self._put([ticket])
 
     def submit_all(self, tickets: Sequence[Ticket]) -> None:
-        self._engine.check()
-        self._engine.settle()
+        self._host.check()
+        self._host.settle()
         self._put(tickets)
         if tickets and (self._queued_changes > QUEUE_CHANGES_MAX or self._queued_bytes > QUEUE_BYTES_MAX):
             self._await(tickets[-1])
@@ -184,7 +183,7 @@ class Threaded:
         self.wait(ticket)
 
     def refuse_more(self) -> None:
-        """Do nothing: the writer asks the engine."""
+        """Do nothing: the writer asks the host."""
 
     def undisturbed(self, work: Callable[[], T]) -> T:
         self.flush()
@@ -213,7 +212,7 @@ class Threaded:
         with self._lead:
             self._refuse_queued()
         if any(type(ticket.error) is ClosedError for ticket in tickets):
-            raise ClosedError(f"store {self._engine.name!r} is closed")
+            raise ClosedError(f"store {self._host.name!r} is closed")
 
     def _await(self, ticket: Ticket) -> None:
         while not ticket.done:
@@ -228,10 +227,10 @@ class Threaded:
         """See that the thread is there and looks at the queue."""
         if self._idle:
             self._signals.put(None)
-        if self._thread is None and not self._engine.forked:
+        if self._thread is None and not self._host.forked:
             with self._count_lock:
                 if self._thread is None:
-                    thread = Thread(_work, f"writer-{self._engine.name}", (weakref.ref(self), self._signals))
+                    thread = Thread(_work, f"writer-{self._host.name}", (weakref.ref(self), self._signals))
                     thread.start()
                     self._thread = thread
 
@@ -241,7 +240,7 @@ class Threaded:
                 ticket = self._pop()
             except IndexError:
                 return
-            ticket.finish(ClosedError(f"store {self._engine.name!r} is closed"))
+            ticket.finish(ClosedError(f"store {self._host.name!r} is closed"))
 
     # The thread
 
@@ -269,9 +268,9 @@ class Threaded:
         try:
             self._write(tickets)
         except BaseException as error:  # a fault of ours, or of memory: who waits must hear of it
-            log.exception("store %s: a write has failed", self._engine.name)
-            self._engine.fail(error)
-            _refuse(tickets, self._engine.failure())
+            log.exception("store %s: a write has failed", self._host.name)
+            self._host.fail(error)
+            _refuse(tickets, self._host.failure())
 
     def _fetch(self, tickets: list[Ticket]) -> None:
         """Add those from the queue that the same write has room for."""
@@ -306,19 +305,19 @@ class Threaded:
         return ticket
 
     def _write(self, tickets: Sequence[Ticket]) -> None:
-        engine = self._engine
-        if engine.failed is None:
+        host = self._host
+        if host.failed is None:
             try:
                 self._settle_unknown()
             except AnabranchError as error:
                 _refuse(tickets, error)
-        if engine.failed is not None:
-            _refuse(tickets, engine.failure())
+        if host.failed is not None:
+            _refuse(tickets, host.failure())
         if any(ticket.done for ticket in tickets):
             return
-        plan = engine.sequencer.plan(tickets)
+        plan = host.sequencer.plan(tickets)
         refusal = self._write_plan(plan) if plan.changes else None
-        if plan.volatile and not plan.changes:
+        if plan.beside and not plan.changes:
             self._done(plan)
         if refusal is not None and self._may_be_one(plan, refusal):
             for ticket in plan.tickets:
@@ -332,20 +331,20 @@ class Threaded:
     def _may_be_one(self, plan: Plan, error: AnabranchError) -> bool:
         """Return whether some of a plan's tickets may do without the others."""
         of_all = isinstance(error, StoreFailedError) and not isinstance(error, NotTakenError)
-        return len(plan.tickets) > 1 and not of_all and self._engine.failed is None
+        return len(plan.tickets) > 1 and not of_all and self._host.failed is None
 
     def _write_plan(self, plan: Plan) -> AnabranchError | None:
         """Write a plan; return the error that its tickets are refused with, None if it is done. A write that was cut
         off and took no effect is tried again once."""
         for last in (False, True):
             try:
-                self._engine.backend.write(plan)
+                self._writes.write(plan)
             except OutcomeUnknownError as error:
                 took_effect = self._outcome(plan)
                 if took_effect is None:
                     self._unknown = plan
                     return error
-                if not took_effect and not last and self._engine.failed is None:
+                if not took_effect and not last and self._host.failed is None:
                     continue
                 if not took_effect:
                     return self._refusal(error.__cause__ if isinstance(error.__cause__, AnabranchError) else error)
@@ -356,19 +355,19 @@ class Threaded:
         raise AssertionError
 
     def _refusal(self, error: AnabranchError) -> AnabranchError:
-        return error if self._engine.failed is None else self._engine.failure()
+        return error if self._host.failed is None else self._host.failure()
 
     def _outcome(self, plan: Plan) -> bool | None:
         """Return whether a write took effect; None if that cannot be told in time."""
-        engine = self._engine
+        host = self._host
         deadline = time.monotonic() + self._settings.outcome_timeout
         pause = PAUSE_FIRST
-        while engine.failed is None:
+        while host.failed is None:
             try:
-                return engine.backend.took_effect(plan)
+                return self._writes.took_effect(plan)
             except AnabranchError as error:
                 if time.monotonic() + pause >= deadline or self._last is not None:
-                    log.warning("store %s: the outcome of a write is not known yet: %s", engine.name, error)
+                    log.warning("store %s: the outcome of a write is not known yet: %s", host.name, error)
                     return None
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_MAX)
@@ -379,20 +378,20 @@ class Threaded:
         plan = self._unknown
         if plan is None:
             return
-        if self._engine.backend.took_effect(plan):
+        if self._writes.took_effect(plan):
             self._done(plan)
         else:
-            self._engine.undo(plan)
+            self._host.undo(plan)
         self._unknown = None
 
     def _done(self, plan: Plan) -> None:
         """Count and show a written plan in one step, so that nobody else has to apply it."""
-        engine = self._engine
-        engine.batches += 1
-        engine.sequencer.accept(plan)
-        with engine.lock:
-            engine.take(plan)
-            engine.drain()
+        host = self._host
+        host.batches += 1
+        host.sequencer.accept(plan)
+        with host.lock:
+            host.take(plan)
+            host.drain()
 
 
 def _refuse(tickets: Iterable[Ticket], error: AnabranchError) -> None:

@@ -22,8 +22,8 @@ from typing import Final, NamedTuple
 
 from google_crc32c import extend as crc32c
 
-from ..core.backend import ReadError
-from ..system.files import FILE_MODE, make_directory, open_file, open_to_read
+from ...system.files import FILE_MODE, make_directory, open_file, open_to_read
+from ..backend import ReadError
 
 log = logging.getLogger(__name__)
 

@@ -13,19 +13,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ...policies.config.options import MemoryOptions
-from ...policies.errors import StoreFailedError, StoreFullError
-from ..core.features.keyed.key_index import KEY_COST
-from ..core.operations.branches import Prepare
-from ..core.operations.changes import Change, Postponed, Send
-from ..core.operations.destination_changes import Declare, Subscribe
-from ..core.operations.table import apply_all
-from ..core.record.encoding import REMOVAL
-from ..core.record.place import ALSO_WAITING, OWN, Place
-from ..core.state.leases import Feed
-from ..core.state.states import Catalog, DestinationState, SubscriptionState
+from ....policies.config.options import MemoryOptions
+from ....policies.errors import StoreFailedError, StoreFullError
+from ..operations.branches import Prepare
+from ..operations.changes import Change, Postponed, Send
+from ..operations.destination_changes import Declare, Subscribe
+from ..operations.table import apply_all
+from ..record.encoding import REMOVAL
+from ..record.place import ALSO_WAITING, OWN, Place
+from ..state.leases import Feed
+from ..state.states import Catalog, DestinationState, SubscriptionState
 from . import check
 from .applying import MemoryTable, memory_of_branch, takes
+from .key_index import KEY_COST
 from .memory_limit import MemoryLimit
 from .message_chunks import ADDRESS_COST, CHUNK_COST, NUMBERS_COST, WAIT_COST, indexes, memory_of
 from .messages import DESTINATION_COST, SUBSCRIPTION_COST, DestinationMessages, place_of
