@@ -75,19 +75,14 @@ class StoreRegistry:
         self.by_destination = self._stores.by_destination
         """The stores that were found before. One may have been closed since."""
         self._reconciler = Reconciler(
-            self._directories,
-            self.routing.routes,
-            self.table,
-            self._stores,
-            lambda store_id: self.removal.may_remove(store_id),
+            self._directories, self.routing.routes, self.table, self._stores, self._may_remove
         )
         self._generation = locking.generation
         self.opened = False
         """Set by the router, once all is compared: True if users may come."""
         self._stopped: StoreFailedError | None = None
         self._statistics = StoreStatistics(
-            lambda row: self._stores.get(row) is not None,
-            lambda row: self.with_row(row, lambda store: store.stats()),
+            lambda row: self._stores.get(row) is not None, partial(self.with_row, call=lambda store: store.stats())
         )
         lock = threading.RLock()  # re-entrant, for signal handlers
         self.gates = Gates(self._stores, lock, self.require_open)
@@ -107,6 +102,9 @@ class StoreRegistry:
         """True if an import from ActiveMQ has opened the stores, and nobody else uses them."""
         self._unchecked: dict[bytes, list[Destination]] = {}
         """The destinations that were recorded when the router was opened, by the store's id, until that is opened."""
+
+    def _may_remove(self, store_id: bytes) -> bool:
+        return self.removal.may_remove(store_id)
 
     def on_open(self, call: Callable[[Store], None]) -> None:
         """Call a function with each store that is opened, before anybody else has it."""
