@@ -18,8 +18,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
+from ..adapters.core import Store
 from ..adapters.system.background import shared
 from ..adapters.system.conditions import unless_busy
 from ..policies.names.destination import Destination
@@ -154,6 +156,8 @@ class Events:
         self._lock = threading.RLock()
         self._listeners: tuple[EventListener, ...] = ()
         """Replaced under the lock, not changed."""
+        self._failed: dict[bytes, None] = {}
+        """The stores that have failed and were not opened since."""
 
     def __bool__(self) -> bool:
         return bool(self._listeners)
@@ -166,6 +170,18 @@ class Events:
         with self._lock:
             self._listeners = (*self._listeners, listener)
         return listener
+
+    def watch(self, store: Store) -> None:
+        """Tell that a store was opened, and when it fails."""
+        store.on_failed(partial(self._store_failed, store.name, store.store_id))
+        after_failure = self._failed.pop(store.store_id, 0) is None
+        if self:
+            self.tell(StoreOpened(store.name, after_failure))
+
+    def _store_failed(self, name: str, store_id: bytes, cause: BaseException) -> None:
+        self._failed[store_id] = None
+        if self:
+            self.tell(StoreFailed(name, str(cause)))
 
     def _forget(self, listener: EventListener) -> None:
         with self._lock:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -20,53 +19,49 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from ..adapters.core import Store
 from ..adapters.core.messages import REJECTED, Headers, LargeBody, Message, Readable, Reason, Receipt, T
-from ..adapters.core.service.failures import failure_of
-from ..adapters.core.state.due import delay_ms
-from ..adapters.core.store_types import TRANSACTION_BYTES, Progress, Settlement, StoreStats, Subscription
-from ..adapters.system.background import shared
-from ..adapters.system.files import FULL, disk_errors, make_directory, refused
+from ..adapters.core.store_types import Progress, Settlement, StoreStats, Subscription
+from ..adapters.system.files import disk_errors
 from ..adapters.system.locking import DirectoryLock
-from ..policies.config import Config, UsageOptions, load
+from ..policies.config import Config, UsageOptions
 from ..policies.errors import (
     AnabranchError,
-    ClosedError,
-    ConfigError,
-    MissingExtraError,
     StoreFailedError,
-    TransactionError,
 )
 from ..policies.names.destination import Destination
 from ..policies.text import count_of
 from .api.addresses import Address, map_of, queue_of, resolve, topic_of
-from .api.codecs import Codec, Coder, codec_of
+from .api.codecs import Codec, codec_of
 from .api.consumer import Consumer
 from .api.endpoint import Endpoint, SendOptions
 from .api.map import Map
 from .api.pattern_consumers import PatternConsumers
 from .api.queue import Queue
 from .api.reentry import refuse_in_handler
-from .api.settling import TokenSettler, Way, settle_nowait
+from .api.settling import TokenSettler, settle_nowait, way_of
 from .api.topic import Topic
 from .api.transaction import Transaction
-from .events import Event, EventListener, Events, StoreFailed, StoreOpened
+from .events import Event, EventListener, Events
 from .hosts.dbapi import Connection
-from .migration.live import LiveRepartition
-from .migration.plan import require_directory
+from .hosts.joining import join
+from .inspection import Inspection
+from .migration.live_runs import LiveRuns
 from .migration.repartition import Repartitioned
 from .placement import bindings
 from .placement.bindings import DECISIONS
-from .placement.directories import require_directories
+from .placement.directories import take_directory
 from .placement.in_force import configuration_of, write_in_force
 from .placement.registry import StoreRegistry
 from .transactions.coordinator import Coordinator
 from .transactions.outcomes import Heuristic, InDoubt, Outcomes
 from .transactions.participant import by_store
-from .transactions.states import COMMIT, ROLLBACK, Outcome
+from .transactions.states import Outcome
 from .transactions.xid import Xid, as_xid
-from .upkeep import requeue
+from .upkeep import space
 from .upkeep.dead_letters import DeadLetterSweeper
 from .upkeep.idle_queues import IdleQueues, require_seconds
-from .usage import UsageLog, UsageStats
+from .upkeep.requeue import requeue_given
+from .usage import UsageStats
+from .usage.recording import UsageRecording
 
 if TYPE_CHECKING:
     from .hosts.data_manager import DataManager
@@ -120,19 +115,19 @@ class Router:
             config.bindings / DECISIONS, config.transactions, self._registry, config.file_mode
         )
         """The coordinator of transactions over several stores."""
-        self._usage: UsageLog | None = None
+        self._usage = UsageRecording(
+            lambda: self._registry.config, self._registry.open_stores, self._registry.directories.require_own
+        )
         self._registry.on_open(self._opened)
         self._outcomes = Outcomes(self._coordinator, self._registry)
         self._events = Events()
-        self._failed: dict[bytes, None] = {}
-        """The stores that have failed and were not opened since."""
         self._sweeper = DeadLetterSweeper(self._registry, self._unlimited, self._events)
         """The sweeper of messages that are not delivered any more."""
-        self._repartition: LiveRepartition | None = None
-        """The run that moves destinations now."""
+        self._moves = LiveRuns(self._registry, self._coordinator)
         self._tokens = TokenSettler(self._registry, self._sweeper.reject)
         self._patterns = PatternConsumers(self._registry)
         self._idle_queues = IdleQueues(self._registry, self._coordinator.table)
+        self._inspection = Inspection(self._registry, self._coordinator.log, self._unlimited)
 
     # Opening and closing
 
@@ -146,7 +141,7 @@ class Router:
             if self._directory_lock.held:
                 self._directory_lock.acquire()  # which says that this very router is open
             try:
-                self._take_directory()
+                take_directory(self.config, self._directory_lock.acquire)
                 with disk_errors(f"the stores of {self.config.directory} cannot be looked at"):
                     for place in (self.config.directory / "stores", self.config.bindings / bindings.DECISIONS):
                         self._registry.directories.require_own(place)
@@ -160,7 +155,7 @@ class Router:
                     write_in_force(self.config)
                 in_use = not self._registry.moving and not self._registry.importing
                 if in_use:
-                    self._start_configured_usage_log()
+                    self._usage.start_configured()
                 self._coordinator.resolver.resolve_all()
                 if in_use:
                     self._sweeper.open()
@@ -168,22 +163,6 @@ class Router:
                 self._close()
                 raise
         return self
-
-    def _take_directory(self) -> None:
-        directory = self.config.directory
-        try:
-            require_directories(self.config)
-            make_directory(directory, self.config.file_mode)
-            self._directory_lock.acquire()
-        except OSError as error:
-            if error.errno in FULL:
-                raise refused(f"the data directory {directory} cannot be opened now: {error}", error) from error
-            raise ConfigError(
-                [
-                    f"the data directory {directory} cannot be used: {error.strerror} ({error.filename}); it must "
-                    "be a directory that this user may write in, or another be chosen with `directory:`"
-                ]
-            ) from error
 
     @property
     def config(self) -> Config:
@@ -208,19 +187,10 @@ class Router:
 
     def _opened(self, store: Store) -> None:
         """Prepare a store that was opened, before anybody else has it."""
-        if self._usage is not None:
-            self._usage.attach(store)  # first: what it commits now is recorded
+        self._usage.attach(store)  # first: what it commits now is recorded
         self._coordinator.resolver.recover(store)
         self._patterns.opened(store)
-        store.on_failed(partial(self._store_failed, store.name, store.store_id))
-        after_failure = self._failed.pop(store.store_id, 0) is None
-        if self._events:
-            self._events.tell(StoreOpened(store.name, after_failure))
-
-    def _store_failed(self, name: str, store_id: bytes, cause: BaseException) -> None:
-        self._failed[store_id] = None
-        if self._events:
-            self._events.tell(StoreFailed(name, str(cause)))
+        self._events.watch(store)
 
     def _lose(self, error: StoreFailedError) -> None:
         """Stop, since the directory's lock was lost: nothing more goes through this router. Its stores have locks of
@@ -243,15 +213,13 @@ class Router:
             return
         self._patterns.close()
         self._idle_queues.close()
-        repartition = self._repartition
-        if repartition is not None:
-            repartition.stop()
+        self._moves.stop()
         with self._lock:
             self._sweeper.close()
             self._coordinator.close()
             try:
                 self._registry.close_stores(self._sweeper.finish)
-                self._close_usage_log()
+                self._usage.stop()
                 self._coordinator.log.close()
             except (AnabranchError, OSError):
                 self._let_go()
@@ -260,7 +228,7 @@ class Router:
 
     def _let_go(self) -> None:
         try:
-            self._close_usage_log()
+            self._usage.stop()
             self._coordinator.log.close()
         finally:
             self._registry.let_go()
@@ -273,6 +241,11 @@ class Router:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _begin(self, name: str) -> None:
+        """Raise ClosedError if the router is closed, and RuntimeError in a signal handler that may not call this."""
+        self._registry.require_open()
+        refuse_in_handler(name)
 
     # Sending, receiving
 
@@ -306,7 +279,7 @@ class Router:
         self._registry.route(destination)
         if expires_when_idle is not None:
             require_seconds(expires_when_idle)
-        queue: Queue[Any] = Queue(self._registry, destination, _coder_of(codec, destination))
+        queue: Queue[Any] = Queue(self._registry, destination, codec_of(codec))
         if expires_when_idle is not None:
             self._idle_queues.add(queue, expires_when_idle)
         return queue
@@ -326,7 +299,7 @@ class Router:
         self._registry.require_open()
         destination = topic_of(name)
         self._registry.route(destination)
-        return Topic(self._registry, destination, _coder_of(codec, destination))
+        return Topic(self._registry, destination, codec_of(codec))
 
     @overload
     def map(self, name: Address, *, codec: None = None) -> Map: ...
@@ -343,7 +316,7 @@ class Router:
         self._registry.require_open()
         destination = map_of(name)
         self._registry.route(destination)
-        return Map(self._registry, destination, None if codec is None else codec_of(codec))
+        return Map(self._registry, destination, codec_of(codec))
 
     @overload
     def send(
@@ -462,15 +435,13 @@ class Router:
 
     def subscriptions(self) -> list[Subscription]:
         """Return all durable subscriptions, in order of topic, client and name."""
-        self._registry.require_open()
-        refuse_in_handler("subscriptions")
+        self._begin("subscriptions")
         return sorted(self._registry.subscriptions(), key=lambda s: (s.topic.name, *s.key))
 
     def sweep(self) -> int:
         """Move messages that are not delivered any more (expired, or at the delivery limit) to their dead-letter queue,
         or drop them, now; returns how many. Happens by itself each second."""
-        self._registry.require_open()
-        refuse_in_handler("sweep")
+        self._begin("sweep")
         return self._sweeper.run()
 
     def requeue(self, letters: Message[Any] | Iterable[Message[Any]] | Address, limit: int | None = None) -> int:
@@ -487,22 +458,9 @@ class Router:
         of the error says how many of a queue had been put back.
         """
         self._registry.require_open()
-        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
-            raise TypeError(f"limit is a number of messages, not {type(limit).__name__}: {limit!r}")
-        if limit is not None and limit < 0:
-            raise ValueError(f"requeue takes a limit of 0 or more, or None for all; not {limit}")
         if isinstance(letters, str | Destination | Endpoint):
-            return requeue.requeue_all(self._registry, self._unlimited, self.queue(letters), limit)
-        if limit is not None:
-            raise ValueError("requeue takes a limit with a queue, not with messages: give it fewer of them")
-        if isinstance(letters, Message):
-            letters = [letters]
-        elif not isinstance(letters, Iterable):
-            raise TypeError(
-                "requeue takes messages that were received, or their queue as text, as a Destination or a Queue, "
-                f"not {type(letters).__name__}: {letters!r}"
-            )
-        return requeue.requeue(self._registry, self._unlimited, letters)
+            letters = self.queue(letters)
+        return requeue_given(self._registry, self._unlimited, letters, limit)
 
     # Transactions
 
@@ -524,16 +482,8 @@ class Router:
         With an `xid` the transaction outlives a process that ends in the middle of the commit. Raises MissingExtraError
         without the extra `transaction`, and what `transaction` raises.
         """
-        try:
-            from .hosts import data_manager
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in {"transaction", "zope"}:
-                raise
-            raise MissingExtraError(
-                "the transaction package is not installed; install it with: pip install 'anabranch[transaction]'"
-            ) from error
         self._registry.require_open()
-        return data_manager.join(self, manager, xid)
+        return join(self, manager, xid)
 
     def connection(self) -> Connection:
         """Return a connection, which runs transactions under the names of Python's DB-API (PEP 249); see dbapi.py."""
@@ -548,22 +498,12 @@ class Router:
         TransactionInDoubt. A transaction that has ended is not prepared any more once all its stores have it on disk.
         """
         self._registry.require_open()
-        opened = self._coordinator.table.user_of(as_xid(xid))
-        if opened is None:
-            self._outcomes.end(as_xid(xid), commit=True)
-        elif one_phase:
-            opened.commit()
-        else:
-            raise TransactionError(f"transaction {opened.xid} is not prepared; prepare() it or commit it in one phase")
+        self._outcomes.commit(as_xid(xid), one_phase)
 
     def rollback(self, xid: Xid) -> None:
         """Roll back an external transaction, prepared or open. Otherwise as `commit`."""
         self._registry.require_open()
-        opened = self._coordinator.table.user_of(as_xid(xid))
-        if opened is None:
-            self._outcomes.end(as_xid(xid), commit=False)
-        else:
-            opened.rollback()
+        self._outcomes.rollback(as_xid(xid))
 
     def recover(self) -> list[Xid]:
         """Return the external transactions that are prepared and wait for commit or rollback, oldest first. Raises
@@ -581,9 +521,7 @@ class Router:
         """Decide by hand, `commit` or `rollback`, a transaction of in_doubt() that has no outcome and gets none
         otherwise. The decision is recorded, and kept until forget(). Raises TransactionError."""
         self._registry.require_open()
-        if outcome not in (COMMIT, ROLLBACK):
-            raise ValueError(f"an outcome is {COMMIT!r} or {ROLLBACK!r}, not {outcome!r}")
-        self._outcomes.resolve(_transaction_id(transaction), outcome == COMMIT)
+        self._outcomes.resolve(transaction, outcome)
 
     def heuristics(self) -> list[Heuristic]:
         """Return the outcomes that were decided by hand and not forgotten since, oldest first."""
@@ -593,12 +531,11 @@ class Router:
     def forget(self, transaction: str) -> None:
         """Drop the record of an outcome that was decided by hand. Raises TransactionError."""
         self._registry.require_open()
-        self._outcomes.forget(_transaction_id(transaction))
+        self._outcomes.forget(transaction)
 
     def reopen_decisions(self) -> None:
         """Read the decision log again after it has failed or was moved aside (invariant 7). Raises CorruptionError."""
-        self._registry.require_open()
-        refuse_in_handler("reopen_decisions")
+        self._begin("reopen_decisions")
         self._coordinator.reopen()
 
     def ack(self, messages: Message[Any] | Iterable[Message[Any]]) -> None:
@@ -690,13 +627,7 @@ class Router:
         Settlement, and TypeError and ValueError for what is no time to wait.
         """
         self._registry.require_open()
-        listed, way = _tokens(tokens, how), _way(how, reason, delivered, delay)
-        results = self._tokens.settle(listed, way)
-        if not isinstance(tokens, str):
-            return results
-        if results[0] is not None:
-            raise results[0]
-        return None
+        return self._tokens.settle(tokens, way_of(how, reason, delivered, delay))
 
     def settle_nowait(
         self,
@@ -709,7 +640,7 @@ class Router:
     ) -> Future[list[AnabranchError | None]]:
         """Settle without waiting: the future resolves on a thread of ours, with a list for one token too."""
         self._registry.require_open()
-        return self._tokens.settle_nowait(_tokens(tokens, how), _way(how, reason, delivered, delay))
+        return self._tokens.settle_nowait(tokens, way_of(how, reason, delivered, delay))
 
     def destinations(self, prefix: str = "") -> list[Destination]:
         """Return all destinations that have been declared, sent to or subscribed to and not deleted, in order of their
@@ -734,8 +665,7 @@ class Router:
     def stats(self) -> RouterStats:
         """Return statistics of every store that exists; those that are not open are opened for it. An open store that
         does not answer within a second is named in `unresponsive`; its latest answer stands for it, if there is one."""
-        self._registry.require_open()
-        refuse_in_handler("stats")
+        self._begin("stats")
         stores, unresponsive = self._registry.stats()
         dropped = self._sweeper.dropped + sum(store.dropped for store in stores.values())
         return RouterStats(stores, self._coordinator.log.syncs, self._sweeper.dead_lettered, dropped, unresponsive)
@@ -745,9 +675,8 @@ class Router:
 
         Raises the first error of a store after trying all.
         """
-        self._registry.require_open()
-        refuse_in_handler("reclaim")
-        return self._freed(self._registry.open_stores(), lambda store: store.reclaim())
+        self._begin("reclaim")
+        return space.reclaim(self._registry)
 
     def compact(self, store: str | None = None) -> int:
         """Free also the space for which live records have to be copied, now, in all open stores or in those of one
@@ -758,22 +687,8 @@ class Router:
 
         Raises the first error of a store after trying all, ConfigError if no open store has this name.
         """
-        self._registry.require_open()
-        refuse_in_handler("compact")
-        there = self._registry.open_stores()
-        stores = [one for one in there if store is None or one.name == store]
-        if store is not None and not stores:
-            names = ", ".join(sorted({one.name for one in there})) or "none"
-            raise ConfigError([f"no store {store!r} is open, to be compacted; open are: {names}"])
-        return self._freed(stores, lambda store: store.compact())
-
-    def _freed(self, stores: Sequence[Store], free: Callable[[Store], int]) -> int:
-        freed = shared().for_each(stores, free)
-        self._registry.require_open()
-        for _, _, error in freed:
-            if error is not None and not isinstance(error, ClosedError):  # that was closed for being idle
-                raise error
-        return sum(freed or 0 for _, freed, _ in freed)
+        self._begin("compact")
+        return space.compact(self._registry, store)
 
     def on_event(self, on_event: Callable[[Event], object]) -> EventListener:
         """Call a function with events from now on that no call returns: MessageExpired, MessageDeadLettered,
@@ -797,61 +712,19 @@ class Router:
         StoreLockedError, ConfigError, StoreFullError, CorruptionError; then nothing is recorded. For wrong options it
         raises ConfigError, or TypeError, and has done nothing.
         """
-        self._registry.require_open()
-        refuse_in_handler("start_usage_log")
-        options = self._usage_options(options)
-        with self._lock:
-            self._close_usage_log()
-            self._start_usage_log(options)
-
-    def _usage_options(self, given: UsageOptions | Mapping[str, Any] | None) -> UsageOptions:
-        if given is None:
-            given = self.config.usage or UsageOptions()
-        elif isinstance(given, Mapping):
-            given = UsageOptions(**{str(key): value for key, value in given.items()})
-        elif not isinstance(given, UsageOptions):
-            raise TypeError(
-                f"the usage log takes UsageOptions or a mapping of them, not {type(given).__name__}: {given!r}"
-            )
-        if conflict := self.config._usage_conflict(given):
-            raise ConfigError([f"the usage log's directory: {conflict}"])
-        return given
+        self._begin("start_usage_log")
+        self._usage.start(options)
 
     def stop_usage_log(self) -> None:
         """Stop recording. All that was recorded is on disk on return, unless the disk has not answered for 10 seconds,
         which is logged. Does nothing if nothing is recorded."""
-        self._registry.require_open()
-        refuse_in_handler("stop_usage_log")
-        with self._lock:
-            self._close_usage_log()
+        self._begin("stop_usage_log")
+        self._usage.stop()
 
     def usage_stats(self) -> UsageStats | None:
         """Return the statistics of the usage log, or why it could not be started; None if there is none."""
         self._registry.require_open()
-        usage = self._usage
-        return None if usage is None else usage.stats()
-
-    def _start_usage_log(self, options: UsageOptions) -> None:
-        registry, path = self._registry, options.directory
-        if path is None:
-            path = self.config.directory / "usage"
-            registry.directories.require_own(path)
-        self._usage = UsageLog(path, options, registry.open_stores, lambda: registry.config, self.config.file_mode)
-        self._usage.open()
-
-    def _start_configured_usage_log(self) -> None:
-        """Start the usage log of the configuration. It is an observation: an error of its opening keeps nobody from the
-        messages."""
-        if self.config.usage is not None:
-            try:
-                self._start_usage_log(self.config.usage)
-            except AnabranchError as error:
-                log.warning("nothing is recorded: %s", error)
-
-    def _close_usage_log(self) -> None:
-        if self._usage is not None:
-            self._usage.close()
-            self._usage = None
+        return self._usage.stats()
 
     # Moving
 
@@ -885,68 +758,18 @@ class Router:
         goes on from there; so it does after Ctrl-C, and after `close`, which stops it. Until then no router opens the
         directory, unless `anabranch repartition` finishes it. Raises TransactionError if it is under way already.
         """
-        self._registry.require_open()
-        refuse_in_handler("repartition")
-        if not isinstance(prepared_seconds, int | float) or isinstance(prepared_seconds, bool):
-            kind = type(prepared_seconds).__name__
-            raise TypeError(f"prepared_seconds is a number of seconds, not {kind}: {prepared_seconds!r}")
-        if not prepared_seconds >= 0:  # not so of nan either
-            raise ValueError(f"prepared_seconds is a number of seconds, 0 or more, not {prepared_seconds!r}")
-        new, path = (config, "") if isinstance(config, Config) else (load(config), str(config))
-        require_directory(new, self.config)
-        told = progress or (lambda done, total: None)
-        live = LiveRepartition(self._registry, self._coordinator, new, restart, path, prepared_seconds, told)
-        with self._lock:
-            self._registry.require_open()
-            if self._repartition is not None and not self._repartition.ended:
-                raise TransactionError("this router is being repartitioned already; wait until that is done")
-            self._repartition = live
-        return live.run()
+        self._begin("repartition")
+        return self._moves.run(config, progress, restart, prepared_seconds)
 
     def reopen(self, name: str) -> None:
         """Close a store that has failed and open it again, which recovers it (invariant 7)."""
-        self._registry.require_open()
-        refuse_in_handler("reopen")
+        self._begin("reopen")
         self._registry.reopen(name)
 
 
-def _coder_of(codec: str | Codec[Any] | None, destination: Destination) -> Coder[Any] | None:
-    return None if codec is None else Coder(codec_of(codec), destination)
-
-
-def _tokens(tokens: str | Iterable[str], how: Settlement) -> list[str]:
-    if not isinstance(how, Settlement):
-        raise TypeError(
-            f"how to settle is a Settlement, not {type(how).__name__}: {how!r}; there are "
-            f"{', '.join(map(str, Settlement))}"
-        )
-    if not isinstance(tokens, Iterable):
-        raise TypeError(f"a token is a str, not {type(tokens).__name__}: {tokens!r}")
-    return [tokens] if isinstance(tokens, str) else list(tokens)
-
-
-def _way(how: Settlement, reason: Reason | None, delivered: bool, delay: float | None) -> Way:
-    """Return the way to settle. Raises TypeError and ValueError."""
-    if delay is not None:
-        delay_ms(delay)
-    if reason is not None:
-        failure_of(reason)
-    if how is not Settlement.RELEASE and not (delivered and delay is None):
-        raise ValueError(f"delay and delivered are for what is released, not for {how}")
-    return Way(how, reason, delivered, delay)
-
-
-def _transaction_id(text: str) -> bytes:
-    """Return a transaction's id from the text that in_doubt() shows. Raises TransactionError."""
-    try:
-        transaction = bytes.fromhex(text)
-    except (TypeError, ValueError):
-        transaction = b""
-    if len(transaction) != TRANSACTION_BYTES:
-        raise TransactionError(
-            f"{text!r} is no transaction's id: that is {2 * TRANSACTION_BYTES} hexadecimal digits, as in_doubt() shows"
-        )
-    return transaction
+def inspection_of(router: Router) -> Inspection:
+    """Return what the commands ask of a router. Not for users: it may change."""
+    return router._inspection
 
 
 def open(source: str | PathLike[str] | Config | None = None, progress: Progress | None = None) -> Router:

@@ -12,7 +12,8 @@ does not fit into `max_bytes` of memory: read by address, removed as soon as not
 what a killed process left goes at the next open. Everything is gone when the store is closed or its process ends: it
 takes part in transactions for what others see, not for what survives (rule T7).
 
-The messages that other stores hold without their being persistent lie in the same `MemoryRows` (core/features/transient).
+The messages that other stores hold without their being persistent lie in the same `MemoryRows`
+(core/features/transient).
 
 The contract is adapters/core's; here is where the bytes are:
 

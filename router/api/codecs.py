@@ -17,7 +17,8 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -108,8 +109,11 @@ CODECS: Final[dict[str, Codec]] = {"json": JsonCodec(), "msgpack": MsgpackCodec(
 """The codecs that can be asked for by name."""
 
 
-def codec_of(codec: str | Codec[V]) -> Codec[V]:
-    """Return the codec that is meant. Raises ValueError for a name that none has, TypeError for what is no codec."""
+def codec_of(codec: str | Codec[V] | None) -> Codec[V] | None:
+    """Return the codec that is meant; None for none. Raises ValueError for a name that none has, TypeError for what is
+    no codec."""
+    if codec is None:
+        return None
     if isinstance(codec, str):
         found = CODECS.get(codec)
         if found is None:
@@ -145,66 +149,54 @@ def encoded(codec: Codec[V], value: V, what: str, destination: Destination) -> b
     return body
 
 
-class Coder(Generic[T]):
-    """A codec at work for one destination. Threads: all. Two are equal where their codecs are."""
+def encode(codec: Codec[T], value: T, headers: Headers | None, destination: Destination) -> tuple[bytes, Headers]:
+    """Return the body for a destination, and the headers with the content type. Raises TypeError and ValueError, which
+    name what is wrong with the value; and ValueError for headers that say another content type."""
+    content_type = codec.content_type
+    body = encoded(codec, value, "a body", destination)
+    if not headers:
+        return body, {CONTENT_TYPE: content_type}
+    given = headers.get(CONTENT_TYPE) if isinstance(headers, Mapping) else content_type  # else the store refuses them
+    if given is None:
+        return body, {**headers, CONTENT_TYPE: content_type}
+    if not _is_of(given, content_type):
+        raise ValueError(
+            f"the header {CONTENT_TYPE} is {given!r}, and the codec of {destination} writes {content_type}; "
+            "leave the header out"
+        )
+    return body, headers
 
-    __slots__ = ("_codec", "_destination")
 
-    def __init__(self, codec: Codec[T], destination: Destination) -> None:
-        self._codec, self._destination = codec, destination
+def encode_one(codec: Codec[T], message: T | Outgoing[T], destination: Destination) -> Outgoing:
+    """Encode one of many messages that are sent together."""
+    if not isinstance(message, Outgoing):
+        return Outgoing(*encode(codec, message, None, destination))
+    body, headers = encode(codec, cast("T", message.body), message.headers, destination)  # no codec takes a file
+    return cast("Outgoing", message)._replace(body=body, headers=headers)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Coder) and (other._codec is self._codec or other._codec == self._codec)
 
-    __hash__ = None  # type: ignore[assignment]  # a codec need have none
+def wrap(codec: Codec[T], message: Message[Any]) -> Message[T]:
+    """Return the message with a body that the codec decodes."""
+    return decoded(message, partial(_decode, codec))
 
-    def encode(self, value: T, headers: Headers | None) -> tuple[bytes, Headers]:
-        """Return the body, and the headers with the content type. Raises TypeError and ValueError, which name what is
-        wrong with the value; and ValueError for headers that say another content type."""
-        content_type = self._codec.content_type
-        body = encoded(self._codec, value, "a body", self._destination)
-        if not headers:
-            return body, {CONTENT_TYPE: content_type}
-        given = (
-            headers.get(CONTENT_TYPE) if isinstance(headers, Mapping) else content_type
-        )  # else the store refuses them
-        if given is None:
-            return body, {**headers, CONTENT_TYPE: content_type}
-        if not _is_of(given, content_type):
-            raise ValueError(
-                f"the header {CONTENT_TYPE} is {given!r}, and the codec of {self._destination} writes {content_type}; "
-                "leave the header out"
-            )
-        return body, headers
 
-    def encode_one(self, message: T | Outgoing[T]) -> Outgoing:
-        """Encode one of many messages that are sent together."""
-        if not isinstance(message, Outgoing):
-            return Outgoing(*self.encode(message, None))
-        body, headers = self.encode(message.body, message.headers)  # type: ignore[arg-type]  # no codec takes a file
-        return message._replace(body=body, headers=headers)  # type: ignore[return-value]
-
-    def wrap(self, message: Message) -> Message[T]:
-        """Return the message with a body that this codec decodes."""
-        return decoded(message, self._decode)
-
-    def _decode(self, message: Message[Any], body: bytes) -> T:
-        content_type = self._codec.content_type
-        given = message.headers.get(CONTENT_TYPE)
-        if given is not None and not _is_of(given, content_type):
-            raise DecodeError(
-                f"{message!r} is of content type {given!r}, and is read here as {content_type}; its raw_body has the "
-                "bytes: release it for a consumer that reads it, or reject it",
-                message,
-            )
-        try:
-            return self._codec.decode(body)
-        except Exception as error:
-            raise DecodeError(
-                f"{message!r} does not decode as {content_type}: {error or type(error).__name__}; its raw_body has the "
-                "bytes: release it, or reject it",
-                message,
-            ) from error
+def _decode(codec: Codec[T], message: Message[Any], body: bytes) -> T:
+    content_type = codec.content_type
+    given = message.headers.get(CONTENT_TYPE)
+    if given is not None and not _is_of(given, content_type):
+        raise DecodeError(
+            f"{message!r} is of content type {given!r}, and is read here as {content_type}; its raw_body has the "
+            "bytes: release it for a consumer that reads it, or reject it",
+            message,
+        )
+    try:
+        return codec.decode(body)
+    except Exception as error:
+        raise DecodeError(
+            f"{message!r} does not decode as {content_type}: {error or type(error).__name__}; its raw_body has the "
+            "bytes: release it, or reject it",
+            message,
+        ) from error
 
 
 def _is_of(given: object, content_type: str) -> bool:

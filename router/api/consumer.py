@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Generic
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...adapters.core import Store
 from ...adapters.core.engine.lease_times import require_seconds
@@ -13,11 +14,13 @@ from ...adapters.core.messages import Message, T
 from ...adapters.core.store_types import Counts, Listener, SubscriptionKey
 from ...policies.errors import ClosedError
 from ...policies.names.destination import Destination
+from .codecs import Codec, wrap
 from .dead_letter import DeadLetter, dead_letter_of, dead_letter_queue
 
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
-    from .codecs import Coder
+
+R = TypeVar("R")
 
 
 class Backlog(Generic[T]):
@@ -30,17 +33,20 @@ class Backlog(Generic[T]):
     destination: Destination
     _key: SubscriptionKey | None = None
     """The subscription whose messages these are; None for all of the destination."""
-    _coder: Coder[T] | None = None
-    """The decoder of their bodies; None: they are bytes."""
+    _codec: Codec[T] | None = None
+    """The codec of their bodies; None: they are bytes."""
 
     def __eq__(self, other: object) -> bool:
         return (
             type(other) is type(self) and isinstance(other, Backlog) and other._registry is self._registry
-            and (other.destination, other._key) == (self.destination, self._key) and other._coder == self._coder
+            and (other.destination, other._key, other._codec) == (self.destination, self._key, self._codec)
         )  # fmt: skip
 
     def __hash__(self) -> int:
         return hash((self._registry, self.destination, self._key))
+
+    def _decoded(self, message: Message[Any] | None) -> Message[T] | None:
+        return message if message is None or self._codec is None else wrap(self._codec, message)
 
     def browse(self, limit: int | None = None, after: int | Message[Any] = 0) -> Iterator[Message[T]]:
         """Look at the messages in order without taking them, at most `limit` from the one after `after`: a message, or
@@ -56,24 +62,26 @@ class Backlog(Generic[T]):
         if self._registry.store_of(self.destination) is None:
             return iter(())
         found: Iterator[Any] = self._browse(limit, after)
-        return found if self._coder is None else map(self._coder.wrap, found)
+        return found if self._codec is None else map(partial(wrap, self._codec), found)
 
     def _browse(self, left: int | None, after: int | Message[Any]) -> Iterator[Message]:
         while left is None or left > 0:
-            store = self._registry.store_for(self.destination)
-            if isinstance(after, Message) and after._store.store_id != store.store_id:
-                raise ClosedError(
-                    f"{self.destination} has moved to another store since {after!r} was browsed, and its messages have "
-                    "other places there; browse it from the beginning"
-                )
-            try:
+            with self._registry.attempt(self.destination, partial(self._store_after, after)) as store:
                 for message in store.browse(self.destination, left, after, self._key):
                     after = message
                     left = left if left is None else left - 1
                     yield message
                 return
-            except ClosedError as error:
-                self._registry.forget_closed(self.destination, store, error)
+
+    def _store_after(self, after: int | Message[Any], destination: Destination) -> Store:
+        """Return the store to go on in with browsing. Raises ClosedError if it is another one since `after`."""
+        store = self._registry.store_for(destination)
+        if isinstance(after, Message) and after._store.store_id != store.store_id:
+            raise ClosedError(
+                f"{destination} has moved to another store since {after!r} was browsed, and its messages have other "
+                "places there; browse it from the beginning"
+            )
+        return store
 
     def dead_letters(self) -> Iterator[DeadLetter[T]]:
         """Look at the dead letters that come from here, in order, without taking them; of a subscription, those that it
@@ -82,7 +90,7 @@ class Backlog(Generic[T]):
         pattern = self._registry.option_for(self.destination, "dead_letter")
         if pattern is not None:
             queue = dead_letter_queue(pattern, self.destination)
-            for message in _Letters(self._registry, queue, self._coder).browse():
+            for message in _Letters(self._registry, queue, self._codec).browse():
                 letter = dead_letter_of(message)
                 if (
                     letter is not None
@@ -100,10 +108,10 @@ class Backlog(Generic[T]):
 class _Letters(Backlog[T]):
     """The messages of a dead-letter queue, of one codec's bodies."""
 
-    __slots__ = ("_coder", "_registry", "destination")
+    __slots__ = ("_codec", "_registry", "destination")
 
-    def __init__(self, registry: StoreRegistry, destination: Destination, coder: Coder[T] | None) -> None:
-        self._registry, self.destination, self._coder = registry, destination, coder
+    def __init__(self, registry: StoreRegistry, destination: Destination, codec: Codec[T] | None) -> None:
+        self._registry, self.destination, self._codec = registry, destination, codec
 
 
 class Consumer(Backlog[T]):
@@ -122,33 +130,27 @@ class Consumer(Backlog[T]):
         """
         if lease is not None:
             require_seconds(lease, "lease")
-        message: Any
-        if timeout != 0:
-            message = self._receive_in(timeout, lease)
-            return message if self._coder is None or message is None else self._coder.wrap(message)
-        registry, destination = self._registry, self.destination
-        while True:  # as for_held, whose call and function would take a receive half a microsecond more
-            store = registry.by_destination.get(destination) or registry.store_of(destination)
-            if store is None:
-                return None
-            try:
-                message = store.receive(destination, 0, self._key, lease)
-                return message if self._coder is None or message is None else self._coder.wrap(message)
-            except ClosedError as error:
-                registry.forget_closed(destination, store, error)
+        destination, key = self.destination, self._key
+        store = self._registry.by_destination.get(destination) if timeout == 0 else None
+        message: Message[Any] | None
+        try:  # what nearly always comes of it; the rest would take a receive half a microsecond more
+            found = store is not None
+            message = store.receive(destination, 0, key, lease) if store is not None else None
+        except ClosedError:
+            found = False
+        if not found:
+            message = self._in_time(timeout, lambda store, left: store.receive(destination, left, key, lease), None)
+        return self._decoded(message)
 
-    def _receive_in(self, timeout: float | None, lease: float | None) -> Message | None:
-        """Receive with a time to wait."""
-        require_timeout(timeout)
+    def _in_time(self, timeout: float | None, call: Callable[[Store, float | None], R], none: R) -> R:
+        """Call with the store and the seconds that are left to wait; once more as `for_store`. Returns `none` if no
+        store has the destination yet and nothing is waited for."""
+        if timeout == 0:
+            return self._registry.for_held(self.destination, lambda store: call(store, 0), none)
+        left = countdown(timeout)
         if timeout is None:
-            self._registry.hint_at_slip(self.destination)
-        deadline = None if timeout is None else time.monotonic() + timeout
-
-        def receive(store: Store) -> Message | None:  # called again if the store was closed for being idle
-            left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            return store.receive(self.destination, left, self._key, lease)
-
-        return self._registry.for_store(self.destination, receive)
+            self._registry.routing.hint_at_slip(self.destination)
+        return self._registry.for_store(self.destination, lambda store: call(store, left()))
 
     def receive_many(self, n: int, timeout: float | None = 0, *, lease: float | None = None) -> list[Message[T]]:
         """Lease up to `n` messages, in order, waiting up to `timeout` seconds for the first (None: for ever): as soon
@@ -160,24 +162,11 @@ class Consumer(Backlog[T]):
         require_count(n)
         if lease is not None:
             require_seconds(lease, "lease")
-        messages: list[Any] = self._receive_many(n, timeout, lease)
-        return messages if self._coder is None else list(map(self._coder.wrap, messages))
-
-    def _receive_many(self, n: int, timeout: float | None, lease: float | None) -> list[Message]:
-        if timeout == 0:
-            return self._registry.for_held(
-                self.destination, lambda store: store.receive_many(self.destination, n, 0, self._key, lease), []
-            )
-        require_timeout(timeout)
-        if timeout is None:
-            self._registry.hint_at_slip(self.destination)
-        deadline = None if timeout is None else time.monotonic() + timeout
-
-        def receive(store: Store) -> list[Message]:  # likewise
-            left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            return store.receive_many(self.destination, n, left, self._key, lease)
-
-        return self._registry.for_store(self.destination, receive)
+        destination, key = self.destination, self._key
+        messages: list[Any] = self._in_time(
+            timeout, lambda store, left: store.receive_many(destination, n, left, key, lease), []
+        )
+        return messages if self._codec is None else [wrap(self._codec, message) for message in messages]
 
     def consume(self, timeout: float | None = None, *, lease: float | None = None) -> Iterator[Message[T]]:
         """Yield each message, leased, one after the other. The next one is received when it is asked for, so that none
@@ -209,9 +198,9 @@ class Consumer(Backlog[T]):
         function, no credit or no time.
         """
         require_callbacks(on_message, on_end)
-        coder, call = self._coder, on_message
-        heard: Callable[[Any], object] = call if coder is None else lambda message: call(coder.wrap(message))
-        self._registry.hint_at_slip(self.destination)
+        codec, call = self._codec, on_message
+        heard: Callable[[Any], object] = call if codec is None else lambda message: call(wrap(codec, message))
+        self._registry.routing.hint_at_slip(self.destination)
         return self._registry.for_store(
             self.destination, lambda store: store.listen(self.destination, heard, credit, self._key, on_end, lease)
         )
@@ -235,6 +224,16 @@ def require_callbacks(on_message: object, on_end: object) -> None:
         raise TypeError(f"on_message is a function of one message, not {type(on_message).__name__}: {on_message!r}")
     if on_end is not None and not callable(on_end):
         raise TypeError(f"on_end is a function of one error, not {type(on_end).__name__}: {on_end!r}")
+
+
+def countdown(timeout: float | None) -> Callable[[], float | None]:
+    """Return a function that returns how many seconds are left of a time, which begins now (None: for ever). Raises as
+    `require_timeout`."""
+    require_timeout(timeout)
+    if timeout is None:
+        return lambda: None
+    deadline = time.monotonic() + timeout
+    return lambda: max(deadline - time.monotonic(), 0)
 
 
 def require_timeout(timeout: object) -> None:

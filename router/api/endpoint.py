@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from sys import maxsize
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, cast
 
-from ...adapters.core import Store
 from ...adapters.core.messages import (
     DEFAULT_PRIORITY,
     EXPIRES_MAX_MS,
@@ -30,11 +30,10 @@ from ...adapters.core.state.due import delay_ms
 from ...adapters.system.clock import now_ms
 from ...policies.errors import ClosedError, StoreFailedError
 from ...policies.names.destination import Destination
-from ..placement.deferred_sends import KNOWN_SECONDS, once_more
+from .codecs import Codec, encode, encode_one
 
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
-    from .codecs import Coder
 
 
 class SendOptions(TypedDict, total=False):
@@ -52,12 +51,12 @@ class Endpoint(Generic[T]):
     """A destination as its senders hold it. Cheap to make, cheap to keep; any thread may use it. Promises of each call:
     adapters/core/store.py. A body is bytes, or what its codec takes."""
 
-    __slots__ = ("_coder", "_registry", "destination")
+    __slots__ = ("_codec", "_registry", "destination")
 
-    def __init__(self, registry: StoreRegistry, destination: Destination, coder: Coder[T] | None = None) -> None:
+    def __init__(self, registry: StoreRegistry, destination: Destination, codec: Codec[T] | None = None) -> None:
         self._registry = registry
         self.destination = destination
-        self._coder = coder
+        self._codec = codec
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.destination.name}>"
@@ -102,33 +101,30 @@ class Endpoint(Generic[T]):
         """
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
         content: Any = body
-        if self._coder is not None:
-            content, headers = self._coder.encode(content, headers)
-        if (
-            type(content) is not bytes or persistent is not True or deliver_in is not None or deliver_at is not None
-            or size is not None or connection is not None
-        ):  # fmt: skip
-            require_persistent(persistent)
-            deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
-            message: Outgoing = Outgoing(
-                content, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
-            )
-            return self._send(message, sync, size, connection)
+        if self._codec is not None:
+            content, headers = encode(self._codec, content, headers, self.destination)
         registry, destination = self._registry, self.destination
-        while True:  # as for_store, whose call would take a send half a microsecond more
-            removals = registry.removals
-            store = registry.by_destination.get(destination) or registry.store_for(destination)
-            try:
-                receipt = store.send_plain(destination, content, headers, message_id, sync, priority, expires_at_ms)
-            except ClosedError as error:
-                registry.forget_closed(destination, store, error)
-                continue
-            if registry.removals != removals:
-                registry.record_again(destination)
-            return receipt
+        if type(content) is bytes and persistent is True and deliver_in is deliver_at is size is connection is None:
+            removals = registry.gates.removals
+            store = registry.by_destination.get(destination)
+            if store is not None:
+                try:  # what nearly always comes of it; `_send` would take a send half a microsecond more
+                    receipt = store.send_plain(destination, content, headers, message_id, sync, priority, expires_at_ms)
+                except ClosedError:
+                    pass
+                else:
+                    if registry.gates.removals != removals:
+                        registry.record_again(destination)
+                    return receipt
+        require_persistent(persistent)
+        deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
+        message: Outgoing = Outgoing(
+            content, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
+        )
+        return self._send(message, sync, size, connection)
 
     def _send(self, message: Outgoing, sync: bool | None, size: int | None, connection: Any) -> Receipt:
-        """Send a message that has a file as its body, a size, a delivery time or a connection, or is transient."""
+        """Send a message of any kind."""
         if connection is not None:
             if size is not None and size != len(plain_body(message.body)):
                 raise ValueError(
@@ -138,7 +134,8 @@ class Endpoint(Generic[T]):
         registry, destination = self._registry, self.destination
         if type(message.body) is not bytes or size is not None:
             message = message._replace(body=kept(registry, destination, message.body, size, message.persistent))
-        return registry.for_store(destination, partial(_send, destination, message, sync))
+        arguments = _arguments(destination, message, sync)
+        return registry.for_store(destination, lambda store: store.send(*arguments))
 
     def _send_within(self, connection: Any, messages: Sequence[Outgoing | bytes]) -> list[Receipt]:
         registry, destination = self._registry, self.destination
@@ -163,8 +160,8 @@ class Endpoint(Generic[T]):
                 f"send_many takes a list of messages, or what else can be iterated, not {type(messages).__name__}; one "
                 "message is sent by send()"
             )
-        coder: Any = self._coder
-        given = messages if coder is None else map(coder.encode_one, messages)
+        codec: Any = self._codec
+        given = messages if codec is None else (encode_one(codec, one, self.destination) for one in messages)
         outgoing = cast("tuple[Outgoing | bytes, ...]", tuple(given))
         if not outgoing:
             self._registry.require_open()
@@ -212,34 +209,25 @@ class Endpoint(Generic[T]):
         deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
         registry, destination = self._registry, self.destination
         content: Any = body
-        if self._coder is not None:
-            content, headers = self._coder.encode(content, headers)
+        if self._codec is not None:
+            content, headers = encode(self._codec, content, headers, self.destination)
         if type(content) is not bytes or size is not None:
             content = kept(registry, destination, content, size, persistent)
-        removals = registry.removals
+        removals, sent = registry.gates.removals, None
         store = registry.by_destination.get(destination)
         if store is not None:
-            try:
-                future = store.send_nowait(
+            with suppress(ClosedError):
+                sent = store.send_nowait(
                     destination, content, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms
                 )
-            except ClosedError:
-                registry.require_open()
-            else:
-                if registry.removals == removals and type(future) is not WaitingFuture:
-                    return future
-                if registry.removals != removals:
-                    registry.record_again(destination)
-                message = checked(
-                    content, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
-                )
-                again = partial(_send_nowait, destination, message, sync)
-                known = KNOWN_SECONDS if registry.removals != removals else 0
-                return once_more(future, lambda: registry.send_deferred(destination, again, store), known)
+        if sent is not None and registry.gates.removals == removals and type(sent) is not WaitingFuture:
+            return sent
         message = checked(
             content, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
         )
-        return registry.send_deferred(destination, partial(_send_nowait, destination, message, sync), store)
+        arguments = _arguments(destination, message, sync)
+        again = partial(registry.deferred.send, destination, lambda store: store.send_nowait(*arguments), store)
+        return again() if sent is None else registry.deferred.known(destination, sent, removals, again)
 
     def declare(self) -> None:
         """Declare the destination: it is there, empty, over restarts (of a memory store: while it lives), until it is
@@ -251,7 +239,7 @@ class Endpoint(Generic[T]):
         """Remove the destination with all its messages, leased ones too, and its durable subscriptions; returns how
         many messages there were. Nothing of it is left behind; a store that was its own goes with it, if nobody waits
         there."""
-        return self._registry.delete(self.destination)
+        return self._registry.removal.delete(self.destination)
 
 
 def kept(
@@ -267,16 +255,12 @@ def kept(
     return registry.for_store(destination, lambda store: store.keep(given, persistent))
 
 
-def _send(destination: Destination, message: Outgoing, sync: bool | None, store: Store) -> Receipt:
+def _arguments(
+    destination: Destination, message: Outgoing, sync: bool | None
+) -> tuple[Destination, bytes | Readable | LargeBody, Headers | None, str | None, bool | None, int, int, bool, int]:
+    """Return what `send` and `send_nowait` of a store take."""
     body, headers, message_id, priority, expires_at_ms, persistent, _, deliver_at_ms = message
-    return store.send(destination, body, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms)
-
-
-def _send_nowait(destination: Destination, message: Outgoing, sync: bool | None, store: Store) -> Future[Receipt]:
-    body, headers, message_id, priority, expires_at_ms, persistent, _, deliver_at_ms = message
-    return store.send_nowait(
-        destination, body, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms
-    )
+    return destination, body, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms
 
 
 def due(deliver_in: float | None, deliver_at: float | datetime | None) -> int:

@@ -9,7 +9,6 @@ results.wait("job-1", timeout=5)
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
@@ -17,10 +16,10 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 from ...adapters.core import Store
 from ...adapters.core.messages import plain_body
 from ...adapters.core.record.keys import key_bytes, require_value, text_bytes
-from ...policies.errors import ClosedError, DecodeError
+from ...policies.errors import DecodeError
 from ...policies.names.destination import Destination
 from .codecs import Codec, encoded
-from .consumer import require_timeout
+from .consumer import countdown
 from .endpoint import expiry
 
 if TYPE_CHECKING:
@@ -57,8 +56,8 @@ class Map(Generic[V]):
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, Map) and other._registry is self._registry and other.destination == self.destination
-            and (other._codec is self._codec or other._codec == self._codec)
+            isinstance(other, Map) and other._registry is self._registry
+            and (other.destination, other._codec) == (self.destination, self._codec)
         )  # fmt: skip
 
     def __hash__(self) -> int:
@@ -83,16 +82,11 @@ class Map(Generic[V]):
         if after is not None:
             text_bytes(after, "after")
         while True:
-            store = self._registry.store_of(self.destination)
-            if store is None:
-                return
-            try:
-                for key, body in store.maps.items(self.destination, prefix, after):
+            with self._registry.attempt(self.destination, self._registry.store_of) as store:
+                for key, body in store.maps.items(self.destination, prefix, after) if store is not None else ():
                     after = key
                     yield key, self._decoded(key, body)
                 return
-            except ClosedError as error:
-                self._registry.forget_closed(self.destination, store, error)
 
     def count(self) -> int:
         """Return how many keys have a value. One whose time is over may be counted for a second longer."""
@@ -101,14 +95,8 @@ class Map(Generic[V]):
     def wait(self, key: str, timeout: float | None = None, default: T | None = None) -> V | T | None:
         """Return the value of a key as soon as it has one; `default` if it has none in `timeout` seconds (None: for
         ever)."""
-        require_timeout(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
-
-        def wait(store: Store) -> bytes | None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            return store.maps.wait(self.destination, key, left)
-
-        body = self._registry.for_store(self.destination, wait)
+        left = countdown(timeout)
+        body = self._changed(lambda store: store.maps.wait(self.destination, key, left()))
         return default if body is None else self._decoded(key, body)
 
     # Writing
@@ -185,7 +173,7 @@ class Map(Generic[V]):
     def delete(self) -> int:
         """Remove the map with all its values; returns how many there were. Nothing of it is left behind; a store that
         was its own goes with it, if nobody waits there."""
-        return self._registry.delete(self.destination)
+        return self._registry.removal.delete(self.destination)
 
     # Its store, and its codec
 

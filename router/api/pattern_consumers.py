@@ -35,8 +35,9 @@ from ...policies.names.destination import Destination, Kind
 from ...policies.names.pattern import Pattern
 from ..placement.near_names import near_pattern
 from .addresses import Address, queue_of
-from .codecs import Codec, Coder, codec_of
+from .codecs import Codec, codec_of, wrap
 from .consumer import require_timeout
+from .endpoint import Endpoint
 from .queue import Queue
 
 if TYPE_CHECKING:
@@ -223,8 +224,8 @@ class PatternConsumer:
         self._places.setdefault(destination, place)
         store: Store | None = None
         try:
-            if registry.is_at_gate(destination):
-                self._look_later(place, RETRY_SECONDS if registry.is_stuck(destination) else MOVING_SECONDS)
+            if destination in registry.gates:
+                self._look_later(place, RETRY_SECONDS if registry.gates.is_stuck(destination) else MOVING_SECONDS)
                 return None
             away = self._away.get(row.store_id) if self._away else None
             if away is not None and away > time.monotonic():
@@ -242,7 +243,7 @@ class PatternConsumer:
             self._ring.put(place)
             registry.require_open()
             if store is not None:
-                registry.forget_closed(destination, store, error)
+                registry.may_try_again(destination, store, error)
             return None
         except AnabranchError as error:
             self._pass_over(place, store, error)
@@ -293,14 +294,15 @@ class PatternConsumers:
         require_timeout(timeout)
         if lease is not None:
             require_seconds(lease, "lease")
-        decoder = codec_of(codec) if codec is not None else None
+        decoder = codec_of(codec)
         many = _parsed(pattern) if isinstance(pattern, str) else None
         if many is not None:
             return lambda: _decoded(self._of(many).receive(timeout, lease), decoder)
         destination = queue_of(pattern)
         self._registry.route(destination)
-        coder = Coder(decoder, destination) if decoder is not None else getattr(pattern, "_coder", None)
-        return partial(Queue(self._registry, destination, coder).receive, timeout, lease=lease)
+        if decoder is None and isinstance(pattern, Endpoint):
+            decoder = pattern._codec
+        return partial(Queue(self._registry, destination, decoder).receive, timeout, lease=lease)
 
     def _of(self, pattern: Pattern) -> PatternConsumer:
         """Return the consumer of a pattern, for one `receive`. Consumers that are asked for again and again are
@@ -308,7 +310,7 @@ class PatternConsumers:
         with self._lock:
             consumer = self._consumers.get(pattern)
             if consumer is None:
-                self._registry.require_queues(pattern)
+                self._registry.routing.require_queues(pattern)
                 while len(self._consumers) >= PATTERNS_MAX and self._drop_one():
                     pass
                 consumer = self._consumers[pattern] = PatternConsumer(self._registry, pattern)
@@ -341,7 +343,7 @@ class PatternConsumers:
 
 
 def _decoded(message: Message | None, codec: Codec[Any] | None) -> Message[Any] | None:
-    return message if message is None or codec is None else Coder(codec, message.destination).wrap(message)
+    return message if message is None or codec is None else wrap(codec, message)
 
 
 def _parsed(text: str) -> Pattern | None:

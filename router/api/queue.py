@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...adapters.core.messages import Message, T, encoded_id
 from .consumer import Consumer
 from .endpoint import Endpoint
@@ -19,7 +17,6 @@ class Queue(Endpoint[T], Consumer[T]):
         """Look at the message of that id without taking it, and without a scan; None if it is not there, or its id not
         in the duplicate window of its store any more. Raises TypeError and ValueError for what is no id."""
         encoded_id(message_id)
-        found: Any = self._registry.for_held(
-            self.destination, lambda store: store.find(self.destination, message_id), None
+        return self._decoded(
+            self._registry.for_held(self.destination, lambda store: store.find(self.destination, message_id), None)
         )
-        return found if found is None or self._coder is None else self._coder.wrap(found)

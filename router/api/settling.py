@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...adapters.core import Store
 from ...adapters.core.messages import REJECTED, Message, Reason
+from ...adapters.core.service.failures import failure_of
+from ...adapters.core.state.due import delay_ms
 from ...adapters.core.state.gates import LeaseMovedError
 from ...adapters.core.store_types import Settlement
 from ...adapters.system.background import shared
@@ -71,11 +73,20 @@ class TokenSettler:
     def __init__(self, registry: StoreRegistry, reject: Callable[[Message, Reason], None]) -> None:
         self._registry, self._reject = registry, reject
 
-    def settle(self, tokens: Sequence[str], way: Way) -> Results:
-        """Settle each token. Tokens of one store are settled together, but each rejected one on its own. Messages that
-        are moving to another store just then, or have moved, are settled there."""
+    def settle(self, given: str | Iterable[str], way: Way) -> Results | None:
+        """Settle each token; returns the errors. Returns None for a single token, whose error is raised."""
+        results = self._settled(_listed(given), way)
+        if not isinstance(given, str):
+            return results
+        if results[0] is not None:
+            raise results[0]
+        return None
+
+    def _settled(self, tokens: Sequence[str], way: Way) -> Results:
+        """Settle tokens. Those of one store are settled together, but each rejected one on its own. Messages that are
+        moving to another store just then, or have moved, are settled there."""
         results = self._settle(tokens, way)
-        if self._registry.moves:
+        if self._registry.gates.moves:
             self._settle_moved(tokens, results, way)
         return results
 
@@ -95,7 +106,7 @@ class TokenSettler:
             try:
                 if isinstance(wrong, LeaseMovedError):
                     wrong.gate.wait()
-                token = self._registry.moved_token(tokens[place]) or tokens[place]
+                token = self._registry.gates.moved_token(tokens[place]) or tokens[place]
                 if isinstance(wrong, LeaseMovedError) or token != before.get(place, tokens[place]):
                     found[place] = token
             except AnabranchError as error:
@@ -107,7 +118,7 @@ class TokenSettler:
         for store, places in self._by_store(tokens, results):
             if way.is_each_on_its_own:
                 for place in places:
-                    results[place] = self._settled(store, tokens[place], way)
+                    results[place] = self._settled_alone(store, tokens[place], way)
                 continue
             try:
                 outcomes = store.settle([tokens[place] for place in places], way.how, way.delivered, way.delay)
@@ -117,12 +128,13 @@ class TokenSettler:
                 results[place] = wrong
         return results
 
-    def settle_nowait(self, tokens: Sequence[str], way: Way) -> Future[Results]:
+    def settle_nowait(self, given: str | Iterable[str], way: Way) -> Future[Results]:
         """Settle without waiting. A rejection, or a release with a reason, runs on a thread of ours."""
+        tokens = _listed(given)
         if way.is_each_on_its_own:
-            return shared().call(lambda: self.settle(tokens, way))
+            return shared().call(lambda: self._settled(tokens, way))
         future = self._settle_nowait(tokens, way)
-        if not self._registry.moves:
+        if not self._registry.gates.moves:
             return future  # nothing has moved by now
 
         # Settle moved ones as `settle` does, on a thread of ours.
@@ -182,7 +194,7 @@ class TokenSettler:
             )
         return store
 
-    def _settled(self, store: Store, token: str, way: Way) -> AnabranchError | None:
+    def _settled_alone(self, store: Store, token: str, way: Way) -> AnabranchError | None:
         try:
             message = store.leased(token)
             if way.how is Settlement.REJECT:
@@ -192,6 +204,28 @@ class TokenSettler:
         except AnabranchError as error:
             return error
         return None
+
+
+def way_of(how: Settlement, reason: Reason | None, delivered: bool, delay: float | None) -> Way:
+    """Return the way to settle. Raises TypeError and ValueError."""
+    if not isinstance(how, Settlement):
+        raise TypeError(
+            f"how to settle is a Settlement, not {type(how).__name__}: {how!r}; there are "
+            f"{', '.join(map(str, Settlement))}"
+        )
+    if delay is not None:
+        delay_ms(delay)
+    if reason is not None:
+        failure_of(reason)
+    if how is not Settlement.RELEASE and not (delivered and delay is None):
+        raise ValueError(f"delay and delivered are for what is released, not for {how}")
+    return Way(how, reason, delivered, delay)
+
+
+def _listed(given: str | Iterable[str]) -> list[str]:
+    if not isinstance(given, Iterable):
+        raise TypeError(f"a token is a str, not {type(given).__name__}: {given!r}")
+    return [given] if isinstance(given, str) else list(given)
 
 
 def _noted(future: Future[Results], places: Sequence[int], results: Results) -> Future[None]:

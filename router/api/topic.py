@@ -21,7 +21,7 @@ from .endpoint import Endpoint
 
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
-    from .codecs import Coder
+    from .codecs import Codec
 
 _OF_SUBSCRIPTIONS: Final = ("consume", "listen", "receive", "receive_many")
 
@@ -30,11 +30,11 @@ class Subscriber(Consumer[T]):
     """A durable subscription as its user holds it. Cheap to make and keep; any thread may use it, and several may
     receive for one: each message goes to one of them. Bodies are those of its topic's codec."""
 
-    __slots__ = ("_coder", "_key", "_registry", "destination", "subscription")
+    __slots__ = ("_codec", "_key", "_registry", "destination", "subscription")
 
-    def __init__(self, registry: StoreRegistry, subscription: Subscription, coder: Coder[T] | None = None) -> None:
+    def __init__(self, registry: StoreRegistry, subscription: Subscription, codec: Codec[T] | None = None) -> None:
         self._registry = registry
-        self._coder = coder
+        self._codec = codec
         self.subscription = subscription
         self.destination = subscription.topic
         """The topic."""
@@ -71,12 +71,12 @@ class Topic(Endpoint[T], Backlog[T]):
         """
         subscription = Subscription(self.destination, name, client_id, selector, no_local)
         self._registry.for_store(self.destination, lambda store: store.subscribe(subscription, retroactive))
-        return Subscriber(self._registry, subscription, self._coder)
+        return Subscriber(self._registry, subscription, self._codec)
 
     def subscriptions(self) -> list[Subscriber[T]]:
         """Return the topic's durable subscriptions, in order of client and name."""
         subscriptions = sorted(self._registry.subscriptions_of(self.destination), key=lambda s: s.key)
-        return [Subscriber(self._registry, subscription, self._coder) for subscription in subscriptions]
+        return [Subscriber(self._registry, subscription, self._codec) for subscription in subscriptions]
 
     if not TYPE_CHECKING:  # which knows that a topic has none of these
 

@@ -22,10 +22,8 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast, overload
 
-from ...adapters.core import Store
-from ...adapters.core.engine.forwarding import follow
 from ...adapters.core.messages import (
     DEFAULT_PRIORITY,
     Headers,
@@ -48,10 +46,11 @@ from ...policies.errors import TransactionError
 from ...policies.names.destination import Destination
 from ..transactions.coordinator import Coordinator
 from ..transactions.global_transaction import GlobalTransaction
-from ..transactions.participant import Participant, unclaim
+from ..transactions.operations import Ack, ChangeSubscription, Operations, Release, Send
 from ..transactions.states import ACTIVE, DONE, PREPARING, TransactionState
 from ..transactions.xid import Xid
 from .addresses import Address, map_of, resolve_all, topic_of
+from .codecs import encode
 from .dead_letter import mark_requeued
 from .endpoint import Endpoint, SendOptions, due, expiry, kept
 from .map import Map, V
@@ -60,14 +59,6 @@ if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
     from .topic import Subscriber
 
-ACK: Final = -1
-CHANGE: Final = -2
-RELEASE: Final = -3
-"""Stand in place of a send's place."""
-
-_NOBODY: Final = Participant(b"")
-"""The participant of operations that no store has to commit."""
-
 _UNKNOWN: Final = "of unknown outcome"
 
 _STEPS: Final[dict[str, tuple[str, str]]] = {
@@ -75,24 +66,6 @@ _STEPS: Final[dict[str, tuple[str, str]]] = {
     "voted": ("has voted", "commit it or roll it back"),
 }
 """The states in which something can be done about a transaction yet."""
-
-
-class Released(NamedTuple):
-    """A message that is given back when a transaction ends, and how."""
-
-    message: Message[Any]
-    delivered: bool
-    delay: float | None
-    reason: Reason | None
-
-    def free(self) -> None:
-        """Give the message back. May be done again."""
-        message, store = self.message, self.message._store
-        if self.reason is not None:
-            store.note_failure([message], self.reason)
-        unclaim(store, [message], self.delivered, self.delay)
-        if self.reason is not None and self.delivered:
-            message._store.tell_spent([message])
 
 
 class Transaction:
@@ -107,19 +80,12 @@ class Transaction:
         self.xid = xid
         self._coordinator, self._registry = coordinator, registry
         self._table = coordinator.table
-        self._options, self._limited = self._table.options, limited
         self._own_lock = threading.RLock()  # guards all below
         self._global = GlobalTransaction(xid)
-        self._participants = self._global.participants
-        self._order: list[tuple[Participant, int]] = []
-        """For each send: its participant, and its place among that one's sends. For each ack: its participant, and ACK.
-        For each change of a subscription: its participant, and CHANGE. For each release: _NOBODY, and RELEASE."""
-        self._released: list[Released] = []
-        """The messages that are claimed until the end, when they are free."""
+        self._operations = Operations(self._table.options, limited)
         self._savepoints: list[Savepoint] = []
         """In order of the number of operations before each; no two have the same."""
-        self._bytes = 0
-        self._moves = registry.moves
+        self._moves = registry.gates.moves
         """The registry's `moves` when every operation was with the store that its destination is in."""
         self.receipts: list[Receipt] = []
         """The receipts that `commit` has returned, one for each send, in order; filled once it is committed."""
@@ -139,7 +105,7 @@ class Transaction:
 
     def __repr__(self) -> str:
         name = f" {self.xid}" if self.xid is not None else ""
-        return f"<Transaction{name}, {self.state}, {len(self._order)} operations>"
+        return f"<Transaction{name}, {self.state}, {len(self._operations)} operations>"
 
     def __enter__(self) -> Transaction:
         with self._lock:
@@ -166,7 +132,7 @@ class Transaction:
 
     def _fail(self, error: BaseException | None) -> None:
         """Roll back. The error is noted as the reason for which its messages are given back."""
-        acked = [message for participant in self._participants.values() for message in participant.acks]
+        acked = self._operations.acked
         for message in acked if error is not None else ():
             message._store.note_failure([message], cast("BaseException", error))
         self.rollback()
@@ -182,7 +148,7 @@ class Transaction:
     @property
     def is_empty(self) -> bool:
         """True if the transaction has done nothing, or all of it was undone."""
-        return not self._order
+        return not self._operations
 
     @overload
     def send(
@@ -226,8 +192,8 @@ class Transaction:
         limits of a transaction; the transaction goes on without it either way.
         """
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
-        if isinstance(destination, Endpoint) and destination._coder is not None:
-            body, headers = destination._coder.encode(body, headers)
+        if isinstance(destination, Endpoint) and destination._codec is not None:
+            body, headers = encode(destination._codec, body, headers, destination.destination)
         destinations = resolve_all(destination)
         if type(body) is not bytes or size is not None:
             with self._lock:
@@ -248,23 +214,8 @@ class Transaction:
         with self._lock:
             if self._global.state is not ACTIVE or self._global.told is not None:
                 self._require_active()
-            stores = list(map(self._registry.store_to_be, destinations))
-            more = len(destinations) * len(message.body)  # type: ignore[arg-type]  # it is bytes, or kept by now
-            before = len(self._order), self._bytes
-            options = self._options
-            if before[0] + len(stores) > options.max_operations or before[1] + more > options.max_bytes:
-                self._require_room(len(stores), more)
-            try:
-                self._bytes += more
-                for destination, store in zip(destinations, stores, strict=True):
-                    participant = self._participants.get(store.store_id)
-                    if participant is None or participant.store is not store:
-                        participant = self._participant(store, destination)
-                    self._order.append((participant, len(participant.sends)))
-                    participant.sends.append((destination, message))
-            except KeyboardInterrupt:
-                self._take_back_sends(*before)
-                raise
+            store_to_be = self._registry.store_to_be
+            self._operations.send([Send(store_to_be(one), one, message) for one in destinations])
 
     def put(self, map: Map[V] | Address, key: str, value: V, *, ttl: float | None = None) -> None:
         """Give a key of a map a value at commit, whatever value it has by then; `ttl` counts from now. If one key is
@@ -278,21 +229,6 @@ class Transaction:
         """Remove a key of a map at commit, if it has a value by then. Otherwise as `put`."""
         self._send((_map_of(map),), removal_of(key))
 
-    def _take_back_sends(self, operations: int, size: int) -> None:
-        """Leave nothing of a send that was interrupted anywhere: a caller that catches the interrupt may commit the
-        rest."""
-        for participant, place in reversed(self._order[operations:]):
-            del participant.sends[place:]
-        del self._order[operations:]
-        self._bytes = size
-        self._drop_empty()
-
-    def _drop_empty(self) -> None:
-        """Drop the participants that do nothing."""
-        for participant in list(self._participants.values()):
-            if not (participant.sends or participant.acks or participant.changes):
-                self._participants.pop(participant.store_id, None)
-
     def ack(self, message: Message[Any]) -> None:
         """Ack a leased message at commit; on rollback it is free again, at its old place.
 
@@ -301,19 +237,8 @@ class Transaction:
         if not isinstance(message, Message):
             raise TypeError(f"a message that was received can be acked, not {type(message).__name__}: {message!r}")
         with self._lock:
-            self._require_active()
-            self._require_room(1, 0)
-            self._registry.require_own(message)
-            self._require_same(message)
-            before = len(self._order)
-            try:
-                message._store.claim(message)
-                participant = self._participant(cast(Store, message._store), message.destination)
-                participant.acks.append(message)
-                self._order.append((participant, ACK))
-            except KeyboardInterrupt:
-                self._take_back(message, before)
-                raise
+            self._require_one_more(message)
+            self._operations.claim(Ack(message))
 
     def release(
         self, message: Message[Any], delivered: bool = True, delay: float | None = None, reason: Reason | None = None
@@ -326,38 +251,16 @@ class Transaction:
         if not isinstance(message, Message):
             raise TypeError(f"a message that was received can be released, not {type(message).__name__}: {message!r}")
         with self._lock:
-            self._require_active()
-            self._require_room(1, 0)
-            self._registry.require_own(message)
+            self._require_one_more(message)
             message._store.delay_ms(delay)  # what is wrong with it is said now
             if reason is not None:
                 failure_of(reason)
-            before = len(self._order)
-            try:
-                message._store.claim(message)
-                self._released.append(Released(message, delivered, delay, reason))
-                self._order.append((_NOBODY, RELEASE))
-            except KeyboardInterrupt:
-                self._take_back(message, before)
-                raise
+            self._operations.claim(Release(message, delivered, delay, reason))
 
-    def _take_back(self, added: Message[Any] | Change, operations: int) -> None:
-        """Leave nothing of an ack, a release or a change that was interrupted anywhere: a message is free, or leased
-        still."""
-        for participant in self._participants.values():
-            participant.acks = [other for other in participant.acks if other is not added]
-            participant.changes = [other for other in participant.changes if other is not added]
-        self._released = [other for other in self._released if other.message is not added]
-        self._drop_empty()
-        del self._order[operations:]
-        if isinstance(added, Message):
-            unclaim(added._store, [added])
-
-    def _free_released(self) -> None:
-        """Free the released messages. May be done again."""
-        while self._released:
-            self._released[-1].free()
-            self._released.pop()
+    def _require_one_more(self, message: Message[Any]) -> None:
+        self._require_active()
+        self._operations.require_room(1)
+        self._registry.require_own(message)
 
     def subscribe(
         self,
@@ -389,25 +292,17 @@ class Transaction:
         self._change(Change(ended, False))
 
     def _change(self, change: Change) -> None:
-        topic = change.subscription.topic
         with self._lock:
             self._require_active()
-            self._require_room(1, 0)
-            participant = self._participant(self._registry.store_for(topic), topic)
-            before = len(self._order)
-            try:
-                self._order.append((participant, CHANGE))
-                participant.changes.append(change)
-            except KeyboardInterrupt:
-                self._take_back(change, before)
-                raise
+            self._operations.require_room(1)
+            self._operations.change(ChangeSubscription(self._registry.store_for(change.subscription.topic), change))
 
     def savepoint(self) -> Savepoint:
         """Return a savepoint at this point of the transaction, to which it can be rolled back."""
         with self._lock:
             self._require_active()
-            if not self._savepoints or self._savepoints[-1]._operations != len(self._order):
-                self._savepoints.append(Savepoint(self, len(self._order)))
+            if not self._savepoints or self._savepoints[-1]._operations != len(self._operations):
+                self._savepoints.append(Savepoint(self, len(self._operations)))
             return self._savepoints[-1]
 
     def _roll_back_to(self, savepoint: Savepoint) -> None:
@@ -419,65 +314,17 @@ class Transaction:
             while self._savepoints[-1] is not savepoint:
                 self._savepoints.pop()
             try:
-                self._undo(savepoint._operations)
+                self._operations.undo(savepoint._operations)
             except BaseException:  # half undone it must not be committed
                 self._roll_back()
                 raise
-
-    def _undo(self, operations: int) -> None:
-        """Undo all operations but the first so many."""
-        acked = [participant for participant, place in self._order[operations:] if place == ACK]
-        for participant in self._participants.values():  # first: what was interrupted before is in there still
-            count = sum(other is participant for other in acked)
-            if count and participant.store is not None:
-                unclaim(participant.store, participant.acks[-count:])
-        for one in self._released[len(self._released) - sum(p == RELEASE for _, p in self._order[operations:]) :]:
-            unclaim(one.message._store, [one.message])
-        while len(self._order) > operations:
-            participant, place = self._order.pop()
-            if place == ACK:
-                participant.acks.pop()
-            elif place == RELEASE:
-                self._released.pop()
-            elif place == CHANGE:
-                participant.changes.pop()
-            else:
-                self._bytes -= len(participant.sends.pop()[1].body)  # type: ignore[arg-type]  # as in `send`
-        self._drop_empty()
-
-    def _participant(self, store: Store, destination: Destination) -> Participant:
-        participant = self._participants.get(store.store_id)
-        if participant is None:
-            participant = self._participants[store.store_id] = Participant(store.store_id, store, destination)
-        elif participant.store is not store and not participant.acks:
-            participant.store = store  # opened again since
-        return participant
-
-    def _require_same(self, message: Message[Any]) -> None:
-        participant = self._participants.get(message._store.store_id)
-        if participant is not None and participant.acks and participant.store is not message._store:
-            raise TransactionError(
-                f"store {message._store.name!r} was reopened since this transaction acked {participant.acks[0]!r}, "
-                "whose lease is gone with that; roll back and receive again"
-            )
-
-    def _require_room(self, operations: int, size: int) -> None:
-        for what, option, used, limit in (
-            ("operations", "max_operations", len(self._order) + operations, self._options.max_operations),
-            ("bytes of messages", "max_bytes", self._bytes + size, self._options.max_bytes),
-        ):
-            if used > limit and self._limited:
-                raise TransactionError(
-                    f"this transaction would hold {used} {what}; transactions.{option} is {limit}: commit it and go on "
-                    "in another, or raise the limit"
-                )
 
     def _require_active(self) -> None:
         state = self.state
         if state != "open":
             what, step = _STEPS.get(state, (f"is {state}", "begin another"))
             if state == "timed out":
-                what = f"timed out after {self._options.timeout:g} s and rolled back"
+                what = f"timed out after {self._table.options.timeout:g} s and rolled back"
             raise TransactionError(f"this transaction {what}; {step}")
 
     def commit(self) -> list[Receipt]:
@@ -543,8 +390,7 @@ class Transaction:
 
     def _ended(self) -> None:
         """Free the released messages, and end the transaction in the table. May be done again."""
-        if self._released:
-            self._free_released()
+        self._operations.end()
         self._global.passing = False
         self._table.ended(self._global)
 
@@ -556,6 +402,7 @@ class Transaction:
 
     def _clean_up(self) -> None:
         try:
+            self._hand_over()
             self._coordinator.take_over(self._global)
             if self._global.told == _UNKNOWN:
                 self._global.told = None
@@ -563,72 +410,30 @@ class Transaction:
             self._ended()  # last: until then its xid is in use, though the log may not say so yet
 
     def _pass(self) -> None:
-        """Keep destinations that it changes from moving to another store, until it is `_ended`. Operations on a
-        destination that has moved since are done in the other store; a move that is about to begin is waited for."""
+        """Hand the operations over to the participants. From now until it is `_ended` no destination that the
+        transaction changes moves to another store. Operations on a destination that has moved are done in the other
+        store; a move that is about to begin is waited for."""
         registry, transaction = self._registry, self._global
         while transaction.state is ACTIVE:
-            transaction.passing = True  # first: who closes a gate counts, and then looks who is passing
-            if registry.moves == self._moves:
-                return
-            transaction.passing = False
-            moves = registry.moves
+            moves = registry.gates.moves
             try:
-                self._follow()
+                transaction.participants = self._operations.participants(None if moves == self._moves else registry)
             except Exception:
-                self._coordinator.roll_back(transaction)
+                self._roll_back()
                 raise
             self._moves = moves
-
-    def _follow(self) -> None:
-        """Bring each operation to the store that its destination is in now."""
-        participants: dict[bytes, Participant] = {}
-        order: list[tuple[Participant, int]] = []
-        acks = {store_id: iter(old.acks) for store_id, old in self._participants.items()}
-        changes = {store_id: iter(old.changes) for store_id, old in self._participants.items()}
-
-        def of(store: Store, destination: Destination) -> Participant:
-            return participants.setdefault(store.store_id, Participant(store.store_id, store, destination))
-
-        for old, place in self._order:
-            if place >= 0:
-                destination, message = old.sends[place]
-                new = of(self._registry.store_to_be(destination), destination)
-                order.append((new, len(new.sends)))
-                new.sends.append((destination, message))
-            elif place == ACK:
-                acked = next(acks[old.store_id])
-                self._registry.pass_gate(acked.destination)  # its lease says so a little later
-                follow(acked)
-                new = of(cast(Store, acked._store), acked.destination)
-                order.append((new, ACK))
-                new.acks.append(acked)
-            elif place == CHANGE:
-                change = next(changes[old.store_id])
-                new = of(self._registry.store_for(change.subscription.topic), change.subscription.topic)
-                order.append((new, CHANGE))
-                new.changes.append(change)
-            else:
-                order.append((old, place))
-        self._order = order
-        self._participants = self._global.participants = participants
+            mark_requeued(transaction.participants.values())
+            transaction.passing = True  # first: who closes a gate counts, and then looks who is passing
+            if registry.gates.moves == moves:
+                return
+            transaction.passing = False
 
     def _commit(self) -> None:
         self._pass()
-        participants = self._participants.values()
-        mark_requeued(participants)
         self._coordinator.commit(self._global)
-        if len(participants) == 1:
-            (participant,) = participants
-            if len(participant.receipts) == len(participant.sends):
-                self.receipts = list(participant.receipts)
-                return
-        self.receipts = [
-            given[place] if (given := participant.receipts) else Receipt(participant.sends[place][0], 0)
-            for participant, place in self._order
-            if place >= 0
-        ]
+        self.receipts = self._operations.receipts()
         if self._global.state is DONE:  # it is in the table until its decision is forgotten; its messages need not be
-            for participant in participants:
+            for participant in self._global.participants.values():
                 participant.let_go()
 
     def prepare(self) -> None:
@@ -649,7 +454,6 @@ class Transaction:
 
     def _hold(self, xid: Xid) -> None:
         self._pass()
-        mark_requeued(self._participants.values())
         self._coordinator.hold(self._global, xid)
         self._global.told = "prepared"
 
@@ -663,7 +467,6 @@ class Transaction:
             self._require_active()
             try:
                 self._pass()
-                mark_requeued(self._participants.values())
                 self._coordinator.prepare(self._global)
                 self._global.passing = False  # what is prepared in a store keeps it where it is
             except KeyboardInterrupt:
@@ -681,7 +484,13 @@ class Transaction:
             self._ending(self._roll_back, "rolled back")
 
     def _roll_back(self) -> None:
+        self._hand_over()
         self._coordinator.roll_back(self._global)
+
+    def _hand_over(self) -> None:
+        """Hand the operations over to the participants as they are, to be undone, unless they have them."""
+        if not self._global.participants:
+            self._global.participants = self._operations.participants()
 
     def _expire(self) -> None:
         """Roll the transaction back, since its time is over, unless it is just being committed."""

@@ -21,7 +21,7 @@ from ...policies.text import count_of
 from ..api.consumer import Backlog
 from ..api.endpoint import SendOptions
 from ..placement.near_names import near_name
-from ..router import Router
+from ..router import Router, inspection_of
 from .directory import on_directory, opened
 from .output import LocalPath, Seconds, echo_result, echo_warnings, json_option
 from .showing import Shown, as_given, backlog_in, destination_in, json_lines, queue_in, raw_option
@@ -176,7 +176,7 @@ def _why_lost(router: Router, receipt: Receipt) -> str | None:
     destination = receipt.destination
     if destination.kind is Kind.TOPIC and not router.topic(destination).subscriptions():
         return "has no durable subscription"
-    if not receipt.dropped and router._registry.for_held(destination, lambda store: store.volatile, False):
+    if not receipt.dropped and inspection_of(router).is_volatile(destination):
         return "is in a memory store, whose messages go when this command ends"
     return None
 
@@ -242,7 +242,7 @@ def tail_command(config: Config, queue: str, limit: int, raw: bool, as_json: boo
     """
     with opened(config) as router:
         shown, backlog = Shown(as_json, raw), backlog_in(router, queue)
-        is_ordered = not router._registry.option_for(backlog.destination, "priorities")
+        is_ordered = not inspection_of(router).option(backlog.destination, "priorities")
         for message in _coming(backlog, limit, is_ordered):
             shown(message)
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from ...adapters.core.migration.copying import amount
 from ...adapters.text import human_age
 from ...policies.config import Config
 from ...policies.errors import NoRouteError
@@ -20,7 +19,7 @@ from ...policies.text import count_of, human_bytes
 from ..api.consumer import Consumer
 from ..api.dead_letter import dead_letter_of, dead_letter_queue
 from ..migration.moving import move_messages
-from ..router import Router
+from ..router import Router, inspection_of
 from .directory import on_directory, opened
 from .output import echo_json, echo_result, echo_table, json_option, working
 from .showing import (
@@ -84,7 +83,7 @@ def _row(router: Router, consumer: Consumer, destination: Destination, dead: int
     return {
         "queue": str(destination), "ready": counts.ready, "leased": counts.leased, "delayed": counts.delayed,
         "dead": dead, "oldest_ready_seconds": counts.oldest_ready_seconds,
-        "bytes": router._registry.for_held(destination, lambda store: amount(store, destination).bytes, 0),
+        "bytes": inspection_of(router).bytes_of(destination),
     }  # fmt: skip
 
 
@@ -93,7 +92,7 @@ def _dead_letters(router: Router) -> Counter[tuple[Destination, Any]]:
     found: Counter[tuple[Destination, Any]] = Counter()
     queues: dict[Destination, None] = {}
     for destination in router.destinations():
-        pattern = router._registry.option_for(destination, "dead_letter")
+        pattern = inspection_of(router).option(destination, "dead_letter")
         if pattern is not None:
             queues[dead_letter_queue(pattern, destination)] = None
     for queue in queues:
@@ -147,7 +146,7 @@ def move_command(config: Config, source: str, target: str, limit: int | None, as
         origin, destination = queue_in(router, source), queue_named(router, target)
         require_lasting(router, destination.destination)
         with working(f"Moving {origin.destination.name}") as progress:
-            moved = move_messages(router._unlimited, origin, destination, limit, progress)
+            moved = move_messages(inspection_of(router).begin_unlimited, origin, destination, limit, progress)
         left = origin.depth()
     said = {"source": str(origin.destination), "target": str(destination.destination), "moved": moved, "left": left}
     lines = [f"{count_of(moved, 'message')} moved from {origin.destination} to {destination.destination}."]
@@ -236,7 +235,7 @@ def delete_command(config: Config, name: str, yes: bool, as_json: bool) -> None:
 
 
 def _held(router: Router, destination: Destination) -> str:
-    count = router._registry.for_held(destination, lambda store: store.depth(destination), 0)
+    count = inspection_of(router).depth(destination)
     if destination.kind is Kind.MAP:
         return f"with {count_of(count, 'value')}"
     held = f"with {count_of(count, 'message')}"

@@ -19,14 +19,13 @@ import click
 import msgspec
 
 from ...adapters.core.messages import DEFAULT_PRIORITY, Message
-from ...policies.config.kinds import load_adapter
 from ...policies.errors import DestinationError
 from ...policies.names.destination import Destination, Kind, wildcard_in
 from ...policies.text import human_bytes
 from ..api.queue import Queue
 from ..api.topic import Topic
 from ..placement.near_names import alike_name, near_name
-from ..router import Router
+from ..router import Router, inspection_of
 
 HEX_BYTES: Final = 16
 """The number of bytes that are shown of a body that is no text."""
@@ -103,11 +102,7 @@ def require_known(router: Router, destination: Destination, *, loses: bool = Fal
 def require_lasting(router: Router, destination: Destination) -> None:
     """Raise DestinationError for a destination that is, or would be, in memory alone: all of it goes when the command
     ends."""
-    registry = router._registry
-    volatile = registry.for_held(destination, lambda store: store.volatile, None)
-    if volatile is None:
-        volatile = load_adapter(registry.route(destination).target.kind).backend_type.volatile
-    if volatile:
+    if inspection_of(router).is_volatile(destination):
         raise DestinationError(
             f"{destination} is in a memory store, whose messages go when this command ends: nothing is put there"
         )

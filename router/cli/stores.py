@@ -19,6 +19,7 @@ from ...policies.text import count_of, human_bytes
 from ..migration.plan import Move, plan_of
 from ..offline.repartition import repartition
 from ..placement.in_force import known_configuration
+from ..router import inspection_of
 from ..upkeep.explanation import explain, is_ours
 from ..upkeep.explanation_text import render_text
 from ..upkeep.salvage import Salvaged, salvage
@@ -105,19 +106,10 @@ def compact_command(config: Config, names: tuple[str, ...], as_json: bool) -> No
       anabranch compact data
       anabranch compact -c stores.yaml --store orders
     """
-    freed: dict[str, int] = {}
     with opened(config) as router:
-        rows = router._registry.table.stores.values()
-        there = [row for row in rows if not names or row.name in names]
-        if missing := [name for name in names if all(row.name != name for row in there)]:
-            known = ", ".join(sorted(row.name for row in rows)) or "none yet"
-            raise ConfigError([f"there is no store {missing[0]!r} to compact; there are: {known}"])
-        with working(f"Compacting {router.config.directory.name}") as progress:
-            for number, row in enumerate(there):
-                progress(number, len(there))
-                size = router._registry.with_row(row, lambda store: store.compact())
-                freed[row.name] = freed.get(row.name, 0) + size
         directory = router.config.directory
+        with working(f"Compacting {directory.name}") as progress:
+            freed = inspection_of(router).compact(names, progress)
     lines = [
         f"{name}: {f'{human_bytes(size)} given' if size else 'nothing to give'} back" for name, size in freed.items()
     ]

@@ -61,7 +61,9 @@ def transactions_command(
 
 
 def _list(ctx: click.Context, router: Router, as_json: bool) -> None:
-    waiting, by_hand, damage = router.in_doubt(), router.heuristics(), router._coordinator.log.unusable
+    from ..router import inspection_of
+
+    waiting, by_hand, damage = router.in_doubt(), router.heuristics(), inspection_of(router).decisions_damage
     if as_json:
         echo_json(
             {

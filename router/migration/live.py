@@ -253,7 +253,7 @@ class LiveRepartition(Repartitioning):
 
     def _switched(self, copy: LiveCopy, source: StoreRow, destination: Destination, row: DestinationRow) -> bool:
         closed = time.monotonic()
-        gate = self._registry.close_gate(destination, source)
+        gate = self._registry.gates.close(destination, source)
         try:
             self._await_passing(destination)
             if not self._is_in(source, destination) or self._prepared(source, destination):
@@ -265,11 +265,11 @@ class LiveRepartition(Repartitioning):
                 return False
             self._go_on()
             self._record(row, source, gate)
-            self._registry.note_moved(copy.target, copy.switch())
+            self._registry.gates.note_moved(copy.target, copy.switch())
             return True
         finally:
             self._abandon(copy, keep=gate.error is not None)  # the record may say that this is the copy that counts
-            self._registry.open_gate(gate)
+            self._registry.gates.open(gate)
             log.debug("%s: its gate was closed for %.3f s", destination, time.monotonic() - closed)
 
     def _record(self, row: DestinationRow, source: StoreRow, gate: Gate) -> None:
@@ -292,9 +292,9 @@ class LiveRepartition(Repartitioning):
     def _settle_record(self, destination: Destination) -> None:
         """Record again where a destination is, first of all, if `_record` failed the last time."""
         known = self._table.destinations.get(destination)
-        if self._registry.is_stuck(destination) and known is not None:
+        if self._registry.gates.is_stuck(destination) and known is not None:
             self._table.record_destinations([known])
-            self._registry.free_stuck(destination)
+            self._registry.gates.drop(destination)
 
     # Transactions
 

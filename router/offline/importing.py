@@ -219,7 +219,7 @@ def bring_in(config: Config, pending: Pending, report: Report, progress: Progres
         done, total = 0, sum(one.bytes for one in report.destinations)
         for one in report.destinations:
             if not held[one.destination].whole:
-                router._registry.delete(one.destination)
+                router._registry.removal.delete(one.destination)
             _bring(router, one, progress, done, total)
             done += one.bytes
         with disk_errors(f"{marker} cannot be removed; all is imported: remove it by hand, or run the command again"):

@@ -16,12 +16,15 @@ from typing import Final
 
 from ...adapters.core import Store
 from ...adapters.core.messages import Receipt
+from ...adapters.core.service.sending import WaitingFuture
 from ...adapters.system.background import shared
 from ...adapters.system.conditions import Event, Promise, unless_busy
 from ...policies.errors import AnabranchError, ClosedError
 from ...policies.names.destination import Destination
+from .gates import Gates
 
 KNOWN_SECONDS: Final = 1.0
+"""Seconds to wait for the outcome of a send to a destination that may have moved."""
 
 Send = Callable[[Store], "Future[Receipt]"]
 
@@ -43,17 +46,60 @@ class DeferredSends:
     """The deferred sends of one router. Threads: all. `lock` guards the lines: under it a store begins or ceases to be
     found by its destination."""
 
-    def __init__(self, send: Callable[[Destination, Send], Future[Receipt]]) -> None:
-        """Begin without lines. `send` opens the store of a destination and calls with it."""
-        self._send = send
-        self.lock = threading.RLock()  # re-entrant, for signal handlers
+    def __init__(
+        self,
+        found: dict[Destination, Store],
+        lock: threading.RLock,
+        require_open: Callable[[], None],
+        gates: Gates,
+        for_store: Callable[[Destination, Send], Future[Receipt]],
+        record_again: Callable[[Destination], None],
+    ) -> None:
+        """Begin without lines. `found` has the stores that were found before; the functions are the registry's."""
+        self._found, self.lock, self._gates, self._require_open = found, lock, gates, require_open
+        self._for_store, self._record_again = for_store, record_again
         self._lines: dict[Destination, _Line] = {}
+
+    def send(self, destination: Destination, send: Send, closed: Store | None = None) -> Future[Receipt]:
+        """Call with the store of a destination, as soon as a background thread has opened it. The store was not found
+        before, or only a `closed` one. Never waits."""
+        self._require_open()
+        with self.lock:
+            store = self._found.get(destination)
+            if store is None or store is closed:
+                self._found.pop(destination, None)
+                return self._defer(destination, send)
+        removals = self._gates.removals
+        again = partial(self.send, destination, send, store)
+        try:  # another thread has just found it
+            sent = send(store)
+        except ClosedError:
+            return again()
+        return self.known(destination, sent, removals, again)
+
+    def known(
+        self, destination: Destination, sent: Future[Receipt], removals: int, again: Callable[[], Future[Receipt]]
+    ) -> Future[Receipt]:
+        """Return the result of a send to a store that was found when `removals` was so. If it turns out that it was not
+        sent it is done `again`."""
+        moved = self._gates.removals != removals
+        if moved:
+            self._record_again(destination)
+        elif type(sent) is not WaitingFuture:
+            return sent
+        return _once_more(sent, again, KNOWN_SECONDS if moved else 0)
+
+    def _send_now(self, destination: Destination, send: Send) -> Future[Receipt]:
+        """Send on a background thread; once more if the destination was about to move."""
+        removals = self._gates.removals
+        sent = self._for_store(destination, send)
+        return self.known(destination, sent, removals, partial(self._send_now, destination, send))
 
     def holds(self, destination: Destination) -> bool:
         """Return whether something is deferred for a destination. With the lock held."""
         return destination in self._lines
 
-    def defer(self, destination: Destination, send: Send) -> Future[Receipt]:
+    def _defer(self, destination: Destination, send: Send) -> Future[Receipt]:
         """Defer a send, behind all that is deferred for its destination. With the lock held."""
         future: Future[Receipt] = Promise()
         future.set_running_or_notify_cancel()
@@ -96,16 +142,14 @@ class DeferredSends:
 
     def _send_one(self, destination: Destination, send: Send, future: Future[Receipt]) -> None:
         try:
-            sent = self._send(destination, send)
+            sent = self._send_now(destination, send)
         except BaseException as error:
             shared().resolve([(future, None, error)])
         else:
             sent.add_done_callback(partial(_copy, future))
 
 
-def once_more(
-    sent: Future[Receipt], again: Callable[[], Future[Receipt]], seconds: float = KNOWN_SECONDS
-) -> Future[Receipt]:
+def _once_more(sent: Future[Receipt], again: Callable[[], Future[Receipt]], seconds: float) -> Future[Receipt]:
     """Return `sent`; or the result of `again`, if it was not sent: its destination was about to move to another store,
     or its store was closed. Waits until that is known, so that later sends of the same thread come behind it. The wait
     is at most a second, for it may be the thread that would tell, or the disk hang. There is none (`seconds`) for a

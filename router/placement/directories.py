@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel
 
+from ...adapters.system.files import FULL, make_directory, refused
 from ...policies.config import Config, StoreConfig
 from ...policies.config.kinds import options_model
 from ...policies.errors import ConfigError
@@ -226,3 +227,22 @@ def require_directories(config: Config, stores: Iterable[StoreConfig] | None = N
     missing = missing_directories(config, stores)
     if missing:
         raise ConfigError(missing)
+
+
+def take_directory(config: Config, acquire: Callable[[], None]) -> None:
+    """Make the data directory if it is not there, and acquire its lock. Raises ConfigError for one that cannot be used,
+    StoreFullError for one that has no room now, and what `acquire` raises."""
+    directory = config.directory
+    try:
+        require_directories(config)
+        make_directory(directory, config.file_mode)
+        acquire()
+    except OSError as error:
+        if error.errno in FULL:
+            raise refused(f"the data directory {directory} cannot be opened now: {error}", error) from error
+        raise ConfigError(
+            [
+                f"the data directory {directory} cannot be used: {error.strerror} ({error.filename}); it must be a "
+                "directory that this user may write in, or another be chosen with `directory:`"
+            ]
+        ) from error

@@ -3,49 +3,51 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ...adapters.core import Store
 from ...adapters.core.engine.forwarding import follow
-from ...adapters.core.messages import Message, Receipt
-from ...adapters.core.service.sending import WaitingFuture
-from ...adapters.core.state.gates import Gate, MovedError
-from ...adapters.core.state.leases import Lease
+from ...adapters.core.messages import Message
+from ...adapters.core.state.gates import MovedError
 from ...adapters.core.store_types import Progress, StoreStats, Subscription
 from ...adapters.system import locking
 from ...adapters.system.background import shared
 from ...adapters.system.directory import is_empty
-from ...adapters.system.files import disk_errors, remove_directory, sweep_unfinished
+from ...adapters.system.files import disk_errors, sweep_unfinished
 from ...policies.config import Config, StoreConfig
 from ...policies.errors import (
     AnabranchError,
     ClosedError,
     ConfigError,
-    NoRouteError,
     PlacementError,
     StoreFailedError,
     UnknownMessageError,
 )
-from ...policies.names.destination import Destination, Kind
-from ...policies.names.pattern import Pattern
+from ...policies.names.destination import Destination
 from ...policies.names.routes import Match
 from ...policies.text import count_of
-from .deferred_sends import KNOWN_SECONDS, DeferredSends, once_more
+from .attempt import Attempt
+from .deferred_sends import DeferredSends
 from .directories import StoreDirectories, require_directories
+from .gates import Gates
 from .import_marker import require_no_import
-from .near_names import LOOKED_AT, near_name
 from .open_stores import OpenStores
 from .reconcile import Reconciler
 from .record import RECORD, DestinationRow, DestinationsTable, StoreRow
+from .removal import Removal
 from .repartition_progress import require_none
+from .routing import Routing
 from .store_statistics import StoreStatistics
 
 log = logging.getLogger(__name__)
 
+S = TypeVar("S", bound=Store | None)
 T = TypeVar("T")
 
 PAUSE: Final = 0.001
@@ -63,48 +65,46 @@ class StoreRegistry:
         """Make a registry whose stores are not open yet. `owner` is kept alive by all that keeps the registry or one of
         its stores alive. `require_lock` raises StoreFailedError if the data directory may be another's."""
         self._owner = owner
-        self._config = config
-        self._routes = config.routes()
         self._directories = StoreDirectories(config)
         self.table = DestinationsTable(config.bindings / RECORD, config.file_mode, require_lock)
         """The stores and destinations that there are; all read the table, and changes are made here."""
+        self.routing = Routing(config, self.table)
+        """The routes of the configuration in force."""
+        self.route = self.routing.route
         self._stores = OpenStores(self._directories, self.table, owner, require_lock)
         self.by_destination = self._stores.by_destination
         """The stores that were found before. One may have been closed since."""
         self._reconciler = Reconciler(
-            self._directories, self._routes, self.table, self._stores, lambda store_id: self.may_remove(store_id)
+            self._directories, self.routing.routes, self.table, self._stores, self._may_remove
         )
         self._generation = locking.generation
         self.opened = False
         """Set by the router, once all is compared: True if users may come."""
         self._stopped: StoreFailedError | None = None
         self._statistics = StoreStatistics(
-            lambda row: self._stores.get(row) is not None,
-            lambda row: self.with_row(row, lambda store: store.stats()),
+            lambda row: self._stores.get(row) is not None, partial(self.with_row, call=lambda store: store.stats())
         )
-        self.forget_decisions: Callable[[bytes], None] = lambda store_id: None
-        """Called with the id of a store that may be about to be removed, with nothing held."""
-        self.may_remove: Callable[[bytes], bool] = lambda store_id: True
-        """Returns whether no decision names it, nor will one after a crash. Both are set by the coordinator."""
-        self.removals = 0
-        """The number of destinations that were removed since this was made, or began to move to another store. A caller
-        that had found a store before looks again after its call."""
-        self.moves = 0
-        """Counts when a destination is about to change its store, and when that is over."""
-        self._gates: dict[Destination, Gate] = {}
-        """The gates of destinations that are about to move: nobody finds their store."""
-        self.moved: dict[int, tuple[Store, Lease]] = {}
-        """Each lease whose message has moved, by its number, which stays, and where it is now; some may have ended."""
+        lock = threading.RLock()  # re-entrant, for signal handlers
+        self.gates = Gates(self._stores, lock, self.require_open)
+        """The gates of destinations that are about to move, and the counters by which callers notice it."""
+        self.removal = Removal(self.table, self._stores, self._directories, self.gates, self.store_of, self.with_row)
+        """The removal of destinations."""
         self._records_late = False
         """True once some transaction has sent to a destination that had no row by then."""
-        self._deferred = DeferredSends(self._send_deferred)
+        self.deferred = DeferredSends(
+            self.by_destination, lock, self.require_open, self.gates, self.for_store, self.record_again
+        )
+        """The sends that must not wait until the store of their destination is open."""
         self.moving = False
-        self.importing = False
-        """True if an import from ActiveMQ has opened the stores, and nobody else uses them."""
         """True if the stores are open to be repartitioned, not to be used: a destination routed elsewhere is no
         error."""
+        self.importing = False
+        """True if an import from ActiveMQ has opened the stores, and nobody else uses them."""
         self._unchecked: dict[bytes, list[Destination]] = {}
         """The destinations that were recorded when the router was opened, by the store's id, until that is opened."""
+
+    def _may_remove(self, store_id: bytes) -> bool:
+        return self.removal.may_remove(store_id)
 
     def on_open(self, call: Callable[[Store], None]) -> None:
         """Call a function with each store that is opened, before anybody else has it."""
@@ -122,7 +122,7 @@ class StoreRegistry:
         if recorded is None or store.recover_prepared():
             return
         known = set(store.destinations())
-        self.removals += 1  # first: who found one of these rows looks again
+        self.gates.removals += 1  # first: who found one of these rows looks again
         for destination in recorded:
             held = self.table.destinations.get(destination)
             if destination not in known and held is not None and held.store_id == store.store_id:
@@ -132,7 +132,7 @@ class StoreRegistry:
         lost = [
             name
             for name in known.difference(self.table.destinations)
-            if (match := self._routes.route(name)) is not None
+            if (match := self.routing.routes.route(name)) is not None
             and (self._reconciler.lies_at(row, match, name) or name in subscribed or store.depth(name))
         ]
         if lost:
@@ -146,9 +146,9 @@ class StoreRegistry:
         """Read the placement record; stores open on first use from now on. The record is compared with configuration
         and disk (invariant 6). Raises PlacementError, CorruptionError."""
         if not self.moving:
-            require_none(self._config.directory)
+            require_none(self.config.directory)
         if not self.importing:
-            require_no_import(self._config.directory)
+            require_no_import(self.config.directory)
         self._generation = locking.generation
         self._stopped = None
         self._directories.remember_in_force()
@@ -166,61 +166,10 @@ class StoreRegistry:
 
     # Moving, by repartition.py and live.py
 
-    def pass_gate(self, destination: Destination) -> None:
-        """Wait until a destination is not about to change its store. Raises what Gate.wait raises."""
-        gate = self._gates.get(destination)
-        if gate is not None:
-            gate.wait()
-            self.require_open()
-
-    def is_at_gate(self, destination: Destination) -> bool:
-        """Return whether a destination is about to change its store: a caller that asks for that store would wait."""
-        return bool(self._gates) and destination in self._gates
-
-    def close_gate(self, destination: Destination, row: StoreRow) -> Gate:
-        """Close the gate of a destination that is in the store of a row, and return the gate. Nobody finds that store
-        until `open_gate` was called with the gate."""
-        gate = Gate(destination)
-        with self._stores.removing(row.path), self._deferred.lock:
-            self._gates[destination] = gate
-            self._stores.forget(destination, row)
-        self.removals += 1
-        self.moves += 1
-        return gate
-
-    def open_gate(self, gate: Gate) -> None:
-        """Open a gate: its destination is where the record says. Idempotent."""
-        if gate.error is None:
-            self._gates.pop(gate.destination, None)
-        self.moves += 1
-        gate.open()
-
-    def is_stuck(self, destination: Destination) -> bool:
-        """Return whether a destination's gate was opened with an error, which every caller there gets."""
-        gate = self._gates.get(destination)
-        return gate is not None and gate.error is not None
-
-    def free_stuck(self, destination: Destination) -> None:
-        """Drop the gate of a destination, which is where the record says."""
-        self._gates.pop(destination, None)
-
-    def note_moved(self, store: Store, leases: Mapping[Lease, Lease]) -> None:
-        """Note that these leases have successors in this store."""
-        kept = {number: one for number, one in self.moved.items() if one[1].is_held}
-        self.moved = kept | {old.number: (store, new) for old, new in leases.items()}
-
-    def moved_token(self, token: str) -> str | None:
-        """Return the token of the same lease where its message is now; None if it has not moved."""
-        try:
-            moved = self.moved.get(int(token.rpartition(".")[2], 16))
-        except ValueError:
-            return None
-        return moved[0].token_of(moved[1]) if moved is not None else None
-
     @property
     def config(self) -> Config:
         """The configuration in force."""
-        return self._config
+        return self.routing.config
 
     def reroute(self, config: Config) -> None:
         """Route destinations without a row by this configuration from now on. The options that stores are opened with
@@ -228,17 +177,17 @@ class StoreRegistry:
         somebody needs it open."""
         opened = [row for row in list(self.table.stores.values()) if self._stores.get(row) is not None]
         unconfigured = [row for row in opened if self._directories.configured(row) is None]
-        before = self._config
-        self._config, self._routes = config, config.routes()
+        before = self.config
+        self.routing.reroute(config)
         self._directories.config, self._directories.before = config, before
-        self._reconciler.reroute(self._routes)
+        self._reconciler.reroute(self.routing.routes)
         for row in unconfigured:
             self._stores.close_if_idle(row.path)
 
     def elsewhere_by(self, config: Config) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
         """Return `routed_elsewhere` by another configuration of this directory."""
         directories = StoreDirectories(config)
-        directories.before = self._config
+        directories.before = self.config
         return Reconciler(directories, config.routes(), self.table, self._stores).routed_elsewhere()
 
     def discard_idle(self, row: StoreRow, remove: Callable[[], None]) -> bool:
@@ -279,8 +228,8 @@ class StoreRegistry:
     def _sweep(self) -> None:
         """Remove the remains of stores that were being made when a crash came (rule D2)."""
         try:
-            for config in self._config.stores:
-                directory = self._config.directory_of(config)
+            for config in self.config.stores:
+                directory = self.config.directory_of(config)
                 swept = sweep_unfinished(directory) if config.per_destination else 0
                 swept += sweep_unfinished(directory.parent, directory.name)
                 if swept:
@@ -324,42 +273,6 @@ class StoreRegistry:
 
     # By destination
 
-    def route(self, destination: Destination) -> Match[StoreConfig]:
-        """Return the pattern and the store for a destination. Raises NoRouteError, which names the closest patterns."""
-        match = self._routes.route(destination)
-        if match is None:
-            near = ", ".join(self._routes.nearest(destination))
-            raise NoRouteError(
-                f'no pattern matches {destination}; the closest are {near}. Add one, or a store that matches ">"'
-            )
-        return match
-
-    def require_queues(self, pattern: Pattern) -> None:
-        """Raise NoRouteError for a pattern that no queue can match: none is known, and none could be sent to."""
-        if not self._routes._may_take(pattern, Kind.QUEUE) and not self.has_queues(pattern):
-            near = ", ".join(self._routes.nearest(pattern))
-            raise NoRouteError(
-                f"no queue can match {pattern}: no store takes any of that name; the closest patterns of stores are "
-                f"{near}"
-            )
-
-    def has_queues(self, pattern: Pattern) -> bool:
-        """Return whether a queue is known that matches."""
-        known = list(self.table.destinations)
-        return any(destination.kind is Kind.QUEUE and pattern.matches(destination) for destination in known)
-
-    def hint_at_slip(self, destination: Destination) -> None:
-        """Hint at a slip in a name for whose messages somebody is about to wait for ever. Says so in the log if nobody
-        has sent there, and there is a queue whose name is the same but for a slip."""
-        known = self.table.destinations
-        if destination in known or destination.kind is not Kind.QUEUE or len(known) > LOOKED_AT:
-            return
-        near = near_name(destination, list(known))
-        if near is not None:
-            log.warning(
-                "somebody waits for messages of %s, to which nothing was ever sent; did you mean %s?", destination, near
-            )
-
     def store_of(self, destination: Destination) -> Store | None:
         """Return the open store that holds a destination; None if it has none yet."""
         store = self.by_destination.get(destination)
@@ -373,21 +286,21 @@ class StoreRegistry:
         """Return the store that the record has a destination in, opened if need be; None if it has it in none. The
         store is found without looking from now on, unless the router has stopped meanwhile, or sends to it are
         deferred."""
-        self._deferred.wait(destination)
+        self.deferred.wait(destination)
         while True:
-            self.pass_gate(destination)
+            self.gates.wait(destination)
             known = self.table.destinations.get(destination)
             row = self.table.stores.get(known.store_id) if known is not None else None
             if row is None:
                 return None
             with self._stores.removing(row.path):
-                if self.table.destinations.get(destination) is not known or destination in self._gates:
+                if self.table.destinations.get(destination) is not known or destination in self.gates:
                     continue
                 store = self._stores.open(row)
                 if self.table.destinations.get(destination) is not known:
                     continue  # the store was opened for the first time, and knew nothing of it
-                with self._deferred.lock:
-                    if not self._deferred.holds(destination):
+                with self.deferred.lock:
+                    if not self.deferred.holds(destination):
                         self._stores.remember(destination, row, store)
             if self._stopped is not None:
                 self.require_open()
@@ -447,11 +360,11 @@ class StoreRegistry:
     def _made(self, config: StoreConfig, path: Path, name: str) -> StoreRow:
         """Make a store that is not recorded, unless a crash came after it was made. With its `exclusive` held."""
         self._directories.require_own(path)
-        if path.exists() and (self._config._may_create(config) or not is_empty(path)):
+        if path.exists() and (self.config._may_create(config) or not is_empty(path)):
             adopted = self._reconciler.adopt(config, name, path)
             if adopted is not None:
                 return adopted
-        require_directories(self._config, [config])
+        require_directories(self.config, [config])
         adapter, options = self._stores.adapter(config.kind), self._directories.options(config)
         store_id = self._stores.with_descriptors(lambda: adapter.create(name, path, options))
         row = StoreRow(store_id, self._directories.recorded(path), config.kind, name)
@@ -467,59 +380,28 @@ class StoreRegistry:
     def for_store(self, destination: Destination, call: Callable[[Store], T]) -> T:
         """Call with the store of a destination; once more if it had just been closed for being idle."""
         while True:
-            removals = self.removals
-            store = self.store_for(destination)
-            try:
+            removals = self.gates.removals
+            with self.attempt(destination, self.store_for) as store:
                 result = call(store)
-            except ClosedError as error:
-                self.forget_closed(destination, store, error)
-                continue
-            if self.removals != removals:
-                self.record_again(destination)
-            return result
+                break
+        if self.gates.removals != removals:
+            self.record_again(destination)
+        return result
 
     def for_held(self, destination: Destination, call: Callable[[Store], T], otherwise: T) -> T:
         """Call with the store that holds a destination; once more as `for_store`. Returns `otherwise` if no store holds
         it yet."""
+        found = self.by_destination.get(destination)
+        if found is not None:
+            with suppress(ClosedError):  # what nearly always comes of it, a microsecond sooner
+                return call(found)
         while True:
-            store = self.by_destination.get(destination)  # as store_of, without its call: each receive comes this way
-            if store is None and (store := self.store_of(destination)) is None:
-                return otherwise
-            try:
-                return call(store)
-            except ClosedError as error:
-                self.forget_closed(destination, store, error)
+            with self.attempt(destination, self.store_of) as store:
+                return otherwise if store is None else call(store)
 
-    def send_deferred(
-        self, destination: Destination, send: Callable[[Store], Future[Receipt]], closed: Store | None
-    ) -> Future[Receipt]:
-        """Call with the store of a destination, as soon as a background thread has opened it. The store was not found
-        before, or only a `closed` one. Never waits."""
-        self.require_open()
-        with self._deferred.lock:
-            store = self.by_destination.get(destination)
-            if store is None or store is closed:
-                self.by_destination.pop(destination, None)
-                return self._deferred.defer(destination, send)
-        removals = self.removals
-        try:  # another thread has just found it
-            sent = send(store)
-        except ClosedError:
-            return self.send_deferred(destination, send, store)
-        return self._sent(sent, removals, lambda: self.send_deferred(destination, send, store))
-
-    def _send_deferred(self, destination: Destination, send: Callable[[Store], Future[Receipt]]) -> Future[Receipt]:
-        """Send on a background thread, as `for_store`; once more if the destination was about to move."""
-        removals = self.removals
-        sent = self.for_store(destination, send)
-        return self._sent(sent, removals, lambda: self._send_deferred(destination, send))
-
-    def _sent(self, sent: Future[Receipt], removals: int, again: Callable[[], Future[Receipt]]) -> Future[Receipt]:
-        """Return the result of a send, which is done `again` if it was not sent."""
-        moved = self.removals != removals
-        if not moved and type(sent) is not WaitingFuture:
-            return sent
-        return once_more(sent, again, KNOWN_SECONDS if moved else 0)
+    def attempt(self, destination: Destination, find: Callable[[Destination], S]) -> Attempt[S]:
+        """Return an attempt at a call of a destination's store, which `store_of` or `store_for` finds."""
+        return Attempt(partial(find, destination), partial(self.may_try_again, destination))
 
     def record_again(self, destination: Destination) -> None:
         """Record a destination again, after a call with a store that was found before `removals` rose to its value now.
@@ -538,109 +420,33 @@ class StoreRegistry:
                     if self.table.stores.get(row.store_id) is row:
                         self._record([destination], row)
 
-    def delete(self, destination: Destination) -> int:
-        """Remove a destination with all that it has; returns how many messages there were. Its row goes once the
-        removal is durable, and its store, if that was its own."""
-        while (store := self.store_of(destination)) is not None:
-            row = self.table.stores.get(store.store_id)
-            if row is not None:
-                self._prepare_removal(row, destination)
-                with self._stores.removing(row.path):
-                    known = self.table.destinations.get(destination)
-                    if known is not None and known.store_id == row.store_id:
-                        return self._delete(destination, row)
-                    self._stores.forget(destination, row)
-        return 0
-
-    def _delete(self, destination: Destination, row: StoreRow) -> int:
-        """Remove a destination, with `removing` held: nobody finds the store by this destination until its row is gone.
-        A caller that has found the store before sees that `removals` has risen, and records it again."""
-        self._stores.forget(destination, row)
-        self.removals += 1
-        prepared = self.with_row(row, lambda store: store.recover_prepared())
-        count = self.with_row(row, lambda store: store.delete(destination))
-        if prepared or self.with_row(row, lambda store: store.recover_prepared()):
-            return count  # these may send there: only what has a row is never lost sight of
-        self.table.let_go(destination)
-        if _is_own(row, destination):
-            self._remove_store(row, destination)
-        return count
-
-    def delete_if_idle(self, destination: Destination, may_be: Callable[[], bool]) -> bool:
-        """Remove a queue in which there is nothing and that nobody uses; returns whether it is gone. `may_be` is asked
-        once nobody finds its store any more. A caller that comes meanwhile waits, and finds it made anew. For
-        background threads alone, which Ctrl-C does not strike."""
-        known = self.table.destinations.get(destination)
-        row = self.table.stores.get(known.store_id) if known is not None else None
-        if row is None:
-            return known is None
-        self._prepare_removal(row, destination)
-        with self._stores.removing(row.path):
-            if self.table.destinations.get(destination) is not known or destination in self._gates:
-                return False
-            gate = self.close_gate(destination, row)
-            try:
-                if not may_be() or not self.with_row(row, lambda store: store.delete_if_idle(destination, gate)):
-                    return False
-                self.table.let_go(destination)
-                if _is_own(row, destination):
-                    self._remove_store(row, destination)
-                return True
-            finally:
-                self.open_gate(gate)
-
-    def _prepare_removal(self, row: StoreRow, destination: Destination) -> None:
-        if _is_own(row, destination):
-            self.forget_decisions(row.store_id)
-
-    def _remove_store(self, row: StoreRow, destination: Destination) -> None:
-        """Remove the store of one destination, which is deleted (rule D2). The store stays while somebody waits for
-        messages in it, while a decision names it, and where its directory is not all that it has."""
-
-        def remove() -> None:
-            if destination not in self.table.destinations:  # else somebody has sent there meanwhile
-                self.table.flush()  # first: a store that has a destination and no directory is refused at open
-                remove_directory(self._directories.path(row), row.store_id)
-                self.table.let_go(row.store_id)
-
-        config = self._directories.options_of(row)
-        contained = getattr(self._stores.adapter(row.kind), "is_contained", None)
-        if contained is None or config.index_directory is not None or not contained(config.options):
-            return
-        try:
-            if self.may_remove(row.store_id):
-                self._stores.discard(row, remove)
-        except (AnabranchError, OSError) as error:
-            log.warning("store %s, whose one destination is deleted, stays: %s", row.name, error)
-
     def with_row(self, row: StoreRow, call: Callable[[Store], T]) -> T:
         """Call with the store of a row, opened if it is not open; once more as `for_store`."""
         while True:
-            store = self._stores.open(row)
-            try:
+            with Attempt(partial(self._stores.open, row), partial(self.may_try_again, None)) as store:
                 return call(store)
-            except MovedError:
-                raise
-            except ClosedError:
-                self.forget_closed(None, store)
 
-    def forget_closed(self, destination: Destination | None, store: Store, error: ClosedError | None = None) -> None:
-        """Prepare another try after a ClosedError. The next call opens a store again that was closed for being idle. If
-        the destination is moving to another store, wait for that. Raises ClosedError if the router is closed too."""
+    def may_try_again(self, destination: Destination | None, store: Store | None, error: ClosedError) -> bool:
+        """Return whether to look for a store again after a ClosedError; without a destination not if one in the store
+        moves. A store that was closed for being idle is opened by that. If the destination is moving to another store,
+        wait for the end. Raises ClosedError if the router is closed too."""
+        if store is None or (destination is None and isinstance(error, MovedError)):
+            return False
         self.require_open()
         row = self.table.stores.get(store.store_id)
         if destination is not None and isinstance(error, MovedError):
             if row is not None:
                 self._stores.forget(destination, row, store)
-            if destination not in self._gates:
+            if destination not in self.gates:
                 known = self.table.destinations.get(destination)
                 if known is not None and known.store_id == store.store_id and not error.gate.reserves:
                     store.forget_gate(error.gate)  # it had left this store, was deleted, and is here anew
                 else:
                     time.sleep(PAUSE)  # it was deleted, and is there anew where a copy of it was being made
-            self.pass_gate(destination)
+            self.gates.wait(destination)
         else:
             self._stores.forget_closed(destination, row, store)
+        return True
 
     # One topic, one store
 
@@ -668,7 +474,7 @@ class StoreRegistry:
         """Call with the store of that id; as `with_row`. Raises PlacementError for one that is not recorded."""
         row = self.table.stores.get(store_id)
         if row is None:
-            raise PlacementError(f"no store {store_id.hex()} is recorded in {self._config.directory}")
+            raise PlacementError(f"no store {store_id.hex()} is recorded in {self.config.directory}")
         return self.with_row(row, call)
 
     def open_store_of(self, destination: Destination) -> Store | None:
@@ -713,7 +519,7 @@ class StoreRegistry:
     @property
     def may_miss_rows(self) -> bool:
         """True if a destination that a transaction sends to may have no row: then call `record_missing` before."""
-        return self._records_late or self.removals > 0
+        return self._records_late or self.gates.removals > 0
 
     def record_missing(self, store: Store, destinations: Iterable[Destination]) -> None:
         """Record those of these destinations of a store, to which a transaction sends or subscribes, that have no
@@ -769,8 +575,3 @@ class StoreRegistry:
 
 def _row(destination: Destination, row: StoreRow, match: Match[StoreConfig]) -> DestinationRow:
     return DestinationRow(destination.kind.value, destination.name, row.store_id, match.pattern.text)
-
-
-def _is_own(row: StoreRow, destination: Destination) -> bool:
-    """Return whether a store is that of this one destination."""
-    return row.name.partition(":")[2] == str(destination)

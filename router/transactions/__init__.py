@@ -1,6 +1,6 @@
 """Transactions over any stores: all or nothing, whatever crash comes.
 
-    with router.transaction() as tx:                    # transaction.Transaction: what its user holds
+    with router.transaction() as tx:                    # api/transaction.py: what its user holds
         tx.ack(order)
         tx.send("queue://packed,queue://audit", b"...")
 
@@ -14,7 +14,8 @@ moves between them are written down in `states`, and nowhere else:
 | `states` | the state machine; what a crash leaves of each state |
 | `global_transaction`, `participant` | one transaction; what it does in one store, and how it is prepared there |
 | `table` | all that are known: by id, by xid, by age; limits and timeouts |
-| `transaction` | what a user holds: sends, acks, savepoints, commit |
+| `operations` | what an open transaction does, in order, before a store hears of it |
+| `api/transaction` | what a user holds: sends, acks, savepoints, commit |
 | `coordinator` | the two phases around a record in the decision log; what Ctrl-C has cut off |
 | `resolver` | `resolve`, which commit, reopening, retry and operator call: to the end that can be reached now |
 | `outcomes` | what transaction managers (XA) and operators decide; what waits for them |

@@ -62,7 +62,8 @@ class Coordinator:
         self.log = DecisionLog(directory, options.sync, file_mode)
         self.table = TransactionTable(options, self.log)
         self.cleanup = DecisionCleanup(self.log, registry, self.table)
-        registry.forget_decisions, registry.may_remove = self.cleanup.forget_of, self.cleanup.has_forgotten
+        registry.removal.forget_decisions = self.cleanup.forget_of
+        registry.removal.may_remove = self.cleanup.has_forgotten
         self.resolver = Resolver(self.log, registry, self.table, self.cleanup)
 
     # Opening and closing

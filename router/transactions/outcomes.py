@@ -9,14 +9,14 @@ from functools import partial
 from operator import attrgetter
 
 from ...adapters.core import Store
-from ...adapters.core.store_types import Prepared
+from ...adapters.core.store_types import TRANSACTION_BYTES, Prepared
 from ...adapters.system.background import shared
 from ...policies.errors import AnabranchError, OutcomeUnknownError, TransactionError, TransactionInDoubt
 from ..placement.registry import StoreRegistry
 from .coordinator import Coordinator
 from .decision_log import Decision
 from .global_transaction import GlobalTransaction
-from .states import Outcome
+from .states import COMMIT, ROLLBACK, Outcome
 from .xid import Xid
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,24 @@ class Outcomes:
         self._log.require_usable()
         held = sorted((transaction for transaction in self._table.all() if transaction.held), key=_by_id)
         return [transaction.xid for transaction in held if transaction.xid is not None]
+
+    def commit(self, xid: Xid, one_phase: bool) -> None:
+        """Commit a prepared transaction; with `one_phase` one that is open and not prepared. Raises as `end`."""
+        opened = self._table.user_of(xid)
+        if opened is None:
+            self.end(xid, commit=True)
+        elif one_phase:
+            opened.commit()
+        else:
+            raise TransactionError(f"transaction {opened.xid} is not prepared; prepare() it or commit it in one phase")
+
+    def rollback(self, xid: Xid) -> None:
+        """Roll back a transaction, prepared or open. Raises as `end`."""
+        opened = self._table.user_of(xid)
+        if opened is None:
+            self.end(xid, commit=False)
+        else:
+            opened.rollback()
 
     def end(self, xid: Xid, commit: bool) -> None:
         """End a prepared transaction as its manager says: durable on return, and carried out wherever a store can. Said
@@ -135,8 +153,12 @@ class Outcomes:
             transaction.id.hex(), transaction.xid, transaction.outcome, tuple(sorted(stores)), why, sends, acks
         )
 
-    def resolve(self, transaction_id: bytes, commit: bool) -> None:
-        """Record an outcome by hand. Raises TransactionError for a transaction that does not wait for one."""
+    def resolve(self, text: str, outcome: Outcome) -> None:
+        """Record an outcome by hand, of the transaction whose id `in_doubt` shows so. Raises TransactionError for one
+        that does not wait for an outcome, ValueError for what is none."""
+        if outcome not in (COMMIT, ROLLBACK):
+            raise ValueError(f"an outcome is {COMMIT!r} or {ROLLBACK!r}, not {outcome!r}")
+        transaction_id, commit = _transaction_id(text), outcome == COMMIT
         self._log.require_usable()
         transaction = self._table.by_id.get(transaction_id)
         if transaction is not None and transaction.recorded:
@@ -173,8 +195,9 @@ class Outcomes:
         given = sorted((transaction for transaction in self._table.all() if transaction.by_hand), key=_by_id)
         return [Heuristic(g.id.hex(), g.xid, g.outcome) for g in given if g.outcome is not None]
 
-    def forget(self, transaction_id: bytes) -> None:
+    def forget(self, text: str) -> None:
         """Forget an outcome given by hand. Raises TransactionError unless it was given by hand and is carried out."""
+        transaction_id = _transaction_id(text)
         self._log.require_usable()
         transaction = self._table.by_id.get(transaction_id)
         if transaction is None or not transaction.by_hand:
@@ -185,6 +208,19 @@ class Outcomes:
         if not cleanup.made_durable([transaction]):
             raise TransactionError(f"{cannot}: a store of it has failed; reopen that first")
         cleanup.forget([transaction])
+
+
+def _transaction_id(text: str) -> bytes:
+    """Return a transaction's id from the text that in_doubt() shows. Raises TransactionError."""
+    try:
+        transaction = bytes.fromhex(text)
+    except (TypeError, ValueError):
+        transaction = b""
+    if len(transaction) != TRANSACTION_BYTES:
+        raise TransactionError(
+            f"{text!r} is no transaction's id: that is {2 * TRANSACTION_BYTES} hexadecimal digits, as in_doubt() shows"
+        )
+    return transaction
 
 
 def _require_same(transaction: GlobalTransaction, commit: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, TypeVar, cast
 
@@ -14,6 +15,7 @@ from ...adapters.core.state.limits import NoRoomYetError, cancel, may_wait
 from ...adapters.core.store_types import Change, Pending
 from ...policies.errors import AnabranchError, ClosedError, StoreFailedError, UnknownMessageError
 from ...policies.names.destination import Destination
+from ..placement.attempt import Attempt
 from ..placement.registry import StoreRegistry
 
 log = logging.getLogger(__name__)
@@ -62,24 +64,24 @@ class Participant:
         them is deleted meanwhile. A store that is held by sends alone may have been closed for being idle; it is opened
         again."""
         while True:
-            assert self.store is not None
-            removals = registry.removals
-            try:
+            with Attempt(lambda: cast(Store, self.store), partial(self._open_again, registry)) as store:
+                removals = registry.gates.removals
                 if registry.may_miss_rows:
-                    registry.record_missing(self.store, self.destinations())
-                result = call(self.store)
-            except ClosedError as error:
-                if isinstance(error, MovedError) or self.acks or self.first is None:
-                    raise
-                registry.forget_closed(self.first, self.store)
-                self.store = registry.store_for(self.first)
-                continue
-            if registry.removals != removals:
-                try:
-                    registry.record_missing(self.store, self.destinations())
-                except (AnabranchError, OSError) as error:  # it has taken effect: the next opening finds them
-                    log.warning("store %s: destinations have no row in the record: %s", self.store.name, error)
-            return result
+                    registry.record_missing(store, self.destinations())
+                result = call(store)
+                if registry.gates.removals != removals:
+                    try:
+                        registry.record_missing(store, self.destinations())
+                    except (AnabranchError, OSError) as error:  # it has taken effect: the next opening finds them
+                        log.warning("store %s: destinations have no row in the record: %s", store.name, error)
+                return result
+
+    def _open_again(self, registry: StoreRegistry, store: Store, error: ClosedError) -> bool:
+        if isinstance(error, MovedError) or self.acks or self.first is None:
+            return False
+        if registry.may_try_again(self.first, store, error):
+            self.store = registry.store_for(self.first)
+        return True
 
     def commit(self, registry: StoreRegistry) -> None:
         """Commit by the own commit of its store, which is the decision."""

@@ -1,1 +1,1 @@
-"""Upkeep keeps a directory in order: dead letters and requeue, idle queues, salvage, explanations, statistics."""
+"""Upkeep keeps a directory in order: dead letters and requeue, idle queues, salvage, explanations, space."""

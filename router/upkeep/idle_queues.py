@@ -110,7 +110,9 @@ class IdleQueues:
                 return
             if mark is None or mark != idle.mark:
                 idle.begin(mark)
-            elif is_over and not self._registry.delete_if_idle(destination, lambda: self._may_go(destination, idle)):
+            elif is_over and not self._registry.removal.delete_if_idle(
+                destination, lambda: self._may_go(destination, idle)
+            ):
                 idle.begin(None)
         except AnabranchError as error:  # its store has failed, say: the next look may find it well
             log.debug("%s is not removed yet: %s", destination, error)

@@ -126,6 +126,31 @@ class _Checker:
         return known
 
 
+def requeue_given(
+    registry: StoreRegistry,
+    begin: Callable[[], Transaction],
+    letters: Message[Any] | Iterable[Message[Any]] | Queue,
+    limit: int | None,
+) -> int:
+    """Put back dead letters that are in hand, or those of a queue; returns how many. Raises as Router.requeue."""
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+        raise TypeError(f"limit is a number of messages, not {type(limit).__name__}: {limit!r}")
+    if limit is not None and limit < 0:
+        raise ValueError(f"requeue takes a limit of 0 or more, or None for all; not {limit}")
+    if isinstance(letters, Queue):
+        return requeue_all(registry, begin, letters, limit)
+    if limit is not None:
+        raise ValueError("requeue takes a limit with a queue, not with messages: give it fewer of them")
+    if isinstance(letters, Message):
+        letters = [letters]
+    elif not isinstance(letters, Iterable):
+        raise TypeError(
+            "requeue takes messages that were received, or their queue as text, as a Destination or a Queue, "
+            f"not {type(letters).__name__}: {letters!r}"
+        )
+    return requeue(registry, begin, letters)
+
+
 def requeue(registry: StoreRegistry, begin: Callable[[], Transaction], messages: Iterable[Message[Any]]) -> int:
     """Put these leased dead letters back, all of them in one transaction; returns how many. Raises what _Checker.letter
     and a commit raise, and ValueError for a message that is given twice."""

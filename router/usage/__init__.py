@@ -28,7 +28,8 @@ The log is an observation, and harms nobody. Whoever sends or acks appends a row
 never waits. If the disk does not keep up, operations that do not fit into the memory set aside are lost, and counted.
 If the disk is full or fails the log stops with a warning, and messages go on.
 
-`blocks` are the bytes, `log` writes them, `reading` finds logs and makes of them the events of a usage trace.
+`recording` starts and stops it. `blocks` are the bytes, `log` writes them, `reading` finds logs and makes of them the
+events of a usage trace.
 """
 
 from .log import UsageLog, UsageStats

@@ -51,7 +51,7 @@ class QueueMapping:
             for message in self.router.queue(destination).browse():
                 found[destination.name] = message.body
         if self._manager is not None and self._manager.active:
-            for participant in self._manager._transaction._participants.values():
+            for participant in self._manager._transaction._operations.participants().values():
                 found.update({destination.name: message.body for destination, message in participant.sends})
         ours = {name: body for name, body in found.items() if name.startswith(self._prefix)}
         return {name.rpartition(".")[2]: json.loads(body) for name, body in ours.items()}

@@ -185,7 +185,7 @@ def test_nothing_is_lost_that_is_sent_behind_its_removal(
 
     monkeypatch.setattr(table, "let_go", let_go_and_send)
     if idle:
-        assert router._registry.delete_if_idle(queue, lambda: True)
+        assert router._registry.removal.delete_if_idle(queue, lambda: True)
     else:
         router.delete("each.q")
     monkeypatch.undo()

@@ -108,7 +108,7 @@ def test_a_large_body_is_not_what_limits_a_transaction(tmp_path: Path) -> None:
     assert TransactionOptions().max_bytes > 0
     with anabranch.open(config) as router, router.transaction() as transaction:
         transaction.send("a", io.BytesIO(body(5 << 20)))
-        assert transaction._bytes < 100
+        assert transaction._operations.bytes < 100
 
 
 def test_a_composite_is_read_once(router: Router) -> None:

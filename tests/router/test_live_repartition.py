@@ -735,7 +735,7 @@ def test_a_placement_record_that_cannot_be_written(
         real = table.record_destinations
 
         def fails(rows: Any) -> None:
-            if router._registry._gates:
+            if router._registry.gates._gates:
                 real(rows) if rows[0].store_id == store_id(router, "a") and not goes_on else None
                 raise StoreFailedError("EIO")
             real(rows)

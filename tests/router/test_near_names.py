@@ -60,7 +60,7 @@ def test_what_is_known_still_can_be_received_though_no_store_takes_it_now(tmp_pa
     config = anabranch.Config(tmp_path / "data", both)
     with anabranch.open(config) as router:
         router.queue("old.a").send(b"1")
-        router._registry._routes = anabranch.Config(
+        router._registry.routing.routes = anabranch.Config(
             tmp_path / "data", [anabranch.StoreConfig("all", ["new.>"])]
         ).routes()
         message = router.receive("old.*")

@@ -131,8 +131,8 @@ def test_a_router_in_use_that_is_repartitioned_tells_of_it(tmp_path: Path) -> No
     with anabranch.open(before) as router:
         router.queue("b").send(b"1")
         router.repartition(after)
-        assert router._usage is not None
-        router._usage.flush()
+        assert router._usage.log is not None
+        router._usage.log.flush()
         found = remembered(tmp_path / "data" / "usage")
         assert found is not None
         assert [store.name for store in found.config.stores] == ["all", "b"]

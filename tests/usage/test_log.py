@@ -43,14 +43,14 @@ def small(directory: Path) -> anabranch.Config:
 
 
 def log_of(router: anabranch.Router) -> UsageLog:
-    assert router._usage is not None
-    return router._usage
+    assert router._usage.log is not None
+    return router._usage.log
 
 
 def noise(router: anabranch.Router, chance: random.Random) -> None:
     """Rows that cannot be deflated, of destinations that nobody knows."""
-    if router._usage is not None:
-        router._usage._buffer.rows.append(chance.randbytes(300 * ROW.size))
+    if router._usage.log is not None:
+        router._usage.log._buffer.rows.append(chance.randbytes(300 * ROW.size))
 
 
 class Script:
@@ -91,9 +91,9 @@ class Script:
         self.waiting.append((op, seq))
 
     def flush(self, router: anabranch.Router) -> None:
-        recorded = router._usage is not None and router._usage.active
+        recorded = router._usage.log is not None and router._usage.log.active
         self.jobs.run()
-        if recorded and router._usage is not None and router._usage.active:
+        if recorded and router._usage.log is not None and router._usage.log.active:
             self.written.update(self.waiting)
         self.waiting.clear()
 

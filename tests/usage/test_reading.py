@@ -59,7 +59,7 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> Set:
 def several_files(directory: Path) -> list[Path]:
     """Those of a log that fills some, each with one message of ours at least; message number n has n bytes."""
     with anabranch.open(config(directory, usage={"max_bytes": 1 << 20})) as router:
-        usage = router._usage
+        usage = router._usage.log
         assert usage is not None
         for size in range(12):
             noise = b"".join(ROW.pack(0, hash((size, at)) & 0xFFFFFFFFFFFF, 1 << 31, 0, 0, 0, 0, SENT, 0)
@@ -108,12 +108,12 @@ def test_several_routers(tmp_path: Path, wall: Set) -> None:
 
 def test_a_clock_that_was_set(tmp_path: Path, wall: Set) -> None:
     with anabranch.open(config(tmp_path)) as router:
-        assert router._usage is not None
+        assert router._usage.log is not None
         queue = router.queue("j.a")
         for size, seconds in enumerate((0, 5000, -9000)):
             wall(seconds)
             queue.send(bytes(size))
-            router._usage.flush()
+            router._usage.log.flush()
     wall(-1000)
     recorded(tmp_path, 3)
     trace = usage_trace([tmp_path])
@@ -197,20 +197,20 @@ def _one_file(directory: Path) -> list[Path]:
     with anabranch.open(config(directory)) as router:
         for size in range(200):
             router.queue("j.a").send(bytes(size))
-            assert router._usage is not None
-            router._usage.flush()
+            assert router._usage.log is not None
+            router._usage.log.flush()
     return [*(directory / "usage" / "journal").glob("*.seg")]
 
 
 def test_damage_is_told_from_what_the_log_says_itself(tmp_path: Path) -> None:
     """Of a router that was killed, when nothing but its batches says what was on disk."""
     with anabranch.open(config(tmp_path / "data")) as router:
-        assert router._usage is not None
-        assert router._usage._log is not None
+        assert router._usage.log is not None
+        assert router._usage.log._log is not None
         for size in range(3):
             router.queue("j.a").send(bytes(size))
-            router._usage.flush()
-            router._usage._log.sync()
+            router._usage.log.flush()
+            router._usage.log._log.sync()
         shutil.copytree(tmp_path / "data" / "usage" / "journal", tmp_path / "killed")
     (newest,) = (tmp_path / "killed").glob("*.seg")
     trace = usage_trace([tmp_path / "killed"])
@@ -227,7 +227,7 @@ def test_damage_is_told_from_what_the_log_says_itself(tmp_path: Path) -> None:
 def test_a_log_that_is_written_meanwhile_is_not_damaged(tmp_path: Path) -> None:
     count = 0
     with anabranch.open(config(tmp_path, usage={"max_bytes": 1 << 20})) as router:
-        usage, stop = router._usage, threading.Event()
+        usage, stop = router._usage.log, threading.Event()
         assert usage is not None
 
         def write() -> None:

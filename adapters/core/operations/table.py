@@ -25,8 +25,8 @@ class Table(Protocol):
     def put(self, sends: Sequence[Send]) -> None:
         """Put new messages, all of one destination. A topic's message is for those whom `entitled` names; without any
         it is not kept. Their destination and those subscriptions count them. A map's message takes the place of the
-        message of the same id, which is dead from then on; a REMOVAL (record/encoding.py) is dead itself, and so is one that
-        comes after another of a higher seq."""
+        message of the same id, which is dead from then on. A REMOVAL (encoding.py) is dead itself. So is one that comes
+        after another of a higher seq."""
 
     def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
         """Ack a message: it is dead for the subscription of this number, and for good when all have acked it; number 0:

@@ -1,8 +1,8 @@
 """A body of any size, kept apart from its message: what the message's record says of it, its bytes, and the stream that
 its receiver reads.
 
-A record with the flag LARGE (encoding.py) has a *reference* in place of the body: the body's name, its size, the size of
-its chunks, and the CRC-32C of all of it. The body itself is a *start* and its chunks, each behind its CRC-32C, in
+A record with the flag LARGE (encoding.py) has a *reference* in place of the body: the body's name, its size, the size
+of its chunks, and the CRC-32C of all of it. The body itself is a *start* and its chunks, each behind its CRC-32C, in
 whatever a backend keeps them (LargeStorage): files beside a journal, rows beside MESSAGES. Drawn in docs/format.md.
 
 start (64 bytes)     what the store must know of a body that no message names: `low`, the highest seq before it was

@@ -2,7 +2,7 @@
 
 H1  A message that nobody holds is in exactly one place: beyond the cursor of its lane, in the lane's `ready`, or in
     `returned`, or, if it is not to be delivered any more, nowhere but in the backend (it has expired) and in
-    `_limited`, or, if it waits for its time, nowhere but in the backend (features/scheduled.py); in a second one after an
+    `_limited`, or, if it waits for its time, nowhere but in the backend (scheduled.py); in a second one after an
     interruption, or if it came back before it was fetched: `lease` gives it once.
 H2  A message that somebody holds has a Lease in its feed's `held`: LEASED by a receiver, CLAIMED by a transaction, or
     LEAVING while its ack or its return is under way. Where its destination goes to another store it is MOVING, and

@@ -7,6 +7,7 @@ that is, until the last one. A message sent twice under one id lives, in each of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -221,17 +222,11 @@ def _transactions(
 ) -> tuple[Ints, tuple[TransactionSet, ...]]:
     if column.null_count == len(column):
         return np.full(len(column), -1, np.int64), ()
-    encoded = column.combine_chunks().dictionary_encode()
-    tx = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    _, tx = _codes(column)
     inside = tx >= 0
     pairs = np.unique(np.stack([tx[inside], destination[inside].astype(np.int64)], axis=1), axis=0)
-    bounds = np.flatnonzero(np.diff(pairs[:, 0])) + 1
-    counts: dict[tuple[int, ...], int] = {}
-    starts, ends = np.append(0, bounds), np.append(bounds, len(pairs))
-    members = pairs[:, 1].tolist()
-    for first, last in zip(starts.tolist(), ends.tolist(), strict=True):
-        key = tuple(members[first:last])
-        counts[key] = counts.get(key, 0) + 1
+    touched = np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1)
+    counts = Counter(tuple(members.tolist()) for members in touched)
     return tx, tuple(TransactionSet(key, counts[key]) for key in sorted(counts))
 
 
@@ -242,8 +237,7 @@ def _lives(
     needed: Ints,
     findings: list[Finding],
 ) -> tuple[Ints, Ints]:
-    encoded = ids.combine_chunks().dictionary_encode()
-    id_codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    _, id_codes = _codes(ids)
     keys = id_codes * (int(destination.max()) + 1) + destination
     message, distinct = pd.factorize(keys)
     sends, acks = np.flatnonzero(is_send), np.flatnonzero(~is_send)

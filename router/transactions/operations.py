@@ -1,0 +1,213 @@
+"""Operations are what a transaction does, in order, before any store hears of it.
+
+Each is added in one step: a caller that catches Ctrl-C has all of an operation, or nothing. Only the end of the
+transaction sorts them by their stores: into participants, which the coordinator takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+from ...adapters.core import Store
+from ...adapters.core.engine.forwarding import follow
+from ...adapters.core.messages import LargeBody, Message, Outgoing, Reason, Receipt
+from ...adapters.core.store_types import Change
+from ...policies.config import TransactionOptions
+from ...policies.errors import TransactionError
+from ...policies.names.destination import Destination
+from ..placement.gates import Gates
+from .participant import Participant, unclaim
+
+
+class Send(NamedTuple):
+    """A send, or a change of a map."""
+
+    store: Store
+    """The store that the destination was in, or was to be in, when it was sent to."""
+    destination: Destination
+    message: Outgoing
+
+
+class Ack(NamedTuple):
+    """An ack of a message, which is claimed until then."""
+
+    message: Message[Any]
+
+
+class Release(NamedTuple):
+    """A message that is given back when the transaction ends, and how."""
+
+    message: Message[Any]
+    delivered: bool
+    delay: float | None
+    reason: Reason | None
+
+    def free(self) -> None:
+        """Give the message back. May be done again."""
+        message, store = self.message, self.message._store
+        if self.reason is not None:
+            store.note_failure([message], self.reason)
+        unclaim(store, [message], self.delivered, self.delay)
+        if self.reason is not None and self.delivered:
+            message._store.tell_spent([message])
+
+
+class ChangeSubscription(NamedTuple):
+    """The begin or the end of a durable subscription."""
+
+    store: Store
+    change: Change
+
+
+class Places(Protocol):
+    """Finds the stores that destinations are in now."""
+
+    gates: Gates
+
+    def store_for(self, destination: Destination) -> Store:
+        """Return the open store of a destination, made if need be."""
+
+    def store_to_be(self, destination: Destination) -> Store:
+        """Return the open store that a destination is in, or will be once it is recorded."""
+
+
+class Operations:
+    """The operations of one transaction. Threads: the one that has its lock."""
+
+    def __init__(self, options: TransactionOptions, limited: bool) -> None:
+        """Begin without any. `limited`: by max_operations and max_bytes."""
+        self._options, self._limited = options, limited
+        self._all: list[Send | Ack | Release | ChangeSubscription] = []
+        self._ended_with = 0
+        """The number of operations at the end, when they are dropped."""
+        self.bytes = 0
+        """The bytes of all bodies that are sent."""
+        self._acked: dict[bytes, Message[Any]] = {}
+        """The message that was acked last, by its store's id; perhaps undone since."""
+        self._sent: list[tuple[Participant, int]] = []
+        """For each send its participant, and its place among that one's sends. Filled by `participants`."""
+
+    def __len__(self) -> int:
+        return len(self._all) or self._ended_with
+
+    def require_room(self, operations: int, size: int = 0) -> None:
+        """Raise TransactionError if so many operations more, or bytes of bodies, would be too many."""
+        options, operations, size = self._options, len(self._all) + operations, self.bytes + size
+        if not self._limited or (operations <= options.max_operations and size <= options.max_bytes):
+            return
+        what, used, option, limit = "operations", operations, "max_operations", options.max_operations
+        if operations <= limit:
+            what, used, option, limit = "bytes of messages", size, "max_bytes", options.max_bytes
+        raise TransactionError(
+            f"this transaction would hold {used} {what}; transactions.{option} is {limit}: commit it and go on in "
+            "another, or raise the limit"
+        )
+
+    def send(self, sends: Sequence[Send]) -> None:
+        """Add sends of bodies that are bytes, or kept. Raises TransactionError at a limit."""
+        size = _size(sends)
+        self.require_room(len(sends), size)
+        self._all.extend(sends)
+        self.bytes += size
+
+    def change(self, one: ChangeSubscription) -> None:
+        """Add the begin or the end of a subscription."""
+        self._all.append(one)
+
+    def claim(self, one: Ack | Release) -> None:
+        """Claim the message of an operation, and add it. Raises UnknownMessageError, and TransactionError if its store
+        was reopened since another message of it was acked."""
+        if isinstance(one, Ack):
+            self._require_same(one.message)
+        try:
+            one.message._store.claim(one.message)
+            self._all.append(one)
+        except KeyboardInterrupt:
+            if not self._all or self._all[-1] is not one:
+                unclaim(one.message._store, [one.message])
+            raise
+
+    def _require_same(self, message: Message[Any]) -> None:
+        store = message._store
+        before, self._acked[store.store_id] = self._acked.get(store.store_id), message
+        if before is None or before._store is store:
+            return
+        for other in self.acked:
+            if other._store.store_id == store.store_id and other._store is not store:
+                raise TransactionError(
+                    f"store {store.name!r} was reopened since this transaction acked {other!r}, whose lease is gone "
+                    "with that; roll back and receive again"
+                )
+
+    @property
+    def acked(self) -> list[Message[Any]]:
+        """The messages that are acked, in order."""
+        return [one.message for one in self._all if isinstance(one, Ack)]
+
+    def undo(self, count: int) -> None:
+        """Undo all operations but the first so many. If that is interrupted some are half undone."""
+        undone = self._all[count:]
+        claimed = [one.message for one in undone if isinstance(one, Ack | Release)]
+        if claimed:
+            unclaim(claimed[0]._store, claimed)
+        del self._all[count:]
+        self.bytes -= _size([one for one in undone if isinstance(one, Send)])
+
+    def participants(self, places: Places | None = None) -> dict[bytes, Participant]:
+        """Return the participants, by their store's id, each with its part of the operations. With `places` each
+        operation is brought to the store that its destination is in now; raises what that raises."""
+        found: dict[bytes, Participant] = {}
+        self._sent = []
+        for one in self._all:
+            if isinstance(one, Send):
+                store = one.store if places is None else places.store_to_be(one.destination)
+                participant = _participant(found, store, one.destination)
+                self._sent.append((participant, len(participant.sends)))
+                participant.sends.append((one.destination, one.message))
+            elif isinstance(one, Ack):
+                message = one.message
+                if places is not None:
+                    places.gates.wait(message.destination)  # its lease says so a little later
+                    follow(message)
+                _participant(found, cast(Store, message._store), message.destination).acks.append(message)
+            elif isinstance(one, ChangeSubscription):
+                topic = one.change.subscription.topic
+                store = one.store if places is None else places.store_for(topic)
+                _participant(found, store, topic).changes.append(one.change)
+        return found
+
+    def receipts(self) -> list[Receipt]:
+        """Return a receipt for each send, in order, once the participants have committed. Its seq is 0 where a store
+        carries it out later."""
+        return [
+            given[place] if (given := participant.receipts) else Receipt(participant.sends[place][0], 0)
+            for participant, place in self._sent
+        ]
+
+    def end(self) -> None:
+        """Free the messages that are given back, and drop all operations. May be done again."""
+        self._ended_with = max(self._ended_with, len(self._all))
+        self._acked.clear()
+        self._sent.clear()
+        while self._all:
+            last = self._all[-1]
+            if isinstance(last, Release):
+                last.free()
+            self._all.pop()
+
+
+def _size(sends: Sequence[Send]) -> int:
+    size = 0
+    for one in sends:
+        size += len(cast("bytes | LargeBody", one.message.body))
+    return size
+
+
+def _participant(found: dict[bytes, Participant], store: Store, destination: Destination) -> Participant:
+    participant = found.get(store.store_id)
+    if participant is None:
+        participant = found[store.store_id] = Participant(store.store_id, store, destination)
+    elif participant.store is not store and not participant.acks:
+        participant.store = store  # opened again since
+    return participant
