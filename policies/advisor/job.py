@@ -81,16 +81,7 @@ def recommend_best(
     for each in sized:
         each.check()
     report = progress or (lambda stage, share: None)
-    with open_engine(
-        trace,
-        options.engine,
-        options.master,
-        report,
-        model=options.model,
-        clock=options.clock,
-        operations_per_second=options.operations_per_second,
-        sizes=options.sizes,
-    ) as engine:
+    with open_engine(trace, options, report) as engine:
         for each in sized:
             _check_segments(engine, each, str(trace) if isinstance(trace, (str, Path)) else "the trace")
         current = None if options.current is None else _current(engine, options.current)

@@ -164,7 +164,7 @@ _ON_TWO_WORKERS = """
 import sys
 
 from anabranch.policies.errors import SparkError
-from anabranch.policies.advisor import read_trace
+from anabranch.policies.advisor import RecommendOptions, read_trace
 from anabranch.policies.advisor.spark import executors
 from anabranch.policies.advisor.model.engine import LocalEngine
 from anabranch.policies.advisor.model.cost_model import CostModel
@@ -175,7 +175,6 @@ from anabranch.policies.advisor.spark.session import spark_session
 executors.LOST_MAX_S = 3
 partitions = [((0, 2), (1, 3, 4))]
 here = LocalEngine(build(read_trace("t.parquet"), model="kahadb"))
-clock = {"clock": "ts", "operations_per_second": 1000.0, "sizes": None}
 
 
 def same(segment_bytes):
@@ -188,9 +187,8 @@ def tell(*what):
 
 
 try:
-    with open_engine(
-        "t.parquet", "spark", sys.argv[1], lambda *_: None, model="kahadb", **clock, rows_a_task=1500
-    ) as there:
+    options = RecommendOptions(model="kahadb", engine="spark", master=sys.argv[1])
+    with open_engine("t.parquet", options, lambda *_: None, rows_a_task=1500) as there:
         context = spark_session().sparkContext
         count = context._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is among them
         tell(count, same(65536))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...config.durability import Sync
 from ...names.destination import Destination
 from ...names.routes import RouteTable
-from ..model.broker import LOOK_SEGMENTS, BrokerPeak, broker_peak, expected_files
+from ..model.broker import LOOK_SEGMENTS, broker_peak, expected_files
 from ..model.cost_model import Partition, Retention, canonical, lasting_peak
 from ..model.engine import Engine
 from ..search.catch_all import catch_all_store
@@ -82,16 +82,11 @@ def _candidate(
         )
         for i, found in enumerate(filters(destinations, catch_all))
     )
-    broker: BrokerPeak | None = None
-    if files is not None:
-        broker = broker_peak(
-            *files,
-            len(partition),
-            options.segment_bytes,
-            catch_all_beside=catch_all is None and len(partition) > 1,
-        )
+    beside = catch_all is None and len(partition) > 1
+    broker = files and broker_peak(*files, len(partition), options.segment_bytes, catch_all_beside=beside)
     return Candidate(
         name=name,
+        segment_bytes=options.segment_bytes,
         stores=stores,
         mean_bytes=figures.mean_bytes,
         peak_bytes=figures.peak_bytes,
@@ -102,7 +97,6 @@ def _candidate(
         copied_bytes=figures.copied_bytes,
         most_copied=figures.most_copied,
         broker_peak=broker,
-        segment_bytes=options.segment_bytes,
     )
 
 

@@ -55,6 +55,8 @@ class Candidate:
     """A partitioning and its exact figures."""
 
     name: str
+    segment_bytes: int
+    """Size of one journal file."""
     stores: tuple[StorePlan, ...]
     mean_bytes: float
     peak_bytes: int
@@ -68,8 +70,6 @@ class Candidate:
     model."""
     most_copied: int
     """The copies of the message that is copied most often."""
-    segment_bytes: int
-    """Size of one journal file."""
     broker_peak: BrokerPeak | None = None
     """The disk that ActiveMQ is to be expected to take, under its model."""
 
@@ -80,20 +80,7 @@ class Candidate:
 
     def to_json(self) -> dict[str, Any]:
         stores = [{**asdict(s), "destinations": list(s.destinations), "filters": list(s.filters)} for s in self.stores]
-        return {
-            "name": self.name,
-            "segment_bytes": self.segment_bytes,
-            "stores": stores,
-            "mean_bytes": self.mean_bytes,
-            "peak_bytes": self.peak_bytes,
-            "gib_hours": self.gib_hours,
-            "spanning_transactions": self.spanning_transactions,
-            "cost": self.cost,
-            "written_bytes": self.written_bytes,
-            "copied_bytes": self.copied_bytes,
-            "most_copied": self.most_copied,
-            "broker_peak": asdict(self.broker_peak) if self.broker_peak else None,
-        }
+        return {**asdict(self), "stores": stores}
 
 
 Render: TypeAlias = Callable[["Recommendation", str], Mapping[str, str]]

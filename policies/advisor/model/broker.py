@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..trace.arrays import Floats
+from .cost_model import open_at, stretches
 
 LOOK_SEGMENTS = 0.5
 BESIDE_FILES = 1 / 6
@@ -60,13 +61,9 @@ def expected_files(start: Floats, end: Floats, interval: float) -> float:
     A number of files that lasts as long is found for sure; each shorter spell of it by chance, independently: where
     files end at even intervals, looks at even ones would depend on how both fall together.
     """
-    at = np.concatenate([start, end])
-    change = np.concatenate([np.ones(len(start), np.int64), -np.ones(len(end), np.int64)])
-    order = np.lexsort((-change, at))
-    at, level = at[order], np.cumsum(change[order])
+    at, level = open_at(start, end)
     expected = 0.0
     for number in range(1, int(level.max(initial=0)) + 1):
-        edges = np.diff(np.concatenate([[False], level >= number, [False]]).astype(np.int8))
-        lengths = at[np.minimum(np.flatnonzero(edges == -1), len(at) - 1)] - at[np.flatnonzero(edges == 1)]
+        lengths = stretches(at, level >= number)
         expected += 1.0 - float(np.prod(1.0 - np.minimum(lengths / interval, 1.0)))
     return expected

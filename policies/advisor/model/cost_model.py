@@ -22,6 +22,7 @@ moment is not seen. (On the toy maker's broker: 6 files split, as listed there; 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -258,27 +259,29 @@ def lasting_peak(start: Floats, end: Floats, span: float) -> int:
     """
     if not len(start):
         return 0
+    at, level = open_at(start, end)
+
+    def is_short(files: int) -> bool:
+        """Tell whether so many are never open for long enough."""
+        return bool(stretches(at, level >= files).max(initial=-1.0) < span)
+
+    return bisect_left(range(1, int(level.max()) + 1), True, key=is_short)
+
+
+def open_at(start: Floats, end: Floats) -> tuple[Floats, Ints]:
+    """Return the times at which these intervals begin and end, in order, and how many are open from each on."""
     at = np.concatenate([start, end])
     change = np.concatenate([np.ones(len(start), np.int64), -np.ones(len(end), np.int64)])
     order = np.lexsort((-change, at))
-    at, level = at[order], np.cumsum(change[order])
-    low, high = 0, int(level.max())
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _longest_run(at, level >= middle) >= span:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return at[order], np.cumsum(change[order])
 
 
-def _longest_run(at: Floats, open_enough: npt.NDArray[np.bool_]) -> float:
-    """Find the longest stretch over which the flag holds. The flag changes at each `at` and holds until the next."""
-    edges = np.diff(np.concatenate([[False], open_enough, [False]]).astype(np.int8))
-    begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
-    if not len(begins):
-        return -1.0
-    return float((at[np.minimum(ends, len(at) - 1)] - at[begins]).max())
+def stretches(at: Floats, holds: npt.NDArray[np.bool_]) -> Floats:
+    """Return the length of each stretch over which a flag holds, which changes at each `at` and holds until the
+    next."""
+    edges = np.diff(np.concatenate([[False], holds, [False]]).astype(np.int8))
+    lengths: Floats = at[np.minimum(np.flatnonzero(edges == -1), len(at) - 1)] - at[np.flatnonzero(edges == 1)]
+    return lengths
 
 
 def spanning_transactions(transactions: Sequence[TransactionSet], partition: Partition) -> tuple[int, int]:

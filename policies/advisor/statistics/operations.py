@@ -7,6 +7,7 @@ that is, until the last one. A message sent twice under one id lives, in each of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -160,18 +161,17 @@ def _ordered(table: pa.Table, source: str) -> pa.Table:
     return table
 
 
-def _codes(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
+def _codes(column: pa.ChunkedArray) -> tuple[pa.Array, Ints]:
     """Find the distinct texts and, for each row, the number of its text, -1 for null."""
     encoded = column.combine_chunks().dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
-    indices = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return encoded.dictionary.to_pylist(), indices
+    return encoded.dictionary, encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _destinations(column: pa.ChunkedArray) -> tuple[tuple[str, ...], npt.NDArray[np.int32]]:
     texts, codes = _codes(column)
-    canonical = [canonical_destination(text) for text in texts]
+    canonical = [canonical_destination(text) for text in texts.to_pylist()]
     names = tuple(sorted(set(canonical)))
     number = {name: i for i, name in enumerate(names)}
     renumber = np.array([number[name] for name in canonical], dtype=np.int32)
@@ -221,17 +221,11 @@ def _transactions(
 ) -> tuple[Ints, tuple[TransactionSet, ...]]:
     if column.null_count == len(column):
         return np.full(len(column), -1, np.int64), ()
-    encoded = column.combine_chunks().dictionary_encode()
-    tx = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    _, tx = _codes(column)
     inside = tx >= 0
     pairs = np.unique(np.stack([tx[inside], destination[inside].astype(np.int64)], axis=1), axis=0)
-    bounds = np.flatnonzero(np.diff(pairs[:, 0])) + 1
-    counts: dict[tuple[int, ...], int] = {}
-    starts, ends = np.append(0, bounds), np.append(bounds, len(pairs))
-    members = pairs[:, 1].tolist()
-    for first, last in zip(starts.tolist(), ends.tolist(), strict=True):
-        key = tuple(members[first:last])
-        counts[key] = counts.get(key, 0) + 1
+    touched = np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1)
+    counts = Counter(tuple(members.tolist()) for members in touched)
     return tx, tuple(TransactionSet(key, counts[key]) for key in sorted(counts))
 
 
@@ -242,8 +236,7 @@ def _lives(
     needed: Ints,
     findings: list[Finding],
 ) -> tuple[Ints, Ints]:
-    encoded = ids.combine_chunks().dictionary_encode()
-    id_codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    _, id_codes = _codes(ids)
     keys = id_codes * (int(destination.max()) + 1) + destination
     message, distinct = pd.factorize(keys)
     sends, acks = np.flatnonzero(is_send), np.flatnonzero(~is_send)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -152,13 +152,12 @@ def _chunk(workload: Workload, chunk: int) -> pa.Table:
     return pa.concat_tables(tables) if tables else _CHUNK_SCHEMA.empty_table()
 
 
-class _Place:
+class _Place(NamedTuple):
     """The place of rows in the order among rows of the same time."""
 
-    __slots__ = ("chunk", "part", "stream")
-
-    def __init__(self, stream: int, chunk: int, part: int) -> None:
-        self.stream, self.chunk, self.part = stream, chunk, part
+    stream: int
+    chunk: int
+    part: int
 
 
 def _labels(prefix: str, count: int) -> pa.Array:
@@ -180,59 +179,43 @@ def _messages(
     number = np.arange(count, dtype=np.int64)
     topic = load.name.startswith("topic://")
     start = workload.start_seconds
-    tables = [
-        _table(load.name, "send", times + start, ids, body + SEND_HEADER_BYTES_DEFAULT, place, number,
-               tx=tx, needed=load.subscriptions, body=body)
-    ]  # fmt: skip
+    sent = times + start
+    size = body + SEND_HEADER_BYTES_DEFAULT
+    columns = {"destination": load.name, "tx": tx, "acks_needed": load.subscriptions, "body_size": body}
+    tables = [_table(place, number, op="send", ts=sent, message_id=ids, size=size, **columns)]
     for subscription in range(load.subscriptions):
         acked = _acks(load.consumer, times, random)
         kept = np.flatnonzero(acked < workload.duration)
-        label = f"subscription-{subscription + 1}" if topic else None
         behind = _Place(place.stream, place.chunk, 1_000_000 + place.part * 1000 + subscription)
-        size = np.full(len(kept), ACK_BYTES_DEFAULT, np.int64)
         tables.append(
             _table(
-                load.name, "ack", acked[kept] + start, ids.take(pa.array(kept)), size, behind, number[kept], label=label
+                behind,
+                number[kept],
+                op="ack",
+                destination=load.name,
+                ts=acked[kept] + start,
+                message_id=ids.take(pa.array(kept)),
+                size=ACK_BYTES_DEFAULT,
+                acks_needed=1,
+                subscription=f"subscription-{subscription + 1}" if topic else None,
             )
         )
     return tables
 
 
-def _table(
-    destination: str,
-    op: str,
-    ts: Floats,
-    ids: pa.Array,
-    size: Ints,
-    place: _Place,
-    number: Ints,
-    *,
-    tx: pa.Array | None = None,
-    needed: int = 1,
-    body: Ints | None = None,
-    label: str | None = None,
-) -> pa.Table:
-    count = len(ts)
-
-    def all_of(value: object, kind: pa.DataType) -> pa.Array:
-        return pa.repeat(pa.scalar(value, kind), count)
-
-    columns = {
-        "ts": pa.array(ts),
-        "op": all_of(op, pa.string()),
-        "destination": all_of(destination, pa.string()),
-        "message_id": ids,
-        "size": pa.array(size),
-        "tx": tx if tx is not None else pa.nulls(count, pa.string()),
-        "acks_needed": all_of(needed, pa.int32()),
-        "subscription": all_of(label, pa.string()),
-        "body_size": pa.array(body) if body is not None else pa.nulls(count, pa.int64()),
-        "stream": all_of(place.stream, pa.int32()),
-        "chunk": all_of(place.chunk, pa.int32()),
-        "number": pa.array(number),
-        "part": all_of(place.part, pa.int32()),
-    }
-    return pa.table(columns, schema=pa.schema([pa.field(f.name, f.type) for f in _CHUNK_SCHEMA]))
+def _table(place: _Place, number: Ints, **columns: Any) -> pa.Table:
+    """Make a chunk's rows. A column is an array, or a value for all rows; one that is left out is empty."""
+    columns |= {**place._asdict(), "number": number}
+    fields = [pa.field(field.name, field.type) for field in _CHUNK_SCHEMA]
+    arrays = []
+    for field in fields:
+        column = columns.get(field.name)
+        if isinstance(column, np.ndarray):
+            column = pa.array(column)
+        elif not isinstance(column, pa.Array):
+            column = pa.repeat(pa.scalar(column, field.type), len(number))
+        arrays.append(column)
+    return pa.table(arrays, schema=pa.schema(fields))
 
 
 def _draw(spread: Spread, count: int, random: np.random.Generator) -> Floats:
