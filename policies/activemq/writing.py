@@ -11,9 +11,9 @@ from ..config import Config, StoreConfig
 from ..config.durability import Sync
 from ..config.fields import Options
 from ..config.options import JournalOptions
-from ..config.units import KIB
 from ..names.destination import Kind
 from ..names.pattern import Pattern
+from ..units import KIB
 from .choice import Filter, is_compacted, ours, unsure
 
 DIRECTORY: Final = "${activemq.data}/mkahadb"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...policies.config.units import parse_duration
 from ...policies.outputs import is_elsewhere, local_path
+from ...policies.units import parse_duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -96,7 +96,7 @@ def _dead_letters(router: Router) -> Counter[tuple[Destination, Any]]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from ...adapters.text import human_age
+    from ...policies.text import human_age
 
     table: list[tuple[str, ...]] = [("queue", "ready", "leased", "delayed", "dead", "oldest", "bytes")]
     for row in rows:

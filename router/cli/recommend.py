@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...policies.config.options import JournalOptions
-from ...policies.config.units import parse_size
 from ...policies.errors import ConfigError, TraceError
 from ...policies.outputs import check_file, scratch_directory
+from ...policies.units import parse_size
 from .mkahadb import as_mkahadb, echo_notes, write_xml
 from .output import LocalPath, PathOrUrl, echo_json, json_option, warnings_shown, working
 from .trace import (

@@ -23,14 +23,14 @@ from ...config import loads
 from ...config.durability import Sync
 from ...config.kinds import DEFAULT_KIND
 from ...config.options import JournalOptions
-from ...config.units import format_size
 from ...config.writing import document
 from ...errors import ConfigError
 from ...names.destination import Destination
 from ...names.pattern import escape
-from ...text import human_bytes
+from ...text import free_name, human_bytes
+from ...units import format_size
 from ..search.current import CurrentConfig
-from .recommendation import StorePlan, free_name
+from .recommendation import StorePlan
 
 _PLACES = ("directory", "index_directory")
 """What no two stores can share."""

@@ -21,8 +21,8 @@ from markupsafe import Markup, escape
 
 from ...activemq import write_mkahadb
 from ...config import loads
-from ...config.units import format_size
 from ...text import count_of, human_bytes
+from ...units import format_size
 from ..advice.answer import (
     baseline,
     cap_sentence,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 
-from ...config.units import format_size
-from ...text import human_bytes
+from ...text import human_bytes, table
+from ...units import format_size
 from ..advice.answer import (
     cap_sentence,
     command_note,
@@ -116,8 +116,8 @@ def _table(recommendation: Recommendation, width: int) -> str:
 def _rows(recommendation: Recommendation, columns: Columns) -> list[str]:
     shown = [candidate for candidate in recommendation.candidates if candidate.name in _SHOWN]
     rows = [[name for name, _ in columns], *([cell(candidate) for _, cell in columns] for candidate in shown)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-    return [_line(row, widths) for row in rows]
+    head, _, *lines = table(rows, right=range(1, len(columns)))
+    return [head, *lines]
 
 
 def candidate_note(recommendation: Recommendation) -> str:
@@ -130,11 +130,6 @@ def candidate_note(recommendation: Recommendation) -> str:
     if not is_compacting(recommendation):
         return f"Without compaction: compact_live_percent is 0. {note}"
     return f"copied: by compaction. {note}"
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    first = row[0].ljust(widths[0])
-    return "  ".join([first, *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]).rstrip()
 
 
 def _sizes(recommendation: Recommendation) -> str:
