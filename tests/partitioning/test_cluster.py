@@ -21,6 +21,7 @@ from anabranch.policies.advisor.spark import cluster, workers
 from anabranch.policies.advisor.spark.cluster import check_master, told_to_wait
 from anabranch.policies.advisor.spark.session import spark_errors
 from anabranch.policies.advisor.spark.trace import by_value
+from anabranch.policies.advisor.statistics import lives
 from anabranch.policies.errors import ConfigError, SparkError
 
 from .conftest import shape
@@ -231,6 +232,7 @@ def test_workers_need_nothing_of_this_package() -> None:
     from pyspark import cloudpickle
 
     by_value(workers)
+    by_value(lives)
     by_value(kernel)
     try:
         rules = kernel.JournalRules(1 << 20, 1 << 20, live_percent=50)
