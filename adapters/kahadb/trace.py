@@ -96,7 +96,6 @@ class KahaTrace:
 
     def __init__(self, directory: KahaDirectory, progress: Progress | None = None) -> None:
         self.directory = directory.directory
-        self._progress = progress
         self._damages: dict[Damage, None] = {}
         ids = decided(directory.transaction_store, self._note)
         self._stores = [_StoreTrace(files, self._note, ids, progress) for files in directory.stores]
@@ -105,9 +104,9 @@ class KahaTrace:
     def __iter__(self) -> Iterator[UsageEvent]:
         counts = _Counts()
         if len(self._stores) == 1:
-            yield from self._stores[0].events(counts, self._note, self._progress)
+            yield from self._stores[0].events(counts, self._note)
         else:
-            streams = [_by_clock(s.events(counts, self._note, self._progress), i) for i, s in enumerate(self._stores)]
+            streams = [_by_clock(s.events(counts, self._note), i) for i, s in enumerate(self._stores)]
             seq = count()
             for _, _, event in heapq.merge(*streams, key=lambda item: item[:2]):
                 yield event._replace(seq=next(seq))
@@ -185,7 +184,7 @@ class _StoreTrace:
             )
         _report_gaps(files, report)
 
-    def events(self, counts: _Counts, report: Report, progress: Progress | None) -> Iterator[UsageEvent]:
+    def events(self, counts: _Counts, report: Report) -> Iterator[UsageEvent]:
         replay, clock = Replay(self.outcomes), _Clock(self.outcomes)
         carried: Counter[str] = Counter()  # bytes of UpdateMessage records, by destination
         seq = 0
