@@ -9,12 +9,11 @@ from ...text import human_bytes, table
 from ...units import format_size
 from ..advice.answer import (
     cap_sentence,
-    command_note,
     headline,
     is_compacting,
     listed,
     moves,
-    next_command,
+    next_step,
     peak_bytes,
     rest_note,
 )
@@ -56,8 +55,8 @@ def _wrapped(text: str, width: int, indent: str = "", label: str = "") -> str:
 
 def _next(recommendation: Recommendation, width: int, out: str | None) -> list[str]:
     """Show the command that does as the answer says. It is to be copied, so it is not wrapped."""
-    command, note = next_command(recommendation, out), command_note(recommendation)
-    return [] if command is None else [f"  {command}\n{_wrapped(note or '', width, '  ')}"]
+    step = next_step(recommendation, out)
+    return [] if step is None else [f"  {step[0]}\n{_wrapped(step[1], width, '  ')}"]
 
 
 def _moves(recommendation: Recommendation, width: int) -> list[str]:
