@@ -8,7 +8,7 @@ serialisation is understood.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _STREAM_HEADER = b"\xac\xed\x00\x05"
 _NULL, _REFERENCE, _CLASS, _OBJECT, _STRING, _BLOCK, _END_BLOCK = 0x70, 0x71, 0x72, 0x73, 0x74, 0x77, 0x78
@@ -32,19 +32,15 @@ class AckMapError(ValueError):
 
 @dataclass(slots=True)
 class _Class:
-    name: str
-    flags: int
-    fields: list[tuple[str, str]]
-    parent: _Class | None
+    flags: int = 0
+    fields: list[tuple[str, str]] = field(default_factory=list)
+    parent: _Class | None = None
 
 
+@dataclass(slots=True)
 class _Instance:
-    __slots__ = ("fields", "items", "name")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.fields: dict[str, object] = {}
-        self.items: list[object] = []
+    fields: dict[str, object] = field(default_factory=dict)
+    items: list[object] = field(default_factory=list)
 
 
 def read_ack_map(data: bytes) -> dict[int, frozenset[int]]:
@@ -99,20 +95,20 @@ class _Parser:
         described = self._class()
         if described is None:
             raise AckMapError("an object without a class")
-        instance = _Instance(described.name)
+        instance = _Instance()
         self._handles.append(instance)
-        lineage: list[_Class] = []
-        parent: _Class | None = described
-        while parent is not None:
-            lineage.insert(0, parent)
-            parent = parent.parent
-        for each in lineage:
-            for name, kind in each.fields:
-                codec = _PRIMITIVES.get(kind)
-                instance.fields[name] = self._unpack(codec) if codec else self.value()
-            if each.flags & _HAS_OWN_DATA:
-                self._own_data(instance)
+        self._fill(instance, described)
         return instance
+
+    def _fill(self, instance: _Instance, described: _Class) -> None:
+        """Read what each class of an instance wrote, its ancestors first."""
+        if described.parent is not None:
+            self._fill(instance, described.parent)
+        for name, kind in described.fields:
+            codec = _PRIMITIVES.get(kind)
+            instance.fields[name] = self._unpack(codec) if codec else self.value()
+        if described.flags & _HAS_OWN_DATA:
+            self._own_data(instance)
 
     def _own_data(self, instance: _Instance) -> None:
         while True:
@@ -136,8 +132,9 @@ class _Parser:
             return found
         if kind != _CLASS:
             raise AckMapError(f"unexpected class element {kind:#x} at byte {self._at - 1}")
-        described = _Class(self._text(), 0, [], None)
+        self._text()  # its name
         self._at += 8  # serial version
+        described = _Class()
         self._handles.append(described)
         described.flags = self._byte()
         for _ in range(self._byte() << 8 | self._byte()):

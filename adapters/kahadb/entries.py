@@ -25,7 +25,7 @@ from .commands import (
     TransactionId,
     decode,
 )
-from .files import Damage
+from .files import Damage, StoreFiles
 from .journal import FileSummary, Journal, Record, Report
 from .openwire import MessageInfo, OpenWireError, read_message
 
@@ -63,6 +63,12 @@ def read_entries(journal: Journal, report: Report, summaries: dict[int, FileSumm
             rewritten = True
             repeated = command.skip_if_source_exists and command.source_file in numbers
         yield Entry(record, command, rewritten, repeated)
+
+
+def decided(store: StoreFiles | None, report: Report) -> frozenset[str]:
+    """Return the ids of decided transactions: mKahaDB's own journal, if there is one, holds a Prepare for each."""
+    entries = () if store is None else read_entries(Journal(store), report)
+    return frozenset(e.command.transaction.text for e in entries if isinstance(e.command, Prepare))
 
 
 class Outcome(enum.Enum):

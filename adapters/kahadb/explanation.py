@@ -12,11 +12,10 @@ from typing import Any
 
 from ...policies.errors import TraceError
 from ...policies.text import count_of, human_bytes
-from .entries import Outcomes, read_entries
 from .files import Damage, StoreFiles, find_stores
-from .journal import FileSummary, Journal
+from .journal import FileSummary
 from .openwire import OpenWireError, read_subscription
-from .replay import Replay
+from .replay import Replay, replayed
 from .retention import ACKS, PENDING, Reason, Retention, waiting_for
 
 
@@ -172,15 +171,8 @@ def _explain_store(
     live = files.live
     if not live.files:
         raise TraceError(f"{files.directory} holds archived files only; there is no live journal to explain")
-    journal = Journal(live, progress)
-    outcomes = Outcomes.read(journal, note)
-    if not outcomes.records and not journal.looks_like_one():
-        raise TraceError(f"{files.directory} is not a KahaDB journal: no db-*.log in it begins as one does")
-    replay, summaries = Replay(outcomes), dict[int, FileSummary]()
-    for entry in read_entries(journal, note, summaries):
-        replay.apply(entry)
-    for damage in replay.missing(live):
-        note(damage)
+    summaries: dict[int, FileSummary] = {}
+    journal, outcomes, replay = replayed(live, note, progress, summaries=summaries)
     unfinished = outcomes.unfinished()
     retention = Retention(live, replay, unfinished, journal.write_file())
     return StoreExplanation(

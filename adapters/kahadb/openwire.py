@@ -8,7 +8,7 @@ over, and where content and properties lie is told: content.py reads them.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _SHORT = struct.Struct(">h")
 _UNSIGNED_SHORT = struct.Struct(">H")
@@ -172,58 +172,36 @@ def _message(data: bytes, *, has_text_view: bool) -> MessageInfo:
     reader.skip(5)  # command id, response required
     reader.skip_object()  # producer
     reader.skip_object()  # destination
-    transaction = reader.transaction()
-    original_destination = reader.destination()
-    text_view = reader.message_id()
+    info: dict[str, Any] = {"type": kind}
+    info["transaction"] = reader.transaction()
+    info["original_destination"] = reader.destination()
+    info["text_view"] = reader.message_id()
     reader.skip_object()  # original transaction
-    group_id = reader.text()
-    group_sequence = reader.int32()
-    correlation_id = reader.text()
-    persistent = reader.flag()
-    expiration = reader.int64()
-    priority = reader.uint8()
-    reply_to = reader.destination()
-    timestamp = reader.int64()
-    jms_type = reader.text()
-    body_size = reader.skip_bytes()
-    body_at = reader.at - body_size
-    properties_size = reader.skip_bytes()
-    properties_at = reader.at - properties_size
+    info["group_id"] = reader.text()
+    info["group_sequence"] = reader.int32()
+    info["correlation_id"] = reader.text()
+    info["persistent"] = reader.flag()
+    info["expiration"] = reader.int64()
+    info["priority"] = reader.uint8()
+    info["reply_to"] = reader.destination()
+    info["timestamp"] = reader.int64()
+    info["jms_type"] = reader.text()
+    info["body_size"] = reader.skip_bytes()
+    info["body_at"] = reader.at - info["body_size"]
+    info["properties_size"] = reader.skip_bytes()
+    info["properties_at"] = reader.at - info["properties_size"]
     reader.skip_object()  # data structure
     reader.skip_object()  # target consumer
-    compressed = reader.flag()
-    redeliveries = reader.int32()
+    info["compressed"] = reader.flag()
+    info["redeliveries"] = reader.int32()
     reader.skip_objects()  # broker path
     reader.skip(8)  # arrival
-    user = reader.text()
+    info["user"] = reader.text()
     reader.skip(2)  # received by a bridge, droppable
     reader.skip_objects()  # cluster
-    broker_in_time = reader.int64()
-    broker_out_time = reader.int64()
-    return MessageInfo(
-        kind,
-        transaction,
-        group_id,
-        correlation_id,
-        persistent,
-        expiration,
-        priority,
-        timestamp,
-        jms_type,
-        body_size,
-        compressed,
-        redeliveries,
-        broker_in_time,
-        broker_out_time,
-        text_view,
-        original_destination,
-        reply_to,
-        group_sequence,
-        user,
-        body_at,
-        properties_at,
-        properties_size,
-    )
+    info["broker_in_time"] = reader.int64()
+    info["broker_out_time"] = reader.int64()
+    return MessageInfo(**info)
 
 
 class _Reader:

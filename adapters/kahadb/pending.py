@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from ...policies.errors import StoreLockedError, TraceError
-from .commands import AddMessage, CommandError, KahaDestination, Prepare, UpdateMessage, decode
-from .entries import Outcome, Outcomes, Transaction, read_entries
-from .files import Damage, KahaDirectory, StoreFiles, find_stores
-from .journal import RECORD_HEADER, USER_RECORD, Journal, Report
+from .commands import AddMessage, CommandError, KahaDestination, UpdateMessage, decode
+from .entries import Outcome, Transaction, decided
+from .files import Damage, StoreFiles, find_stores
+from .journal import RECORD_HEADER, USER_RECORD
 from .openwire import OpenWireError, SubscriptionInfo, read_subscription
-from .replay import DestinationState, Message, Replay
+from .replay import DestinationState, Message, replayed
 
 _OPEN_MAX: Final = 8
 """Files that are kept open of a store: messages lie in order, but for those that were written again."""
@@ -106,42 +106,19 @@ def pending_of(directory: str | Path, progress: Progress | None = None) -> Itera
             stack.enter_context(_unused(path))
         by_destination: dict[KahaDestination, PendingDestination] = {}
         unfinished: dict[str, Transaction] = {}
-        decided = _decided(found, lambda damage: damages.setdefault(damage))
+        ids = decided(found.transaction_store, damages.setdefault)
         for files in found.stores:
-            outcomes, replay = _replayed(files, decided, lambda damage: damages.setdefault(damage), progress)
-            records = stack.enter_context(_Records(files.live))
+            live = files.live
+            if not live.files:
+                raise TraceError(f"{files.directory} holds archived files only: nothing is pending there")
+            _, outcomes, replay = replayed(live, damages.setdefault, progress, ids)
+            records = stack.enter_context(_Records(live))
             unfinished.update((one.id.text, one) for one in outcomes.unfinished())
             for destination, state in replay.destinations.items():
                 if state.messages or state.subscriptions:
                     by_destination.setdefault(destination, PendingDestination(destination))._add(records, state)
         ordered = sorted(by_destination.values(), key=lambda one: str(one.destination))
         yield Pending(found.directory, tuple(ordered), tuple(unfinished.values()), tuple(damages))
-
-
-def _replayed(
-    files: StoreFiles, decided: frozenset[str], report: Report, progress: Progress | None
-) -> tuple[Outcomes, Replay]:
-    live = files.live
-    if not live.files:
-        raise TraceError(f"{files.directory} holds archived files only: nothing is pending there")
-    journal = Journal(live, progress)
-    outcomes = Outcomes.read(journal, report, decided)
-    if not outcomes.records and not journal.looks_like_one():
-        raise TraceError(f"{files.directory} is not a KahaDB journal: no db-*.log in it begins as one does")
-    replay = Replay(outcomes)
-    for entry in read_entries(journal, report):
-        replay.apply(entry)
-    for damage in replay.missing(live):
-        report(damage)
-    return outcomes, replay
-
-
-def _decided(found: KahaDirectory, report: Report) -> frozenset[str]:
-    """Return the ids of decided transactions: mKahaDB's own journal holds a Prepare for each."""
-    if found.transaction_store is None:
-        return frozenset()
-    entries = read_entries(Journal(found.transaction_store), report)
-    return frozenset(e.command.transaction.text for e in entries if isinstance(e.command, Prepare))
 
 
 @contextmanager

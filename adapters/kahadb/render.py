@@ -5,8 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from ...policies.text import human_bytes
-from ..text import table, wrapped
+from ...policies.text import human_bytes, table, wrapped
 from .explanation import Explanation, FileExplanation, StoreExplanation
 
 _CHAIN_MAX = 6

@@ -11,9 +11,11 @@ import logging
 from array import array
 from bisect import bisect_right
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ...policies.errors import TraceError
 from .ackmap import AckMapError, read_ack_map
 from .commands import (
     AckMessageFileMap,
@@ -28,8 +30,9 @@ from .commands import (
     Subscription,
     UpdateMessage,
 )
-from .entries import Entry, Outcomes
+from .entries import Entry, Outcomes, read_entries
 from .files import Damage, StoreFiles
+from .journal import FileSummary, Journal, Report
 
 logger = logging.getLogger(__name__)
 
@@ -274,6 +277,30 @@ class Replay:
             self.ack_map = None
 
 
+def replayed(
+    live: StoreFiles,
+    report: Report,
+    progress: Callable[[int, int], None] | None,
+    decided: frozenset[str] = frozenset(),
+    summaries: dict[int, FileSummary] | None = None,
+) -> tuple[Journal, Outcomes, Replay]:
+    """Read a store's live files twice, for the outcomes of its transactions and for its state.
+
+    `report`, `progress` and `summaries` are those of `Journal`, `decided` that of `Outcomes.read`. Raises TraceError
+    for what is no journal.
+    """
+    journal = Journal(live, progress)
+    outcomes = Outcomes.read(journal, report, decided)
+    if not outcomes.records and not journal.looks_like_one():
+        raise TraceError(f"{live.directory} is not a KahaDB journal: no db-*.log in it begins as one does")
+    replay = Replay(outcomes)
+    for entry in read_entries(journal, report, summaries):
+        replay.apply(entry)
+    for damage in replay.missing(live):
+        report(damage)
+    return journal, outcomes, replay
+
+
 def _end(destination: KahaDestination, message: Message, *, is_record: bool) -> list[Effect]:
     """Take the message from whoever still wants it: an ack for each ack that is left."""
     keys: list[str | None] = [None] if message.waiting is None else list(sorted(message.waiting)[: message.acks_left])
@@ -294,12 +321,11 @@ class SeenIds:
 
     def add(self, message_id: str) -> bool:
         """Add an id; return whether it is new."""
-        producer, _, text = message_id.rpartition(":")
-        if not (text.isascii() and text.isdigit() and len(text) < 19):
+        producer, number = _numbered(message_id)
+        if number is None:
             is_new = message_id not in self._other
             self._other.add(message_id)
             return is_new
-        number = int(text)
         firsts, lasts = self._producers.setdefault(producer, (array("q"), array("q")))
         at = bisect_right(firsts, number)
         if at and number <= lasts[at - 1]:
@@ -319,9 +345,15 @@ class SeenIds:
         return True
 
     def __contains__(self, message_id: str) -> bool:
-        producer, _, text = message_id.rpartition(":")
-        if not (text.isascii() and text.isdigit() and len(text) < 19):
+        producer, number = _numbered(message_id)
+        if number is None:
             return message_id in self._other
         firsts, lasts = self._producers.get(producer, (array("q"), array("q")))
-        at = bisect_right(firsts, int(text))
-        return at > 0 and int(text) <= lasts[at - 1]
+        at = bisect_right(firsts, number)
+        return at > 0 and number <= lasts[at - 1]
+
+
+def _numbered(message_id: str) -> tuple[str, int | None]:
+    """Return the producer in a message's id and its number there; None where it has none of 64 bits."""
+    producer, _, text = message_id.rpartition(":")
+    return producer, int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None

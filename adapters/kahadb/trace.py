@@ -25,8 +25,8 @@ from pathlib import Path
 
 from ...policies.advisor.trace.events import UsageEvent
 from ...policies.errors import TraceError
-from .commands import AddMessage, Prepare, RemoveMessage, UpdateMessage
-from .entries import Entry, Outcome, Outcomes, Transaction, broker_time, message_info, read_entries
+from .commands import AddMessage, RemoveMessage, UpdateMessage
+from .entries import Entry, Outcome, Outcomes, Transaction, broker_time, decided, message_info, read_entries
 from .files import Damage, KahaDirectory, StoreFiles, find_stores, name_range
 from .journal import Journal, Report
 from .openwire import OpenWireError, read_ack
@@ -96,18 +96,17 @@ class KahaTrace:
 
     def __init__(self, directory: KahaDirectory, progress: Progress | None = None) -> None:
         self.directory = directory.directory
-        self._progress = progress
         self._damages: dict[Damage, None] = {}
-        decided = self._decisions(directory.transaction_store)
-        self._stores = [_StoreTrace(files, self._note, decided, progress) for files in directory.stores]
+        ids = decided(directory.transaction_store, self._note)
+        self._stores = [_StoreTrace(files, self._note, ids, progress) for files in directory.stores]
         self._findings: Findings | None = None
 
     def __iter__(self) -> Iterator[UsageEvent]:
         counts = _Counts()
         if len(self._stores) == 1:
-            yield from self._stores[0].events(counts, self._note, self._progress)
+            yield from self._stores[0].events(counts, self._note)
         else:
-            streams = [_by_clock(s.events(counts, self._note, self._progress), i) for i, s in enumerate(self._stores)]
+            streams = [_by_clock(s.events(counts, self._note), i) for i, s in enumerate(self._stores)]
             seq = count()
             for _, _, event in heapq.merge(*streams, key=lambda item: item[:2]):
                 yield event._replace(seq=next(seq))
@@ -124,13 +123,6 @@ class KahaTrace:
 
     def _note(self, damage: Damage) -> None:
         self._damages[damage] = None
-
-    def _decisions(self, store: StoreFiles | None) -> frozenset[str]:
-        """Return the ids of decided transactions: mKahaDB's own journal holds a Prepare for each."""
-        if store is None:
-            return frozenset()
-        entries = read_entries(Journal(store), self._note)
-        return frozenset(e.command.transaction.text for e in entries if isinstance(e.command, Prepare))
 
     def _summarise(self, counts: _Counts) -> Findings:
         stores = self._stores
@@ -192,7 +184,7 @@ class _StoreTrace:
             )
         _report_gaps(files, report)
 
-    def events(self, counts: _Counts, report: Report, progress: Progress | None) -> Iterator[UsageEvent]:
+    def events(self, counts: _Counts, report: Report) -> Iterator[UsageEvent]:
         replay, clock = Replay(self.outcomes), _Clock(self.outcomes)
         carried: Counter[str] = Counter()  # bytes of UpdateMessage records, by destination
         seq = 0

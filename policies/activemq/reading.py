@@ -7,17 +7,20 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ..config import loads
-from ..config.units import GIB, KIB, format_duration, format_size
 from ..config.writing import dump
 from ..errors import ConfigError, DestinationError, Problem
 from ..names.destination import Destination, Kind
+from ..text import free_name
+from ..units import GIB, KIB, format_duration, format_size
 from .adapters import persistence_adapter
 from .choice import Filter, is_compacted, ours, unsure
 from .placeholders import Placeholders
 from .xml_reader import Element, read_xml
+
+T = TypeVar("T")
 
 SEGMENT_BYTES = 64 * KIB, GIB
 BATCH_BYTES = 4 * KIB, GIB
@@ -215,13 +218,13 @@ class _Reading:
         adapters = [child for child in inner if child.name not in ("usage", "locker")]
         if not adapters:
             adapters = [Element("kahaDB", {}, one.line)]
-        each = self._flag(one, "perDestination") or False
+        each = self._value(one, "perDestination", _boolean) or False
         if each and match != [">"]:
             self._note(one.line, "perDestination with queue or topic: ActiveMQ does not promise that; here it works")
         store = self._store(_name_for(match, each), match, adapters[0], each)
         limit = next((child for child in one.walk() if child.name == "storeUsage"), None)
         if limit is not None and "limit" in limit.attributes:
-            size = self._size(limit, "limit")
+            size = self._value(limit, "limit", _size)
             if size and "journal" in store:
                 store["journal"]["max_bytes"] = format_size(size)
                 self._note(limit.line, "storeUsage: max_bytes counts bytes of messages, where ActiveMQ counts files")
@@ -230,11 +233,7 @@ class _Reading:
     # What each store is like
 
     def _store(self, base: str, match: list[str], adapter: Element, each: bool = False) -> dict[str, Any]:
-        name, number = base, 2
-        while name.lower() in self._names:
-            name, number = f"{base}-{number}", number + 1
-        self._names.add(name.lower())
-        store: dict[str, Any] = {"name": name, "match": match}
+        store: dict[str, Any] = {"name": free_name(base, self._names), "match": match}
         if each:
             store["per_destination"] = True
         if adapter.name == "memoryPersistenceAdapter":
@@ -256,22 +255,22 @@ class _Reading:
         sync = self._sync(adapter)
         if sync is not None:
             options["sync"] = sync
-        if sync == "periodic" and (interval := self._duration(adapter, "journalDiskSyncInterval")):
+        if sync == "periodic" and (interval := self._value(adapter, "journalDiskSyncInterval", _milliseconds)):
             options["sync_interval"] = interval
         for key, option, bounds in (
             ("journalMaxFileLength", "segment_size", SEGMENT_BYTES),
             ("journalMaxWriteBatchSize", "batch_bytes_max", BATCH_BYTES),
         ):
-            size = self._size(adapter, key)
+            size = self._value(adapter, key, _size)
             if size is not None:
                 within = min(max(size, bounds[0]), bounds[1])
                 if within != size:
                     self._note(adapter.line, f"{key}: {option} is {format_size(within)} instead, which is the nearest")
                 options[option] = format_size(within)
-        if interval := self._duration(adapter, "checkpointInterval"):
+        if interval := self._value(adapter, "checkpointInterval", _milliseconds):
             options["checkpoint_interval"] = interval
         archive = self._text(adapter, "directoryArchive")
-        if self._flag(adapter, "archiveDataLogs"):
+        if self._value(adapter, "archiveDataLogs", _boolean):
             options["archive_directory"] = archive or "archive"
         elif archive is not None:
             self._note(adapter.line, "directoryArchive without archiveDataLogs: nothing is archived")
@@ -283,7 +282,7 @@ class _Reading:
 
     def _sync(self, adapter: Element) -> str | None:
         strategy = self._text(adapter, "journalDiskSyncStrategy")
-        enabled = self._flag(adapter, "enableJournalDiskSyncs")
+        enabled = self._value(adapter, "enableJournalDiskSyncs", _boolean)
         if strategy is None:
             return None if enabled is None else "always" if enabled else "never"
         if strategy.lower() not in ("always", "periodic", "never"):
@@ -317,7 +316,7 @@ class _Reading:
 
     # Values
 
-    def _value(self, element: Element, key: str, parse: Callable[[str], Any]) -> Any:
+    def _value(self, element: Element, key: str, parse: Callable[[str], T]) -> T | None:
         text = element.attributes.get(key)
         if text is None:
             return None
@@ -328,20 +327,7 @@ class _Reading:
             return None
 
     def _text(self, element: Element, key: str) -> str | None:
-        value: str | None = self._value(element, key, str.strip)
-        return value or None
-
-    def _flag(self, element: Element, key: str) -> bool | None:
-        value: bool | None = self._value(element, key, _boolean)
-        return value
-
-    def _size(self, element: Element, key: str) -> int | None:
-        value: int | None = self._value(element, key, _size)
-        return value
-
-    def _duration(self, element: Element, key: str) -> str | None:
-        value: str | None = self._value(element, key, _milliseconds)
-        return value
+        return self._value(element, key, str.strip) or None
 
 
 def _boolean(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 from xml.sax.saxutils import quoteattr
@@ -11,9 +12,9 @@ from ..config import Config, StoreConfig
 from ..config.durability import Sync
 from ..config.fields import Options
 from ..config.options import JournalOptions
-from ..config.units import KIB
 from ..names.destination import Kind
 from ..names.pattern import Pattern
+from ..units import KIB
 from .choice import Filter, is_compacted, ours, unsure
 
 DIRECTORY: Final = "${activemq.data}/mkahadb"
@@ -75,15 +76,7 @@ class _Writing:
             self._notes.append(
                 "no store takes all destinations: of one that no filter matches ActiveMQ refuses every message"
             )
-        written = [name for name in filters if filters[name] is not None]
-        for name, found in filters.items():
-            for filter_ in filter(is_compacted, found or ()):
-                self._notes.append(f"store {name}: ActiveMQ may take {ours(filter_)} for the same without its `*`")
-        for place, mine, other, theirs in unsure([filters[name] or [] for name in written]):
-            self._notes.append(
-                f"{ours(mine)} (store {written[place]}) and {ours(theirs)} (store {written[other]}) may match the same "
-                f"destination; which of them ActiveMQ takes is not sure, in Anabranch it is {ours(mine)}"
-            )
+        self._doubts(filters)
         head = [
             f"Made by `anabranch mkahadb` from {source}. Put it into <broker> in place of its <persistenceAdapter>.",
             "A KahaDB that is there is not taken over: its messages stay where they are.",
@@ -99,6 +92,18 @@ class _Writing:
             "  </mKahaDB>\n</persistenceAdapter>\n",
             tuple(self._notes),
         )
+
+    def _doubts(self, filters: Mapping[str, list[Filter] | None]) -> None:
+        """Note where ActiveMQ may choose another filter than ours."""
+        written = [name for name in filters if filters[name] is not None]
+        for name, found in filters.items():
+            for filter_ in filter(is_compacted, found or ()):
+                self._notes.append(f"store {name}: ActiveMQ may take {ours(filter_)} for the same without its `*`")
+        for place, mine, other, theirs in unsure([filters[name] or [] for name in written]):
+            self._notes.append(
+                f"{ours(mine)} (store {written[place]}) and {ours(theirs)} (store {written[other]}) may match the same "
+                f"destination; which of them ActiveMQ takes is not sure, in Anabranch it is {ours(mine)}"
+            )
 
     # Which destinations
 

@@ -47,24 +47,17 @@ if TYPE_CHECKING:
     from .workload.workload import Workload
 
 _HOMES = {
-    "Candidate": "advice.recommendation",
-    "CurrentConfig": "search.current",
-    "Finding": "trace.table",
-    "JournalSizes": "statistics.sizes",
-    "RecommendOptions": "advice.options",
-    "Recommendation": "advice.recommendation",
-    "StorePlan": "advice.recommendation",
-    "Workload": "workload.workload",
-    "check_place": "advice.recommendation",
-    "choose_engine": "advice.opening",
-    "from_events": "trace.table",
-    "generate": "workload.generator",
-    "read_trace": "trace.table",
-    "recommend": "job",
-    "recommend_best": "job",
-    "render_html": "report.page",
-    "render_text": "report.render",
-    "write_trace": "trace.table",
+    "advice.opening": ("choose_engine",),
+    "advice.options": ("RecommendOptions",),
+    "advice.recommendation": ("Candidate", "Recommendation", "StorePlan", "check_place"),
+    "job": ("recommend", "recommend_best"),
+    "report.page": ("render_html",),
+    "report.render": ("render_text",),
+    "search.current": ("CurrentConfig",),
+    "statistics.sizes": ("JournalSizes",),
+    "trace.table": ("Finding", "from_events", "read_trace", "write_trace"),
+    "workload.generator": ("generate",),
+    "workload.workload": ("Workload",),
 }
 
 __all__ = [
@@ -92,7 +85,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import what was asked for only now: the core must not need the advisor's dependencies."""
-    home = _HOMES.get(name)
+    home = next((home for home, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -12,7 +12,7 @@ Every figure in a recommendation comes from the exact model.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,13 @@ from .model.evaluate import SetCosts
 from .report.files import render_files
 from .search.confirm import improve_exactly
 from .search.current import CurrentConfig
-from .search.search import Constraints, keeps, search
+from .search.search import Constraints, Progress, keeps, search
 from .statistics.destination_usage import destination_usage
 from .trace.table import Finding
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[str, float], None]
-"""Called with a stage (summarise, search, confirm, ...) and the share of it that is done, 0 to 1."""
-
-_Finalist = tuple[float, Partition, Retention]
+_Finalist = tuple[Partition, Retention]
 _WEIGHTS = tuple(4.0**power for power in range(7))
 """How dear disk is made, step by step, while the peak is above its cap."""
 
@@ -81,16 +78,7 @@ def recommend_best(
     for each in sized:
         each.check()
     report = progress or (lambda stage, share: None)
-    with open_engine(
-        trace,
-        options.engine,
-        options.master,
-        report,
-        model=options.model,
-        clock=options.clock,
-        operations_per_second=options.operations_per_second,
-        sizes=options.sizes,
-    ) as engine:
+    with open_engine(trace, options, report) as engine:
         for each in sized:
             _check_segments(engine, each, str(trace) if isinstance(trace, (str, Path)) else "the trace")
         current = None if options.current is None else _current(engine, options.current)
@@ -153,14 +141,13 @@ def _answer(
 
 def _check_segments(engine: Engine, options: RecommendOptions, source: str) -> None:
     """Raise TraceError where there would be more journal files than can be simulated."""
-    total = float(sum(entry.bytes for entry in engine.totals))
-    segments = total / engine.sizes.capacity(options.segment_bytes)
+    segments = engine.bytes / engine.sizes.capacity(options.segment_bytes)
     if segments > SEGMENTS_MAX:
         largest, seq = engine.largest
         raise TraceError(
-            f"{source}: {human_bytes(total)} in all fill {segments:,.0f} journal files of {options.segment_bytes} "
-            f"bytes, and at most {SEGMENTS_MAX:,} can be simulated; the largest operation is that of seq "
-            f"{seq}, of {largest} bytes; if the sizes are right, choose a larger --segment-size"
+            f"{source}: {human_bytes(engine.bytes)} in all fill {segments:,.0f} journal files of "
+            f"{options.segment_bytes} bytes, and at most {SEGMENTS_MAX:,} can be simulated; the largest operation is "
+            f"that of seq {seq}, of {largest} bytes; if the sizes are right, choose a larger --segment-size"
         )
 
 
@@ -201,14 +188,37 @@ def _choose(
     report("summarise", 0.0)
     set_costs = SetCosts(engine.summary(options.segment_bytes), options.costs)
     report("summarise", 1.0)
-    costs = options.costs
     everything = range(len(engine.destinations))
     compared = {"all-together": canonical([everything]), "all-separate": canonical([[d] for d in everything])}
     if current is not None:
         compared["current"] = current
+    finalists, known = _finalists(engine, set_costs, constraints, [*compared.values()], options, report)
+    finalists, findings = _by_cap(finalists, options.peak_bytes_max)
+    base = compared.get("current", compared["all-together"])
+    left = _under([(base, known[base])], options.peak_bytes_max) if keeps(base, constraints) else []
+    if left and not is_worth(finalists[0][1], known[base]):
+        finalists = [*left, *(entry for entry in finalists if entry[0] != base)]
+    named = {"recommended": finalists[0][0], **compared}
+    others = [partition for partition, _ in finalists[1:] if partition not in named.values()]
+    named.update(zip(("second", "third"), others, strict=False))
+    partitions = {name: (partition, known[partition]) for name, partition in named.items()}
+    return _Choice(options, set_costs, partitions, findings)
+
+
+def _finalists(
+    engine: Engine,
+    set_costs: SetCosts,
+    constraints: Constraints,
+    compared: Sequence[Partition],
+    options: RecommendOptions,
+    report: Progress,
+) -> tuple[list[_Finalist], dict[Partition, Retention]]:
+    """Search, with disk ever dearer while the peak is above its cap. Return the partitionings that may be recommended,
+    and the figures of these and of all `compared`."""
+    costs = options.costs
     known: dict[Partition, Retention] = {}
     # The summary may misjudge them, and no answer may cost more than what is there or anybody would think of.
-    tried = [partition for partition in dict.fromkeys(compared.values()) if keeps(partition, constraints)]
+    tried = [partition for partition in dict.fromkeys(compared) if keeps(partition, constraints)]
     finalists: list[_Finalist] = []
     for step, weight in enumerate(_WEIGHTS):
         weighted = set_costs.reweighted(weight)
@@ -216,38 +226,27 @@ def _choose(
         tried += [*improve_exactly(engine, set_costs.summary, costs, constraints, found, weight), *found]
         report("confirm", 0.0)
         # Those to compare with go along with the first: through Spark what counts is how often is asked.
-        unknown = [p for p in dict.fromkeys([*tried, *compared.values()]) if p not in known]
+        unknown = [p for p in dict.fromkeys([*tried, *compared]) if p not in known]
         known.update(zip(unknown, engine.measure(unknown, costs), strict=True))
         report("confirm", 1.0)
-        finalists = [(known[partition].cost, partition, known[partition]) for partition in dict.fromkeys(tried)]
-        if options.peak_bytes_max is None or _under(finalists, options.peak_bytes_max):
+        finalists = [(partition, known[partition]) for partition in dict.fromkeys(tried)]
+        if _under(finalists, options.peak_bytes_max):
             break
         logger.debug("no partitioning under the cap of the peak after %d of %d steps", step + 1, len(_WEIGHTS))
     logger.debug("evaluated %d sets", set_costs.evaluated)
-    finalists.sort(key=lambda entry: (entry[0], entry[1]))
-    findings = []
-    if options.peak_bytes_max is not None:
-        allowed = _under(finalists, options.peak_bytes_max)
-        if not allowed:
-            lowest = min(finalists, key=lambda entry: (entry[2].peak_bytes, entry[0], entry[1]))
-            cap = human_bytes(options.peak_bytes_max)
-            message = (
-                f"cap on the peak, {cap}, that no partitioning found keeps; the one with the lowest is recommended"
-            )
-            findings.append(Finding(PEAK_CAP, 1, message))
-            allowed = [lowest]
-        finalists = allowed + [entry for entry in finalists if entry not in allowed]
-    chosen = finalists[0]
-    base = compared.get("current", compared["all-together"])
-    if keeps(base, constraints) and not is_worth(chosen[2], known[base]):
-        left = (known[base].cost, base, known[base])
-        if options.peak_bytes_max is None or _under([left], options.peak_bytes_max):
-            finalists = [left, *(entry for entry in finalists if entry[1] != base)]
-    named = {"recommended": finalists[0][1], **compared}
-    others = [partition for _, partition, _ in finalists[1:] if partition not in named.values()]
-    named.update(zip(("second", "third"), others, strict=False))
-    partitions = {name: (partition, known[partition]) for name, partition in named.items()}
-    return _Choice(options, set_costs, partitions, findings)
+    return finalists, known
+
+
+def _by_cap(finalists: list[_Finalist], peak_bytes_max: int | None) -> tuple[list[_Finalist], list[Finding]]:
+    """Sort by cost, those first that keep the cap on the peak; if none does, the one with the lowest peak."""
+    finalists = sorted(finalists, key=lambda entry: (entry[1].cost, entry[0]))
+    first, findings = _under(finalists, peak_bytes_max), []
+    if not first and peak_bytes_max is not None:
+        first = [min(finalists, key=lambda entry: (entry[1].peak_bytes, entry[1].cost, entry[0]))]
+        cap = human_bytes(peak_bytes_max)
+        message = f"cap on the peak, {cap}, that no partitioning found keeps; the one with the lowest is recommended"
+        findings.append(Finding(PEAK_CAP, 1, message))
+    return first + [entry for entry in finalists if entry not in first], findings
 
 
 def is_worth(after: Retention, before: Retention) -> bool:
@@ -262,8 +261,8 @@ def is_worth(after: Retention, before: Retention) -> bool:
     )
 
 
-def _under(finalists: list[_Finalist], peak_bytes_max: int) -> list[_Finalist]:
-    return [entry for entry in finalists if entry[2].peak_bytes <= peak_bytes_max]
+def _under(finalists: list[_Finalist], peak_bytes_max: int | None) -> list[_Finalist]:
+    return [entry for entry in finalists if peak_bytes_max is None or entry[1].peak_bytes <= peak_bytes_max]
 
 
 def _current(engine: Engine, current: CurrentConfig) -> Partition:

@@ -26,8 +26,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from ..errors import ConfigError, DestinationError
 from ..names.pattern import Pattern
-from .problems import Hidden, explain
-from .units import (
+from ..units import (
     DURATION_PATTERN,
     SIZE_BYTES_MAX,
     SIZE_PATTERN,
@@ -36,6 +35,7 @@ from .units import (
     parse_duration,
     parse_size,
 )
+from .problems import Hidden, explain
 from .yaml_lines import Path as Place
 
 

@@ -21,13 +21,13 @@ from pydantic import (
 )
 
 from ..names.destination import Destination, Kind
+from ..units import GIB, KIB, MIB
 from .durability import OnCorruption, Sync
 from .fields import AT_LEAST_ONE, Directory, Duration, FileMode, Options, PatternText, Positive, Size
 from .limits import SOME, LimitOptions, WhenFull
 from .option_values import JournalValues, MemoryValues, SqlValues, TransactionValues, UsageValues
 from .problems import Located, fold
 from .redelivery import Redelivery
-from .units import GIB, KIB, MIB
 
 
 def _dead_letter(pattern: str) -> str:

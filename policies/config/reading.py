@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -11,11 +11,11 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError, Problem
+from ..names.destination import wildcard_in
 from . import yaml_lines
-from .doubts import doubts
-from .fields import Base, from_home, given
+from .fields import Base, from_home, given, variables_of
 from .kinds import kind_in, known_kinds
-from .models import Config, validated_options
+from .models import Config, StoreConfig, validated_options
 from .problems import Located, describe_value, did_you_mean, explain
 from .yaml_lines import Document
 
@@ -42,8 +42,40 @@ def warnings(path: str | Path) -> list[Problem]:
     need not be set. Raises ConfigError for a file that is wrong."""
     path = from_home(path)
     config, document = load(path, names_suffice=True), yaml_lines.parse(_read(path))
-    found = [Problem(p.describe(document.data), document.line(p.path)) for p in doubts(config.stores)]
+    found = [Problem(p.describe(document.data), document.line(p.path)) for p in _doubts(config.stores)]
     return sorted(found, key=lambda problem: problem.line)
+
+
+def _doubts(stores: Sequence[StoreConfig]) -> Iterator[Located]:
+    """Yield each pattern and each name of a dead-letter queue that probably means something else."""
+    for place, store in enumerate(stores):
+        for index, text in enumerate(store.match):
+            if "#" in text.rpartition("://")[2].split("."):
+                yield Located(
+                    ("stores", place, "match", index),
+                    f"pattern {text!r}: # is no wildcard here, it matches a segment of that name. A last segment > "
+                    "matches all the rest, as in 'orders.>', and * one segment; write [#] if # is meant",
+                )
+        queue = given(store.options).get("dead_letter")
+        doubt = _of_queue(queue) if isinstance(queue, str) and "dead_letter" not in variables_of(store.options) else ""
+        if doubt:
+            yield Located(("stores", place, store.kind, "dead_letter"), f"{queue!r} is {doubt}")
+
+
+def _of_queue(queue: str) -> str:
+    if (wildcard := wildcard_in(queue)) is not None:
+        return (
+            f"the name of a queue, in which {wildcard} is no wildcard; {{name}} stands for the destination that a "
+            "message comes from"
+        )
+    if set("{}") & set(queue.replace("{name}", "")):
+        return "the name of a queue with braces in it; only {name} stands for the destination that a message comes from"
+    if queue.rpartition("://")[2] == "{name}":
+        return (
+            "the queue itself that a message comes from: there it stays, and is delivered again and again; give "
+            "another name, such as `dlq.{name}`"
+        )
+    return ""
 
 
 def _read(path: Path) -> str:

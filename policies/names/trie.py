@@ -23,55 +23,46 @@ from .pattern import Pattern, Segment
 
 T = TypeVar("T")
 
+_STAR, _REST = "*.", ">."
+"""Keys of children that no segment has, which holds no dot."""
+
 
 @dataclass(slots=True)
 class _Node(Generic[T]):
     """The place of patterns that begin alike. `entries` are those that end here, at most one for each set of kinds."""
 
     entries: list[tuple[Pattern, T]] = field(default_factory=list)
-    literals: dict[str, _Node[T]] = field(default_factory=dict)
+    children: dict[str, _Node[T]] = field(default_factory=dict)
+    """All but globs: a literal by its text, `*` and `>` by what is no segment."""
     globs: dict[str, dict[Segment, _Node[T]]] = field(default_factory=dict)
-    """Children by the literal text that each begins with."""
-    star: _Node[T] | None = None
-    rest: _Node[T] | None = None
+    """By the literal text that each begins with."""
 
     @property
     def empty(self) -> bool:
-        return not (self.entries or self.literals or self.globs or self.star or self.rest)
+        return not (self.entries or self.children or self.globs)
 
     def child(self, segment: Segment) -> _Node[T] | None:
-        if segment.is_literal:
-            return self.literals.get(segment.lead)
         if segment.is_glob:
             return self.globs.get(segment.lead, {}).get(segment)
-        return self.rest if segment.is_rest else self.star
+        return self.children.get(_key(segment))
 
     def grow(self, segment: Segment) -> _Node[T]:
         """Make a new child."""
         child: _Node[T] = _Node()
-        if segment.is_literal:
-            self.literals[segment.lead] = child
-        elif segment.is_glob:
+        if segment.is_glob:
             self.globs.setdefault(segment.lead, {})[segment] = child
-        elif segment.is_rest:
-            self.rest = child
         else:
-            self.star = child
+            self.children[_key(segment)] = child
         return child
 
     def cut(self, segment: Segment) -> None:
         """Remove a child that is there."""
-        if segment.is_literal:
-            del self.literals[segment.lead]
-        elif segment.is_glob:
-            alike = self.globs[segment.lead]
-            del alike[segment]
-            if not alike:
-                del self.globs[segment.lead]
-        elif segment.is_rest:
-            self.rest = None
+        if not segment.is_glob:
+            del self.children[_key(segment)]
+        elif len(self.globs[segment.lead]) > 1:
+            del self.globs[segment.lead][segment]
         else:
-            self.star = None
+            del self.globs[segment.lead]
 
     def matching_globs(self, text: str) -> list[_Node[T]]:
         """Return the children whose glob matches a name's segment, the strongest first."""
@@ -82,6 +73,10 @@ class _Node(Generic[T]):
             if glob.matches(text)
         ]
         return [child for _, child in sorted(found, key=lambda one: one[0])]
+
+
+def _key(segment: Segment) -> str:
+    return segment.lead if segment.is_literal else f"{segment.source}."
 
 
 class PatternTrie(Generic[T]):
@@ -130,16 +125,15 @@ class PatternTrie(Generic[T]):
         while pending:
             node, depth = pending.pop()
             # Last in, first out: the weakest is put there first.
-            if node.rest is not None:
-                pending.append((node.rest, end))
+            if (rest := node.children.get(_REST)) is not None:
+                pending.append((rest, end))
             if depth == end:
                 yield from (entry for entry in node.entries if destination.kind in entry[0].kinds)
                 continue
             text = texts[depth]
-            if node.star is not None:
-                pending.append((node.star, depth + 1))
+            if (star := node.children.get(_STAR)) is not None:
+                pending.append((star, depth + 1))
             if node.globs:
                 pending += [(child, depth + 1) for child in reversed(node.matching_globs(text))]
-            literal = node.literals.get(text)
-            if literal is not None:
+            if (literal := node.children.get(text)) is not None:
                 pending.append((literal, depth + 1))

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...policies.config.options import JournalOptions
-from ...policies.config.units import parse_size
 from ...policies.errors import ConfigError, TraceError
 from ...policies.outputs import check_file, scratch_directory, write_file
 from ...policies.text import count_of
+from ...policies.units import parse_size
 from ..usage import UsageTrace, usage_trace
 from ..usage.reading import directory_of, find_logs
 from .activemq import Notes, as_mkahadb, echo_notes, write_xml

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...adapters.text import table
-from ...policies.config.units import parse_duration
 from ...policies.outputs import is_elsewhere, local_path
+from ...policies.text import table
+from ...policies.units import parse_duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -11,11 +11,10 @@ from typing import Any
 
 import click
 
-from ...adapters.text import human_age
 from ...policies.config import Config
 from ...policies.errors import NoRouteError
 from ...policies.names.destination import Destination, Kind
-from ...policies.text import count_of, human_bytes
+from ...policies.text import count_of, human_age, human_bytes
 from ..api.consumer import Consumer
 from ..api.dead_letter import dead_letter_of, dead_letter_queue
 from ..migration.moving import move_messages

@@ -16,8 +16,7 @@ from ...adapters.journal.explanation import (
     StoreExplanation,
 )
 from ...adapters.journal.snapshot import WORTH
-from ...adapters.text import human_age, table, wrapped
-from ...policies.text import count_of, human_bytes
+from ...policies.text import count_of, human_age, human_bytes, table, wrapped
 from .explanation import DirectoryExplanation, OtherStore
 
 SHARES_MAX = 3

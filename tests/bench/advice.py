@@ -28,7 +28,7 @@ from anabranch.adapters.wal.format import HEADER_BYTES
 from anabranch.adapters.wal.segment import Segment
 from anabranch.policies.advisor import Candidate, RecommendOptions, UsageEvent, Workload, generate, recommend
 from anabranch.policies.advisor.model.cost_model import GIB, HOUR
-from anabranch.policies.config.units import KIB
+from anabranch.policies.units import KIB
 
 SHOWN: Final = ("all-together", "all-separate", "recommended")
 

@@ -64,28 +64,7 @@ LOCAL = c.TransactionId("ID:host-1:7", False)
             w.update(w.command(1, w.field(2, w.destination("a")), w.field(3, "m:1"), w.field(4, b"x" * 200))),
             c.UpdateMessage(c.AddMessage(None, QUEUE_A, "m:1", b"x" * 200, 4, False)),
         ),
-        (
-            w.command(
-                11,
-                w.field(1, "JMS"),
-                w.field(2, "job"),
-                w.field(3, 5),
-                w.field(4, ""),
-                w.field(5, 60000),
-                w.field(6, 0),
-                w.field(7, -1),
-                w.field(8, b"m"),
-                w.field(9, 60005),
-            ),
-            c.AddScheduledJob("JMS", "job", 5, "", 60000, 0, -1, b"m", 60005),
-        ),
-        (
-            w.command(12, w.field(1, "JMS"), w.field(2, "job"), w.field(3, 1), w.field(4, 2), w.field(5, 3)),
-            c.RescheduleJob("JMS", "job", 1, 2, 3),
-        ),
-        (w.command(13, w.field(1, "JMS"), w.field(2, "job"), w.field(3, 9)), c.RemoveScheduledJob("JMS", "job", 9)),
-        (w.command(14, w.field(1, "JMS"), w.field(2, 1), w.field(3, 9)), c.RemoveScheduledJobs("JMS", 1, 9)),
-        (w.command(15, w.field(1, "JMS")), c.DestroyScheduler("JMS")),
+        *((w.command(number, w.field(1, "JMS")), c.SchedulerCommand(number)) for number in range(11, 16)),
         (w.rewritten(3), c.RewrittenDataFile(3, 1, True)),
         (w.command(16, w.field(1, 3)), c.RewrittenDataFile(3, 0, True)),
         (w.rewritten(3, skip_if_source_exists=False), c.RewrittenDataFile(3, 1, False)),
@@ -123,8 +102,7 @@ def test_any_bytes_decode_or_are_refused(payload: bytes) -> None:
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1))
 def test_integers_of_any_sign_come_back(number: int) -> None:
-    payload = w.command(13, w.field(1, "JMS"), w.field(2, "job"), w.field(3, number))
-    assert c.decode(payload) == c.RemoveScheduledJob("JMS", "job", number)
+    assert c.decode(w.commit(w.local("p", number))) == c.Commit(c.TransactionId(f"p:{number}", False))
 
 
 def test_a_name_that_is_not_utf8_stays_distinct() -> None:

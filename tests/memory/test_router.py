@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.policies.config.units import KIB
+from anabranch.policies.units import KIB
 from anabranch.router.placement import open_stores
 
 STORE_DIRECTORY = Path("stores") / "scratch"

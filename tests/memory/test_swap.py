@@ -18,8 +18,8 @@ import pytest
 from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.memory import MemoryStore
-from anabranch.policies.config.units import KIB, MIB
 from anabranch.policies.errors import CorruptionError, StoreFailedError, StoreFullError
+from anabranch.policies.units import KIB, MIB
 
 from ..contract.disk import A, B, T, assert_whole, bodies, drain, take
 from .disk import MemoryDisk, directory_of, swap_files

@@ -121,7 +121,8 @@ def toymaker(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
 def spark() -> Iterator[Any]:
     from anabranch.policies.advisor.spark.session import spark_session
 
-    session = spark_session("local[2]", shuffle_partitions=2)
+    session = spark_session("local[2]")
+    session.conf.set("spark.sql.shuffle.partitions", 2)
     yield session
     session.stop()
 

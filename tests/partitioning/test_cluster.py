@@ -21,6 +21,7 @@ from anabranch.policies.advisor.spark import cluster, workers
 from anabranch.policies.advisor.spark.cluster import check_master, told_to_wait
 from anabranch.policies.advisor.spark.session import spark_errors
 from anabranch.policies.advisor.spark.trace import by_value
+from anabranch.policies.advisor.statistics import lives
 from anabranch.policies.errors import ConfigError, SparkError
 
 from .conftest import shape
@@ -164,7 +165,7 @@ _ON_TWO_WORKERS = """
 import sys
 
 from anabranch.policies.errors import SparkError
-from anabranch.policies.advisor import read_trace
+from anabranch.policies.advisor import RecommendOptions, read_trace
 from anabranch.policies.advisor.spark import executors
 from anabranch.policies.advisor.model.engine import LocalEngine
 from anabranch.policies.advisor.model.cost_model import CostModel
@@ -175,7 +176,6 @@ from anabranch.policies.advisor.spark.session import spark_session
 executors.LOST_MAX_S = 3
 partitions = [((0, 2), (1, 3, 4))]
 here = LocalEngine(build(read_trace("t.parquet"), model="kahadb"))
-clock = {"clock": "ts", "operations_per_second": 1000.0, "sizes": None}
 
 
 def same(segment_bytes):
@@ -188,9 +188,8 @@ def tell(*what):
 
 
 try:
-    with open_engine(
-        "t.parquet", "spark", sys.argv[1], lambda *_: None, model="kahadb", **clock, rows_a_task=1500
-    ) as there:
+    options = RecommendOptions(model="kahadb", engine="spark", master=sys.argv[1])
+    with open_engine("t.parquet", options, lambda *_: None, rows_a_task=1500) as there:
         context = spark_session().sparkContext
         count = context._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is among them
         tell(count, same(65536))
@@ -233,6 +232,7 @@ def test_workers_need_nothing_of_this_package() -> None:
     from pyspark import cloudpickle
 
     by_value(workers)
+    by_value(lives)
     by_value(kernel)
     try:
         rules = kernel.JournalRules(1 << 20, 1 << 20, live_percent=50)

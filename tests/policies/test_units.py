@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.policies.config.units import (
+from anabranch.policies.units import (
     DURATION_PATTERN,
     SIZE_BYTES_MAX,
     SIZE_PATTERN,

@@ -16,8 +16,8 @@ from itertools import chain
 from operator import attrgetter
 from typing import Final
 
-from ....policies.config.units import KIB
 from ....policies.errors import StoreFailedError, StoreFullError
+from ....policies.units import KIB
 from ...system.files import FULL, is_out_of_files, refused
 from .message_chunks import Chunk, memory_of
 from .swap_files import Address, SwapFiles

@@ -110,27 +110,20 @@ def cap_sentence(recommendation: Recommendation) -> str:
     )
 
 
-def next_command(recommendation: Recommendation, out: str | None) -> str | None:
-    """Return the command that does as the answer says; None where there is nothing to do. `out`: where its files
-    are."""
+def next_step(recommendation: Recommendation, out: str | None) -> tuple[str, str] | None:
+    """Return the command that does as the answer says, and what is to be known of it; None where there is nothing to
+    do. `out`: where its files are."""
     if stays(recommendation):
         return None
     stores = shlex.quote("stores.yaml" if out is None else f"{out.rstrip('/')}/stores.yaml")
     if recommendation.parameters["model"] == "kahadb":
-        return f"anabranch mkahadb --from-config {stores}"
-    directory = recommendation.directory
-    return f"anabranch repartition --config {stores} {DATA if directory is None else shlex.quote(directory)}"
-
-
-def command_note(recommendation: Recommendation) -> str | None:
-    """Say what is to be known of that command."""
-    if stays(recommendation):
-        return None
-    if recommendation.parameters["model"] == "kahadb":
-        return "It prints the <mKahaDB> for activemq.xml, in place of the <persistenceAdapter>; let it run empty first."
-    if recommendation.directory is None:
-        return f"{DATA} is your data directory; write it into the file's `directory:`. A new one needs the file alone."
-    return "It moves what is there; --dry-run only says what."
+        note = "It prints the <mKahaDB> for activemq.xml, in place of the <persistenceAdapter>; let it run empty first."
+        return f"anabranch mkahadb --from-config {stores}", note
+    directory, note = recommendation.directory, "It moves what is there; --dry-run only says what."
+    if directory is None:
+        note = f"{DATA} is your data directory; write it into the file's `directory:`. A new one needs the file alone."
+    where = DATA if directory is None else shlex.quote(directory)
+    return f"anabranch repartition --config {stores} {where}", note
 
 
 def moves(recommendation: Recommendation) -> list[Move]:

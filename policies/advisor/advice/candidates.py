@@ -59,16 +59,7 @@ def _candidate(
     destinations = [tuple(engine.destinations[d] for d in members) for members in partition]
     syncs = [policies[members[0]] for members in partition]
     names = _store_names(name, destinations, syncs, weights, options)
-    catch_all = None
-    if options.current is None:  # where one is in force, it says where the unseen goes
-        catch_all = catch_all_store(
-            destinations,
-            syncs,
-            weights,
-            model=options.model,
-            stores_max=options.stores_max,
-            durability=options.durability,
-        )
+    catch_all = _catch_all(destinations, syncs, weights, options)
     stores = tuple(
         StorePlan(
             name=names[i],
@@ -97,6 +88,21 @@ def _candidate(
         copied_bytes=figures.copied_bytes,
         most_copied=figures.most_copied,
         broker_peak=broker,
+    )
+
+
+def _catch_all(
+    stores: Sequence[Sequence[str]], syncs: Sequence[Sync], weights: Mapping[str, int], options: RecommendOptions
+) -> int | None:
+    if options.current is not None:
+        return None  # it says where the unseen goes
+    return catch_all_store(
+        stores,
+        syncs,
+        weights,
+        model=options.model,
+        stores_max=options.stores_max,
+        durability=options.durability,
     )
 
 
@@ -130,9 +136,8 @@ def _broker_peaks(
     if options.model != "kahadb":
         return {}
     asked = [partition for partition, _ in partitions.values()]
-    total = sum(entry.bytes for entry in engine.totals)
     # By the trace's clock, at its mean pace; a trace that writes less is looked at all the same.
-    interval = (engine.finish - engine.begin) * min(LOOK_SEGMENTS * options.segment_bytes / max(total, 1), 0.5)
+    interval = (engine.finish - engine.begin) * min(LOOK_SEGMENTS * options.segment_bytes / max(engine.bytes, 1), 0.5)
     compacted = engine.compacted_peaks(asked, options.segment_bytes)
     found = {}
     for name, segments, files in zip(partitions, engine.simulate(asked, options.segment_bytes), compacted, strict=True):

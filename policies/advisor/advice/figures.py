@@ -111,13 +111,13 @@ class Figures:
     finish: float
     destinations: tuple[str, ...]
     """All names, which `Bars.holder` is a number into."""
-    stores: tuple[StoreFigures, ...]
-    told: tuple[DestinationFigures, ...]
-    """At most DESTINATIONS_MAX of the destinations, those first that keep most of what is compared with it, or that
-    write most, where stores compact."""
     pictures: tuple[Picture, ...]
     """The candidate that it is compared with, and the recommended one; that alone where they are the same."""
-    by_stores: tuple[tuple[int, float], ...]
+    stores: tuple[StoreFigures, ...] = ()
+    told: tuple[DestinationFigures, ...] = ()
+    """At most DESTINATIONS_MAX of the destinations, those first that keep most of what is compared with it, or that
+    write most, where stores compact."""
+    by_stores: tuple[tuple[int, float], ...] = ()
     """J by number of stores, as far as it was tried."""
 
 
@@ -200,10 +200,7 @@ def figures_of_courses(
         begin=engine.begin,
         finish=engine.finish,
         destinations=engine.destinations,
-        stores=(),
-        told=(),
         pictures=tuple(pictures),
-        by_stores=(),
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -19,19 +19,17 @@ from ..spark.engine import SparkEngine
 from ..spark.executors import watched_executors
 from ..spark.session import kinds_of_spark_errors, reason_of, require_spark, spark_errors, spark_session
 from ..spark.trace import prepare
-from ..statistics.operations import Clock, build
-from ..statistics.sizes import JournalSizes, Model
+from ..statistics.operations import build
 from ..trace.table import conform, parquet_files, read_trace, trace_path, write_trace
 from ..workload.generator import generate, generate_with_spark
 from ..workload.workload import Workload
+from .options import EngineName, RecommendOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Source: TypeAlias = str | Path | pa.Table | Workload
 """A trace's path on this machine, its URL, its rows, or the description of one."""
-EngineName = Literal["auto", "spark", "local"]
-ENGINES: tuple[EngineName, ...] = ("auto", "spark", "local")
 
 LOCAL_OPERATIONS_MAX = 10_000_000
 """The most that `auto` does in this process: some 4 GB of memory and half a minute, a fifth of what it takes Spark."""
@@ -89,32 +87,22 @@ def _operations(source: Source) -> float:
 
 @contextmanager
 def open_engine(
-    source: Source,
-    engine: EngineName,
-    master: str | None,
-    report: Callable[[str, float], None],
-    *,
-    model: Model,
-    clock: Clock,
-    operations_per_second: float,
-    sizes: JournalSizes | None,
-    rows_a_task: int | None = None,
+    source: Source, options: RecommendOptions, report: Callable[[str, float], None], **more: Any
 ) -> Iterator[Engine]:
-    """Open a trace, checked, and keep it as long as the block lasts. Raises TraceError where it cannot be used."""
+    """Open a trace, checked, and keep it as long as the block lasts. Raises TraceError where it cannot be used. `more`
+    goes to Spark's `prepare`."""
     name = str(source) if isinstance(source, (str, Path)) else "the trace"
-    if choose_engine(source, engine, master).name == "local":
+    rules: dict[str, Any] = {
+        "model": options.model,
+        "clock": options.clock,
+        "operations_per_second": options.operations_per_second,
+        "sizes": options.sizes,
+        "source": name,
+    }
+    if choose_engine(source, options.engine, options.master).name == "local":
         table = _table(source)
         report("read", 1.0)
-        yield LocalEngine(
-            build(
-                table,
-                model=model,
-                clock=clock,
-                operations_per_second=operations_per_second,
-                sizes=sizes,
-                source=name,
-            )
-        )
+        yield LocalEngine(build(table, **rules))
         return
     if not is_elsewhere(source) and isinstance(source, (str, Path)) and not trace_path(source).exists():
         raise TraceError(
@@ -122,27 +110,14 @@ def open_engine(
         )
     report("start Spark", 0.0)
     with spark_errors(), scratch_directory(Path(tempfile.gettempdir()), "anabranch") as scratch:
-        spark = spark_session(master)
+        spark = spark_session(options.master)
         report("start Spark", 1.0)
         with watched_executors(spark):
             rows = _frame(spark, source, scratch)
-            more = {} if rows_a_task is None else {"rows_a_task": rows_a_task}
             try:
-                trace = prepare(
-                    spark,
-                    rows,
-                    model=model,
-                    clock=clock,
-                    operations_per_second=operations_per_second,
-                    sizes=sizes,
-                    source=name,
-                    **more,
-                )
-                report("read", 1.0)
-                try:
+                with closing(prepare(spark, rows, **rules, **more)) as trace:
+                    report("read", 1.0)
                     yield SparkEngine(trace)
-                finally:
-                    trace.close()
             finally:
                 if isinstance(source, Workload):  # what is read from files may be kept by others
                     rows.unpersist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
+from typing import Literal
 
 from ...config.durability import Sync
 from ...config.options import JournalOptions
@@ -14,8 +15,9 @@ from ..search.current import CurrentConfig
 from ..search.pattern_options import wrong_patterns
 from ..statistics.operations import CLOCKS, Clock
 from ..statistics.sizes import MODELS, JournalSizes, Model
-from .opening import ENGINES, EngineName
 
+EngineName = Literal["auto", "spark", "local"]
+ENGINES: tuple[EngineName, ...] = ("auto", "spark", "local")
 _OPTIONS = {"segment_bytes": "segment-size", "peak_bytes_max": "peak-max"}
 """Options of the command line whose names are not those of the fields; so that an error names both."""
 _NOT_OPTIONS = ("operations_per_second", "overhead_segments")

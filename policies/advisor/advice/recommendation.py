@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...config.durability import Sync
-from ...config.units import format_size
 from ...config.writing import dump
 from ...outputs import check_files, is_elsewhere, local_path, write_files
+from ...text import free_name
+from ...units import format_size
 from ..model.broker import BrokerPeak
 from ..search.catch_all import CATCH_ALL, REST, unseen_sync
 from ..statistics.destination_usage import DestinationUsage
@@ -197,15 +198,6 @@ def store_names(stores: Sequence[Sequence[str]], weights: dict[str, int]) -> lis
         base = _safe(_common_prefix(members) or min(members, key=lambda name: (-weights[name], name)))
         names.append(free_name(base, taken))
     return names
-
-
-def free_name(name: str, taken: set[str]) -> str:
-    """Return the name, with a number behind it where it is taken. `taken` has small letters, and has the name then."""
-    free, number = name, 2
-    while free.lower() in taken:
-        free, number = f"{name}-{number}", number + 1
-    taken.add(free.lower())
-    return free
 
 
 def _common_prefix(members: Sequence[str]) -> str:

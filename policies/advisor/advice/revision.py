@@ -23,14 +23,15 @@ from ...config import loads
 from ...config.durability import Sync
 from ...config.kinds import DEFAULT_KIND
 from ...config.options import JournalOptions
-from ...config.units import format_size
 from ...config.writing import document
 from ...errors import ConfigError
 from ...names.destination import Destination
 from ...names.pattern import escape
-from ...text import human_bytes
+from ...text import free_name, human_bytes
+from ...units import format_size
 from ..search.current import CurrentConfig
-from .recommendation import StorePlan, free_name
+from .answer import listed
+from .recommendation import StorePlan
 
 _PLACES = ("directory", "index_directory")
 """Options that no two stores can share."""
@@ -90,8 +91,7 @@ def _stores(
         store = stores[base]
         _take(stores, store, plan, moved, exact)
         if moved:
-            shown = ", ".join(f"{n} from {current.store_of(n).name}" for n in moved[:8])
-            store.notes.append(f"takes {shown}" + (f" and {len(moved) - 8} more" if len(moved) > 8 else ""))
+            store.notes.append(f"takes {listed([f'{n} from {current.store_of(n).name}' for n in moved], 8)}")
         if plan.saves_mean_bytes is not None and moved:
             copied = f", {_change(plan.saves_copied_bytes)} to be copied" if plan.saves_copied_bytes else ""
             store.notes.append(

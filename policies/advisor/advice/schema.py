@@ -47,29 +47,33 @@ def recommendation_schema() -> dict[str, Any]:
                 "parameters": {"$ref": "#/$defs/parameters"},
             },
         ),
-        "$defs": {
-            "candidate": _candidate(),
-            "store": _store(),
-            "broker_peak": _object(
-                "Bytes at the peak: what is to be expected, and between which it lies.",
-                {"bytes": _COUNT, "low_bytes": _COUNT, "high_bytes": _COUNT},
-            ),
-            "destination": _destination(),
-            "finding": _object(
-                "Facts that the trace lacks; docs/advisor.md lists the codes.",
-                {"code": {"type": "string"}, "count": _COUNT, "message": {"type": "string"}},
-            ),
-            "tried_size": _object(
-                "One size of a journal file, and what is recommended with it.",
-                {
-                    "segment_bytes": {"type": "integer", "minimum": 1},
-                    "mean_bytes": _AMOUNT,
-                    "peak_bytes": _COUNT,
-                    "cost": _AMOUNT,
-                },
-            ),
-            "parameters": _parameters(),
-        },
+        "$defs": _definitions(),
+    }
+
+
+def _definitions() -> dict[str, Any]:
+    return {
+        "candidate": _candidate(),
+        "store": _store(),
+        "broker_peak": _object(
+            "Bytes at the peak: what is to be expected, and between which it lies.",
+            {"bytes": _COUNT, "low_bytes": _COUNT, "high_bytes": _COUNT},
+        ),
+        "destination": _destination(),
+        "finding": _object(
+            "Facts that the trace lacks; docs/advisor.md lists the codes.",
+            {"code": {"type": "string"}, "count": _COUNT, "message": {"type": "string"}},
+        ),
+        "tried_size": _object(
+            "One size of a journal file, and what is recommended with it.",
+            {
+                "segment_bytes": {"type": "integer", "minimum": 1},
+                "mean_bytes": _AMOUNT,
+                "peak_bytes": _COUNT,
+                "cost": _AMOUNT,
+            },
+        ),
+        "parameters": _parameters(),
     }
 
 

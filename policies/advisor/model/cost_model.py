@@ -39,8 +39,8 @@ GIB = float(1 << 30)
 HOUR = 3600.0
 COPY_RATE = 100.0
 
-PEAK_SPAN_SEGMENTS: dict[Model, float] = {"kahadb": 0.5, "anabranch": 0.0}
-"""How long a number of files must last to count as a peak, in segments written meanwhile."""
+PEAK_SPAN_SEGMENTS = 0.5
+"""How long a number of KahaDB's files must last to count as a peak, in segments written meanwhile."""
 
 Partition = tuple[tuple[int, ...], ...]
 """Destination numbers, grouped into stores. Canonical: each store sorted, stores ordered by their first member."""
@@ -237,22 +237,7 @@ def together(found: Sequence[TimedCourse]) -> tuple[int, int]:
     return most[0], most[1]
 
 
-def peak_span(model: Model, segment_bytes: int) -> float:
-    """Return the bytes that are written while a number of files must last to count as a peak. At 0 every moment
-    counts."""
-    return PEAK_SPAN_SEGMENTS[model] * segment_bytes
-
-
-def written_peak(begin: Ints, finish: Ints, span: float, total: int) -> int:
-    """Count the most segments that stay while `span` bytes are written, of `total`.
-
-    A segment stays from when `begin` bytes have been written to all stores, to when `finish` have been.
-    """
-    # A trace that writes less than the span still has its files on disk.
-    return lasting_peak(begin.astype(np.float64), finish.astype(np.float64), min(span, 0.5 * float(total)))
-
-
-def lasting_peak(start: Floats, end: Floats, span: float) -> int:
+def lasting_peak(start: Floats | Ints, end: Floats | Ints, span: float) -> int:
     """Find the largest n such that n intervals or more are open throughout a stretch of at least this length.
 
     One that ends where another begins is still open at that point.
@@ -268,9 +253,9 @@ def lasting_peak(start: Floats, end: Floats, span: float) -> int:
     return bisect_left(range(1, int(level.max()) + 1), True, key=is_short)
 
 
-def open_at(start: Floats, end: Floats) -> tuple[Floats, Ints]:
+def open_at(start: Floats | Ints, end: Floats | Ints) -> tuple[Floats, Ints]:
     """Return the times at which these intervals begin and end, in order, and how many are open from each on."""
-    at = np.concatenate([start, end])
+    at = np.concatenate([start, end]).astype(np.float64)
     change = np.concatenate([np.ones(len(start), np.int64), -np.ones(len(end), np.int64)])
     order = np.lexsort((-change, at))
     return at[order], np.cumsum(change[order])

@@ -226,7 +226,7 @@ def _begin_segment(
     now: float, limits: Ints, numbers: Ints, files: Ints, start: Floats, listed: Ints, sums: Floats
 ) -> bool:
     """Begin the next segment. Returns whether the one before is mostly dead."""
-    tail, born = numbers[TAIL], begin_file(0, limits[CAPACITY], limits, numbers, files)
+    tail, born = numbers[TAIL], begin_file(0, limits[CAPACITY], numbers, files)
     start[born], numbers[TAIL] = now, born
     if tail == NONE:
         return False
@@ -314,7 +314,7 @@ def _compact(
                         _publish(copies, limits, numbers, files, listed, sums)
                     if numbers[BORN] + 1 > len(files):
                         files, start, listed = more_rows(files), _longer(start), twice(listed)
-                    copies = begin_file(generation, limits[BATCH], limits, numbers, files)
+                    copies = begin_file(generation, limits[BATCH], numbers, files)
                     start[copies] = now
                 put(cohort, copies, files, cohorts)
                 files[copies, TAKEN] += cohorts[cohort, SIZE]

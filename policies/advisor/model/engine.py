@@ -22,6 +22,7 @@ from ..statistics.summary import Summary, summarise
 from ..trace.arrays import Ints
 from ..trace.table import Finding
 from .cost_model import (
+    PEAK_SPAN_SEGMENTS,
     CostModel,
     Partition,
     Retention,
@@ -29,9 +30,8 @@ from .cost_model import (
     TimedCourse,
     courses,
     figures,
-    peak_span,
+    lasting_peak,
     segments,
-    written_peak,
 )
 from .kernel import JournalRules
 
@@ -76,7 +76,7 @@ class Engine(ABC):
         """Work out the exact figures of each partitioning."""
         found = self.courses(partitions, costs)
         peaks: list[int | None] = [None] * len(found)
-        if peak_span(self.sizes.model, costs.segment_bytes):
+        if self.sizes.model == "kahadb":
             peaks = [*self._lasting_peaks([segments(stores, costs.segment_bytes) for stores in found])]
         return [
             figures(
@@ -84,6 +84,11 @@ class Engine(ABC):
             )
             for stores, partition, peak_files in zip(found, partitions, peaks, strict=True)
         ]
+
+    @property
+    def bytes(self) -> int:
+        """Add up what all operations write."""
+        return sum(total.bytes for total in self.totals)
 
     @property
     def has_operations(self) -> bool:
@@ -98,19 +103,16 @@ class Engine(ABC):
         return [segments(found, rules.segment_bytes) for found in self._found(partitions, rules)]
 
     def _lasting_peaks(self, simulated: Sequence[Segments]) -> list[int]:
-        """Count the files at the peak of each partitioning, where a number of them must last to count."""
+        """Count KahaDB's files at the peak of each partitioning: a number of them must last to count."""
         if not simulated:
             return []
-        span, total = peak_span(self.sizes.model, simulated[0].segment_bytes), self._bytes()
-        return [written_peak(begin, finish, span, total) for begin, finish in self._written_during(simulated)]
+        # A trace that writes less than the span still has its files on disk.
+        span = min(PEAK_SPAN_SEGMENTS * simulated[0].segment_bytes, 0.5 * self.bytes)
+        return [lasting_peak(begin, finish, span) for begin, finish in self._written_during(simulated)]
 
     @abstractmethod
     def _found(self, partitions: Sequence[Partition], rules: JournalRules) -> list[list[TimedCourse]]:
         """Find the course of each store of each partitioning."""
-
-    @abstractmethod
-    def _bytes(self) -> int:
-        """Add up what all operations write."""
 
     @abstractmethod
     def _written_during(self, simulated: Sequence[Segments]) -> list[tuple[Ints, Ints]]:
@@ -145,9 +147,6 @@ class LocalEngine(Engine):
 
     def _found(self, partitions: Sequence[Partition], rules: JournalRules) -> list[list[TimedCourse]]:
         return [courses(self._operations, partition, rules) for partition in partitions]
-
-    def _bytes(self) -> int:
-        return int(self._operations.size.sum())
 
     def _written_during(self, simulated: Sequence[Segments]) -> list[tuple[Ints, Ints]]:
         time, written = self._operations.time, np.cumsum(self._operations.size)

@@ -14,9 +14,11 @@ Costs are additive over stores, so sets of destinations are evaluated and rememb
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+from ..statistics.operations import TransactionSet
 from ..statistics.summary import Summary
 from ..trace.arrays import Floats, Ints
 from .cost_model import GIB, HOUR, CostModel
@@ -46,10 +48,7 @@ class SetCosts:
         ahead = summary.sizes.sizes.segments_ahead
         self._ahead = ahead * costs.segment_bytes * summary.duration / GIB / HOUR
         self._overhead = costs.overhead_segments * costs.segment_bytes * summary.duration / GIB / HOUR
-        groups = summary.transactions
-        self._group_rows = np.cumsum([0] + [len(group.members) for group in groups])
-        self._group_members = np.array([m for group in groups for m in group.members], np.int64)
-        self._group_counts = np.array([group.count for group in groups], np.int64)
+        self._spanning = SpanningCounts(summary.transactions, len(summary.destinations))
 
     @property
     def evaluated(self) -> int:
@@ -94,8 +93,27 @@ class SetCosts:
             chains = s.sizes.model == "kahadb"
             segment_bytes = float(self.costs.segment_bytes)
             byte_seconds = _retained(members, *written, *lives, s.bucket_start, self._room, segment_bytes, chains)
-        shared = _spanning(members, len(s.destinations), self._group_rows, self._group_members, self._group_counts)
-        return byte_seconds / GIB / HOUR + self._ahead, float(shared), copied
+        return byte_seconds / GIB / HOUR + self._ahead, float(self._spanning.of(members)), copied
+
+
+class SpanningCounts:
+    """Counts of the transactions that touch a set of destinations and others."""
+
+    def __init__(self, groups: Sequence[TransactionSet], width: int) -> None:
+        self._width = width
+        self._members = np.array([m for group in groups for m in group.members], np.int64)
+        self._sizes = np.array([len(group.members) for group in groups], np.int64)
+        self._begins = np.cumsum(self._sizes) - self._sizes
+        self._counts = np.array([group.count for group in groups], np.int64)
+
+    def of(self, members: Ints | list[int]) -> int:
+        """Count the transactions with a destination in the set and another outside it."""
+        if not len(self._counts):
+            return 0
+        chosen = np.zeros(self._width, np.int64)
+        chosen[members] = 1
+        inside = np.add.reduceat(chosen[self._members], self._begins)
+        return int(self._counts[(inside > 0) & (inside < self._sizes)].sum())
 
 
 def mask_members(mask: int) -> list[int]:
@@ -136,6 +154,28 @@ def _retained(
         return 0.0
     room = max(capacity - squares / (2.0 * total), capacity / 2.0)
     count = max(math.ceil(total / room), 1)
+    start, segment, last = _laid_out(written, bucket_start, room, count)
+    end = np.empty(count)
+    for s in range(count):
+        end[s] = start[s + 1] if s + 1 < count else finish
+    for m in members:
+        for k in range(life_rows[m], life_rows[m + 1]):
+            until = min(life_time[k], finish)
+            for s in range(segment[life_send[k]], last[life_send[k]] + 1):
+                end[s] = max(end[s], until)
+    if chains:
+        _sweep(members, life_rows, life_send, life_ack, segment, end)
+    held = 0.0
+    for s in range(count):
+        held += end[s] - start[s]
+    return held * segment_bytes
+
+
+@njit
+def _laid_out(written: Floats, bucket_start: Floats, room: float, count: int) -> tuple[Floats, Ints, Ints]:
+    """Lay the bytes of buckets end to end into segments: when each of these begins, and which is the first, and the
+    last, of each bucket."""
+    buckets, finish = len(written), bucket_start[len(written)]
     start = np.empty(count)
     segment = np.zeros(buckets, np.int64)
     last = np.zeros(buckets, np.int64)
@@ -155,20 +195,7 @@ def _retained(
         before += written[b]
     for s in range(born, count):
         start[s] = finish
-    end = np.empty(count)
-    for s in range(count):
-        end[s] = start[s + 1] if s + 1 < count else finish
-    for m in members:
-        for k in range(life_rows[m], life_rows[m + 1]):
-            until = min(life_time[k], finish)
-            for s in range(segment[life_send[k]], last[life_send[k]] + 1):
-                end[s] = max(end[s], until)
-    if chains:
-        _sweep(members, life_rows, life_send, life_ack, segment, end)
-    held = 0.0
-    for s in range(count):
-        held += end[s] - start[s]
-    return held * segment_bytes
+    return start, segment, last
 
 
 @njit
@@ -196,20 +223,3 @@ def _sweep(members: Ints, life_rows: Ints, life_send: Ints, life_ack: Ints, segm
         while edge >= 0:
             end[s] = max(end[s], end[source[edge]])
             edge = following[edge]
-
-
-@njit
-def _spanning(members: Ints, width: int, rows: Ints, group_members: Ints, counts: Ints) -> int:
-    """Count the transactions with a destination in the set and another outside it."""
-    chosen = np.zeros(width, np.bool_)
-    for m in members:
-        chosen[m] = True
-    shared = 0
-    for g in range(len(counts)):
-        inside = 0
-        for k in range(rows[g], rows[g + 1]):
-            if chosen[group_members[k]]:
-                inside += 1
-        if 0 < inside < rows[g + 1] - rows[g]:
-            shared += counts[g]
-    return shared

@@ -310,7 +310,7 @@ def _feed_compacting(
         if numbers[_CHANGES] + 4 > len(course):
             course = more_rows(course)
         numbers[_LOOK] = 0
-        _write(size[i], at, limits, numbers, files, course, listed)
+        _write(size[i], limits, numbers, files, listed)
         if partner[i] < 0 and ends[i] > at:
             if numbers[_FREE] == NONE:
                 messages = _more_messages(messages, numbers)
@@ -337,12 +337,12 @@ def _feed_compacting(
 
 
 @njit
-def _write(size: int, at: int, limits: Ints, numbers: Ints, files: Ints, course: Ints, listed: Ints) -> None:
+def _write(size: int, limits: Ints, numbers: Ints, files: Ints, listed: Ints) -> None:
     """Write an operation, into a new segment where this one is full."""
     tail = numbers[TAIL]
     numbers[_WRITTEN] += size
     if tail == NONE or (numbers[_USED] and numbers[_USED] + size + limits[ROOM_MORE] > limits[CAPACITY]):
-        born = begin_file(0, limits[CAPACITY], limits, numbers, files)
+        born = begin_file(0, limits[CAPACITY], numbers, files)
         numbers[_LEVEL] += limits[SEGMENT]
         numbers[_ON_DISK] += 1
         if tail != NONE:
@@ -359,7 +359,7 @@ def _write(size: int, at: int, limits: Ints, numbers: Ints, files: Ints, course:
 
 
 @njit
-def begin_file(generation: int, taken: int, limits: Ints, numbers: Ints, files: Ints) -> int:
+def begin_file(generation: int, taken: int, numbers: Ints, files: Ints) -> int:
     """Begin the row of a new file, in which nothing is yet."""
     born: int = numbers[BORN]
     numbers[BORN] = born + 1
@@ -405,7 +405,7 @@ def _release(at: int, limits: Ints, numbers: Ints, files: Ints, course: Ints, li
     if not size:
         return
     empty, empty_bytes = numbers[EMPTY], numbers[EMPTY_BYTES]
-    _write(size + limits[BATCH], at, limits, numbers, files, course, listed)
+    _write(size + limits[BATCH], limits, numbers, files, listed)
     _note(at, numbers, course)
     numbers[EMPTY] -= empty
     numbers[EMPTY_BYTES] -= empty_bytes
@@ -613,7 +613,7 @@ def _compact(
             if copies == NONE:
                 if numbers[BORN] + 3 > len(files):
                     files, listed = more_rows(files), twice(listed)
-                copies = begin_file(generation, 0, limits, numbers, files)
+                copies = begin_file(generation, 0, numbers, files)
                 taken, batch = limits[BATCH], 0
             elif taken - batch >= BATCH_BYTES:
                 batch = taken
@@ -640,7 +640,7 @@ def _publish(
         files, listed = more_rows(files), twice(listed)
     if numbers[_CHANGES] + 4 > len(course):
         course = more_rows(course)
-    _write(COMPACTED_BYTES + limits[BATCH], at, limits, numbers, files, course, listed)
+    _write(COMPACTED_BYTES + limits[BATCH], limits, numbers, files, listed)
     files[copies, TAKEN] = taken
     seal_file(copies, numbers, files)
     enlist(copies, limits, numbers, files, listed)

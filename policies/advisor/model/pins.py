@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from ..statistics.operations import Operations
 from ..trace.arrays import Floats, Ints
@@ -66,14 +67,12 @@ def find_pins(operations: Operations, partition: Partition, rules: JournalRules)
     full = full_times(simulated, finish)
     end = operations.end
     holder = _holders(segment, operations.destination, operations.send, end, full, finish, rules.ack_rule)
-    where, whose, size, own = _shares(
-        segment, operations.destination, operations.size, end, len(operations.destinations), finish
-    )
+    where, whose, size, own = _shares(segment, operations.destination, operations.size, end, finish)
     waits = simulated.end[where] - np.maximum(full[where], own)
     by = holder[where]
     chosen = (waits > 0) & (by != whose) & (by != NOBODY)
     width = len(operations.destinations)
-    keys, place = np.unique(whose[chosen].astype(np.int64) * width + by[chosen], return_inverse=True)
+    keys, place = np.unique(whose[chosen] * width + by[chosen], return_inverse=True)
     totals = np.bincount(place, weights=size[chosen] * waits[chosen], minlength=len(keys))
     kept = {divmod(int(key), width): float(total) for key, total in zip(keys, totals, strict=True)}
     return simulated, Pins(holder, kept)
@@ -114,34 +113,14 @@ def _holders(
     return holder
 
 
-@njit
 def _shares(
-    segment: _Numbers, destination: _Numbers, size: Ints, op_end: Floats, width: int, finish: float
-) -> tuple[_Numbers, _Numbers, Ints, Floats]:
-    """Find, for each segment and destination in it, its bytes there, and when its last message there goes.
-
-    A destination fills segments one after another, so one open entry for each is enough.
-    """
-    last = np.full(width, -1, np.int32)
-    count = 0
-    for i in range(len(segment)):
-        if segment[i] >= 0 and segment[i] != last[destination[i]]:
-            last[destination[i]] = segment[i]
-            count += 1
-    where = np.empty(count, np.int32)
-    whose = np.empty(count, np.int32)
-    held = np.zeros(count, np.int64)
-    own = np.full(count, -np.inf)
-    entry = np.full(width, -1, np.int64)
-    at = 0
-    for i in range(len(segment)):
-        s, d = segment[i], destination[i]
-        if s < 0:
-            continue
-        if entry[d] < 0 or where[entry[d]] != s:
-            entry[d] = at
-            where[at], whose[at] = s, d
-            at += 1
-        held[entry[d]] += size[i]
-        own[entry[d]] = max(own[entry[d]], min(op_end[i], finish))
-    return where, whose, held, own
+    segment: _Numbers, destination: _Numbers, size: Ints, op_end: Floats, finish: float
+) -> tuple[Ints, Ints, Ints, Floats]:
+    """Find, for each segment and destination in it, its bytes there, and when its last message there goes."""
+    inside = np.flatnonzero(segment >= 0)
+    width = int(destination.max()) + 1
+    place, keys = pd.factorize(segment[inside].astype(np.int64) * width + destination[inside])
+    held = np.bincount(place, weights=size[inside], minlength=len(keys)).astype(np.int64)
+    own = np.full(len(keys), -np.inf)
+    np.maximum.at(own, place, np.minimum(op_end[inside], finish))
+    return keys // width, keys % width, held, own

@@ -21,16 +21,15 @@ from markupsafe import Markup, escape
 
 from ...activemq import write_mkahadb
 from ...config import loads
-from ...config.units import format_size
 from ...text import count_of, human_bytes
+from ...units import format_size
 from ..advice.answer import (
     baseline,
     cap_sentence,
-    command_note,
     headline,
     is_compacting,
     moves,
-    next_command,
+    next_step,
     peak_bytes,
     rest_note,
     stays,
@@ -84,6 +83,7 @@ def _content(recommendation: Recommendation, out: str | None) -> dict[str, Any]:
     signs = signs_of(figures) if figures else Signs()
     shown = _figures(figures, signs, scale, recommendation) if figures else _NO_FIGURES
     columns = _columns(recommendation, scale)
+    command, note = next_step(recommendation, out) or (None, None)
     moved = [] if stays(recommendation) else moves(recommendation)
     return {
         **shown,
@@ -98,8 +98,8 @@ def _content(recommendation: Recommendation, out: str | None) -> dict[str, Any]:
         "name_short": NAME_SHORT,
         "headline": headline(recommendation),
         "cap": None if recommendation.cap_kept else cap_sentence(recommendation),
-        "command": next_command(recommendation, out),
-        "command_note": command_note(recommendation),
+        "command": command,
+        "command_note": note,
         "xml": _xml(recommendation),
         "moves": [_move(*move) for move in moved[:MOVES_SHOWN]],
         "moves_left": max(len(moved) - MOVES_SHOWN, 0),

@@ -5,16 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 
-from ...config.units import format_size
-from ...text import human_bytes
+from ...text import human_bytes, table
+from ...units import format_size
 from ..advice.answer import (
     cap_sentence,
-    command_note,
     headline,
     is_compacting,
     listed,
     moves,
-    next_command,
+    next_step,
     peak_bytes,
     rest_note,
 )
@@ -56,8 +55,8 @@ def _wrapped(text: str, width: int, indent: str = "", label: str = "") -> str:
 
 def _next(recommendation: Recommendation, width: int, out: str | None) -> list[str]:
     """Show the command that does as the answer says. It is to be copied, so it is not wrapped."""
-    command, note = next_command(recommendation, out), command_note(recommendation)
-    return [] if command is None else [f"  {command}\n{_wrapped(note or '', width, '  ')}"]
+    step = next_step(recommendation, out)
+    return [] if step is None else [f"  {step[0]}\n{_wrapped(step[1], width, '  ')}"]
 
 
 def _moves(recommendation: Recommendation, width: int) -> list[str]:
@@ -116,8 +115,8 @@ def _table(recommendation: Recommendation, width: int) -> str:
 def _rows(recommendation: Recommendation, columns: Columns) -> list[str]:
     shown = [candidate for candidate in recommendation.candidates if candidate.name in _SHOWN]
     rows = [[name for name, _ in columns], *([cell(candidate) for _, cell in columns] for candidate in shown)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-    return [_line(row, widths) for row in rows]
+    head, _, *lines = table(rows, right=range(1, len(columns)))
+    return [head, *lines]
 
 
 def candidate_note(recommendation: Recommendation) -> str:
@@ -130,11 +129,6 @@ def candidate_note(recommendation: Recommendation) -> str:
     if not is_compacting(recommendation):
         return f"Without compaction: compact_live_percent is 0. {note}"
     return f"copied: by compaction. {note}"
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    first = row[0].ljust(widths[0])
-    return "  ".join([first, *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]).rstrip()
 
 
 def _sizes(recommendation: Recommendation) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...config.units import GIB, KIB
+from ...units import GIB, KIB
 
 
 def byte_hours(gib_hours: float) -> str:

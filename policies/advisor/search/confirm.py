@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..model.cost_model import CostModel, Partition
 from ..model.engine import EXACT_OPERATIONS_MAX, Engine, LocalEngine
-from ..model.evaluate import mask_members
+from ..model.evaluate import SpanningCounts, mask_members
 from ..statistics.operations import Operations
 from ..statistics.summary import Summary
 from .search import Constraints, refine
@@ -32,17 +32,17 @@ class ExactCosts:
         self.costs = costs
         self.retention_weight = retention_weight
         self._known: dict[int, float] = {}
-        self._groups = [(sum(1 << m for m in group.members), group.count) for group in operations.transactions]
+        self._spanning = SpanningCounts(operations.transactions, len(operations.destinations))
 
     def cost(self, mask: int) -> float:
         """Return J of this store, in GiB-hours."""
         found = self._known.get(mask)
         if found is None:
-            figures = self._engine.measure([(tuple(mask_members(mask)),)], self.costs)[0]
-            shared = sum(count for group, count in self._groups if group & mask and group & ~mask)
+            members = mask_members(mask)
+            figures = self._engine.measure([(tuple(members),)], self.costs)[0]
             # The measured cost of one store alone holds its retention and overhead: it sees no spanning transaction.
             weighted = figures.cost + (self.retention_weight - 1.0) * figures.gib_hours
-            found = self._known[mask] = weighted + 2 * self.costs.sync_price * shared
+            found = self._known[mask] = weighted + 2 * self.costs.sync_price * self._spanning.of(members)
         return found
 
 

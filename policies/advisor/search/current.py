@@ -82,18 +82,19 @@ class CurrentConfig:
         return options.model_dump_json(exclude=set(_TUNING))
 
     @property
+    def _journals(self) -> list[JournalOptions]:
+        return [store.options for store in self.config.stores if isinstance(store.options, JournalOptions)]
+
+    @property
     def segment_bytes(self) -> int:
         """Return the largest of the journals' segments; the default where there is no journal."""
-        sizes = [
-            store.options.segment_size for store in self.config.stores if isinstance(store.options, JournalOptions)
-        ]
-        return max(sizes, default=JournalOptions().segment_size)
+        return max((one.segment_size for one in self._journals), default=JournalOptions().segment_size)
 
     @property
     def compaction(self) -> JournalOptions:
         """Return the journal whose compaction is taken for all: that of most stores, or the default where there is
         none."""
-        journals = [store.options for store in self.config.stores if isinstance(store.options, JournalOptions)]
+        journals = self._journals
         kinds = [(one.compact_live_percent, one.compact_min_segments) for one in journals]
         return journals[kinds.index(max(kinds, key=kinds.count))] if journals else JournalOptions()
 

@@ -54,7 +54,7 @@ _GAIN_MIN = 1e-9
 """A relative gain below this is rounding, not a gain."""
 
 Progress = Callable[[str, float], None]
-"""Called with a stage and the share of it that is done."""
+"""Called with a stage (summarise, search, confirm, ...) and the share of it that is done, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ import pyarrow as pa
 from ..model.cost_model import Partition, Segments, TimedCourse
 from ..model.engine import Engine
 from ..model.kernel import JournalRules, StoreCourse, store_journal
+from ..statistics.lives import NONE
 from ..statistics.operations import Operations
 from ..statistics.summary import NO_ACK, Summary, assemble, bucket_length
 from ..trace.arrays import NEVER_POSITION, Floats, Ints
@@ -63,7 +64,7 @@ class SparkEngine(Engine):
     # The summary ----------------------------------------------------------------------------------------------------
 
     def summary(self, segment_bytes: int) -> Summary:
-        length = bucket_length(self._last + 1, float(self._bytes()), segment_bytes, self._trace.lags)
+        length = bucket_length(self._last + 1, float(self.bytes), segment_bytes, self._trace.lags)
         timed = self._trace.timed()
         written = _columns(
             aggregated(
@@ -83,7 +84,7 @@ class SparkEngine(Engine):
                     "if(partner > seq, partner, NULL) AS early",
                 ),
                 ["d", "send", "ack"],
-                {"time": "max(time)", "early": f"coalesce(max(early), {workers.NONE})", "count": "count(*)"},
+                {"time": "max(time)", "early": f"coalesce(max(early), {NONE})", "count": "count(*)"},
             )
         )
         # What is acked before it is sent, in the order, lives until it is sent.
@@ -151,9 +152,6 @@ class SparkEngine(Engine):
         task = functools.partial(workers.flow_task, journals, self._last)
         # The ranges may come in any order; each is sorted already, and sorting what is sorted is quick.
         return rows.coalesce(1).sortWithinPartitions("seq").mapInArrow(task, workers.COURSES)
-
-    def _bytes(self) -> int:
-        return int(self._trace.facts["bytes"].sum())
 
     # Times ----------------------------------------------------------------------------------------------------------
 

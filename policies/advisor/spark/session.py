@@ -46,11 +46,10 @@ def require_spark(what: str, otherwise: str = "") -> None:
         ) from error
 
 
-def spark_session(master: str | None = None, *, shuffle_partitions: int | None = None) -> SparkSession:
+def spark_session(master: str | None = None) -> SparkSession:
     """Return the active session, or a new one on `master` (default: all cores of this machine).
 
-    `shuffle_partitions` holds for a session that is made here; default: twice the cores, 200 on a cluster. Raises
-    ConfigError for what is no master, SparkError where the cluster is not there.
+    Raises ConfigError for what is no master, SparkError where the cluster is not there.
     """
     require_spark("the advisor's Spark pass")
     from pyspark import SparkConf, SparkContext
@@ -64,7 +63,22 @@ def spark_session(master: str | None = None, *, shuffle_partitions: int | None =
     local = master is not None and is_local(master)
     if master is not None:
         check_master(master)
-    configuration: dict[str, bool | float | int | str | None] = {
+    configuration = _configuration(master, local)
+    waiting = told_to_wait(f"Spark's master {master} has not answered yet; still waiting for it")
+    failed = spark_errors(f"Spark could not be started on {master or 'the cluster'}")
+    conf = SparkConf().setAll([*configuration.items()])
+    # The errors inside the Java's block: they are asked for their reasons while it is there to tell them.
+    with environment(local=local), started_java(conf) as java, failed, _handler_of_interrupts():
+        with nullcontext() if local else waiting:
+            if java is not None:
+                SparkContext(conf=conf, gateway=java)
+            session = SparkSession.builder.config(map={**configuration}).getOrCreate()
+        session.sparkContext.setLogLevel("ERROR")
+        return session
+
+
+def _configuration(master: str | None, local: bool) -> dict[str, str]:
+    configuration: dict[str, str] = {
         "spark.app.name": "anabranch recommend",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -78,19 +92,9 @@ def spark_session(master: str | None = None, *, shuffle_partitions: int | None =
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "4g",
-            "spark.sql.shuffle.partitions": str(shuffle_partitions or 2 * (os.cpu_count() or 1)),
+            "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
         }
-    waiting = told_to_wait(f"Spark's master {master} has not answered yet; still waiting for it")
-    failed = spark_errors(f"Spark could not be started on {master or 'the cluster'}")
-    conf = SparkConf().setAll([(key, str(value)) for key, value in configuration.items()])
-    # The errors inside the Java's block: they are asked for their reasons while it is there to tell them.
-    with environment(local=local), started_java(conf) as java, failed, _handler_of_interrupts():
-        with nullcontext() if local else waiting:
-            if java is not None:
-                SparkContext(conf=conf, gateway=java)
-            session = SparkSession.builder.config(map=configuration).getOrCreate()
-        session.sparkContext.setLogLevel("ERROR")
-        return session
+    return configuration
 
 
 @contextmanager

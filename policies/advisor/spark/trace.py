@@ -15,6 +15,7 @@ and `operations`, but rows are named by file and seq.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -25,15 +26,32 @@ import pandas as pd
 from ...errors import TraceError
 from ...text import count_of
 from ..model import kernel
-from ..statistics.operations import SEQ_SPAN_MAX, Clock, DestinationTotals, TransactionSet, life_findings, size_findings
+from ..statistics import lives
+from ..statistics.lives import life_findings
+from ..statistics.operations import (
+    ALONE,
+    Clock,
+    DestinationTotals,
+    TransactionSet,
+    check_span,
+    repeated_seq,
+    size_findings,
+)
 from ..statistics.sizes import JournalSizes, Model, OperationSizes
 from ..statistics.summary import LAG_BITS
 from ..trace.arrays import NEVER_POSITION, Ints
-from ..trace.events import SIZE_BYTES_MAX
 from ..trace.table import (
+    AMOUNTS,
+    BY_ORDER,
+    LEAST_AMOUNT,
+    MOST_AMOUNT,
+    MUST_BE_GIVEN,
+    NO_TIME,
+    OPS,
     REQUIRED,
     SCHEMA,
     SECONDS_MAX,
+    SQL_TYPES,
     Finding,
     backwards_finding,
     canonical_destination,
@@ -49,7 +67,6 @@ if TYPE_CHECKING:
 
 ROWS_A_TASK = 1_500_000
 """Operations that one task holds in memory at a time: some 350 MB."""
-_SQL_TYPES = {"int64": "bigint", "int32": "int", "double": "double", "string": "string"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,31 +121,55 @@ def prepare(
     rows_a_task: int = ROWS_A_TASK,
 ) -> SparkTrace:
     """Check a trace and put it in order. Raises TraceError where it cannot be used."""
-    from pyspark import StorageLevel
-    from pyspark.sql.functions import broadcast
-
     ship(spark)
     check_columns(trace.columns, source)
     spans = _check(trace, clock, source, OperationSizes.of(model, sizes, 0, 0))
     names = tuple(sorted(set(spans["name"])))
-    numbers = {name: number for number, name in enumerate(names)}
-    numbered = [(text, numbers[name]) for text, name in zip(spans["destination"], spans["name"], strict=True)]
-    known = spark.createDataFrame(numbered, "destination string, d int")
-    given = _conform(trace).join(broadcast(known), "destination")
+    given = _numbered(spark, _conform(trace), spans, names)
     in_transactions = int(spans["in_transactions"].sum())
     transactions = _transactions(given) if in_transactions else ()
     rule = OperationSizes.of(model, sizes, sum(t.count for t in transactions), in_transactions)
     findings: list[Finding] = []
     sums = spans[["sends", "unsized", "unsized_rows", "bodiless"]].sum()
     first, last = int(spans["first"].min()), int(spans["last"].max())
-    if last - first > SEQ_SPAN_MAX:
-        raise TraceError(f"{source}: column seq goes from {first} to {last}; number the operations 0, 1, 2, ...")
+    check_span(first, last, source)
     per_second = operations_per_second if clock == "seq" else 0.0
     count = int(spans["count"].sum())
     tasks = -(-count // rows_a_task)
-    rows = (
+    rows = _ordered(given, rule, first, _bounds(given, first, last, count, tasks), tasks)
+    try:
+        facts = _facts(rows)
+        _check_order(facts, first, source)
+        if per_second == 0:
+            findings += _clock_findings(rows, facts, source)
+        elif not last > first:
+            raise TraceError(f"{source}: {ALONE}")
+        findings += size_findings(model, *(int(count) for count in sums), source=source)
+        totals, lags = _messages(names, spans, rule, rows, findings)
+        return SparkTrace(
+            source, names, first, facts, per_second, transactions, totals, lags, rule, tuple(findings), rows
+        )
+    except BaseException:
+        rows.unpersist()
+        raise
+
+
+def _numbered(spark: SparkSession, rows: DataFrame, spans: pd.DataFrame, names: Sequence[str]) -> DataFrame:
+    """Put the number of its destination beside each operation, by the text that stands for it there."""
+    from pyspark.sql.functions import broadcast
+
+    numbers = {name: number for number, name in enumerate(names)}
+    numbered = [(text, numbers[name]) for text, name in zip(spans["destination"], spans["name"], strict=True)]
+    return rows.join(broadcast(spark.createDataFrame(numbered, "destination string, d int")), "destination")
+
+
+def _ordered(given: DataFrame, rule: OperationSizes, first: int, bounds: list[int], tasks: int) -> DataFrame:
+    """Match the messages and put all operations in order. `given` has numbers of destinations."""
+    from pyspark import StorageLevel
+
+    return (
         given.selectExpr(
-            f"{_range_of('seq', _bounds(given, first, last, count, tasks))} AS part",
+            f"{_range_of('seq', bounds)} AS part",
             f"seq - ({first}) AS seq",
             "d",
             "coalesce(ts, 0) AS stamp",
@@ -144,31 +185,6 @@ def prepare(
         .mapInArrow(workers.order_task, workers.ORDERED)
         .persist(StorageLevel.DISK_ONLY)
     )
-    try:
-        facts = _facts(rows)
-        _check_order(facts, first, source)
-        if per_second == 0:
-            findings += _clock_findings(rows, facts, source)
-        elif not last > first:
-            raise TraceError(
-                f"{source}: there is one operation alone; give a trace that covers some days of ordinary use"
-            )
-        size_findings(
-            model,
-            int(sums["sends"]),
-            int(sums["unsized"]),
-            int(sums["unsized_rows"]),
-            int(sums["bodiless"]),
-            findings,
-            source,
-        )
-        totals, lags = _messages(names, spans, rule, rows, findings)
-        return SparkTrace(
-            source, names, first, facts, per_second, transactions, totals, lags, rule, tuple(findings), rows
-        )
-    except BaseException:
-        rows.unpersist()
-        raise
 
 
 def ship(spark: SparkSession) -> None:
@@ -177,6 +193,7 @@ def ship(spark: SparkSession) -> None:
     Where they are on this machine they have it, and the kernel as it was compiled before, which takes half a minute.
     """
     by_value(workers)
+    by_value(lives)
     context = getattr(spark, "_sc", None)  # a session of Spark Connect has none
     if context is None or not is_local(context.master):
         by_value(kernel)
@@ -213,7 +230,7 @@ def _conform(trace: DataFrame, *more: str) -> DataFrame:
     """Select the trace's columns in their types, null for what is missing or cannot be cast; and `more` of it."""
     columns = [*more]
     for name in SCHEMA.names:
-        kind = _SQL_TYPES[str(SCHEMA.field(name).type)]
+        kind = SQL_TYPES[str(SCHEMA.field(name).type)]
         columns.append(f"{_cast(name, kind)} AS {name}" if name in trace.columns else f"CAST(NULL AS {kind}) AS {name}")
     return trace.selectExpr(*columns)
 
@@ -230,27 +247,25 @@ def _violations(trace: DataFrame, clock: Clock) -> list[tuple[str, str, str]]:
         name = field.name
         if name not in trace.columns:
             continue
-        kind = _SQL_TYPES[str(field.type)]
+        kind = SQL_TYPES[str(field.type)]
         misfit = f"(`{name}` IS NOT NULL AND {_cast(name, kind)} IS NULL)"
         if kind.endswith("int") and sources[name].startswith(("float", "double", "decimal")):
             misfit = f"({misfit} OR `{name}` <> floor(`{name}`))"
         if sources[name] != kind:
             found.append((name, misfit, f"expected {expected(field.type)}"))
         if name in REQUIRED:
-            found.append((name, f"`{name}` IS NULL", "it must be given"))
-    found.append(("op", "op NOT IN ('send', 'ack')", "only 'send' and 'ack' are known"))
-    for name, largest in (("size", SIZE_BYTES_MAX), ("body_size", SIZE_BYTES_MAX), ("acks_needed", None)):
+            found.append((name, f"`{name}` IS NULL", MUST_BE_GIVEN))
+    found.append(("op", "op NOT IN ('send', 'ack')", OPS))
+    for name, largest in AMOUNTS:
         if name in trace.columns:
             value = _cast(name, "bigint")
-            found.append((name, f"{value} < 0", "it is 0 or more, or empty where it is not known"))
+            found.append((name, f"{value} < 0", LEAST_AMOUNT))
             if largest is not None:
-                found.append((name, f"{value} > {largest}", f"it is in bytes, and {largest} (1 TiB) at most"))
+                found.append((name, f"{value} > {largest}", MOST_AMOUNT))
     if clock == "ts":
-        instead = "choose the clock seq (--clock seq) to go by order alone"
         value = _cast("ts", "double") if "ts" in trace.columns else "CAST(NULL AS double)"
-        found.append(("ts", f"{value} IS NULL", instead))
-        told = f"expected seconds since the epoch, such as 1767571200.5 (divide milliseconds by 1000); or {instead}"
-        found.append(("ts", f"NOT (abs({value}) <= {SECONDS_MAX!r})", told))
+        found.append(("ts", f"{value} IS NULL", BY_ORDER))
+        found.append(("ts", f"NOT (abs({value}) <= {SECONDS_MAX!r})", NO_TIME))
     return found
 
 
@@ -377,10 +392,7 @@ def _check_order(facts: pd.DataFrame, first: int, source: str) -> None:
     twice = facts[facts["twice"] > 0]
     if len(twice):
         at = first + int(twice["first_twice"].iloc[0])
-        raise TraceError(
-            f"{source}: column seq repeats a value {count_of(int(twice['twice'].sum()), 'time')}, first {at}; "
-            "number the operations 0, 1, 2, ..."
-        )
+        raise repeated_seq(int(twice["twice"].sum()), at, source)
 
 
 def _clock_findings(rows: DataFrame, facts: pd.DataFrame, source: str) -> list[Finding]:
@@ -416,7 +428,7 @@ def _messages(
     names: tuple[str, ...], spans: pd.DataFrame, rule: OperationSizes, rows: DataFrame, findings: list[Finding]
 ) -> tuple[tuple[DestinationTotals, ...], Ints]:
     """Tell what each destination did, and how long after the sends its acks come, as `summary.lags_of`."""
-    send, pending = f"flags & {workers.SEND} > 0", f"ends = {NEVER_POSITION}"
+    send, pending = f"flags & {lives.SEND} > 0", f"ends = {NEVER_POSITION}"
     bits = f"CASE WHEN partner >= 0 THEN length(bin(abs(seq - partner))) WHEN {pending} THEN 0 ELSE -1 END"
     counts = grouped(
         rows.selectExpr("*", f"{bits} AS bits"),
@@ -426,8 +438,8 @@ def _messages(
             "pending-sends": f"count_if({pending})",
             "unknown-acks": f"count_if(NOT {send} AND partner < 0)",
             "early-acks": f"count_if(NOT {send} AND partner > seq)",
-            "repeated-sends": f"count_if(flags & {workers.REPEATED} > 0)",
-            "surplus-acks": f"count_if(flags & {workers.SURPLUS} > 0)",
+            "repeated-sends": f"count_if(flags & {lives.REPEATED} > 0)",
+            "surplus-acks": f"count_if(flags & {lives.SURPLUS} > 0)",
         },
     )
     lags = np.zeros((len(names), LAG_BITS), np.int64)

@@ -14,12 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..model.kernel import StoreJournal
-from ..trace.arrays import NEVER_POSITION, Ints
+from ..statistics.lives import NONE, match
+from ..trace.arrays import Ints
 
-NONE = -1
-SEND, REPEATED, SURPLUS, TWICE = 1, 2, 4, 8
-"""Flags of an operation: it is a send, of an id sent again later, of a message acked more often than it needs; its
-position is that of another."""
+TWICE = 8
+"""A flag beside those of `lives`: the operation's position is that of another."""
 
 
 def gather(batches: Iterable[pa.RecordBatch]) -> dict[str, npt.NDArray[Any]]:
@@ -31,51 +30,23 @@ def gather(batches: Iterable[pa.RecordBatch]) -> dict[str, npt.NDArray[Any]]:
     return {name: table.column(name).to_numpy() for name in table.column_names}
 
 
-def emit(columns: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-    """Yield one batch of these columns, unless they are empty."""
-    batch = pa.RecordBatch.from_pydict(columns)
-    if batch.num_rows:
-        yield batch
-
-
 # Messages -----------------------------------------------------------------------------------------------------------
 
 MATCHED = "part int, seq long, d int, stamp double, size long, partner long, ends long, flags int"
 
 
-def match(rows: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """Tell the sends and the acks of each message of each other. `needed` is -1 for an ack, else the acks that end it.
-
-    `partner`: for an ack, the position of the last send of its message, or NONE. `ends`: where a send's life ends.
-    """
-    order = np.lexsort((rows["seq"], rows["h2"], rows["h1"]))
-    h1, h2, seq, needed = (rows[name][order] for name in ("h1", "h2", "seq", "needed"))
-    fresh = np.ones(len(seq), bool)
-    fresh[1:] = (h1[1:] != h1[:-1]) | (h2[1:] != h2[:-1])
-    message = np.cumsum(fresh) - 1
-    is_send = needed >= 0
-    last_send = np.full(message[-1] + 1, NONE, np.int64)
-    last_ack = np.full(message[-1] + 1, NONE, np.int64)
-    # In order of position within a message: the last one stays.
-    last_send[message[is_send]] = seq[is_send]
-    last_ack[message[~is_send]] = seq[~is_send]
-    acks = np.bincount(message[~is_send], minlength=len(last_ack))[message]
-    ends = np.where(is_send & (acks < needed), NEVER_POSITION, np.maximum(seq, last_ack[message]))
-    flags = np.where(is_send, SEND, 0)
-    flags += np.where(is_send & (last_send[message] != seq), REPEATED, 0)
-    flags += np.where(is_send & (acks > np.maximum(needed, 1)), SURPLUS, 0)
-    found = {name: rows[name][order] for name in ("part", "seq", "d", "stamp", "size")}
-    found["partner"] = np.where(is_send, NONE, last_send[message])
-    found["ends"] = np.where(is_send, ends, seq)
-    found["flags"] = flags.astype(np.int32)
-    return found
-
-
 def match_task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Match the messages that this task holds."""
-    held = gather(batches)
-    if held:
-        yield from emit(match(held))
+    """Match the messages that this task holds. `needed` is -1 for an ack, else the acks that end it."""
+    rows = gather(batches)
+    if not rows:
+        return
+    order = np.lexsort((rows["seq"], rows["h2"], rows["h1"]))
+    h1, h2 = rows["h1"][order], rows["h2"][order]
+    fresh = np.ones(len(order), bool)
+    fresh[1:] = (h1[1:] != h1[:-1]) | (h2[1:] != h2[:-1])
+    found = {name: rows[name][order] for name in ("part", "seq", "d", "stamp", "size")}
+    lives = match(np.cumsum(fresh) - 1, found["seq"], rows["needed"][order])
+    yield pa.RecordBatch.from_pydict(found | dict(zip(("partner", "ends", "flags"), lives, strict=True)))
 
 
 # The order ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ that is, until the last one. A message sent twice under one id lives, in each of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +20,8 @@ import pyarrow.compute as pc
 from ...errors import TraceError
 from ...text import count_of
 from ..trace.arrays import NEVER, NEVER_POSITION, Floats, Ints
-from ..trace.table import Finding, backwards_finding, canonical_destination, check_times
+from ..trace.table import BY_ORDER, Finding, backwards_finding, canonical_destination, check_times
+from .lives import REPEATED, SURPLUS, life_findings, match
 from .sizes import JournalSizes, Model, OperationSizes
 
 Clock = Literal["ts", "seq"]
@@ -29,6 +29,9 @@ CLOCKS: tuple[Clock, ...] = ("ts", "seq")
 
 SEQ_SPAN_MAX = (1 << 62) - 1
 """Positions from the first operation to the last: a bucket's number and time are computed from their difference."""
+
+NUMBER_THEM = "number the operations 0, 1, 2, ..."
+ALONE = "there is one operation alone; give a trace that covers some days of ordinary use"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,45 +111,36 @@ def build(
     seq = table.column("seq").to_numpy()
     is_send = pc.equal(table.column("op"), "send").to_numpy()
     names, destination = _destinations(table.column("destination"))
-    findings: list[Finding] = []
-    time = clock_times(table, seq, clock, operations_per_second, findings, source)
+    time, findings = clock_times(table, seq, clock, operations_per_second, source)
     tx, transactions = _transactions(table.column("tx"), destination)
     rule = OperationSizes.of(model, sizes, sum(t.count for t in transactions), int((tx >= 0).sum()))
     size = _int_column(table, "size", -1)
     body = _int_column(table, "body_size", -1)
     bodiless = is_send & (body < 0)
-    size_findings(
-        model,
-        int(is_send.sum()),
-        int((bodiless & (size <= 0)).sum()),
-        int((size <= 0).sum()),
-        int((bodiless & (size > 0)).sum()),
-        findings,
-        source,
-    )
-    needed = np.where(is_send, _int_column(table, "acks_needed", 1), 0)
-    send, ends = _lives(table.column("message_id"), destination, is_send, needed, findings)
-    totals = _totals(names, destination, is_send, rule.rows(is_send, tx >= 0, size, body), ends)
+    counted = is_send, bodiless & (size <= 0), size <= 0, bodiless & (size > 0)
+    findings += size_findings(model, *(int(np.count_nonzero(rows)) for rows in counted), source=source)
+    needed = np.where(is_send, _int_column(table, "acks_needed", 1), -1)
+    send, ends, found = _lives(table.column("message_id"), destination, needed)
+    written = rule.rows(is_send, tx >= 0, size, body)
     return Operations(
         destinations=names,
         destination=destination,
-        size=rule.rows(is_send, tx >= 0, size, body),
+        size=written,
         time=time,
         send=send,
         ends=ends,
         seq=seq,
         transactions=transactions,
-        totals=totals,
+        totals=_totals(names, destination, is_send, written, ends),
         sizes=rule,
-        findings=tuple(findings),
+        findings=(*findings, *found),
     )
 
 
 def _ordered(table: pa.Table, source: str) -> pa.Table:
     seq = table.column("seq").to_numpy()
     first, last = int(seq.min()), int(seq.max())
-    if last - first > SEQ_SPAN_MAX:
-        raise TraceError(f"{source}: column seq goes from {first} to {last}; number the operations 0, 1, 2, ...")
+    check_span(first, last, source)
     steps = np.diff(seq)
     if (steps < 0).any():
         table = table.sort_by("seq")
@@ -154,25 +148,32 @@ def _ordered(table: pa.Table, source: str) -> pa.Table:
     duplicates = int((steps == 0).sum())
     if duplicates:
         at = int(table.column("seq")[int(np.argmax(steps == 0))].as_py())
-        raise TraceError(
-            f"{source}: column seq repeats a value {count_of(duplicates, 'time')}, first {at}; "
-            "number the operations 0, 1, 2, ..."
-        )
+        raise repeated_seq(duplicates, at, source)
     return table
 
 
-def _codes(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
+def check_span(first: int, last: int, source: str) -> None:
+    """Raise TraceError where positions lie too far apart."""
+    if last - first > SEQ_SPAN_MAX:
+        raise TraceError(f"{source}: column seq goes from {first} to {last}; {NUMBER_THEM}")
+
+
+def repeated_seq(times: int, first: int, source: str) -> TraceError:
+    """Return the error that positions are not distinct."""
+    return TraceError(f"{source}: column seq repeats a value {count_of(times, 'time')}, first {first}; {NUMBER_THEM}")
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[pa.Array, Ints]:
     """Find the distinct texts and, for each row, the number of its text, -1 for null."""
     encoded = column.combine_chunks().dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
-    indices = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return encoded.dictionary.to_pylist(), indices
+    return encoded.dictionary, encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _destinations(column: pa.ChunkedArray) -> tuple[tuple[str, ...], npt.NDArray[np.int32]]:
     texts, codes = _codes(column)
-    canonical = [canonical_destination(text) for text in texts]
+    canonical = [canonical_destination(text) for text in texts.to_pylist()]
     names = tuple(sorted(set(canonical)))
     number = {name: i for i, name in enumerate(names)}
     renumber = np.array([number[name] for name in canonical], dtype=np.int32)
@@ -186,9 +187,10 @@ def _int_column(table: pa.Table, name: str, default: int) -> Ints:
 
 
 def clock_times(
-    table: pa.Table, seq: Ints, clock: Clock, operations_per_second: float, findings: list[Finding], source: str
-) -> Floats:
-    """Return the seconds of each operation, in the global order and never falling. `ts` has been checked."""
+    table: pa.Table, seq: Ints, clock: Clock, operations_per_second: float, source: str
+) -> tuple[Floats, list[Finding]]:
+    """Return the seconds of each operation, in the global order and never falling, and what was wrong with them. `ts`
+    has been checked."""
     if clock == "seq":
         stamps = time = seq / operations_per_second
     else:
@@ -197,23 +199,21 @@ def clock_times(
     if not time[-1] > time[0]:
         raise TraceError(f"{source}: {_standing(seq, stamps)}")
     earlier = time - stamps
-    findings += backwards_finding(int((earlier > 0).sum()), float(earlier.max()))
-    return time.astype(np.float64)
+    return time.astype(np.float64), backwards_finding(int((earlier > 0).sum()), float(earlier.max()))
 
 
 def _standing(seq: Ints, stamps: Floats) -> str:
     """Say why no time passes between the first operation and the last."""
     if len(stamps) == 1:
-        return "there is one operation alone; give a trace that covers some days of ordinary use"
-    instead = "choose the clock seq (--clock seq) to go by order alone"
+        return ALONE
     falls = np.flatnonzero(np.diff(stamps) < 0)
     if not len(falls):
-        return f"column ts is {stamps[0]} in every row; {instead}, or give a trace that spans some time"
+        return f"column ts is {stamps[0]} in every row; {BY_ORDER}, or give a trace that spans some time"
     before, after = falls[0], falls[0] + 1
     return (
         f"column ts goes backwards, first from {stamps[before]} at seq {seq[before]} to {stamps[after]} at seq "
         f"{seq[after]}, and never comes after its first time; number the operations (seq) in the order in which they "
-        f"happened, or {instead}"
+        f"happened, or {BY_ORDER}"
     )
 
 
@@ -230,83 +230,28 @@ def _transactions(
     return tx, tuple(TransactionSet(key, counts[key]) for key in sorted(counts))
 
 
-def _lives(
-    ids: pa.ChunkedArray,
-    destination: npt.NDArray[np.int32],
-    is_send: npt.NDArray[np.bool_],
-    needed: Ints,
-    findings: list[Finding],
-) -> tuple[Ints, Ints]:
+def _lives(ids: pa.ChunkedArray, destination: npt.NDArray[np.int32], needed: Ints) -> tuple[Ints, Ints, list[Finding]]:
+    """Find the rows of `Operations.send` and `ends`. `needed` is that of `match`."""
     _, id_codes = _codes(ids)
-    keys = id_codes * (int(destination.max()) + 1) + destination
-    message, distinct = pd.factorize(keys)
-    sends, acks = np.flatnonzero(is_send), np.flatnonzero(~is_send)
-    last_send = np.full(len(distinct), -1, np.int64)
-    last_send[message[sends]] = sends
-    last_ack = np.full(len(distinct), -1, np.int64)
-    last_ack[message[acks]] = acks
-    ack_count = np.bincount(message[acks], minlength=len(distinct))
-
-    partner = np.full(len(is_send), -1, np.int64)
-    partner[acks] = last_send[message[acks]]
-    ends = np.arange(len(is_send))
-    of_send = message[sends]
-    done = ack_count[of_send] >= needed[sends]
-    ends[sends] = np.where(done, np.maximum(last_ack[of_send], sends), NEVER_POSITION)
-    findings += life_findings(
-        len(sends),
-        len(acks),
-        {
-            "unknown-acks": int((partner[acks] < 0).sum()),
-            "early-acks": int((partner[acks] > acks).sum()),
-            "pending-sends": int((ends[sends] == NEVER_POSITION).sum()),
-            "repeated-sends": int((last_send[of_send] != sends).sum()),
-            "surplus-acks": int((ack_count[of_send] > np.maximum(needed[sends], 1)).sum()),
-        },
-    )
-    return partner, ends
-
-
-def life_findings(sends: int, acks: int, counts: Mapping[str, int]) -> list[Finding]:
-    """Find what is wrong with a trace's messages, of so many sends and acks. `counts`: how many of each kind, by
-    code."""
-    counts = {"no-sends": int(sends == 0), "no-acks": int(acks == 0), **counts}
-    return [
-        Finding(code, counts[code], one if counts[code] == 1 else many)
-        for code, one, many in (
-            ("no-sends", "trace without any send: nothing in it retains a journal file", ""),
-            ("no-acks", "trace without any ack: every message seems to stay for ever", ""),
-            (
-                "unknown-acks",
-                "ack of a message sent before the trace began", "acks of messages sent before the trace began",
-            ),
-            (
-                "early-acks",
-                "ack that stands before its send in the order", "acks that stand before their send in the order",
-            ),
-            (
-                "pending-sends",
-                "send whose last ack is not in the trace: taken as pending to its end",
-                "sends whose last ack is not in the trace: taken as pending to its end",
-            ),
-            (
-                "repeated-sends",
-                "send of a message id sent before: each copy lives to the last ack",
-                "sends of a message id sent before: each copy lives to the last ack",
-            ),
-            (
-                "surplus-acks",
-                "message acked more often than it needs", "messages acked more often than they need",
-            ),
-        )
-        if counts[code]
-    ]  # fmt: skip
+    message, _ = pd.factorize(id_codes * (int(destination.max()) + 1) + destination)
+    rows, is_send = np.arange(len(message)), needed >= 0
+    partner, ends, flags = match(message, rows, needed)
+    counted = {
+        "unknown-acks": ~is_send & (partner < 0),
+        "early-acks": partner > rows,
+        "pending-sends": ends == NEVER_POSITION,
+        "repeated-sends": flags & REPEATED,
+        "surplus-acks": flags & SURPLUS,
+    }
+    counts = {code: int(np.count_nonzero(flagged)) for code, flagged in counted.items()}
+    sends = int(np.count_nonzero(is_send))
+    return partner, ends, life_findings(sends, len(message) - sends, counts)
 
 
 def size_findings(
-    model: Model, sends: int, unsized: int, unsized_rows: int, bodiless: int, findings: list[Finding], source: str
-) -> None:
-    """Add what a trace does not say of sizes. Raises TraceError where it says nothing.
+    model: Model, sends: int, unsized: int, unsized_rows: int, bodiless: int, *, source: str
+) -> list[Finding]:
+    """Find what a trace does not say of sizes. Raises TraceError where it says nothing.
 
     `unsized`: sends with neither size nor body_size; `unsized_rows`: operations without size; `bodiless`: sends with
     size alone.
@@ -319,14 +264,16 @@ def size_findings(
         if unsized_rows:
             what = "operation" if unsized_rows == 1 else "operations"
             message = f"{what} without a size: taken as 100 bytes an ack, 64 and its body a send"
-            findings.append(Finding("no-size", unsized_rows, message))
-        return
-    for code, count, message in (
-        ("no-size", unsized, "with neither size nor body_size: taken as empty, so the figures are too low"),
-        ("no-body-size", bodiless, "without body_size: size is taken for it"),
-    ):
-        if count:
-            findings.append(Finding(code, count, f"{'send' if count == 1 else 'sends'} {message}"))
+            return [Finding("no-size", unsized_rows, message)]
+        return []
+    return [
+        Finding(code, count, f"{'send' if count == 1 else 'sends'} {message}")
+        for code, count, message in (
+            ("no-size", unsized, "with neither size nor body_size: taken as empty, so the figures are too low"),
+            ("no-body-size", bodiless, "without body_size: size is taken for it"),
+        )
+        if count
+    ]
 
 
 def _totals(

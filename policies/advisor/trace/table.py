@@ -51,9 +51,20 @@ SCHEMA = pa.schema(
         pa.field("body_size", pa.int64()),
     ]
 )
+SQL_TYPES = {"int64": "bigint", "int32": "int", "double": "double", "string": "string"}
+"""Spark's names of the columns' types."""
 REQUIRED = ("seq", "op", "destination", "message_id")
 SECONDS_MAX = 1e11
 """The year 5138. Milliseconds since the epoch have been above this number since 1973, so they are recognised by it."""
+AMOUNTS = (("size", SIZE_BYTES_MAX), ("body_size", SIZE_BYTES_MAX), ("acks_needed", None))
+"""Columns of amounts, and the most of each."""
+MUST_BE_GIVEN = "it must be given"
+OPS = "only 'send' and 'ack' are known"
+LEAST_AMOUNT = "it is 0 or more, or empty where it is not known"
+MOST_AMOUNT = f"it is in bytes, and {SIZE_BYTES_MAX} (1 TiB) at most"
+BY_ORDER = "choose the clock seq (--clock seq) to go by order alone"
+NO_TIME = f"expected seconds since the epoch, such as 1767571200.5 (divide milliseconds by 1000); or {BY_ORDER}"
+"""What is told of columns that break a rule."""
 _BATCH_ROWS = 65536
 _NOT_NUMBERS = ["nan", "NaN", "-nan", "-NaN", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"]
 """Texts that some programs write for a number that is none. Empty in every column but `ts`."""
@@ -212,27 +223,45 @@ def conform(table: pa.Table, source: str = "the trace") -> pa.Table:
         if field.name not in table.column_names:
             columns.append(pa.nulls(table.num_rows, field.type))
             continue
+        given = table.column(field.name)
         try:
-            column = table.column(field.name).cast(field.type)
+            column = given.cast(field.type)
         except pa.ArrowException as error:
-            row = _first_misfit(table.column(field.name), field.type)
-            place = f"{source}: row {row_of(source, row)}: column {field.name}"
-            value = table.column(field.name)[row].as_py()
-            raise TraceError(f"{place} is {value!r}; expected {expected(field.type)}") from error
-        if field.name in REQUIRED and column.null_count:
-            first = pc.index(pc.is_null(column), True).as_py()
-            raise TraceError(
-                f"{source}: column {field.name} is empty in {count_of(column.null_count, 'row')}, first in row "
-                f"{row_of(source, first)}; it must be given"
-            )
+            row, told = _first_misfit(given, field.type), f"expected {expected(field.type)}"
+            raise _misfit(given, field.name, row, source, told) from error
+        if field.name in REQUIRED:
+            _refuse_empty(column, field.name, source, MUST_BE_GIVEN)
         columns.append(column)
-    nullable = pa.schema([pa.field(field.name, field.type) for field in SCHEMA])
-    result = pa.table(columns, schema=nullable)
-    _check_ops(result, source)
-    for name, largest in (("size", SIZE_BYTES_MAX), ("body_size", SIZE_BYTES_MAX), ("acks_needed", None)):
-        _check_amounts(result, name, largest, source)
+    result = pa.table(columns, schema=pa.schema([pa.field(field.name, field.type) for field in SCHEMA]))
+    op = result.column("op")
+    _refuse(op, "op", pc.invert(pc.is_in(op, value_set=pa.array(["send", "ack"]))), source, OPS)
+    for name, largest in AMOUNTS:
+        column = result.column(name)
+        _refuse(column, name, pc.less(column, 0), source, LEAST_AMOUNT)
+        if largest is not None:
+            _refuse(column, name, pc.greater(column, largest), source, MOST_AMOUNT)
     _check_destinations(result, source)
     return result
+
+
+def _misfit(column: pa.ChunkedArray, name: str, row: int, source: str, told: str) -> TraceError:
+    value = column[row].as_py()
+    return TraceError(f"{source}: row {row_of(source, row)}: column {name} is {value!r}; {told}")
+
+
+def _refuse(column: pa.ChunkedArray, name: str, wrong: pa.ChunkedArray, source: str, told: str) -> None:
+    """Raise TraceError for the first row of which this is true."""
+    first = pc.index(wrong, True).as_py()
+    if first >= 0:
+        raise _misfit(column, name, first, source, told)
+
+
+def _refuse_empty(column: pa.ChunkedArray, name: str, source: str, told: str) -> None:
+    """Raise TraceError for a column that is empty in a row."""
+    if column.null_count:
+        first = row_of(source, pc.index(pc.is_null(column), True).as_py())
+        empty = count_of(column.null_count, "row")
+        raise TraceError(f"{source}: column {name} is empty in {empty}, first in row {first}; {told}")
 
 
 def check_columns(names: Sequence[str], source: str) -> None:
@@ -254,46 +283,12 @@ def no_operation(source: str) -> TraceError:
     return TraceError(f"{source} holds no operation; record one that covers some days of ordinary use")
 
 
-def _check_ops(table: pa.Table, source: str) -> None:
-    known = pc.is_in(table.column("op"), value_set=pa.array(["send", "ack"]))
-    if not pc.all(known).as_py():
-        first = pc.index(known, False).as_py()
-        strange = table.column("op")[first].as_py()
-        raise TraceError(
-            f"{source}: row {row_of(source, first)}: column op is {strange!r}; only 'send' and 'ack' are known"
-        )
-
-
-def _check_amounts(table: pa.Table, name: str, largest: int | None, source: str) -> None:
-    """Raise TraceError for a size or a count that cannot be one. Where a trace does not say, it is empty."""
-    column = table.column(name)
-    first = pc.index(pc.less(column, 0), True).as_py()
-    if first >= 0:
-        place = f"{source}: row {row_of(source, first)}: column {name} is {column[first]}"
-        raise TraceError(f"{place}; it is 0 or more, or empty where it is not known")
-    first = -1 if largest is None else pc.index(pc.greater(column, largest), True).as_py()
-    if first >= 0:
-        place = f"{source}: row {row_of(source, first)}: column {name} is {column[first]}"
-        raise TraceError(f"{place}; it is in bytes, and {largest} (1 TiB) at most")
-
-
 def check_times(table: pa.Table, source: str) -> None:
     """Raise TraceError for a `ts` that is empty or cannot be a time. Only the clock `ts` reads it."""
     column = table.column("ts")
-    instead = "choose the clock seq (--clock seq) to go by order alone"
-    if column.null_count:
-        row = row_of(source, pc.index(pc.is_null(column), True).as_py())
-        empty = count_of(column.null_count, "row")
-        raise TraceError(f"{source}: column ts is empty in {empty}, first in row {row}; {instead}")
+    _refuse_empty(column, "ts", source, BY_ORDER)
     # NaN is not below anything.
-    possible = pc.less_equal(pc.abs(column), SECONDS_MAX)
-    first = pc.index(possible, False).as_py()
-    if first >= 0:
-        place = f"{source}: row {row_of(source, first)}: column ts is {column[first]}"
-        raise TraceError(
-            f"{place}; expected seconds since the epoch, such as 1767571200.5 (divide milliseconds by 1000); "
-            f"or {instead}"
-        )
+    _refuse(column, "ts", pc.invert(pc.less_equal(pc.abs(column), SECONDS_MAX)), source, NO_TIME)
 
 
 def _check_destinations(table: pa.Table, source: str) -> None:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from ...errors import ConfigError
 from ..trace.arrays import Floats, Ints
 from ..trace.events import ACK_BYTES_DEFAULT, SEND_HEADER_BYTES_DEFAULT
-from ..trace.table import SCHEMA
+from ..trace.table import SCHEMA, SQL_TYPES
 from .workload import Arrival, Burst, Consumer, DestinationLoad, Diurnal, Spread, Workload
 
 if TYPE_CHECKING:
@@ -72,28 +72,10 @@ def generate_with_spark(spark: SparkSession, workload: Workload, partitions: int
     counted. Memory holds a chunk a task.
     """
     chunks = chunk_count(workload)
-    tasks = min(chunks, CHUNK_TASKS_MAX)
     parts = partitions or max(
         min(chunks, 4 * spark.sparkContext.defaultParallelism), math.ceil(workload.operations / PARTITION_OPERATIONS)
     )
-    span = workload.duration / (parts * SPANS_A_PARTITION)
-    starts = workload.start_seconds + span * np.arange(1, parts * SPANS_A_PARTITION)
-
-    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for chunk in batch.column(0).to_pylist():
-                spans = np.searchsorted(starts, _chunk(workload, chunk).column("ts").to_numpy(), "right")
-                found, counts = np.unique(spans, return_counts=True)
-                yield pa.RecordBatch.from_pydict({"span": found, "count": counts})
-
-    counted = spark.range(0, chunks, 1, tasks).mapInArrow(count, "span long, count long")
-    written = counted.groupBy("span").sum("count").toArrow()
-    counts = np.zeros(parts * SPANS_A_PARTITION, np.int64)
-    counts[written.column(0).to_numpy()] = written.column(1).to_numpy()
-    # Bounds between spans, so that partitions are about alike although it may be busier at one time than at another.
-    reached = np.cumsum(counts)
-    bounds = np.unique(np.searchsorted(reached, reached[-1] * np.arange(1, parts) / parts))
-    begins, before = starts[bounds[bounds < len(starts)]], np.append(0, reached[bounds])
+    begins, before = _cuts(spark, workload, parts)
 
     def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -112,17 +94,42 @@ def generate_with_spark(spark: SparkSession, workload: Workload, partitions: int
                 columns = [seq, *(batch.column(batch.schema.get_field_index(name)) for name in SCHEMA.names[1:])]
                 yield pa.RecordBatch.from_arrays(columns, names=SCHEMA.names)
 
-    made = spark.range(0, chunks, 1, tasks).mapInArrow(make, f"{_sql_schema(_CHUNK_SCHEMA)}, place int")
+    made = _chunks(spark, workload).mapInArrow(make, f"{_sql_schema(_CHUNK_SCHEMA)}, place int")
     ordered = made.repartitionById(parts, "place").sortWithinPartitions(*_ORDER)
     return ordered.mapInArrow(number, _sql_schema(SCHEMA))
 
 
+def _chunks(spark: SparkSession, workload: Workload) -> DataFrame:
+    """Return the numbers of the chunks, for tasks to make them."""
+    chunks = chunk_count(workload)
+    return spark.range(0, chunks, 1, min(chunks, CHUNK_TASKS_MAX))
+
+
+def _cuts(spark: SparkSession, workload: Workload, parts: int) -> tuple[Floats, Ints]:
+    """Cut the time so that parts are about as large: the times at which all but the first begin, and the operations
+    before each. The trace is made for it, and counted."""
+    span = workload.duration / (parts * SPANS_A_PARTITION)
+    starts = workload.start_seconds + span * np.arange(1, parts * SPANS_A_PARTITION)
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for chunk in batch.column(0).to_pylist():
+                spans = np.searchsorted(starts, _chunk(workload, chunk).column("ts").to_numpy(), "right")
+                found, counts = np.unique(spans, return_counts=True)
+                yield pa.RecordBatch.from_pydict({"span": found, "count": counts})
+
+    counted = _chunks(spark, workload).mapInArrow(count, "span long, count long")
+    written = counted.groupBy("span").sum("count").toArrow()
+    counts = np.zeros(parts * SPANS_A_PARTITION, np.int64)
+    counts[written.column(0).to_numpy()] = written.column(1).to_numpy()
+    # Bounds between spans, so that partitions are about alike although it may be busier at one time than at another.
+    reached = np.cumsum(counts)
+    bounds = np.unique(np.searchsorted(reached, reached[-1] * np.arange(1, parts) / parts))
+    return starts[bounds[bounds < len(starts)]], np.append(0, reached[bounds])
+
+
 def _sql_schema(schema: pa.Schema) -> str:
-    return ", ".join(f"`{field.name}` {_sql_type(field.type)}" for field in schema)
-
-
-def _sql_type(kind: pa.DataType) -> str:
-    return {"int64": "long", "int32": "int", "double": "double", "string": "string"}[str(kind)]
+    return ", ".join(f"`{field.name}` {SQL_TYPES[str(field.type)]}" for field in schema)
 
 
 def chunk_count(workload: Workload) -> int:

@@ -40,10 +40,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ...config import yaml_lines as config_yaml
 from ...config.problems import describe_value
-from ...config.units import parse_duration, parse_size
 from ...errors import ConfigError, Problem
 from ...names.destination import Destination, Kind
 from ...outputs import local_path
+from ...units import parse_duration, parse_size
 from ..trace.events import SIZE_BYTES_MAX
 
 
