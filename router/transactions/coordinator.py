@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -215,12 +214,14 @@ class Coordinator:
     def _prepare_all(self, transaction: GlobalTransaction) -> None:
         """Prepare in all its stores, of which there may be none."""
         participants = sorted(transaction.participants.values(), key=_by_store_name)
-        with self._or_roll_back(transaction):
+        try:
             self._require_open()
             for participant in participants:
                 if participant.store is not None and participant.store.shared and not participant.volatile:
                     raise _shared(participant.store, transaction)
             transaction.id = self._new_id()
+        except Exception as error:
+            raise self._rolled_back(transaction, error)  # noqa: B904  it says itself what caused it
         transaction.remembering = [p.store_id for p in participants if not p.volatile]
         self.table.add(transaction)
         self._prepare(transaction, participants)
@@ -271,21 +272,21 @@ class Coordinator:
 
     def _prepare(self, transaction: GlobalTransaction, participants: Sequence[Participant]) -> None:
         """Prepare in these stores. If that fails anywhere all is rolled back."""
-        with self._or_roll_back(transaction):
+        try:
             prepare_all(participants, self._registry, transaction.id, transaction.remembering, self._sync)
+        except Exception as error:
+            raise self._rolled_back(transaction, error)  # noqa: B904
         transaction.move(PREPARED)
 
-    @contextmanager
-    def _or_roll_back(self, transaction: GlobalTransaction) -> Iterator[None]:
-        """Roll back if the block fails, before anything is decided. A write of unknown outcome, in one store or in the
-        decision log, is a StoreFailedError then: the outcome of the transaction is known."""
-        try:
-            yield
-        except Exception as error:
-            self.roll_back(transaction)
-            if isinstance(error, OutcomeUnknownError):
-                raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error
-            raise
+    def _rolled_back(self, transaction: GlobalTransaction, error: Exception) -> Exception:
+        """Roll back after an error before anything is decided; return what to raise. A write of unknown outcome, in one
+        store or in the decision log, is a StoreFailedError then: the outcome of the transaction is known."""
+        self.roll_back(transaction)
+        if not isinstance(error, OutcomeUnknownError):
+            return error
+        known = StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}")
+        known.__cause__ = error
+        return known
 
     def _commit_prepared(self, transaction: GlobalTransaction) -> None:
         """Commit a transaction that has voted, the second phase. If the router was closed since, or the decision log
@@ -294,11 +295,13 @@ class Coordinator:
             transaction.decide(True)
             transaction.move(DONE)
             return
-        with self._or_roll_back(transaction):
+        try:
             self._require_open()
             self.log.require_usable()
             if not self.table.has(transaction):
                 raise TransactionError("this transaction was rolled back when the router was closed; begin another")
+        except Exception as error:
+            raise self._rolled_back(transaction, error)  # noqa: B904
         self._decide(transaction)
 
     def _decide(self, transaction: GlobalTransaction) -> None:

@@ -59,22 +59,31 @@ class Participant:
                 return False
         return not any(message.persistent for message in self.acks)
 
-    def call(self, registry: StoreRegistry, call: Callable[[Store], T]) -> T:
-        """Call with its store before anything is prepared there, once all its destinations have a row; also if one of
-        them is deleted meanwhile. A store that is held by sends alone may have been closed for being idle; it is opened
-        again."""
+    def call(self, registry: StoreRegistry, call: Callable[..., T], *arguments: Any) -> T:
+        """Call with its store, and the arguments, before anything is prepared there, once all its destinations have a
+        row; also if one of them is deleted meanwhile. A store that is held by sends alone may have been closed for
+        being idle; it is opened again."""
+        store = cast(Store, self.store)
+        try:  # first without the steps of an Attempt: a store is rarely closed meanwhile
+            return self._call(registry, store, call, arguments)
+        except ClosedError as error:
+            if not self._open_again(registry, store, error):
+                raise
         while True:
             with Attempt(lambda: cast(Store, self.store), partial(self._open_again, registry)) as store:
-                removals = registry.gates.removals
-                if registry.may_miss_rows:
-                    registry.record_missing(store, self.destinations())
-                result = call(store)
-                if registry.gates.removals != removals:
-                    try:
-                        registry.record_missing(store, self.destinations())
-                    except (AnabranchError, OSError) as error:  # it has taken effect: the next opening finds them
-                        log.warning("store %s: destinations have no row in the record: %s", store.name, error)
-                return result
+                return self._call(registry, store, call, arguments)
+
+    def _call(self, registry: StoreRegistry, store: Store, call: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+        removals = registry.gates.removals
+        if registry.may_miss_rows:
+            registry.record_missing(store, self.destinations())
+        result = call(store, *arguments)
+        if registry.gates.removals != removals:
+            try:
+                registry.record_missing(store, self.destinations())
+            except (AnabranchError, OSError) as error:  # it has taken effect: the next opening finds them
+                log.warning("store %s: destinations have no row in the record: %s", store.name, error)
+        return result
 
     def _open_again(self, registry: StoreRegistry, store: Store, error: ClosedError) -> bool:
         if isinstance(error, MovedError) or self.acks or self.first is None:
@@ -85,11 +94,14 @@ class Participant:
 
     def commit(self, registry: StoreRegistry) -> None:
         """Commit by the own commit of its store, which is the decision."""
-        self.receipts = self.call(registry, lambda store: store.commit(self.sends, self.acks, changes=self.changes))
+        self.receipts = self.call(registry, self._commit_in)
+
+    def _commit_in(self, store: Store) -> list[Receipt]:
+        return store.commit(self.sends, self.acks, changes=self.changes)
 
     def reserve(self, registry: StoreRegistry, since: float, wait: bool) -> None:
         """Reserve room for its sends; `since` and `wait` are as in Store.reserve."""
-        self.call(registry, lambda store: self._reserve_in(store, since, wait))
+        self.call(registry, self._reserve_in, since, wait)
 
     def _reserve_in(self, store: Store, since: float, wait: bool) -> None:
         self.room = store.reserve(self.sends, self.acks, since, wait)
@@ -99,7 +111,7 @@ class Participant:
         self, registry: StoreRegistry, transaction: bytes, remembering: Sequence[bytes], sync: bool
     ) -> Pending[None]:
         """Begin to prepare in its store, which has its room from here on."""
-        step = self.call(registry, lambda store: self._prepare_in(store, transaction, remembering, sync))
+        step = self.call(registry, self._prepare_in, transaction, remembering, sync)
         self.room = None
         return step
 
