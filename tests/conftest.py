@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,10 @@ from .places import in_memory
 from .shares import Share
 from .sql import server
 from .sql.server import postgres, postgres_url  # noqa: F401  fixtures
+
+# Tests start hundreds of processes, each of which would compile the product, and each worker all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Ctrl-C is part of what is tested; a shell starts its background jobs without it.
