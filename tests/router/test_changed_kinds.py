@@ -321,7 +321,8 @@ def test_ended_at_any_step(
         repartition(anabranch.policies.config.load(made(after)))
     assert len(snapshots.paths) > 60
     first = [path for path in snapshots.paths if int(path.name) < 30]  # the putting aside
-    for path in dict.fromkeys([*share.of(first, every=3), *share.of(snapshots.paths, every=23)]):
+    nth = PAIRS.index((before, after))  # together the changes are ended at all steps
+    for path in dict.fromkeys([*share.of(first, every=9, first=nth), *share.of(snapshots.paths, every=59, first=nth)]):
         for early in (before, after):
             try:
                 assert facts(anabranch.policies.config.load(made(early, path))) == expected
