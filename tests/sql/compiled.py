@@ -15,8 +15,8 @@ from anabranch.adapters.sql import connections
 _COMPILED: Final[LRUCache[Any, Any]] = LRUCache(20_000)
 
 
-def _of(dialect: DefaultDialect) -> tuple[object, ...]:
-    return type(dialect), dialect.paramstyle, getattr(dialect, "server_version_info", None)
+def _of(dialect: object) -> tuple[object, ...]:
+    return type(dialect), getattr(dialect, "paramstyle", None), getattr(dialect, "server_version_info", None)
 
 
 def _create_engine(*arguments: Any, **options: Any) -> sqlalchemy.Engine:
@@ -31,5 +31,5 @@ def share(shared: bool) -> None:
 
 
 # A dialect is part of each key, and each engine has its own.
-DefaultDialect.__eq__ = lambda self, other: isinstance(other, DefaultDialect) and _of(self) == _of(other)  # type: ignore[method-assign]
-DefaultDialect.__hash__ = lambda self: hash(type(self))  # type: ignore[method-assign]
+DefaultDialect.__eq__ = lambda self, other: _of(self) == _of(other)  # type: ignore
+DefaultDialect.__hash__ = lambda self: hash(type(self))  # type: ignore
