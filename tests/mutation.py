@@ -95,7 +95,8 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, str, Any]]:
         yield "not removed", node, "op", ast.UAdd()  # +x is true where x is, of the bools that conditions are
     elif isinstance(node, ast.Constant) and type(node.value) in (int, bool):
         value: int = node.value  # type: ignore[assignment]
-        yield f"{value} to {value + 1}", node, "value", not value if isinstance(value, bool) else value + 1
+        other_value = not value if isinstance(value, bool) else value + 1
+        yield f"{value} to {other_value}", node, "value", other_value
     elif isinstance(node, ast.Return) and node.value is not None and ast.unparse(node.value) != "None":
         yield "return None", node, "value", ast.copy_location(ast.Constant(None), node.value)
     for name in ("body", "orelse", "finalbody"):
