@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,12 @@ from .browser import chromium  # noqa: F401  a fixture
 from .garbage import set_aside
 from .places import in_memory
 from .shares import Share
-from .sql import server
+from .sql import compiled, server
 from .sql.server import postgres, postgres_url  # noqa: F401  fixtures
+
+# Tests start hundreds of processes, each of which would compile the product, and each worker all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Ctrl-C is part of what is tested; a shell starts its background jobs without it.
@@ -37,14 +42,20 @@ SLOWEST = (HERE / "crash/test_transactions.py", HERE / "partitioning", HERE / "c
 OF_THE_DISK = (HERE / "journal", HERE / "crash")
 """Their files are on a real disk."""
 IN_MEMORY = (
+    "test_branches.py",
     "test_checksums.py",
+    "test_compaction.py",
     "test_damage.py",
     "test_interrupts.py",
     "test_interrupts_across.py",
     "test_interrupts_hosting.py",
     "test_interrupts_nonpersistent.py",
     "test_interrupts_topics.py",
+    "test_malformed.py",
     "test_power.py",
+    "test_rebuild.py",
+    "test_reclaim.py",
+    "test_salvage.py",
 )
 """But for these, which sync at thousands of places and ask nothing of what a disk does then."""
 
@@ -68,6 +79,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     set_aside()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Where Ctrl-C strikes at each step, and what is damaged or killed, is the same whatever ran before."""
+    compiled.share(not item.path.is_relative_to(HERE / "crash") and "interrupt" not in item.path.name)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
+
+from .children import run_module
 
 PATIENCE: Final = 1200.0
 """Seconds after which a share hangs, or a campaign whose time is over."""
@@ -55,12 +55,11 @@ class Share:
 
     def run(self, module: str, *arguments: str, every: int = 1) -> None:
         """The campaign `python -m module`, in a process of its own; its last line is told at the end."""
-        command = [sys.executable, "-m", module, *arguments, *self.options(every)]
         endless = self.whole and self.seconds == math.inf
         patience = None if endless else PATIENCE + (self.seconds if self.whole else 0)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=patience)
-        assert done.returncode == 0, done.stdout + done.stderr
-        self.counts.append(done.stdout.strip().splitlines()[-1])
+        code, told = run_module(module, *arguments, *self.options(every), seconds=patience)
+        assert code == 0, told
+        self.counts.append(told.strip().splitlines()[-1])
 
     def options(self, every: int = 1) -> list[str]:
         """The same on a command line."""

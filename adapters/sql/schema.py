@@ -204,6 +204,6 @@ def priority_index(tables: Schema) -> Index:
     """Return the index that receiving by priority goes by, in stores that do. It is not among those that `schema`
     makes."""
     messages = tables.messages
-    name = f"{messages.name}_order"
-    existing = next((index for index in messages.indexes if index.name == name), None)
-    return existing or Index(name, messages.c.destination, messages.c.priority, messages.c.id)
+    index = Index(f"{messages.name}_order", messages.c.destination, messages.c.priority, messages.c.id)
+    messages.indexes.discard(index)  # else all tables that this process makes later would have it
+    return index

@@ -258,7 +258,7 @@ def test_a_lost_newest_segment_is_never_silence(
 @pytest.mark.weight(4)
 @pytest.mark.parametrize("state", STATES)
 def test_damage_in_a_directory_of_all_kinds_of_stores(tmp_path: Path, state: str, share: Share) -> None:
-    tally = campaign(tmp_path, print, share, 61, positions=share.count(8, 24), states=[state])
+    tally = campaign(tmp_path, print, share, 91, positions=share.count(8, 24), states=[state])
     share.counts.append(f"{tally.done} of {tally.trials} trials, {len(tally.bad)} wrong")
     assert tally.bad == []
     assert len(tally.table) > 5, "files of most kinds were damaged"

@@ -376,7 +376,7 @@ def test_receive_many_interrupted_anywhere_passes_nothing_over(router: anabranch
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "reclaim", "compact", "delete", "purge"])
-def test_upkeep_interrupted_anywhere_loses_nothing(router: anabranch.Router, what: str) -> None:
+def test_upkeep_interrupted_anywhere_loses_nothing(router: anabranch.Router, what: str, share: Share) -> None:
     queue, gone = router.queue("q"), router.queue("gone")
     kept: list[str] = []
 
@@ -406,7 +406,7 @@ def test_upkeep_interrupted_anywhere_loses_nothing(router: anabranch.Router, wha
         gone.purge()
         store_of(router).checkpoint()  # so that the next time begins where this one did
 
-    assert everywhere(prepare, check) > 10
+    assert everywhere(prepare, check, 5 if what == "compact" else 1, share) > 10
     assert reopened(router)["q"] == kept
 
 
@@ -467,7 +467,7 @@ def test_open_interrupted_anywhere_can_be_opened_again(tmp_path: Path, share: Sh
             assert violations(router) == [], where
             router.queue("q").purge()
 
-    assert everywhere(prepare, check, 23, share, (*OURS, *LIBRARY)) > 200
+    assert everywhere(prepare, check, 61, share, (*OURS, *LIBRARY)) > 200
 
 
 @pytest.mark.parametrize("kind", ["journal", "memory", "sql"])
@@ -490,7 +490,7 @@ def test_a_reopening_interrupted_anywhere_leaves_the_store_to_be_used(kind: str,
             sent.append(b"%d" % at)
             assert found == sent, where
 
-        assert everywhere(lambda at: lambda: router.reopen("all"), check, 37, share, (*OURS, *LIBRARY)) > 200
+        assert everywhere(lambda at: lambda: router.reopen("all"), check, 97, share, (*OURS, *LIBRARY)) > 200
 
 
 @pytest.mark.parametrize("kind", ["journal", "memory", "sql"])
@@ -519,10 +519,10 @@ def test_a_first_use_interrupted_anywhere_leaves_the_store_free(kind: str, tmp_p
         assert [message.body for message in router.queue("q").browse()][-1:] == [b"2"], where
         router.close()
 
-    assert everywhere(prepare, check, 37, share, (*OURS, *LIBRARY)) > 200
+    assert everywhere(prepare, check, 97, share, (*OURS, *LIBRARY)) > 200
 
 
-def test_a_read_of_a_database_interrupted_anywhere_raises_nothing_else(tmp_path: Path) -> None:
+def test_a_read_of_a_database_interrupted_anywhere_raises_nothing_else(tmp_path: Path, share: Share) -> None:
     """Also in SQLAlchemy, which asserts that its cleaning up has ended."""
     store = anabranch.StoreConfig("all", [">"], sql=anabranch.SqlOptions(pool_min=2, pool_max=2))
     with anabranch.open(anabranch.Config(tmp_path / "data", [store])) as router:
@@ -535,4 +535,4 @@ def test_a_read_of_a_database_interrupted_anywhere_raises_nothing_else(tmp_path:
         def check(at: int, where: str) -> None:
             assert [message.body for message in queue.browse()] == [b"1"], where
 
-        assert everywhere(prepare, check, folders=(*OURS, "/sqlalchemy/")) > 200
+        assert everywhere(prepare, check, 7, share, (*OURS, "/sqlalchemy/")) > 200

@@ -91,7 +91,7 @@ def test_an_ack(disk: JournalDisk, store: JournalStore) -> None:
     whole(disk, store)
 
 
-def test_a_release(disk: JournalDisk, store: JournalStore) -> None:
+def test_a_release(disk: JournalDisk, store: JournalStore, share: Share) -> None:
     store.send_many(A, [b"1", passing(b"2"), passing(b"3")])
     before: dict[int, int] = {}
     given: list[Message] = []
@@ -109,11 +109,11 @@ def test_a_release(disk: JournalDisk, store: JournalStore) -> None:
             store.release(given)
         assert {m.seq: m.deliveries for m in store.browse(A)} == before, where
 
-    assert everywhere(prepare, check) > 20
+    assert everywhere(prepare, check, 3, share) > 20
     whole(disk, store)
 
 
-def test_receiving_passes_nothing_over(disk: JournalDisk, store: JournalStore) -> None:
+def test_receiving_passes_nothing_over(disk: JournalDisk, store: JournalStore, share: Share) -> None:
     def prepare(at: int) -> Callable[[], object]:
         store.send_many(A, [passing(b"1"), b"2", passing(b"3")])
         return lambda: taken.append(take(store))
@@ -128,7 +128,7 @@ def test_receiving_passes_nothing_over(disk: JournalDisk, store: JournalStore) -
         taken.clear()
 
     taken: list[Message] = []
-    assert everywhere(prepare, check) > 20
+    assert everywhere(prepare, check, 5, share) > 20
     assert_whole(store)
 
 

@@ -11,10 +11,10 @@ from .calls import KINDS
 @pytest.mark.parametrize(
     ("arguments", "every"),
     [
-        ("--kind crash --kind eio --kind enospc --kind short", 24),
-        ("--kind power", 256),
-        ("--joined --kind crash --kind eio --kind enospc --kind short", 48),
-        ("--joined --kind power", 512),
+        ("--kind crash --kind eio --kind enospc --kind short", 72),
+        ("--kind power", 768),
+        ("--joined --kind crash --kind eio --kind enospc --kind short", 144),
+        ("--joined --kind power", 1536),
         *(pytest.param(f"--joined --kind {kind}", 1, marks=pytest.mark.campaign) for kind in (*KINDS, "power")),
         *(pytest.param(f"--kind {kind}", 1, marks=pytest.mark.campaign) for kind in (*KINDS, "power")),
     ],

@@ -11,8 +11,8 @@ from .calls import KINDS
 @pytest.mark.parametrize(
     ("arguments", "every"),
     [
-        ("--kind crash --kind eio --kind enospc --kind short", 48),
-        ("--kind power", 512),
+        ("--kind crash --kind eio --kind enospc --kind short", 144),
+        ("--kind power", 1536),
         *(pytest.param(f"--kind {kind}", 1, marks=pytest.mark.campaign) for kind in (*KINDS, "power")),
     ],
 )

@@ -3,15 +3,13 @@ seen."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ..children import run_module
 from .ledger import acks_of, read_marks
 from .power.checker import verdict
 from .power.workloads import WORKLOADS
@@ -20,8 +18,9 @@ from .power.workloads import WORKLOADS
 def run(name: str, place: Path) -> dict[str, Any]:
     """The marks of a workload that ran to its end."""
     path = place / "marks"
-    command = [sys.executable, "-m", "tests.crash.power.workloads", name, str(place / "data")]
-    subprocess.run(command, env=os.environ | {"CRASHSIM_MARKS": str(path)}, check=True, timeout=600)
+    data, environment = str(place / "data"), {"CRASHSIM_MARKS": str(path)}
+    code, told = run_module("tests.crash.power.workloads", name, data, seconds=600, environment=environment)
+    assert code == 0, told
     promised, maybe = read_marks(path)
     lines = [[line, True] for line in path.read_text().splitlines()]
     return {"promised": promised, "maybe": maybe, "marks": lines}
@@ -30,9 +29,10 @@ def run(name: str, place: Path) -> dict[str, Any]:
 LONGEST = {
     "across-all",
     "across-memory",
+    *(f"kills-{how}" for how in ("across", "before-sync", "lazily")),
     *(f"{name}-sqlite" for name in ("many", "removing", "topics", "transactions")),
 }
-"""Those which take their time, and SQLite's, of which others do the like."""
+"""Those which take their time, and of kills and SQLite's those of which others do the like."""
 
 
 @pytest.mark.parametrize(

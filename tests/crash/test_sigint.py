@@ -24,4 +24,4 @@ def test_a_storm_over_other_kinds_of_stores(kinds: str, share: Share) -> None:
 
 
 def storm(share: Share, *options: str) -> None:
-    share.run("tests.crash.sigint", "--signals", str(share.count(250, 3000)), "--seed", "1", *options)
+    share.run("tests.crash.sigint", "--signals", str(share.count(80, 3000)), "--seed", "1", *options)

@@ -14,14 +14,14 @@ SENDS: list[Operation] = [{"op": "send", "q": "q", "ids": [f"p.{n}"]} for n in r
 
 
 def test_kills_lose_nothing(tmp_path: Path, share: Share) -> None:
-    share.run("tests.crash.sigkill", "--rounds", str(share.count(30, 1000)), "--directory", str(tmp_path))
+    share.run("tests.crash.sigkill", "--rounds", str(share.count(10, 1000)), "--directory", str(tmp_path))
     assert "0 directories wrong" in share.counts[0]
 
 
 @pytest.mark.weight(3)
 def test_kills_over_all_kinds_of_stores_lose_nothing(tmp_path: Path, share: Share) -> None:
     kinds = "--mixed" if binaries() is None else "--postgres"
-    share.run("tests.crash.sigkill", kinds, "--rounds", str(share.count(10, 1000)), "--directory", str(tmp_path))
+    share.run("tests.crash.sigkill", kinds, "--rounds", str(share.count(4, 1000)), "--directory", str(tmp_path))
     assert "0 directories wrong" in share.counts[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tarfile
 from collections.abc import Iterator
@@ -13,7 +14,15 @@ import pytest
 
 from anabranch import Config, JournalOptions, StoreConfig
 from anabranch.adapters.kahadb import usage_trace
-from anabranch.policies.advisor import CurrentConfig, Workload, from_events, generate
+from anabranch.policies.advisor import (
+    CurrentConfig,
+    RecommendOptions,
+    UsageEvent,
+    Workload,
+    from_events,
+    generate,
+    recommend,
+)
 from anabranch.policies.advisor.model.cost_model import CostModel, Partition, Retention, Segments, courses, segments
 from anabranch.policies.advisor.model.engine import LocalEngine
 from anabranch.policies.advisor.model.kernel import JournalRules
@@ -100,6 +109,19 @@ def _dedent(text: str) -> str:
     import textwrap
 
     return textwrap.dedent(text)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One process compiles numba's kernels, which takes half a minute of a fresh clone; the others read them then."""
+    with (tmp_path_factory.getbasetemp().parent / "anabranch-compiled.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sends = [
+            UsageEvent(2 * i, float(i), "send", f"queue://q{i % 2}", str(i), 500, None, 1, None, 500) for i in range(9)
+        ]
+        acks = [UsageEvent(2 * i + 1, i + 0.5, "ack", f"queue://q{i % 2}", str(i), 50) for i in range(9)]
+        for model in ("anabranch", "kahadb"):
+            recommend(from_events(sends + acks), RecommendOptions(engine="local", model=model))
 
 
 @pytest.fixture(scope="session", params=sorted(_SHAPES))

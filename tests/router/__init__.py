@@ -1,1 +1,1 @@
-"""The router as its users hold it, and its record of what lies where."""
+"""The router as its users hold it. Its transactions, messages and placement are in the folders of these names."""

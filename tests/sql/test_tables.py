@@ -220,6 +220,15 @@ def test_acks_of_messages_that_are_gone_are_cleared_away(disk: SqliteDisk, remov
     assert_whole(store)
 
 
+def test_the_index_by_priority_is_made_for_no_other_store(disk: SqliteDisk) -> None:
+    for priorities in (True, False):
+        store = disk.create(priorities=priorities)
+        with sqlite3.connect(directory_of(store) / "store.db") as database:
+            indexes = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+        database.close()
+        assert ("messages_order" in indexes) == priorities
+
+
 def test_the_public_columns(disk: SqliteDisk) -> None:
     """What a program that knows SwiftMQ's tables reads there."""
     store = disk.create(priorities=True)
