@@ -29,7 +29,7 @@ class IndexedDestination:
         """Forget all subscriptions."""
         self.subscriptions, self.mask, self.taken, self.newest = {}, 0, 0, 0
 
-    def entitled(self, seq: int) -> int:
+    def recipients(self, seq: int) -> int:
         """Return the bits of those whom a message of that seq is for. For one that takes effect now: all."""
         if seq > self.newest:
             return self.mask

@@ -240,7 +240,7 @@ class MessageRows:
         pending = 0
         if state.is_topic:
             own: IndexedDestination = state.own
-            pending = own.entitled(send.seq)
+            pending = own.recipients(send.seq)
             if not pending:
                 return None
             for subscriber in own.subscriptions.values():

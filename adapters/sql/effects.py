@@ -111,7 +111,7 @@ class Effects:
         amount.messages += 1
         amount.bytes += len(send.record)
         amount.last = max(amount.last, send.seq)
-        for subscriber in send.entitled:
+        for subscriber in send.recipients:
             self.to_ack[subscriber] = self.to_ack.get(subscriber, 0) + 1
         if send.expires_at_ms and not 0 < self.expiry <= send.expires_at_ms:
             self.expiry = send.expires_at_ms

@@ -256,12 +256,12 @@ class Reading:
         return until[0][0] if until else 0
 
     def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
-        entitled = state.entitled(seq)
+        recipients = state.recipients(seq)
         # While one that has ended still goes page by page, what is there may wait for it alone.
-        if len(entitled) == 1 and not any(feed.state is state for feed in self._catalog.leaving):
-            return [entitled[0].feed]
+        if len(recipients) == 1 and not any(feed.state is state for feed in self._catalog.leaving):
+            return [recipients[0].feed]
         acked = {row[0] for row in self._all("select.acked", message=seq)}
-        return [subscriber.feed for subscriber in entitled if subscriber.number not in acked]
+        return [subscriber.feed for subscriber in recipients if subscriber.number not in acked]
 
     def limited(self, least: int) -> Iterator[tuple[Feed, Place]]:
         after = 0

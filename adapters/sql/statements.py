@@ -88,8 +88,8 @@ def _reading(s: Schema) -> dict[str, Executable]:
     waits = m.due > 0
     r = s.redeliveries.c
     there_still = exists().where(s.durables.c.number == s.acks.c.durable, s.durables.c.destination > 0)
-    entitled = exists().where(s.durables.c.number == s.acks.c.durable, s.durables.c.startid <= s.acks.c.id)
-    dangling = ~exists().where(m.id == s.acks.c.id) | ~entitled
+    recipients = exists().where(s.durables.c.number == s.acks.c.durable, s.durables.c.startid <= s.acks.c.id)
+    dangling = ~exists().where(m.id == s.acks.c.id) | ~recipients
     no_message = ~exists().where(m.id == r.id) | ~exists().where(s.durables.c.number == r.durable)
     nowhere = ~exists().where(m.id == s.chunks.c.id) & ~exists().where(s.xalog.c.id == s.chunks.c.id)
     return {
@@ -180,7 +180,7 @@ def _of(column: ColumnElement[int], name: str) -> ColumnElement[bool]:
 
 
 def _waits(s: Schema) -> ColumnElement[bool]:
-    """Return the condition that a subscription entitled to a topic's message has yet to ack it."""
+    """Return the condition that a subscription recipients to a topic's message has yet to ack it."""
     m, acks, durables = s.messages.c, s.acks.c, s.durables.c
     acked = exists().where(acks.durable == durables.number, acks.id == m.id).correlate(s.durables, s.messages)
     of_topic = durables.destination == func.abs(m.destination)

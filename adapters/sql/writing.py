@@ -89,7 +89,7 @@ class Write:
         if state.is_map:
             sends = self._replace(state, sends)
         for send in sends:
-            if state.is_topic and not send.entitled:
+            if state.is_topic and not send.recipients:
                 continue
             row, body = message_row(send, number, queue_name, size)
             rows.append(row)
@@ -262,7 +262,7 @@ class Write:
                 self._run(f"delete.range.{what}", limits)
 
     def _finish(self, state: DestinationState, limits: dict[str, int]) -> None:
-        """Remove messages between two seqs that all who are entitled to them have acked."""
+        """Remove messages between two seqs that all who are recipients to them have acked."""
         rows = self._query("select.counts.finished", **limits)
         for row in rows:
             self._gone(state, row)
@@ -280,7 +280,7 @@ class Write:
     # Acks of single messages
 
     def _flush_acks(self) -> None:
-        """Run the acks of single messages. Each subscription acks for itself; what all that are entitled to it have
+        """Run the acks of single messages. Each subscription acks for itself; what all that are recipients to it have
         acked is dead."""
         acks, self._acks = self._acks, {}
         dead: dict[int, tuple[DestinationState, Place]] = {}
@@ -302,13 +302,13 @@ class Write:
                 if state.is_topic:
                     self._acked_for_all(state, seq)
                 continue
-            entitled = sum(other.start < seq for other in self._subscriptions(state).values())
+            recipients = sum(other.start < seq for other in self._subscriptions(state).values())
             self.effects.acks(subscriber, 1)
-            if entitled == 1:
+            if recipients == 1:
                 dead[seq] = (state, place)
             else:
                 shared.append({"subscription": number, "message": seq})
-                wait[seq] = (state, place, entitled)
+                wait[seq] = (state, place, recipients)
         if shared:
             if self._run("insert.ack", shared) != len(shared):  # some were acked already
                 self._recount.update((state, None) for state, _, _ in wait.values())
@@ -468,7 +468,7 @@ class Write:
     def forget(self, transactions: Sequence[bytes]) -> None:
         self._rows["delete.committed"] += [{"transaction": transaction.hex()} for transaction in transactions]
 
-    def drained(self, numbers: Sequence[int], rows: int) -> None:
+    def entries_done(self, numbers: Sequence[int], rows: int) -> None:
         """Remove from OUTBOX what this plan does of callers' transactions. Raises NotTakenError."""
         gone = self._run("delete.outbox", [{"number": number} for number in numbers])
         if gone not in (rows, -1):  # -1: the driver does not tell

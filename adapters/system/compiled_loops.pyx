@@ -538,7 +538,7 @@ cdef object record_of(
     return record, name
 
 
-def new_sends(state, messages, limit, priorities, keeper):
+def new_sends(state, messages, limit, priorities, intake):
     cdef list sends = []
     if Send is None:
         bind()
@@ -554,7 +554,7 @@ def new_sends(state, messages, limit, priorities, keeper):
                     order = order_of(default_priority, priorities)
                 sends.append(Send(state, (<tuple>coded)[0], None, order, 0))
                 continue
-        sends += twin("new_sends")(state, (message,), limit, priorities, keeper)
+        sends += twin("new_sends")(state, (message,), limit, priorities, intake)
     return sends
 
 

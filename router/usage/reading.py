@@ -379,10 +379,10 @@ class _LogReader:
         self, destination: _Destination, seq: int, amount: int, tx: str | None, who: int, needed: int, share: float
     ) -> UsageEvent:
         if who:
-            entitled = self._sets.get(who, [])
-            destination.subscriptions.update(entitled)
-            if entitled:
-                destination.pending[seq] = {number for number, _ in entitled}
+            recipients = self._sets.get(who, [])
+            destination.subscriptions.update(recipients)
+            if recipients:
+                destination.pending[seq] = {number for number, _ in recipients}
         else:
             destination.pending[seq] = {0}
         body, size = amount - HEAD.size, amount + SEND_BYTES

@@ -287,7 +287,7 @@ def test_a_log_is_read_without_the_twins(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [(record.lsn, record.offset, record.length) for record in found] == [send.own for send in sends]
 
 
-KEEPER = sending.Keeper(None, lambda message: message)
+KEEPER = sending.Intake(None, lambda message: message)
 HEADERS = st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-9, 1 << 65), st.text(max_size=5), st.binary()))
 
 

@@ -172,7 +172,7 @@ def test_a_damaged_decision_log_decides_nothing() -> None:
     assert "move it away" in refused.stderr
 
     # What docs/transactions.md advises: aside with it, and an outcome by hand.
-    shutil.move("data/decisions", "aside")
+    shutil.move("data/decisions", "extras")
     assert the_id() == waiting["transaction"]
     assert run("--commit", waiting["transaction"]).exit_code == 0
     assert orders() == [b"a train"]

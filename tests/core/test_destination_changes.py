@@ -36,7 +36,7 @@ def test_subscriptions_begin_and_end_once() -> None:
     assert kinds(plan) == [Declare, Send, Subscribe, Send, Unsubscribe, Send]
     known = ticket.outcomes[1][0]
     assert (known.number, known.start) == (number, 1)
-    assert [len(change.entitled) for change in plan.changes if isinstance(change, Send)] == [0, 1, 0]
+    assert [len(change.recipients) for change in plan.changes if isinstance(change, Send)] == [0, 1, 0]
     assert ticket.outcomes[4:6] == [(known, True), (None, False)]
     sequencer.accept(plan)
     assert (sequencer.dropped, sequencer.subscribed, sequencer.catalog.subscriptions) == (2, {}, {})

@@ -30,7 +30,7 @@ def test_the_oldest_of_all_destinations_go_first() -> None:
             grant = Grant()
             with engine.lock:
                 assert oldest.take({room: (200, 0)}, grant, False) == set()
-            assert [lease.seq for lease in grant.victims] == [seq for seq in range(1, 202) if seq != held.seq]
+            assert [lease.seq for lease in grant.evicted] == [seq for seq in range(1, 202) if seq != held.seq]
             message = take(store, A)
             assert message.seq > 200
             message.release()
@@ -48,7 +48,7 @@ def test_of_one_destination_alone() -> None:
         room = Room("b", 10, 100, lambda: (0, 0), state=engine.catalog.state(B))
         grant = Grant()
         assert engine.asked(lambda: oldest.take({room: (1, 0)}, grant, True)) == set()
-        assert [lease.seq for lease in grant.victims] == [3]
+        assert [lease.seq for lease in grant.evicted] == [3]
         assert grant.sizes[0] > 1
         assert engine.asked(lambda: oldest.take({room: (5, 0)}, grant, True)) == {room}
         engine.asked(lambda: oldest.give_back(grant))

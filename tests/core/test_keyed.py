@@ -87,9 +87,9 @@ def test_what_is_forgotten_may_have_been_written(monkeypatch: pytest.MonkeyPatch
 
 
 def test_fresh_keys_are_let_go_once_they_are_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed, "FRESH_MAX", 2)
+    monkeypatch.setattr(keyed, "RECENT_MAX", 2)
     sequencer, state = made()
-    fresh = MADE["keys"].fresh
+    fresh = MADE["keys"].recent
     fresh._most = 2
     for number, key in enumerate("abacd", 1):
         plan = sequencer.plan([put(state, key)])  # type: ignore[list-item]

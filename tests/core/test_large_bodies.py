@@ -193,7 +193,7 @@ def test_a_sweep_removes_what_its_last_holder_has_let_go_of(store: Store) -> Non
     assert kept(store) == 1
     del message
     gc.collect()
-    assert bodies_of(store).garbage
+    assert bodies_of(store).unreferenced
     store.take_undelivered()
     assert kept(store) == 0
 
@@ -412,13 +412,13 @@ def test_a_message_that_takes_effect_just_then_keeps_its_body(store: Store, monk
     """It is suspected with all others of its destination before it is in any row."""
     store.send(A, io.BytesIO(body()))
     engine = store._engine
-    suspect = bodies_of(store).suspect
+    may_be_dead = bodies_of(store).may_be_dead
 
     def also_late(state: DestinationState) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(engine, "help", lambda: None)
             store.send(A, io.BytesIO(body(seed=2)))
-        suspect(state)
+        may_be_dead(state)
 
     with engine.lock:
         engine.drain()

@@ -77,7 +77,7 @@ def test_a_grant_gives_back_all_of_it_once() -> None:
     rooms = [Room("s", 10, None, lambda: (0, 0)) for _ in range(2)]
     grant = Grant(freed.append)
     grant.parts += [room.hold((3, 0)) for room in rooms]
-    grant.victims = ["message"]  # type: ignore[list-item]
+    grant.evicted = ["message"]  # type: ignore[list-item]
     assert [room.taken()[0] for room in rooms] == [3, 3]
     grant.cancel()
     grant.cancel()

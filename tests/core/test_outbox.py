@@ -10,7 +10,7 @@ import pytest
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.backend.outbox_rows import Entry, Told, Written
 from anabranch.adapters.core.features import outbox
-from anabranch.adapters.core.features.outbox import Drained, Outbox
+from anabranch.adapters.core.features.outbox import EntriesDone, Outbox
 from anabranch.adapters.core.operations.table import Table
 from anabranch.policies.errors import StoreFailedError, StoreFullError, TransactionError, UnknownMessageError
 from anabranch.policies.names.destination import Destination
@@ -56,7 +56,7 @@ class Rows:
     def is_over(self, caller: Any) -> bool:
         return bool(caller.over)
 
-    def drained(self, numbers: Sequence[int]) -> None:
+    def entries_done(self, numbers: Sequence[int]) -> None:
         assert {entry.number for _, entry in self.committed} >= set(numbers)
         self.committed = [row for row in self.committed if row[1].number not in numbers]
 
@@ -71,10 +71,10 @@ class Rows:
 def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
     rows = Rows()
 
-    def apply(self: Drained, table: Table) -> None:
-        rows.drained(self.numbers)
+    def apply(self: EntriesDone, table: Table) -> None:
+        rows.entries_done(self.numbers)
 
-    monkeypatch.setattr(Drained, "apply", apply)
+    monkeypatch.setattr(EntriesDone, "apply", apply)
     return rows
 
 

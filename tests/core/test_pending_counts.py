@@ -27,7 +27,7 @@ def test_of_a_topic_only_each_subscription_is_known() -> None:
     desk, book = (catalog.load_subscription(n, topic, Subscription(T, name), 0) for n, name in ((2, "a"), (3, "b")))
     counts = PendingCounts(catalog)
     send = send_to(topic)
-    send.entitled = [desk, book]
+    send.recipients = [desk, book]
     send.add_to(counts)
     assert (counts.of(topic), counts.of(desk), counts.of(book), counts.unknown) == (1, 1, 1, set())
     Ack(topic, 1, desk.number).add_to(counts)

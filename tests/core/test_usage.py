@@ -31,7 +31,7 @@ def send(state: DestinationState, seq: int, record: bytes = RECORD) -> Send:
     made = Send(state, record, None)
     made.seq = seq
     if state is PRICES:
-        made.entitled = [DESK]
+        made.recipients = [DESK]
     return made
 
 
@@ -228,7 +228,7 @@ def test_sets_of_subscriptions_that_wait_are_bounded(monkeypatch: pytest.MonkeyP
              for n in range(1, 51)]  # fmt: skip
     for desk in desks:
         change = send(PRICES, 1)
-        change.entitled = [desk]
+        change.recipients = [desk]
         made = plan(ticket(change))
         usage.record_usage(recorder, made)
     sets = [name for _, name in buffer.declared if not isinstance(name, tuple)]

@@ -98,11 +98,11 @@ def test_destinations_may_be_made_while_statistics_are_taken(tmp_path: Path) -> 
             except BaseException as error:
                 errors.append(error)
 
-        looker = threading.Thread(target=look)
-        looker.start()
+        staging = threading.Thread(target=look)
+        staging.start()
         for number in range(300):
             router.queue(f"new.{number}").send(body_of(f"n.{number}"))
         stop.set()
-        looker.join()
+        staging.join()
         assert errors == []
         assert len(router.destinations()) == 300

@@ -308,8 +308,8 @@ def test_it_goes_on_by_itself(disk: JournalDisk) -> None:
             assert seqs == sorted(seqs)
             seen.append(len(seqs))
 
-    looker = threading.Thread(target=look)
-    looker.start()
+    staging = threading.Thread(target=look)
+    staging.start()
     try:
         rounds = 0
         while store.stats().compactions < 3:
@@ -318,7 +318,7 @@ def test_it_goes_on_by_itself(disk: JournalDisk) -> None:
             assert rounds < 400
     finally:
         stop.set()
-        looker.join()
+        staging.join()
     assert seen == sorted(seen)
     assert len(bodies(store, B)) == rounds
     assert_whole(store)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from anabranch.adapters.core.engine.engine import Engine
 from anabranch.adapters.core.features.keyed.keyed import Unchanged
-from anabranch.adapters.core.features.outbox import Drained
+from anabranch.adapters.core.features.outbox import EntriesDone
 from anabranch.adapters.core.features.transient.changes import TransientChange
 from anabranch.adapters.core.migration.copying import Brought
 from anabranch.adapters.core.operations.branches import Branch, Commit, Forget, Prepare, Rollback, payload_of
@@ -107,7 +107,7 @@ def read(data: bytes, segment: Segment) -> list[Record]:
 def test_every_change_has_a_record_of_its_own() -> None:
     ours = {one for one in Change.__subclasses__() if one.__module__.startswith("anabranch.")}
     # Of SendMany and Brought a SEND each is written; no backend is told of the others.
-    untold = {TransientChange, CloseGate, Unchanged, Dropped, Drained, Refused}
+    untold = {TransientChange, CloseGate, Unchanged, Dropped, EntriesDone, Refused}
     assert set(CODECS) == ours - untold - {SendMany, Brought}
     assert len(DECODERS) == len(CODECS)
 

@@ -141,7 +141,7 @@ class TestGaps:
     def test_put_back_it_opens(self, disk: JournalDisk) -> None:
         store = sent(disk)
         lost = segments_of(store)[1]
-        aside = lost.with_suffix(".aside")
+        aside = lost.with_suffix(".extras")
         lost.rename(aside)
         with pytest.raises(CorruptionError):
             disk.reopen(store)

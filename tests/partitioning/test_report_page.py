@@ -157,7 +157,7 @@ def is_grey(color: str) -> bool:
 
 
 def test_no_table_is_cut_without_a_hint(page: Page) -> None:
-    """On a narrow screen the rows of those that matter are stacked; what is still too wide has a shadow at its edge."""
+    """On a narrow screen the rows of those that matter are stacked; what is still too wide has a mirror at its edge."""
     page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
     wide = """[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1)"""
     assert page.evaluate(f"{wide}.filter(e => e.querySelector('.stack')).length") == 0

@@ -262,11 +262,11 @@ class TestDamage:
         decisions = configuration.directory / "decisions"
         with anabranch.open(configuration) as router:
             assert router.recover() == [XID]
-            decisions.rename(tmp_path / "aside")
+            decisions.rename(tmp_path / "extras")
             router.reopen_decisions()
             assert router.recover() == []
             assert [waiting.transaction for waiting in router.in_doubt()] == [transaction]
-            (tmp_path / "aside").rename(decisions)
+            (tmp_path / "extras").rename(decisions)
             router.reopen_decisions()
             assert router.recover() == [XID]
             router.rollback(XID)

@@ -86,8 +86,8 @@ def test_damaged_files_are_kept_where_one_says(log: Path) -> None:
     content = bytearray(path.read_bytes())
     content[w.HEADER_BYTES + 500] ^= 1
     path.write_bytes(content)
-    assert mend(log, log.parent / "aside") == 1
-    assert (log.parent / "aside" / path.name).read_bytes() == content
+    assert mend(log, log.parent / "extras") == 1
+    assert (log.parent / "extras" / path.name).read_bytes() == content
     assert len(held(log)) == COUNT - 1
 
 

@@ -73,10 +73,10 @@ class Told(Protocol):
         """Note that a transaction is about to end, one way or the other, by this thread. Raises nothing."""
 
 
-class DrainTable(Table, Protocol):
+class OutboxTable(Table, Protocol):
     """A Table of a backend that has OutboxRows."""
 
-    def drained(self, numbers: Sequence[int], rows: int) -> None:
+    def entries_done(self, numbers: Sequence[int], rows: int) -> None:
         """Remove these entries, which have so many rows. Raises NotTakenError if some are gone already."""
 
 

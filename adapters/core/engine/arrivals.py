@@ -1,10 +1,10 @@
 """Messages that are sent to a queue whose receivers have had all there was: they are put behind what was fetched of it
 before they are applied, and nobody has to look them up. That is how a queue is used that is nearly empty, as most are.
 
-Y1  A lane whose `end` is the delivery's `era` has nothing in the rows beyond its cursor, nor in what was looked at and
-    is not applied yet. It is not at its end while something is put there: who is interrupted leaves it so, and the next
-    receiver asks the rows. They are asked only once all is applied, and what was put is held until then, or ready.
-Y2  Only messages, acks and counts are passed on so, and do not end an era. Anything else begins another one, in which
+Y1  A lane whose `end` is the delivery's `epoch` has nothing in the rows beyond its cursor, nor in what was looked at
+    and is not applied yet. It is not at its end while something is put there: who is interrupted leaves it so, and the
+    next receiver asks the rows. They are asked only once all is applied, and what was put is held until then, or ready.
+Y2  Only messages, acks and counts are passed on so, and do not end an epoch. Anything else begins another one, in which
     no lane is known to be at its end before it has been fetched from.
 
 In stores without priorities, whose lanes are `Feed.first`.
@@ -33,16 +33,16 @@ def pass_on(changes: Iterable[Change], delivery: Delivery) -> None:
     for change in changes:
         if type(change) is Send:
             lane, seq = change.state.feed.first, change.seq
-            if lane.end == delivery.era and lane.cursor < seq:
+            if lane.end == delivery.epoch and lane.cursor < seq:
                 lane.end = 0
                 ready = lane.ready
                 if ready is not None and len(ready) < FETCH:
                     delivery.records[seq] = change.record
                     ready.append((change.order, seq, change.expires_at_ms, 0, change.own))
                     lane.cursor = seq
-                    lane.end = delivery.era
+                    lane.end = delivery.epoch
         elif type(change) not in _NOTHING_COMES:
-            delivery.era += 1
+            delivery.epoch += 1
             if type(change) is Postponed and change.due:  # what was sent just before it was passed on
                 delivery.records.pop(change.seq, None)
                 for feed in change.state.feeds(change.number):

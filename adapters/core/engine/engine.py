@@ -252,8 +252,8 @@ class Engine:
                 effect.taken()
         for change in changes:
             if type(change) is Ack:
-                if change.state.crowded:
-                    self.wake_crowd(change.state, change.number)
+                if change.state.at_limit:
+                    self.wake_at_limit(change.state, change.number)
             elif type(change) is Send and not change.state.is_topic:
                 feed = change.state.feed
                 if feed.takers:
@@ -266,15 +266,15 @@ class Engine:
         for freed in self.hooks.freed:  # as `tell_freed`, less a call
             freed()
 
-    def wake_crowd(self, state: DestinationState, number: int) -> None:
+    def wake_at_limit(self, state: DestinationState, number: int) -> None:
         """Wake those who wait for one more lease, of a topic for the subscription with this number."""
         for feed in state.feeds(number):
-            if feed in state.crowded:
+            if feed in state.at_limit:
                 try:
-                    state.crowded.pop(feed, None)
+                    state.at_limit.pop(feed, None)
                     feed.wake()
                 except BaseException:
-                    state.crowded[feed] = None
+                    state.at_limit[feed] = None
                     raise
 
     def finish(self) -> None:
@@ -460,7 +460,7 @@ class Engine:
     def _rolled_back(self, change: Rollback) -> None:
         for lease in change.branch.leases:
             self.delivery.unlease(lease, self.rows, delivered=True)
-        for lease in change.branch.victims:
+        for lease in change.branch.evicted:
             self.delivery.unlease(lease, self.rows)
 
     def _forgotten(self, change: Forget) -> None:
@@ -476,7 +476,7 @@ class Engine:
     @property
     def leaving(self) -> bool:
         """Return whether messages of what is gone are still to go."""
-        return bool(self.catalog.leaving) or (self.transient is not None and bool(self.transient.shadows.leaving))
+        return bool(self.catalog.leaving) or (self.transient is not None and bool(self.transient.mirrors.leaving))
 
     # Asking
 

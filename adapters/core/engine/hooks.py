@@ -180,7 +180,7 @@ class Bodies(Protocol):
     def forget_dead(self) -> None:
         """Stop counting the bodies of messages that are dead. Under the store's lock, with all applied."""
 
-    def suspect(self, state: DestinationState) -> None:
+    def may_be_dead(self, state: DestinationState) -> None:
         """Note that all messages of a destination may be dead by now."""
 
     def named(self, send: Send, apart: bool = False) -> None:
@@ -193,9 +193,9 @@ class Bodies(Protocol):
 class Transient(Protocol):
     """The messages that no backend sees."""
 
-    shadows: Catalog
+    mirrors: Catalog
     """Their destinations, by the numbers of the catalog's."""
-    shadow_rows: Callable[..., Any]
+    mirror_rows: Callable[..., Any]
     """Rows.rows of these."""
     prepared: dict[bytes, Branch]
     """Branches that concern them alone, by transaction."""
@@ -214,7 +214,7 @@ class Transient(Protocol):
     def write(self, changes: Sequence[Change], reservation: Grant | None = None) -> list[Any]:
         """Do changes that concern transient messages alone."""
 
-    def write_shadows(self, changes: Sequence[Change]) -> None:
+    def write_mirrors(self, changes: Sequence[Change]) -> None:
         """Do to their destinations what only frees memory."""
 
     def remove(self, state: DestinationState) -> None:

@@ -209,14 +209,14 @@ class Recorder(Source):
             _remember(numbers, state, number)
         return number & AMOUNT_MAX
 
-    def set_number(self, entitled: Sequence[SubscriptionState]) -> int | None:
+    def set_number(self, recipients: Sequence[SubscriptionState]) -> int | None:
         """Return the number of the set of subscriptions that a message is for; None if there is no room for their
         names."""
         buffer = self.buffer
-        sets, key = buffer.sets, tuple([one.number for one in entitled])
+        sets, key = buffer.sets, tuple([one.number for one in recipients])
         number = sets.get(key)
         if number is None:
-            named = _named(entitled)
+            named = _named(recipients)
             number = buffer.declare(named, _size(named))
             if not number:
                 return None
@@ -288,12 +288,12 @@ def _rows_of(
         if hash_of(change.seq) < threshold:
             needed, who = 1, 0
             if change.state.is_topic:
-                needed = min(len(change.entitled), NEEDED_MAX)
-                entitled = recorder.set_number(change.entitled)
-                if entitled is None:
+                needed = min(len(change.recipients), NEEDED_MAX)
+                recipients = recorder.set_number(change.recipients)
+                if recipients is None:
                     recorder.rows.lost += 1
                     return
-                who = entitled
+                who = recipients
             amount = min(len(change.record), AMOUNT_MAX)
             yield ROW.pack(now, change.seq, number, amount, transaction, who, needed, SENT, flags)
     elif isinstance(change, Ack):

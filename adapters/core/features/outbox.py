@@ -33,7 +33,7 @@ from ....policies.errors import AnabranchError, TransactionError
 from ....policies.names.destination import Destination
 from ...system.background import CoalescedJob, shared
 from ...system.conditions import Event
-from ..backend.outbox_rows import Caller, DrainTable, Entry, OutboxRows, SharesDatabase, Written
+from ..backend.outbox_rows import Caller, Entry, OutboxRows, OutboxTable, SharesDatabase, Written
 from ..engine.engine import Engine
 from ..engine.hooks import Feature
 from ..messages import LargeBody, Message, MessageStore, Outgoing, Readable, Receipt, require_leased
@@ -76,7 +76,7 @@ class Placing(Protocol):
         """Return whether a destination is recorded in another store than this."""
 
 
-class Drained(Change):
+class EntriesDone(Change):
     """The change by which entries are done. In the ticket of what they ask for."""
 
     __slots__ = ("numbers", "rows")
@@ -86,7 +86,7 @@ class Drained(Change):
         self.rows = sum(entry.rows for entry in entries)
 
     def apply(self, table: Table) -> None:
-        cast(DrainTable, table).drained(self.numbers, self.rows)
+        cast(OutboxTable, table).entries_done(self.numbers, self.rows)
 
 
 class _Open:
@@ -473,7 +473,7 @@ class Outbox:
             acked.add(key)
             lease = leases.get(entry.number)
             changes.append(Ack(state, entry.seq, entry.subscription, lease.place if lease is not None else None))
-        return [*changes, Drained(entries)]
+        return [*changes, EntriesDone(entries)]
 
     def _require_place(self, destination: Destination) -> None:
         """Raise TransactionError for a destination that is in another store by now."""

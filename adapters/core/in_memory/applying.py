@@ -21,7 +21,7 @@ from ..record.place import ORDER, OWN, Place
 from ..state.states import Catalog, DestinationState, SubscriptionState
 from .memory_limit import MemoryLimit, nothing
 from .message_chunks import BITS, COUNT_COST, MASKS, MESSAGES_MAX, WAIT_COST, Chunk, Lane, indexes, memory_of
-from .messages import DESTINATION_COST, SUBSCRIPTION_COST, DestinationMessages, Spot
+from .messages import DESTINATION_COST, SUBSCRIPTION_COST, DestinationMessages, Slot
 from .swap_files import Address, SwapFiles
 from .waits import Dues
 
@@ -122,8 +122,8 @@ class MemoryTable(Table):
             former = keys.get(name)
             if former is not None and former < send.seq:
                 self.ack(send.state, former, 0, None)
-            spot = messages.find(send.seq)
-            if spot is None or spot[0].dead & BITS[spot[1]]:
+            slot = messages.find(send.seq)
+            if slot is None or slot[0].dead & BITS[slot[1]]:
                 continue  # it is removed, or this is done again
             memory.unfinished = nothing
             before = keys.cost
@@ -142,7 +142,7 @@ class MemoryTable(Table):
     def _put(self, sends: Sequence[Send]) -> None:
         state = sends[0].state
         if state.is_topic:
-            sends = [send for send in sends if send.entitled]  # nobody will ever ask for the others
+            sends = [send for send in sends if send.recipients]  # nobody will ever ask for the others
         if state.is_map:
             sends = [send for send in sends if send.expires_at_ms != REMOVAL]
         if not self._priorities:
@@ -166,14 +166,14 @@ class MemoryTable(Table):
             or not takes(len(chunk.offsets), chunk.total_bytes, len(record), memory.chunk_bytes)
         ):  # fmt: skip
             return False
-        if state.is_topic and not send.entitled:
+        if state.is_topic and not send.recipients:
             return True  # nobody will ever ask for it
         memory.unfinished = chunk.mend
         more = chunk.append(send.seq, record)
         chunk.charge += more
         memory.used += more
         self._catalog.count(state, 1, len(record))
-        for subscriber in send.entitled:
+        for subscriber in send.recipients:
             subscriber.count += 1
         memory.unfinished = None
         return True
@@ -253,7 +253,7 @@ class MemoryTable(Table):
         self._catalog.count(state, len(sends), sum([len(send.record) for send in sends]))
         if state.is_topic:
             for send in sends:
-                for subscriber in send.entitled:
+                for subscriber in send.recipients:
                     subscriber.count += 1
 
     def _seal(self, chunk: Chunk) -> None:
@@ -268,12 +268,12 @@ class MemoryTable(Table):
         messages: DestinationMessages | None = state.own
         if messages is None:
             return
-        spot: Spot | None = place[OWN] if place is not None else messages.find(seq)
-        if spot is None:
+        slot: Slot | None = place[OWN] if place is not None else messages.find(seq)
+        if slot is None:
             if state.is_map:
                 self._forget_key(messages, seq)  # as below
             return
-        chunk, index = spot
+        chunk, index = slot
         if state.is_topic:
             self._done(messages, chunk, BITS[index], number)
             return
@@ -407,10 +407,10 @@ class MemoryTable(Table):
     def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
         messages: DestinationMessages | None = state.own
         order = place[ORDER] if place is not None else None
-        spot = messages.find(seq, order) if messages is not None else None
-        if messages is None or spot is None:
+        slot = messages.find(seq, order) if messages is not None else None
+        if messages is None or slot is None:
             return
-        chunk, index = spot
+        chunk, index = slot
         subscriber = messages.subscriptions.get(number) if number else None
         if (number and subscriber is None) or not messages.pending(subscriber, chunk) >> index & 1:
             return
@@ -428,10 +428,10 @@ class MemoryTable(Table):
 
     def postpone(self, state: DestinationState, seq: int, number: int, due: int, place: Place | None) -> None:
         messages: DestinationMessages | None = state.own
-        spot = messages.find(seq) if messages is not None else None
-        if messages is None or spot is None:
+        slot = messages.find(seq) if messages is not None else None
+        if messages is None or slot is None:
             return
-        chunk, index = spot
+        chunk, index = slot
         bit, key = BITS[index], (number, index)
         subscriber = messages.subscriptions.get(number) if number else None
         if (number and subscriber is None) or not messages.pending(subscriber, chunk) & bit:

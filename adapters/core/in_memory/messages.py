@@ -23,7 +23,7 @@ SUBSCRIPTION_COST: Final = 2000
 STEP: Final = 64
 """Messages of a lane that are looked up at once where those of several are brought into one order."""
 
-Spot = tuple[Chunk, int]
+Slot = tuple[Chunk, int]
 """The place of a message: its chunk, and its index in it."""
 
 
@@ -77,7 +77,7 @@ class DestinationMessages:
         for lane in list(self.lanes.values()):
             yield from list(lane.chunks)
 
-    def find(self, seq: int, order: int | None = None) -> Spot | None:
+    def find(self, seq: int, order: int | None = None) -> Slot | None:
         """Return a message, dead or not. `order`: its order, if that is known."""
         if order is not None:
             lane = self.lanes.get(order)
@@ -106,11 +106,11 @@ class DestinationMessages:
                 mask |= self.pending(subscriber, chunk)
         return mask
 
-    def feeds(self, spot: Spot) -> list[Feed]:
+    def feeds(self, slot: Slot) -> list[Feed]:
         """Return the feeds that have yet to ack a message."""
         if not self.state.is_topic:
             return [self.state.feed]
-        chunk, index = spot
+        chunk, index = slot
         return [
             subscriber.feed
             for subscriber in self.subscriptions.values()
@@ -178,14 +178,14 @@ class DestinationMessages:
 
     def row(self, subscriber: SubscriptionState | None, seq: int, order: int | None) -> Place | None:
         """Return where one message is, as of Rows."""
-        spot = self.find(seq, order)
-        if spot is None or not self.pending(subscriber, spot[0]) >> spot[1] & 1:
+        slot = self.find(seq, order)
+        if slot is None or not self.pending(subscriber, slot[0]) >> slot[1] & 1:
             return None
-        return place_of(spot, subscriber.number if subscriber is not None else 0)
+        return place_of(slot, subscriber.number if subscriber is not None else 0)
 
 
-def place_of(spot: Spot, number: int) -> Place:
+def place_of(slot: Slot, number: int) -> Place:
     """Return the place for the feed of this number."""
-    chunk, index = spot
+    chunk, index = slot
     count = chunk.counts.get((number, index), 0)
-    return chunk.lane.order, chunk.seq(index), chunk.expires_at(index), count, spot
+    return chunk.lane.order, chunk.seq(index), chunk.expires_at(index), count, slot

@@ -105,7 +105,7 @@ class MemoryRows:
         not for what only frees room, nor where there are keys of what was `reserved`."""
         sends = [
             send for send in changes
-            if type(send) is Send and (send.entitled or not send.state.is_topic) and not is_removal(send)
+            if type(send) is Send and (send.recipients or not send.state.is_topic) and not is_removal(send)
         ]  # fmt: skip
         others = DESTINATION_COST * sum(type(change) is Declare for change in changes)
         others += SUBSCRIPTION_COST * sum(type(change) is Subscribe for change in changes)
@@ -209,8 +209,8 @@ class MemoryRows:
 
     def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
         messages: DestinationMessages | None = state.own
-        spot = messages.find(seq) if messages is not None else None
-        return messages.feeds(spot) if messages is not None and spot is not None else ()
+        slot = messages.find(seq) if messages is not None else None
+        return messages.feeds(slot) if messages is not None and slot is not None else ()
 
     def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
         """Yield expired messages. Chunks that hold nothing but what was given before are skipped, unless the same is
@@ -249,10 +249,10 @@ class MemoryRows:
 
     def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
         messages: DestinationMessages | None = state.own
-        spot = messages.find(seq) if messages is not None else None
-        if spot is None or not spot[0].waits:
+        slot = messages.find(seq) if messages is not None else None
+        if slot is None or not slot[0].waits:
             return 0
-        chunk, index = spot
+        chunk, index = slot
         number = subscription.number if subscription is not None else 0
         return max(chunk.waits.get((0, index), 0), chunk.waits.get((number, index), 0))
 

@@ -29,8 +29,19 @@ if TYPE_CHECKING:
 class Branch:
     """A store's part of a transaction over several: what its commit will do."""
 
-    __slots__ = ("changes", "dropped", "leases", "own", "participants", "payload", "promise", "reservation",
-                 "returned", "transaction", "victims")  # fmt: skip
+    __slots__ = (
+        "changes",
+        "dropped",
+        "evicted",
+        "leases",
+        "own",
+        "participants",
+        "payload",
+        "promise",
+        "reservation",
+        "returned",
+        "transaction",
+    )  # fmt: skip
 
     def __init__(self, transaction: bytes, participants: tuple[bytes, ...], changes: Sequence[Change]) -> None:
         self.transaction = transaction
@@ -40,7 +51,7 @@ class Branch:
         """Changes of subscriptions, sends, then acks."""
         self.leases: Sequence[Lease] = ()
         """Leases of the messages that the branch acks."""
-        self.victims: Sequence[Lease] = ()
+        self.evicted: Sequence[Lease] = ()
         """Leases of messages that go to make room for what the branch sends. The branch acks them too (`Ack.drops`,
         reserving.py)."""
         self.dropped: Sequence[tuple[int, Destination]] = ()
@@ -94,7 +105,7 @@ class Prepare(Change):
         table.prepare(self.branch)
 
     def undo(self, delivery: Delivery, rows: Rows) -> None:
-        for lease in [*self.branch.leases, *self.branch.victims]:
+        for lease in [*self.branch.leases, *self.branch.evicted]:
             if lease.hold == CLAIMED:
                 delivery.unlease(lease, rows)
         self.branch.reservation = None
@@ -150,7 +161,7 @@ class Rollback(Change):
         table.settled(self.branch, False)
 
     def states(self) -> Iterable[DestinationState]:
-        return (feed.state for lease in (*self.branch.leases, *self.branch.victims) for feed in lease.feeds)
+        return (feed.state for lease in (*self.branch.leases, *self.branch.evicted) for feed in lease.feeds)
 
 
 class Forget(Change):
@@ -221,7 +232,7 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
 
     for change in changes:
         if isinstance(change, Send):
-            if change.aside is not None and change.deliver_at_ms:
+            if change.extras is not None and change.deliver_at_ms:
                 delays.append((len(sends), change.deliver_at_ms))
             sends.append((number_of(change.state), change.record, len(change.record)))
         elif isinstance(change, Ack):

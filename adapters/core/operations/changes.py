@@ -77,7 +77,7 @@ class Change:
         return self
 
 
-class _Aside(NamedTuple):
+class _Extras(NamedTuple):
     """What few messages have, so that the others pay for one question."""
 
     deliver_at_ms: int
@@ -94,7 +94,7 @@ class _Aside(NamedTuple):
 class Send(Change):
     """A message at the end of its destination."""
 
-    __slots__ = ("aside", "entitled", "expires_at_ms", "name", "order", "own", "record", "seq", "size", "state")
+    __slots__ = ("expires_at_ms", "extras", "name", "order", "own", "recipients", "record", "seq", "size", "state")
 
     brings = True
 
@@ -112,35 +112,35 @@ class Send(Change):
         self.expires_at_ms = expires_at_ms
         self.seq = 0
         """Set by the plan."""
-        self.entitled: Sequence[SubscriptionState] = ()
+        self.recipients: Sequence[SubscriptionState] = ()
         """The subscriptions that a topic's message is for. Set by the plan."""
         self.own: Any = None
         """The backend's: where it has written it."""
-        self.aside: _Aside | None = None
+        self.extras: _Extras | None = None
         """Fields that few messages have, so that the others pay for one question: `deliver_at_ms` and `large`."""
 
     @property
     def deliver_at_ms(self) -> int:
         """Return until when the message waits; 0: it does not. Set by `wait_until`."""
-        return 0 if self.aside is None else self.aside.deliver_at_ms
+        return 0 if self.extras is None else self.extras.deliver_at_ms
 
     @property
     def large(self) -> StoredBody | None:
         """Return the body, if that is kept apart."""
-        return None if self.aside is None else self.aside.large
+        return None if self.extras is None else self.extras.large
 
     @large.setter
     def large(self, body: StoredBody | None) -> None:
-        self._set_aside(self.deliver_at_ms, body)
+        self._set_extras(self.deliver_at_ms, body)
 
     def wait_until(self, due: int) -> None:
         """Do not deliver the message before this time (ms; 0: at once). Called before the send is in a ticket."""
-        self._set_aside(due, self.large)
+        self._set_extras(due, self.large)
         if due:
             self.size += SMALL_BYTES
 
-    def _set_aside(self, due: int, body: StoredBody | None) -> None:
-        self.aside = _Aside(due, body) if due or body is not None else None
+    def _set_extras(self, due: int, body: StoredBody | None) -> None:
+        self.extras = _Extras(due, body) if due or body is not None else None
 
     def plan(self, plan: Plan) -> tuple[int, bool]:
         """Give the message its seq; return the seq, and whether the message is a duplicate."""
@@ -160,14 +160,14 @@ class Send(Change):
         if naming is not None:
             naming.given(plan, self)
         if state.is_topic:
-            self.entitled = list(plan.subscriptions(state).values())
-            if not self.entitled:
+            self.recipients = list(plan.subscriptions(state).values())
+            if not self.recipients:
                 plan.drop()
         if self.expires_at_ms:
             plan.expire()
         plan.changes.append(self)
-        if self.aside is not None:
-            self.aside.plan(plan, self)
+        if self.extras is not None:
+            self.extras.plan(plan, self)
         return seq, False
 
     def apply(self, table: Table) -> None:
@@ -177,7 +177,7 @@ class Send(Change):
         return (self.state,)
 
     def add_to(self, counts: PendingCounts) -> None:
-        counts.add_send(self.state, self.entitled)
+        counts.add_send(self.state, self.recipients)
 
 
 class Refused(Change):

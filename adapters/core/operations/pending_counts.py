@@ -29,13 +29,13 @@ class PendingCounts:
         """Count so many messages more."""
         self.more[counted] = self.more.get(counted, 0) + messages
 
-    def add_send(self, state: DestinationState, entitled: Sequence[SubscriptionState]) -> None:
+    def add_send(self, state: DestinationState, recipients: Sequence[SubscriptionState]) -> None:
         """Count a message, which is for these subscriptions of a topic; for none it is not kept."""
         if state.is_map:
             self.unknown.add(state)  # it may take the place of another
-        if entitled or not state.is_topic:
+        if recipients or not state.is_topic:
             self.add(state, 1)
-            for subscriber in entitled:
+            for subscriber in recipients:
                 self.add(subscriber, 1)
 
     def add_ack(self, state: DestinationState, number: int) -> None:

@@ -23,7 +23,7 @@ class Table(Protocol):
     interruption it is done again."""
 
     def put(self, sends: Sequence[Send]) -> None:
-        """Put new messages, all of one destination. A topic's message is for those whom `entitled` names; without any
+        """Put new messages, all of one destination. A topic's message is for those whom `recipients` names; without any
         it is not kept. Their destination and those subscriptions count them. A map's message takes the place of the
         message of the same id, which is dead from then on. A REMOVAL (encoding.py) is dead itself. So is one that comes
         after another of a higher seq."""

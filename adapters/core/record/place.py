@@ -16,7 +16,7 @@ DELIVERIES: Final = 3
 OWN: Final = 4
 
 
-class VolatileSpot(tuple[Any, int]):
+class TransientSlot(tuple[Any, int]):
     """The last field of a Place whose message is not persistent: where it is in memory."""
 
     __slots__ = ()
@@ -24,7 +24,7 @@ class VolatileSpot(tuple[Any, int]):
 
 def is_volatile(place: Place) -> bool:
     """Return whether the message at a place is transient."""
-    return type(place[OWN]) is VolatileSpot
+    return type(place[OWN]) is TransientSlot
 
 
 ALSO_WAITING: Final = 1 << 20

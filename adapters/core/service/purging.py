@@ -152,7 +152,7 @@ class Removal:
         engine, volatile = self._engine, self._engine.transient
         kinds: list[tuple[Catalog, RowsOf, Write]] = [(engine.catalog, engine.backend.rows, self._sending.write)]
         if volatile is not None:
-            kinds.append((volatile.shadows, volatile.shadow_rows, volatile.write_shadows))
+            kinds.append((volatile.mirrors, volatile.mirror_rows, volatile.write_mirrors))
         for catalog, rows, write in kinds:
             for feed in filter(is_asked_for, list(catalog.leaving)):
                 first: int | None = 0

@@ -293,7 +293,7 @@ class Receiving:
             for feed in lease.feeds:
                 if feed.held.get(lease.seq) is lease:
                     engine.delivery.end(feed, lease.seq)
-                    engine.wake_crowd(feed.state, feed.number)
+                    engine.wake_at_limit(feed.state, feed.number)
 
     def feed(self, destination: Destination, key: SubscriptionKey | None, make: bool) -> Feed | None:
         """Return the feed that consumers of a destination draw from; None for a queue that is new here, unless `make`.

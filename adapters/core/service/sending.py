@@ -91,14 +91,14 @@ class Sending:
         self._engine.ensure_usable() if state is not None else self._engine.require_here(destination)
         return state or self._engine.catalog.state(destination)
 
-    def sends(self, sends: Sequence[tuple[Destination, Outgoing]], keeper: Keeper | None = None) -> list[Change]:
-        """Return the sends of a transaction. Raises what Store.send raises before anything is queued. `keeper`: of what
+    def sends(self, sends: Sequence[tuple[Destination, Outgoing]], intake: Intake | None = None) -> list[Change]:
+        """Return the sends of a transaction. Raises what Store.send raises before anything is queued. `intake`: of what
         is not to be queued yet."""
-        keeper = keeper or self._keeper
+        intake = intake or self._intake
         limit, priorities = self._settings.message_bytes_max, self._settings.priorities
         there = self._engine.catalog.destinations
         made = [
-            new_send(there.get(destination) or self.state(destination), message, limit, priorities, keeper)
+            new_send(there.get(destination) or self.state(destination), message, limit, priorities, intake)
             for destination, message in sends
         ]
         if not self._knows_time:
@@ -108,15 +108,15 @@ class Sending:
     # What its features make of a message: they are there before the first one comes.
 
     @cached_property
-    def _keeper(self) -> Keeper:
+    def _intake(self) -> Intake:
         bodies = self._engine.bodies
-        return Keeper(self._apart, bodies.outgoing if bodies is not None else _plain)
+        return Intake(self._apart, bodies.outgoing if bodies is not None else _plain)
 
     @cached_property
-    def looker(self) -> Keeper:
+    def staging(self) -> Intake:
         """Return the ways in which messages are kept that are looked at before they are sent."""
         bodies = self._engine.bodies
-        return Keeper(self._apart, bodies.looked_at if bodies is not None else _plain)
+        return Intake(self._apart, bodies.looked_at if bodies is not None else _plain)
 
     @cached_property
     def _apart(self) -> Callable[[], Transient] | None:
@@ -239,7 +239,7 @@ class Sending:
         kept = [send for at, (_, send) in enumerate(sends) if at not in grant.dropped]
         outcomes: Iterator[tuple[int, bool]] = iter(())
         if kept:
-            outcomes = iter(self.write([*kept, *acks_of(grant.victims)], sync, reservation=grant))
+            outcomes = iter(self.write([*kept, *acks_of(grant.evicted)], sync, reservation=grant))
         self._engine.sends += len(kept)
         if grant.dropped:
             self.quotas.tell_new(sends[at][0] for at in grant.dropped)
@@ -264,7 +264,7 @@ class Sending:
                 self.quotas.tell_new([destination])
                 shared().resolve([(future, Receipt(destination, DROPPED), None)])
                 return
-            changes: list[Change] = [send, *acks_of(grant.victims)]
+            changes: list[Change] = [send, *acks_of(grant.evicted)]
             ticket = Ticket(changes, sum(change.size for change in changes), sync)
             ticket.held = grant
             ticket.future = (future, lambda done: Receipt(destination, *done.outcomes[0]))
@@ -345,9 +345,9 @@ class Sending:
 
     def _each(self, state: DestinationState, messages: Sequence[Outgoing | bytes]) -> list[Change]:
         """Return a send for each message. An error of one refuses all."""
-        settings, rest, keeper = self._settings, iter(messages), self._keeper
+        settings, rest, intake = self._settings, iter(messages), self._intake
         sends: list[Change] = []
-        while some := new_sends(state, islice(rest, CHUNK), settings.message_bytes_max, settings.priorities, keeper):
+        while some := new_sends(state, islice(rest, CHUNK), settings.message_bytes_max, settings.priorities, intake):
             sends += some
         if not self._knows_time:
             require_known(self._engine, sends)
@@ -394,7 +394,7 @@ class Sending:
             yield sends[first:], size
 
 
-class Keeper(NamedTuple):
+class Intake(NamedTuple):
     """The ways in which a store keeps transient messages, and bodies that are not bytes."""
 
     apart: Callable[[], Transient] | None
@@ -420,27 +420,27 @@ def new_send(
     message: Outgoing | bytes,
     limit: int,
     priorities: bool,
-    keeper: Keeper,
+    intake: Intake,
 ) -> Change:
     """Return the send of a message of so many bytes at most, for a store that knows priorities or not. Raises what
-    `encode` raises. `keeper` is the store's."""
+    `encode` raises. `intake` is the store's."""
     if not isinstance(message, Outgoing):
         record, name = encode(state.destination, message, None, None, limit)
         return Send(state, record, name, order_of(DEFAULT_PRIORITY, priorities), 0)
     plain = type(message.body) is bytes and not message.deliver_at_ms
     if not plain:
-        message = keeper.kept(message)
+        message = intake.kept(message)
     record, name = encode_outgoing(state.destination, message, limit)
     order = order_of(message.priority, True) if priorities else 0
     send = Send(state, record, name, order, message.expires_at_ms)
     if not plain:
-        _set_aside(send, message)
-    if message.persistent or keeper.apart is None:
+        _set_extras(send, message)
+    if message.persistent or intake.apart is None:
         return send
-    return keeper.apart().mark(send)
+    return intake.apart().mark(send)
 
 
-def _set_aside(send: Send, message: Outgoing) -> None:
+def _set_extras(send: Send, message: Outgoing) -> None:
     """Say of a message what is kept beside its record."""
     if isinstance(message.body, StoredBody):
         send.large = message.body
@@ -461,10 +461,10 @@ def new_sends(
     messages: Iterable[Outgoing | bytes],
     limit: int,
     priorities: bool,
-    keeper: Keeper,
+    intake: Intake,
 ) -> list[Change]:
     """Return sends of many messages, as `new_send`."""
-    return [new_send(state, message, limit, priorities, keeper) for message in messages]
+    return [new_send(state, message, limit, priorities, intake) for message in messages]
 
 
 @inner_loop

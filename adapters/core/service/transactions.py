@@ -131,7 +131,7 @@ class Transactions:
         if grant is not None:
             for at in grant.dropped:
                 sending[at] = Dropped()
-            sending += acks_of(grant.victims)
+            sending += acks_of(grant.evicted)
         return [*first, *sending], grant
 
     def reserve(
@@ -145,7 +145,7 @@ class Transactions:
         self._engine.ensure_usable()
         if self._engine.quotas is None:
             return None
-        return self._reserve(self._sending.sends(sends, self._sending.looker), sends, acks, since, wait)
+        return self._reserve(self._sending.sends(sends, self._sending.staging), sends, acks, since, wait)
 
     def _reserve(
         self,
@@ -216,14 +216,14 @@ class Transactions:
         if self._engine.quotas is not None:
             whole = [ack for ack in branch.acks if not ack.state.is_topic or not ack.number]
             branch.reservation = self._engine.quotas.hold(branch.sends, whole)
-            branch.reservation.victims = [*branch.victims]  # counted as dropped once they go
+            branch.reservation.evicted = [*branch.evicted]  # counted as dropped once they go
         branch.promise = self._promise(branch)
         return branch
 
     def _claim_again(self, branch: Branch) -> None:
         """Claim the messages that a branch acks, before anybody can receive (rule T10)."""
         leases: list[Lease] = []
-        victims: list[Lease] = []
+        evicted: list[Lease] = []
         for ack in branch.acks:
             feeds = [
                 feed for feed in ack.state.feeds(ack.number)
@@ -237,8 +237,8 @@ class Transactions:
                 if self._backend.settings.count_on_receive and place[DELIVERIES] and not whole and not ack.drops:
                     place = (*place[:DELIVERIES], place[DELIVERIES] - 1, place[OWN])  # this delivery is counted
                 lease = self._engine.delivery.claim_again(feeds, place, whole)
-                (victims if ack.drops else leases).append(lease)
-        branch.leases, branch.victims = leases, victims
+                (evicted if ack.drops else leases).append(lease)
+        branch.leases, branch.evicted = leases, evicted
 
     def prepare(
         self,
@@ -277,15 +277,15 @@ class Transactions:
         if acks:
             leases = engine.delivery.take(self._store, acks, CLAIMED, CLAIMED)
             first += acks_of(leases)
-        victims = [*room.victims] if room is not None else []
-        if victims:
-            for lease in victims:
+        evicted = [*room.evicted] if room is not None else []
+        if evicted:
+            for lease in evicted:
                 engine.delivery.move(lease, LEAVING, CLAIMED)
-            first += acks_of(victims, drops=True)
+            first += acks_of(evicted, drops=True)
         volatile = engine.transient
         alone = volatile is not None and volatile.takes(first)
         branch = Branch(transaction, tuple(participants), first)
-        branch.reservation, branch.leases, branch.victims = room, leases, victims
+        branch.reservation, branch.leases, branch.evicted = room, leases, evicted
         if dropped:
             branch.dropped = [(at, sends[at][0]) for at in sorted(dropped)]
         if volatile is not None and alone:
@@ -341,7 +341,7 @@ class Transactions:
         if engine.transient is not None:
             engine.transient.takes(branch.returned)
         if branch.reservation is not None:
-            branch.reservation.victims = []  # they stay
+            branch.reservation.evicted = []  # they stay
         if volatile is not None:
             return Done(self._engine.asked(lambda: volatile.rollback_prepared(branch)))
 

@@ -127,7 +127,7 @@ def _lease_or_watch(engine: Engine, feed: Feed, taker: Taker, on_wake: OnWake, w
         watch = Watch(engine, feed, on_wake)
         feed.takers[watch] = None
     if not delivery.has_room(feed):
-        feed.state.crowded[feed] = None  # its next ack tells
+        feed.state.at_limit[feed] = None  # its next ack tells
     if engine.behind:  # what was taken in before it stood in line told nobody
         engine.drain()
         if feed.state.removed or (delivery.has_room(feed) and delivery.lease(feed, engine.rows, taker)):

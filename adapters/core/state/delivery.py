@@ -68,7 +68,7 @@ class Added(Protocol):
         """Return when the message expires (ms); 0: never."""
 
     @property
-    def entitled(self) -> Sequence[SubscriptionState]:
+    def recipients(self) -> Sequence[SubscriptionState]:
         """Return a topic's subscriptions that the message is for."""
 
 
@@ -91,7 +91,7 @@ class Delivery:
         """Nothing of what waits is due before this time (ms); 0: nothing waits (features/scheduled.py)."""
         self.until: Callable[[DestinationState, SubscriptionState | None, int], int] = _at_once
         """Return until when a message waits there (ms); 0: it does not. Set by who schedules messages."""
-        self.era = 1
+        self.epoch = 1
         """See arrivals.py."""
         self.records: dict[int, bytes] = {}
         """By seq: of messages that were passed on and are not applied yet, until they are received."""
@@ -187,7 +187,7 @@ class Delivery:
     def _fetch(self, feed: Feed, rows: Rows) -> deque[Place] | None:
         """Return the first of what was never delivered, looked up ahead; None if there is nothing."""
         if not self._priorities:
-            return feed.first.fetch(feed, rows, 0, self.era)
+            return feed.first.fetch(feed, rows, 0, self.epoch)
         lanes = feed.lanes
         if lanes is None:
             lanes = feed.lanes = Lanes()
@@ -207,7 +207,7 @@ class Delivery:
         if not self._priorities:
             return
         for feed in (
-            (send.state.feed,) if not send.state.is_topic else [subscriber.feed for subscriber in send.entitled]
+            (send.state.feed,) if not send.state.is_topic else [subscriber.feed for subscriber in send.recipients]
         ):
             if feed.lanes is not None:
                 feed.lanes.add(send.order, send.seq)
@@ -255,7 +255,7 @@ class Delivery:
             taker.wake()  # first: who is struck between the two leaves it in line, where whoever comes finds it
             feed.takers.pop(taker, None)
         if feed.takers:
-            feed.state.crowded[feed] = None  # its next ack makes room
+            feed.state.at_limit[feed] = None  # its next ack makes room
 
     # Messages that are not delivered any more
 
@@ -411,7 +411,7 @@ class Delivery:
                 self.end(feed, seq)
         feed.held.clear()
         self._sweep.forget(feed)
-        feed.state.crowded.pop(feed, None)
+        feed.state.at_limit.pop(feed, None)
         feed.wake_all()
 
     def purged(self, feed: Feed, first: int, last: int) -> None:

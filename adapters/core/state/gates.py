@@ -34,7 +34,7 @@ class Gate:
         self.reserves = False
         """True for the gate of a store to which a copy is made, until that is done or given up."""
         self._opened = Event()
-        self._keeper = threading.get_ident()
+        self._holder = threading.get_ident()
         self._generation = locking.generation
 
     @classmethod
@@ -53,7 +53,7 @@ class Gate:
         """Wait until the gate is open. Raises ClosedError in a forked child, RuntimeError in the thread that is to open
         it, the error that it was opened with."""
         while not self._opened.is_set():
-            if self._keeper == threading.get_ident():
+            if self._holder == threading.get_ident():
                 raise RuntimeError(f"{self.destination} is being moved by this thread; use it after that")
             if locking.generation != self._generation:
                 raise ClosedError(f"{self.destination} was being moved by the parent process when this one was forked")

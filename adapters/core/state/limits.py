@@ -71,14 +71,14 @@ class Grant:
     long. What was written of it is none of that any more.
     """
 
-    __slots__ = ("_free", "dropped", "parts", "sizes", "victims")
+    __slots__ = ("_free", "dropped", "evicted", "parts", "sizes")
 
     def __init__(self, free: Callable[[Sequence[Lease]], None] | None = None) -> None:
         """`free` gives back what is held of messages that were to go and have not. Any thread; takes the store's
         lock."""
         self._free = free
         self.parts: list[Reservation[Any]] = []
-        self.victims: list[Lease] = []
+        self.evicted: list[Lease] = []
         """Messages that go when it is written, to make room. LEAVING, so that nobody else gets them meanwhile."""
         self.sizes: list[int] = []
         """Sizes of their records, in bytes."""
@@ -93,22 +93,22 @@ class Grant:
     def release(self) -> None:
         """Give it back now, as Reservation.release. Takes no lock: messages that have not gone are free soon."""
         self.release_room()
-        left = [lease for lease in self.victims if lease.is_held]
+        left = [lease for lease in self.evicted if lease.is_held]
         if left and self._free is not None:
             shared().lead(partial(self._free, left))
-        self.victims = []
+        self.evicted = []
 
     def cancel(self) -> None:
         """Give back the room where the caller holds no lock: messages that have not gone are free on return.
         Idempotent."""
         self.release_room()
-        if self.victims and self._free is not None:
-            self._free(self.victims)
-            self.victims = []
+        if self.evicted and self._free is not None:
+            self._free(self.evicted)
+            self.evicted = []
 
     def __del__(self) -> None:
-        if hasattr(self, "dropped") and self.victims and self._free is not None:
-            shared().lead(partial(self._free, self.victims))  # else its constructor was interrupted, or it was used
+        if hasattr(self, "dropped") and self.evicted and self._free is not None:
+            shared().lead(partial(self._free, self.evicted))  # else its constructor was interrupted, or it was used
 
 
 def release(reservation: Reservation[Any] | Grant | None) -> None:

@@ -68,13 +68,13 @@ class Lane:
         self.cursor = cursor
         """All up to this seq has been fetched."""
         self.end = 0
-        """The delivery's `era` in which there is nothing in the rows beyond the cursor: see arrivals.py."""
+        """The delivery's `epoch` in which there is nothing in the rows beyond the cursor: see arrivals.py."""
         self.ready: deque[Place] | None = None
         """None before the first fetch: a lane may wait long for its turn, and there may be 65,536."""
 
-    def fetch(self, feed: Feed, rows: Rows, order: int, era: int = 0) -> deque[Place] | None:
-        """Look some ahead; None if nobody holds none. `era`: what `end` is if there is no more. A message claimed by a
-        transaction that was prepared before this open is skipped: a rollback brings it back, after a commit nothing
+    def fetch(self, feed: Feed, rows: Rows, order: int, epoch: int = 0) -> deque[Place] | None:
+        """Look some ahead; None if nobody holds none. `epoch`: what `end` is if there is no more. A message claimed by
+        a transaction that was prepared before this open is skipped: a rollback brings it back, after a commit nothing
         would tell that it is dead."""
         held, ready, self.end = feed.held, self.ready, 0
         if ready is None:
@@ -83,9 +83,9 @@ class Lane:
             ready.extend(place for place in places if place[SEQ] not in held)
             self.cursor = places[-1][SEQ]
             if ready:
-                self.end = era if len(places) < FETCH else 0
+                self.end = epoch if len(places) < FETCH else 0
                 return ready
-        self.end = era
+        self.end = epoch
         return None
 
     def forget(self) -> None:

@@ -34,7 +34,7 @@ class SubscriptionState:
         self.expired = 0
         """Messages that it never acked, for their time was over; since open."""
         self.volatile: SubscriptionState | None = None
-        """The shadow, as of its topic."""
+        """The mirror, as of its topic."""
         self.feed = Feed(topic, self)
         self.own: Any = None
         """The backend's."""
@@ -54,8 +54,22 @@ class DestinationState:
     """One queue, topic or map. All fields belong to the store's lock, but `declared`, which is the writer's."""
 
     __slots__ = (
-        "bytes", "count", "crowded", "declared", "delayed", "destination", "expired", "feed", "is_map", "is_topic",
-        "number", "own", "removed", "room", "subscriptions", "volatile",
+        "at_limit",
+        "bytes",
+        "count",
+        "declared",
+        "delayed",
+        "destination",
+        "expired",
+        "feed",
+        "is_map",
+        "is_topic",
+        "number",
+        "own",
+        "removed",
+        "room",
+        "subscriptions",
+        "volatile",
     )  # fmt: skip
 
     def __init__(self, number: int, destination: Destination) -> None:
@@ -77,7 +91,7 @@ class DestinationState:
         """Messages that wait for their time, of a topic those that do so for all. The backend counts them."""
         self.expired = 0
         """Messages that are gone since their time was over; since open."""
-        self.crowded: dict[Feed, None] = {}
+        self.at_limit: dict[Feed, None] = {}
         """Its feeds where somebody waits who got nothing, since as many messages are leased as may be."""
         self.feed = Feed(self)
         """The feed of a queue."""
@@ -88,7 +102,7 @@ class DestinationState:
         self.room: Room | None = None
         """Its limit, once one is sent to it that has one (reserving.py)."""
         self.volatile: DestinationState | None = None
-        """The shadow for transient messages; None before the first (transient/messages.py)."""
+        """The mirror for transient messages; None before the first (transient/messages.py)."""
 
     @property
     def total(self) -> int:
@@ -100,7 +114,7 @@ class DestinationState:
         """Return how many of the messages wait for their time."""
         return self.delayed + (self.volatile.delayed if self.volatile is not None else 0)
 
-    def entitled(self, seq: int) -> list[SubscriptionState]:
+    def recipients(self, seq: int) -> list[SubscriptionState]:
         """Return the subscriptions that a message of this seq is for."""
         return [subscriber for subscriber in self.subscriptions.values() if subscriber.start < seq]
 

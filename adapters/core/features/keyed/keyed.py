@@ -20,7 +20,7 @@ from ...state.duplicates import Key
 from ...state.leases import Taker
 from ...state.states import DestinationState
 
-FRESH_MAX: Final = 256
+RECENT_MAX: Final = 256
 """Keys that may be remembered as fresh though they are applied."""
 VERSIONS_MAX: Final = 10_000
 """Keys of which is remembered which plan wrote them last."""
@@ -72,7 +72,7 @@ class KeyEffect(Effect):
             self._keys.versions.add_all(plan.number)
 
     def take(self, plan: Plan, applied: int) -> None:
-        self._keys.fresh.take(self, plan.number, applied)
+        self._keys.recent.take(self, plan.number, applied)
 
     def taken(self) -> None:
         for key in self.written:
@@ -85,7 +85,7 @@ class Keys(Naming):
 
     def __init__(self) -> None:
         self.versions = KeyVersions()
-        self.fresh = FreshKeys()
+        self.recent = RecentKeys()
         self.waiting: dict[Key, dict[Taker, None]] = {}
         """Takers that wait for the value of a key. They are among the takers of the map's feed, too."""
 
@@ -142,7 +142,7 @@ class Written(NamedTuple):
     """The send that the plan has put there, be it a REMOVAL; None: nothing is left."""
 
 
-class FreshKeys:
+class RecentKeys:
     """The effect on keys of plans that have taken effect and may not be applied yet. A reader of such a key need not
     wait until it is in the rows. Changed by whoever takes plans in, one thread at a time. Others read under the store's
     lock, and pass over what is applied, which may still be in it."""
@@ -150,7 +150,7 @@ class FreshKeys:
     def __init__(self) -> None:
         self._written: dict[Key, Written] = {}
         """Replaced, not shrunk, so that others may read it."""
-        self._most = FRESH_MAX
+        self._most = RECENT_MAX
         """The number of keys beyond which it is looked which of them are applied."""
         self.whole_at = 0
         """The number of the latest plan that may have written any key: before it is applied nothing here counts."""
@@ -165,7 +165,7 @@ class FreshKeys:
         written = self._written
         if len(written) > self._most:
             self._written = written = {key: one for key, one in written.items() if one.number > applied}
-            self._most = 2 * len(written) + FRESH_MAX
+            self._most = 2 * len(written) + RECENT_MAX
         if effect.writes_any:
             self.whole_at = number
         for key, send in effect.written.items():

@@ -256,7 +256,7 @@ class Maps(Feature):
             grant = None
             if self._engine.quotas is not None and isinstance(change, Send):
                 grant = self._engine.quotas.reserve([change])
-            going = acks_of(grant.victims) if grant is not None else []
+            going = acks_of(grant.evicted) if grant is not None else []
             try:
                 self._sending.write(
                     [Unchanged(self._keys, state, (name,), number), change, *going], sync, reservation=grant
@@ -281,10 +281,10 @@ class Maps(Feature):
         while True:
             engine.check()
             with engine.lock:
-                engine.current(drained=engine.applied < self._keys.fresh.whole_at)
+                engine.current(drained=engine.applied < self._keys.recent.whole_at)
                 number = engine.taken  # first: what is taken in from now on has a higher one
                 state = self._state(destination)
-                written = self._keys.fresh.get((state.number, name)) if state is not None else None
+                written = self._keys.recent.get((state.number, name)) if state is not None else None
                 if written is not None and written.number > engine.applied:
                     value = self._written(written.send)
                     return _Look(state, value, number)

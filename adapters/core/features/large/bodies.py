@@ -2,9 +2,9 @@
 
 B3  A body is there as long as its StoredBody is, or longer. Who holds one: who stages or sends it, what is queued,
     planned or prepared, `_live` for a message that is not dead, a Message in hand, a stream. The last to let go, Ctrl-C
-    or not, puts its name into `garbage`.
-B4  What is in `garbage` is removed once all that the store has written is synced: the ack, if it was an ack that let
-    go. A crash before that leaves a body that no message names: the next open removes it.
+    or not, puts its name into `unreferenced`.
+B4  What is in `unreferenced` is removed once all that the store has written is synced: the ack, if it was an ack that
+    let go. A crash before that leaves a body that no message names: the next open removes it.
 B5  A body is whole, and synced unless its message is not to survive anyway, before the record that names it is queued:
     whatever the store's policy, so that of what remains after a power failure no message lacks its body.
 B6  Which message names a body is noted in the body later, and may be missing, or wrong after a power failure: the open
@@ -109,10 +109,10 @@ class LargeBodies(Feature):
         """Transient messages among those in `_live`, likewise by number and seq."""
         self.transient_bytes = 0
         """Bytes of the transient messages' bodies."""
-        self._suspects: dict[tuple[int, int], None] = {}
+        self._maybe_dead: dict[tuple[int, int], None] = {}
         """Messages that may be dead by now: number and seq."""
         self._to_note: deque[tuple[StoredBody, int, int]] = deque()
-        self.garbage: deque[BodyRef] = deque()
+        self.unreferenced: deque[BodyRef] = deque()
         """Bodies that nobody holds any more. Appended to by whoever lets go of one."""
         self.streams: weakref.WeakSet[LargeStream] = weakref.WeakSet()
         self._adopting = threading.RLock()
@@ -158,8 +158,8 @@ class LargeBodies(Feature):
         return max((kept.low for _, kept in self._found.values() if kept.low != NEVER), default=0)
 
     def _know(self, body: StoredBody, owned: bool) -> None:
-        """Know a body from now on: its name finds it, and who lets go of it last puts it into `garbage`."""
-        ref = BodyRef(body, self.garbage.append)
+        """Know a body from now on: its name finds it, and who lets go of it last puts it into `unreferenced`."""
+        ref = BodyRef(body, self.unreferenced.append)
         ref.name, ref.owned = body.name, owned
         with self._lock:
             self._by_name[body.name] = ref
@@ -254,7 +254,7 @@ class LargeBodies(Feature):
             if clean and self.used:
                 self.forget_dead()
                 needed = {name for name in self._needed() if name not in self._passing}
-                for ref in [*self._by_name.values(), *self.garbage]:
+                for ref in [*self._by_name.values(), *self.unreferenced]:
                     if ref.owned and ref.name not in needed:
                         self.storage.remove(ref.name)
         except (OSError, AnabranchError) as error:
@@ -265,7 +265,7 @@ class LargeBodies(Feature):
 
     def _disown(self) -> None:
         """Keep all bodies that are there, whoever lets go of them."""
-        for ref in [*self._by_name.values(), *self.garbage]:
+        for ref in [*self._by_name.values(), *self.unreferenced]:
             ref.owned = False
 
     def _needed(self) -> Iterator[bytes]:
@@ -435,8 +435,8 @@ class LargeBodies(Feature):
             own = self._known(body.name)
             if own is not None and self._by_name[body.name].owned and (own.size, own.crc) == (body.size, body.crc):
                 return own
-            if any(ref.name == body.name for ref in list(self.garbage)):
-                self._remove_garbage()
+            if any(ref.name == body.name for ref in list(self.unreferenced)):
+                self._remove_unreferenced()
         return None
 
     # The fate of bodies
@@ -459,7 +459,7 @@ class LargeBodies(Feature):
         """Note that a message which names a body takes effect; `apart`: it is transient, beside persistent ones. Called
         by who writes, in order; may be done again."""
         body = send.large
-        if body is None or (send.state.is_topic and not send.entitled):
+        if body is None or (send.state.is_topic and not send.recipients):
             return
         self._add(send.state.number, send.seq, body, apart)
         self._to_note.append((body, send.state.number, send.seq))
@@ -492,20 +492,20 @@ class LargeBodies(Feature):
         lock; may be done again."""
         if type(change) is Ack:
             if change.seq in self._live.get(change.state.number, ()):
-                self._suspects[change.state.number, change.seq] = None
+                self._maybe_dead[change.state.number, change.seq] = None
         elif type(change) is AckRange:
             for seq in list(self._live.get(change.state.number, ())):
                 if change.first <= seq <= change.last:
-                    self._suspects[change.state.number, seq] = None
+                    self._maybe_dead[change.state.number, seq] = None
         elif isinstance(change, Remove | Unsubscribe):
-            self.suspect(change.state)
-        if self._suspects:
+            self.may_be_dead(change.state)
+        if self._maybe_dead:
             self._soon.schedule(SOON_SECONDS)
 
-    def suspect(self, state: DestinationState) -> None:
+    def may_be_dead(self, state: DestinationState) -> None:
         """Note that all messages of a destination may be dead by now."""
         for seq in list(self._live.get(state.number, ())):
-            self._suspects[state.number, seq] = None
+            self._maybe_dead[state.number, seq] = None
 
     @property
     def messages(self) -> int:
@@ -528,18 +528,18 @@ class LargeBodies(Feature):
             return
         if not soon:
             unless_busy(self._work, self._tidy)
-        elif self.garbage or self._suspects:
+        elif self.unreferenced or self._maybe_dead:
             self._soon.schedule(0)
 
     def _tidy(self) -> None:
         try:
             self._engine.ensure_usable()
-            self._engine.asked(lambda: None)  # what has been acked is among the suspects then
+            self._engine.asked(lambda: None)  # what has been acked is among the maybe_dead then
             self._note_some()
-            while self._suspects:
+            while self._maybe_dead:
                 if not self._engine.asked(self._find_dead):
                     break
-            self._remove_garbage()
+            self._remove_unreferenced()
         except (AnabranchError, RuntimeError) as error:  # RuntimeError: in a signal handler (rule G3)
             log.debug("store %s: large bodies are left to the next time: %s", self._engine.name, error)
 
@@ -553,20 +553,20 @@ class LargeBodies(Feature):
     def forget_dead(self) -> None:
         """Stop counting the bodies of acked messages, though a body may be there for a little while. With the store's
         lock held and all that has returned applied."""
-        while self._suspects:
+        while self._maybe_dead:
             self._find_dead()
 
     def _find_dead(self) -> bool:
-        """Find the dead among some of the suspects, with the store's lock held. Returns whether there were any."""
+        """Find the dead among some of the maybe_dead, with the store's lock held. Returns whether there were any."""
         catalog, rows = self._engine.catalog, self._engine.rows
-        some = list(self._suspects)[:PAGE]
+        some = list(self._maybe_dead)[:PAGE]
         if self._engine.behind:  # a message that has taken effect since is among them perhaps, and in no row yet
             self._engine.drain()
         for number, seq in some:
             state = catalog.by_number.get(number)
             if state is None or state.removed or rows.row(state, None, seq) is None:
                 self._drop(number, seq)
-            self._suspects.pop((number, seq), None)
+            self._maybe_dead.pop((number, seq), None)
         return bool(some)
 
     def _drop(self, number: int, seq: int) -> None:
@@ -590,10 +590,10 @@ class LargeBodies(Feature):
                 self._live.pop(number, None)
                 self._sizes.pop(number, None)
 
-    def _remove_garbage(self) -> None:
-        if not self.garbage:
+    def _remove_unreferenced(self) -> None:
+        if not self.unreferenced:
             return
-        refs = list(self.garbage)
+        refs = list(self.unreferenced)
         self._sync()
         for ref in refs:
             with self._lock:
@@ -605,7 +605,7 @@ class LargeBodies(Feature):
                     self.storage.remove(ref.name)
                 except OSError as error:
                     log.warning("store %s: a large body is left to the next open: %s", self._engine.name, error)
-            self.garbage.remove(ref)
+            self.unreferenced.remove(ref)
 
     # Asking
 
@@ -621,7 +621,7 @@ class LargeBodies(Feature):
         if not self.used:
             return
         for name, _ in self.storage.kept():
-            if name not in self._by_name and all(ref.name != name for ref in list(self.garbage)):
+            if name not in self._by_name and all(ref.name != name for ref in list(self.unreferenced)):
                 yield f"{self.storage.place(name, 0)[0]}: a body that belongs to no message"
         for state in list(self._engine.catalog.destinations.values()):
             after, named = 0, set()
@@ -639,7 +639,7 @@ class LargeBodies(Feature):
                         wrong = self.body_of(reference_in(record)).verify()
                         if wrong is not None:
                             yield f"message {place[SEQ]} of {state.destination}: {wrong}"
-            counted = set(self._live.get(state.number, ())) - {seq for _, seq in self._suspects}
+            counted = set(self._live.get(state.number, ())) - {seq for _, seq in self._maybe_dead}
             if not counted <= named or not named <= set(self._live.get(state.number, ())):
                 yield (
                     f"{state.destination} has large bodies for {sorted(named)[:10]}, and counts them for "

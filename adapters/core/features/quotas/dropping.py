@@ -66,7 +66,7 @@ class Oldest:
     def amounts(self, grant: Grant, rooms: Iterable[Room]) -> dict[Room, Amount]:
         """Return how much of each room the messages that are to go leave free."""
         found = dict.fromkeys(rooms, NOTHING)
-        for lease, size in zip(grant.victims, grant.sizes, strict=False):
+        for lease, size in zip(grant.evicted, grant.sizes, strict=False):
             for room in found:
                 state = lease.feeds[0].state
                 if room.state in (None, state) and (not room.volatile or is_volatile(lease.place)):
@@ -76,9 +76,9 @@ class Oldest:
 
     def give_back(self, grant: Grant) -> None:
         """Give back all that is held. Idempotent."""
-        for lease in grant.victims:
+        for lease in grant.evicted:
             self._engine.delivery.unlease(lease, self._engine.rows)
-        grant.victims, grant.sizes = [], []
+        grant.evicted, grant.sizes = [], []
 
     def _hold(self, lease: Lease, grant: Grant, sized: bool) -> None:
         seq, size = lease.seq, 0
@@ -92,7 +92,7 @@ class Oldest:
                 return
             size = len(record) + (self._engine.bodies.size_at(state, seq) if self._engine.bodies is not None else 0)
         grant.sizes.append(size)
-        grant.victims.append(lease)  # first: who is interrupted knows what to give back
+        grant.evicted.append(lease)  # first: who is interrupted knows what to give back
         for feed in lease.feeds:
             feed.held[seq] = lease
             feed.remove_fetched(seq, seq)

@@ -422,8 +422,8 @@ class Limits(Feature):
         if held:
             self._held[plan.number] = held
         for grant in held:
-            if grant.victims:
-                self.tell_old(grant.victims)
+            if grant.evicted:
+                self.tell_old(grant.evicted)
 
     def _applied(self, plan: Plan) -> None:
         for grant in self._held.get(plan.number, ()):

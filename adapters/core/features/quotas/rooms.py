@@ -59,7 +59,7 @@ class Rooms:
     def _held(self) -> Amount:
         """Return how many messages and bytes the store holds. With the store's lock held."""
         engine = self.engine
-        catalogs = [engine.catalog] if engine.transient is None else [engine.catalog, engine.transient.shadows]
+        catalogs = [engine.catalog] if engine.transient is None else [engine.catalog, engine.transient.mirrors]
         size = sum([catalog.bytes for catalog in catalogs])
         if engine.bodies is not None:
             size += engine.bodies.total_bytes
@@ -69,7 +69,7 @@ class Rooms:
         engine = self.engine
         if engine.transient is None:
             return NOTHING
-        held = engine.transient.shadows
+        held = engine.transient.mirrors
         return held.messages, held.bytes + (engine.bodies.transient_bytes if engine.bodies is not None else 0)
 
     def of(self, change: Change) -> list[Room]:
@@ -152,9 +152,9 @@ class Rooms:
         settings = self.engine.backend.settings
 
         def held() -> Amount:
-            shadow = state.volatile
+            mirror = state.volatile
             size = state.bytes + (self.engine.bodies.size_of(state) if self.engine.bodies is not None else 0)
-            return state.total, size + (shadow.bytes if shadow is not None else 0)
+            return state.total, size + (mirror.bytes if mirror is not None else 0)
 
         state.room = Room(
             f"{state.destination} in store {self.engine.name!r}", limit.max_messages, limit.max_bytes, held,

@@ -59,7 +59,7 @@ class TransientChange(Change):
     def add_to(self, counts: PendingCounts) -> None:
         change = self.change
         if type(change) is Send:
-            counts.add_send(change.state, change.entitled or list(change.state.subscriptions.values()))
+            counts.add_send(change.state, change.recipients or list(change.state.subscriptions.values()))
         else:
             change.add_to(counts)
 

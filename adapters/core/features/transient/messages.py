@@ -1,7 +1,7 @@
 """Transient messages (`persistent=False`): no backend ever sees them, and they are in one order with the others.
 
 They lie in memory, in swap files what does not fit (in_memory/rows.py). Their destinations and subscriptions are their
-own, which shadow those of the catalog: `DestinationState.volatile`. Feeds and leases are those of the others.
+own, which mirror those of the catalog: `DestinationState.volatile`. Feeds and leases are those of the others.
 
 A1  Seqs come from the store's one counter (plan.py, P3). What concerns these messages alone is done at once, on the
     thread of whoever calls and under the store's lock: it waits for no disk.
@@ -43,7 +43,7 @@ from ...state.limits import Grant, release
 from ...state.states import Catalog, DestinationState, SubscriptionState
 from ..parts import Parts
 from .changes import TransientChange, TransientEffect
-from .rows import AT_ONCE, PLANNED, MixedRows, shadow_of
+from .rows import AT_ONCE, PLANNED, MixedRows, mirror_of
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine
@@ -73,7 +73,7 @@ class _Written(NamedTuple):
     """The changes that take effect together."""
 
     changes: list[Change]
-    """Changes of shadows."""
+    """Changes of mirrors."""
     ids: dict[Key, int]
     transaction: bytes | None
     """The transaction of the branch whose outcome it is."""
@@ -136,16 +136,16 @@ class TransientMessages:
     ) -> None:
         """`submit`: the writer's. `directory`: the store's, for swap files."""
         self._engine, self._submit = engine, submit
-        self.shadows = Catalog()
-        """The shadows."""
+        self.mirrors = Catalog()
+        """The mirrors."""
         name = f"{engine.name} (not persistent)"
         settings = engine.backend.settings
         options = MemoryOptions(
             file_mode=file_mode, max_bytes=settings.nonpersistent_memory, roll_over_size=settings.roll_over_size
         )
-        self._kept = MemoryRows(name, directory, options, True, self.shadows, engine.lock)
-        self.shadow_rows = self._kept.rows
-        """The rows of a shadow and its subscriptions, as Rows.rows."""
+        self._kept = MemoryRows(name, directory, options, True, self.mirrors, engine.lock)
+        self.mirror_rows = self._kept.rows
+        """The rows of a mirror and its subscriptions, as Rows.rows."""
         self.rows = MixedRows(engine.catalog, engine.backend, self._kept)
         """The rows of all messages of the store."""
         self.rows_alone = self.rows.volatile_rows
@@ -209,8 +209,8 @@ class TransientMessages:
         def done() -> list[Any]:
             require_passage(self._engine.sequencer.gates, changes)
             outcomes = self._write(changes)
-            if reservation is not None and reservation.victims:
-                self._tell_old(reservation.victims)
+            if reservation is not None and reservation.evicted:
+                self._tell_old(reservation.evicted)
             release(reservation)
             return outcomes
 
@@ -247,7 +247,7 @@ class TransientMessages:
     def _do(self, change: Change, doing: list[Change], ids: dict[Key, int]) -> tuple[int, bool] | None:
         """Do a change at once; return its outcome."""
         if type(change) is not Send:
-            doing += _shadowed(change)
+            doing += _mirrored(change)
             return None
         sequencer, state = self._engine.sequencer, self._engine.catalog.current(change.state)
         if change.name is not None:
@@ -262,17 +262,17 @@ class TransientMessages:
         return seq, False
 
     def _add(self, send: Send, state: DestinationState, seq: int, lane: int, doing: list[Change]) -> None:
-        shadow = state.volatile or self._shadow(state)
-        kept = Send(shadow, send.record, send.name, 2 * send.order + lane, send.expires_at_ms)
+        mirror = state.volatile or self._mirror(state)
+        kept = Send(mirror, send.record, send.name, 2 * send.order + lane, send.expires_at_ms)
         kept.seq, kept.large = seq, send.large
-        if shadow.is_topic:
-            kept.entitled = list(shadow.subscriptions.values())
-            if not kept.entitled:
+        if mirror.is_topic:
+            kept.recipients = list(mirror.subscriptions.values())
+            if not kept.recipients:
                 self.dropped += 1
                 return
         doing.append(kept)
         if send.deliver_at_ms:
-            doing.append(Postponed(shadow, seq, 0, send.deliver_at_ms))
+            doing.append(Postponed(mirror, seq, 0, send.deliver_at_ms))
 
     def _take_effect(self, written: _Written, reserved: Sequence[bytes]) -> None:
         """Let changes take effect. Raises StoreFullError, StoreFailedError, and then none does; not if there is room
@@ -330,8 +330,8 @@ class TransientMessages:
                     feed.wake()
             elif type(change) is Ack:
                 for feed in change.state.feeds(change.number):
-                    if feed.state.crowded:
-                        self._engine.wake_crowd(feed.state, change.number)
+                    if feed.state.at_limit:
+                        self._engine.wake_at_limit(feed.state, change.number)
         self._written = None
         self._applying = False
         self._engine.tell_freed()
@@ -348,7 +348,7 @@ class TransientMessages:
             if one.room is not None:
                 rooms[one.room.what] = None
             if type(change) is not Send:
-                doing += _shadowed(change)
+                doing += _mirrored(change)
             elif not change.state.removed:  # since it was planned, or later in the same plan
                 state = self._engine.catalog.current(change.state)
                 if change.name is not None:
@@ -360,7 +360,7 @@ class TransientMessages:
         self._take_effect(_Written(doing, ids, None, effect), [*rooms] or _COMMITTED)
 
     def follow(self, change: Change) -> None:
-        """Do to the shadows what a change of an applied plan means to them. May be done again."""
+        """Do to the mirrors what a change of an applied plan means to them. May be done again."""
         self._kept.finish_all()  # what an interrupted send has written ahead is nobody's
         if type(change) is Remove:
             self._remove(change.state)
@@ -370,10 +370,10 @@ class TransientMessages:
                 if not change.retroactive:  # what is there is not for it
                     self._kept.apply_changes([AckRange(change.state.volatile, 0, SEQ_MAX, change.subscriber.number)])
         elif type(change) is Unsubscribe:
-            shadow = change.subscriber.topic.volatile
-            ended = shadow_of(shadow, change.subscriber) if shadow is not None else None
-            if shadow is not None and ended is not None:
-                self._end(shadow, ended)
+            mirror = change.subscriber.topic.volatile
+            ended = mirror_of(mirror, change.subscriber) if mirror is not None else None
+            if mirror is not None and ended is not None:
+                self._end(mirror, ended)
 
     def set_back(self, send: Send | Many) -> None:
         """Set cursors back: a message of the backend has come, or some."""
@@ -382,40 +382,40 @@ class TransientMessages:
     def _set_back(self, send: Send | Many, order: int) -> None:
         feeds = [send.state.feed]
         if send.state.is_topic and type(send) is Send:
-            feeds = [subscriber.feed for subscriber in send.entitled]
+            feeds = [subscriber.feed for subscriber in send.recipients]
         for feed in feeds:
             self._engine.delivery.set_back(feed, order, send.seq)
 
-    # Shadows
+    # Mirrors
 
-    def _shadow(self, state: DestinationState) -> DestinationState:
-        """Return a destination's shadow, made with its first message; taken up again if that was interrupted."""
-        shadow = self.shadows.by_number.get(state.number)
-        if shadow is None:
-            shadow = DestinationState(state.number, state.destination)
-            shadow.feed = state.feed
-            shadow.declared = True
-            self.shadows.add(shadow)
-        self._kept.declare(shadow)
+    def _mirror(self, state: DestinationState) -> DestinationState:
+        """Return a destination's mirror, made with its first message; taken up again if that was interrupted."""
+        mirror = self.mirrors.by_number.get(state.number)
+        if mirror is None:
+            mirror = DestinationState(state.number, state.destination)
+            mirror.feed = state.feed
+            mirror.declared = True
+            self.mirrors.add(mirror)
+        self._kept.declare(mirror)
         for subscriber in state.subscriptions.values():
-            self._subscribe(shadow, subscriber)
-        state.volatile = shadow
-        return shadow
+            self._subscribe(mirror, subscriber)
+        state.volatile = mirror
+        return mirror
 
-    def _subscribe(self, shadow: DestinationState, subscriber: SubscriptionState) -> None:
-        same = shadow.own.subscriptions.get(subscriber.number)
+    def _subscribe(self, mirror: DestinationState, subscriber: SubscriptionState) -> None:
+        same = mirror.own.subscriptions.get(subscriber.number)
         if same is None:
-            same = SubscriptionState(subscriber.number, shadow, subscriber.subscription, 0)
+            same = SubscriptionState(subscriber.number, mirror, subscriber.subscription, 0)
             same.feed = subscriber.feed
             self._kept.subscribe(same)
-        shadow.join(same)
+        mirror.join(same)
         subscriber.volatile = same
 
-    def _end(self, shadow: DestinationState, ended: SubscriptionState) -> None:
-        if ended.feed.state is not shadow:
-            ended.feed = Feed(shadow, ended)  # the other one is known to the catalog of the backend
+    def _end(self, mirror: DestinationState, ended: SubscriptionState) -> None:
+        if ended.feed.state is not mirror:
+            ended.feed = Feed(mirror, ended)  # the other one is known to the catalog of the backend
         self._kept.unsubscribe(ended)
-        shadow.leave(ended)
+        mirror.leave(ended)
 
     def remove(self, state: DestinationState) -> None:
         """Remove a destination that goes, with its messages, leased ones too."""
@@ -429,16 +429,16 @@ class TransientMessages:
 
     def _remove(self, state: DestinationState) -> None:
         if self._engine.bodies is not None:
-            self._engine.bodies.suspect(state)
-        shadow = state.volatile
-        if shadow is not None:
-            if shadow.feed.state is not shadow:
-                shadow.feed = Feed(shadow)  # as in `_end`
-            shadow.removed = True
-            self._kept.remove(shadow)
+            self._engine.bodies.may_be_dead(state)
+        mirror = state.volatile
+        if mirror is not None:
+            if mirror.feed.state is not mirror:
+                mirror.feed = Feed(mirror)  # as in `_end`
+            mirror.removed = True
+            self._kept.remove(mirror)
             self.window.forget(state.number)
-            shadow.declared = False
-            self.shadows.forget(shadow)
+            mirror.declared = False
+            self.mirrors.forget(mirror)
             state.volatile = None
             if self.is_leaving:
                 self._engine.on_leaving()
@@ -446,10 +446,10 @@ class TransientMessages:
     @property
     def is_leaving(self) -> bool:
         """Return whether messages of what is gone are still to go."""
-        return bool(self.shadows.leaving)
+        return bool(self.mirrors.leaving)
 
-    def write_shadows(self, changes: Sequence[Change]) -> None:
-        """Do to shadows what only frees memory. Any thread, without the lock. Raises what Engine.check raises."""
+    def write_mirrors(self, changes: Sequence[Change]) -> None:
+        """Do to mirrors what only frees memory. Any thread, without the lock. Raises what Engine.check raises."""
         self._engine.asked(lambda: self._kept.apply_changes(changes))
         self._engine.tell_freed()
 
@@ -466,8 +466,8 @@ class TransientMessages:
         if self.prepared.get(branch.transaction) is not branch:
             return None
         outcomes = self._write(branch.changes, branch.transaction, [branch.transaction])
-        if branch.victims:
-            self._tell_old(branch.victims)
+        if branch.evicted:
+            self._tell_old(branch.evicted)
         branch.reservation = None
         return outcomes
 
@@ -477,7 +477,7 @@ class TransientMessages:
             return False
         for lease in branch.leases:
             self._engine.delivery.unlease(lease, self.rows, delivered=True)
-        for lease in branch.victims:
+        for lease in branch.evicted:
             self._engine.delivery.unlease(lease, self.rows)
         self._write(branch.returned, branch.transaction)
         branch.reservation = None
@@ -488,12 +488,12 @@ class TransientMessages:
     @property
     def messages(self) -> int:
         """Return how many messages are held, leased ones included."""
-        return self.shadows.messages
+        return self.mirrors.messages
 
     @property
     def bytes(self) -> int:
         """Return how many bytes the transient messages have."""
-        return self.shadows.bytes
+        return self.mirrors.bytes
 
     @property
     def memory_bytes(self) -> int:
@@ -526,17 +526,17 @@ def _sends(changes: Iterable[Change]) -> list[Send]:
     return [send for send in map(sent, changes) if send is not None]
 
 
-def _shadowed(change: Change) -> list[Change]:
-    """Return the same change for its destination's shadow; nothing if that is gone."""
+def _mirrored(change: Change) -> list[Change]:
+    """Return the same change for its destination's mirror; nothing if that is gone."""
     assert isinstance(change, Ack | Returned | AckRange | Postponed)
-    shadow = change.state.volatile
-    if shadow is None:
+    mirror = change.state.volatile
+    if mirror is None:
         return []
     if type(change) is Ack:
-        return [Ack(shadow, change.seq, change.number, change.place)]
+        return [Ack(mirror, change.seq, change.number, change.place)]
     if type(change) is Returned:
-        return [Returned(shadow, change.seq, change.number, change.count)]
+        return [Returned(mirror, change.seq, change.number, change.count)]
     if type(change) is Postponed:
-        return [Postponed(shadow, change.seq, change.number, change.due)]
+        return [Postponed(mirror, change.seq, change.number, change.due)]
     assert type(change) is AckRange
-    return [AckRange(shadow, change.first, change.last, change.number)]
+    return [AckRange(mirror, change.first, change.last, change.number)]

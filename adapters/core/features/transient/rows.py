@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from ...record.place import ALSO_WAITING, SEQ, Place, VolatileSpot, is_volatile
+from ...record.place import ALSO_WAITING, SEQ, Place, TransientSlot, is_volatile
 from ...state.leases import Feed
 from ...state.rows import Rows, ScheduledRows
 from ...state.states import Catalog, DestinationState, SubscriptionState
@@ -26,19 +26,19 @@ class MixedRows(Rows):
     """The rows of one open store, transient ones among them. Under its lock, but for `bodies`."""
 
     def __init__(self, catalog: Catalog, backend: Backend, kept: MemoryRows) -> None:
-        """`kept`: those that are not persistent, of destinations that shadow those of the catalog."""
+        """`kept`: those that are not persistent, of destinations that mirror those of the catalog."""
         self._catalog, self._backend, self._kept = catalog, backend, kept
         self._scheduled = backend if isinstance(backend, ScheduledRows) else None
 
     def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
         least = self._backend.next_order(state, subscription, order)
-        shadow, also = state.volatile, order & ALSO_WAITING
-        if shadow is None or not shadow.count:
+        mirror, also = state.volatile, order & ALSO_WAITING
+        if mirror is None or not mirror.count:
             return least
-        same = shadow_of(shadow, subscription)
+        same = mirror_of(mirror, subscription)
         first = None
         if subscription is None or same is not None:
-            first = self._kept.next_order(shadow, same, 2 * (order - also) + also)
+            first = self._kept.next_order(mirror, same, 2 * (order - also) + also)
         if first is None:
             return least
         first = (first - also >> 1) + also
@@ -47,8 +47,8 @@ class MixedRows(Rows):
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
     ) -> Sequence[Place]:
-        shadow = state.volatile
-        if shadow is None or not shadow.count:
+        mirror = state.volatile
+        if mirror is None or not mirror.count:
             return self._backend.rows(state, subscription, order, after, limit)
         places = self.volatile_rows(state, subscription, order, after, limit)
         if state.count:
@@ -61,19 +61,19 @@ class MixedRows(Rows):
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
     ) -> list[Place]:
         """Return rows of the transient messages alone, as `rows`."""
-        shadow = state.volatile
-        if shadow is None:
+        mirror = state.volatile
+        if mirror is None:
             return []
-        same = shadow_of(shadow, subscription)
+        same = mirror_of(mirror, subscription)
         if subscription is not None and same is None:
             return []
         if order is None:
-            return [_place(place) for place in self._kept.rows(shadow, same, None, after, limit)]
-        lanes = shadow.own.lanes
+            return [_place(place) for place in self._kept.rows(mirror, same, None, after, limit)]
+        lanes = mirror.own.lanes
         also = order & ALSO_WAITING
         order -= also
         orders = [one for one in (2 * order + AT_ONCE, 2 * order + PLANNED) if one in lanes]
-        places = [_place(place) for one in orders for place in self._kept.rows(shadow, same, one + also, after, limit)]
+        places = [_place(place) for one in orders for place in self._kept.rows(mirror, same, one + also, after, limit)]
         if len(orders) > 1:
             places.sort(key=itemgetter(SEQ))
         return places[:limit]
@@ -81,24 +81,24 @@ class MixedRows(Rows):
     def row(
         self, state: DestinationState, subscription: SubscriptionState | None, seq: int, order: int | None = None
     ) -> Place | None:
-        shadow = state.volatile
-        if shadow is not None:
-            same = shadow_of(shadow, subscription)
+        mirror = state.volatile
+        if mirror is not None:
+            same = mirror_of(mirror, subscription)
             if subscription is None or same is not None:
-                place = self._kept.row(shadow, same, seq)
+                place = self._kept.row(mirror, same, seq)
                 if place is not None:
                     return _place(place)
         return self._backend.row(state, subscription, seq, order)
 
     def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
-        shadow = state.volatile
-        feeds = self._kept.unacked(shadow, seq) if shadow is not None else ()
+        mirror = state.volatile
+        feeds = self._kept.unacked(mirror, seq) if mirror is not None else ()
         return feeds or self._backend.unacked(state, seq)
 
     def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
         yield from self._backend.expired(since, now)
-        for shadow, place in self._kept.expired(since, now):
-            state = self._catalog.by_number.get(shadow.number)
+        for mirror, place in self._kept.expired(since, now):
+            state = self._catalog.by_number.get(mirror.number)
             if state is not None:
                 yield state, _place(place)
 
@@ -113,16 +113,16 @@ class MixedRows(Rows):
 
     def due(self, now: int, limit: int) -> Sequence[tuple[DestinationState, int, Place]]:
         found = list(self._scheduled.due(now, limit)) if self._scheduled is not None else []
-        for shadow, number, place in self._kept.due(now, limit - len(found)):
-            state = self._catalog.by_number.get(shadow.number)
+        for mirror, number, place in self._kept.due(now, limit - len(found)):
+            state = self._catalog.by_number.get(mirror.number)
             if state is not None:
                 found.append((state, number, _place(place)))
         return found
 
     def until(self, state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:
-        shadow = state.volatile
-        if shadow is not None:
-            until = self._kept.until(shadow, shadow_of(shadow, subscription), seq)
+        mirror = state.volatile
+        if mirror is not None:
+            until = self._kept.until(mirror, mirror_of(mirror, subscription), seq)
             if until:
                 return until
         return self._scheduled.until(state, subscription, seq) if self._scheduled is not None else 0
@@ -138,15 +138,15 @@ class MixedRows(Rows):
             yield from (self._kept if volatile else self._backend).bodies(state, list(run))
 
 
-def shadow_of(shadow: DestinationState, subscription: SubscriptionState | None) -> SubscriptionState | None:
-    """Return a subscription's shadow."""
+def mirror_of(mirror: DestinationState, subscription: SubscriptionState | None) -> SubscriptionState | None:
+    """Return a subscription's mirror."""
     if subscription is None:
         return None
-    same = shadow.subscriptions.get(subscription.subscription.key)
+    same = mirror.subscriptions.get(subscription.subscription.key)
     return same if same is not None and same.number == subscription.number else None
 
 
 def _place(place: Place) -> Place:
     """Return a place in memory, as the core knows it."""
-    order, seq, expires, deliveries, spot = place
-    return order >> 1, seq, expires, deliveries, VolatileSpot(spot)
+    order, seq, expires, deliveries, slot = place
+    return order >> 1, seq, expires, deliveries, TransientSlot(slot)

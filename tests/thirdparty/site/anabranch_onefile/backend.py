@@ -162,8 +162,8 @@ class OneFileBackend(WrittenBackend):
                     messages.pop(former, None)
                 if former > send.seq or send.expires_at_ms == REMOVAL:
                     continue
-            if not send.state.is_topic or send.entitled:
-                waiting = [subscriber.number for subscriber in send.entitled]
+            if not send.state.is_topic or send.recipients:
+                waiting = [subscriber.number for subscriber in send.recipients]
                 messages[send.seq] = Row(send.record, order_and_expiry(send.record)[0], send.expires_at_ms, waiting, {})
 
     def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
