@@ -20,6 +20,7 @@ from typing import Any
 import anabranch
 from anabranch.adapters.core.record.large import NAMED_AT
 
+from ..contract.features import bodies_of
 from .calls import Faults, Jobs
 from .ledger import Operation, body_of, compare, contents, identity_of, source, violations
 from .power.waiting import states_of
@@ -233,8 +234,8 @@ class Script(Scripted):
             wrong = self.rules.wrong + self.compare(router) + violations(router)
             gc.collect()
             for store in router._registry.open_stores():
-                store.bodies.tidy()
-                names = {body.name.hex() for those in store.bodies._live.values() for body in those.values()}
+                bodies_of(store).tidy()
+                names = {body.name.hex() for those in bodies_of(store)._live.values() for body in those.values()}
                 there = {path.stem for path in (store.directory / "large").glob("*.*")}
                 if names != there:
                     wrong.append(f"{store.name} has bodies {sorted(there)}, its messages name {sorted(names)}")

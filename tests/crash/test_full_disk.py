@@ -14,6 +14,7 @@ import anabranch
 from anabranch.policies.config.limits import LimitOptions, WhenFull
 
 from ..contract.disk import eventually
+from ..contract.features import bodies_of
 from ..router.disk import crashed
 from .ledger import body_of, contents, identity_of, violations
 
@@ -217,8 +218,8 @@ def fill_with_files(queue: anabranch.Queue, start: int) -> int:
 
 def kept_large(router: anabranch.Router) -> int:
     (store,) = router._registry.open_stores()
-    store.bodies.tidy()
-    return sum(1 for _ in store.bodies.storage.kept())
+    bodies_of(store).tidy()
+    return sum(1 for _ in bodies_of(store).storage.kept())
 
 
 @pytest.mark.parametrize("kind", ["journal", "sql"])
