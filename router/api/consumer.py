@@ -140,7 +140,7 @@ class Consumer(Backlog[T]):
             found = False
         if not found:
             message = self._in_time(timeout, lambda store, left: store.receive(destination, left, key, lease), None)
-        return self._decoded(message)
+        return message if self._codec is None else self._decoded(message)
 
     def _in_time(self, timeout: float | None, call: Callable[[Store, float | None], R], none: R) -> R:
         """Call with the store and the seconds that are left to wait; once more as `for_store`. Returns `none` if no

@@ -214,8 +214,10 @@ class Transaction:
         with self._lock:
             if self._global.state is not ACTIVE or self._global.told is not None:
                 self._require_active()
-            store_to_be = self._registry.store_to_be
-            self._operations.send([Send(store_to_be(one), one, message) for one in destinations])
+            sends = []
+            for one in destinations:  # no comprehension, which is a call
+                sends.append(Send(self._registry.store_to_be(one), one, message))  # noqa: PERF401
+            self._operations.send(sends)
 
     def put(self, map: Map[V] | Address, key: str, value: V, *, ttl: float | None = None) -> None:
         """Give a key of a map a value at commit, whatever value it has by then; `ttl` counts from now. If one key is

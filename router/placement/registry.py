@@ -89,8 +89,9 @@ class StoreRegistry:
         """The gates of destinations that are about to move, and the counters by which callers notice it."""
         self.removal = Removal(self.table, self._stores, self._directories, self.gates, self.store_of, self.with_row)
         """The removal of destinations."""
-        self._records_late = False
-        """True once some transaction has sent to a destination that had no row by then."""
+        self.records_late = False
+        """True once some transaction has sent to a destination that had no row by then: `record_missing` gives it
+        one."""
         self.deferred = DeferredSends(
             self.by_destination, lock, self.require_open, self.gates, self.for_store, self.record_again
         )
@@ -338,7 +339,7 @@ class StoreRegistry:
             row = self._routed_row(destination, match)
             if row is None or match.target.per_destination:
                 return self.store_for(destination)
-            self._records_late = True
+            self.records_late = True
             store = self._stores.open(row)
         return store
 
@@ -515,11 +516,6 @@ class StoreRegistry:
             if error is not None and row.store_id in self.table.stores:  # else it was removed meanwhile
                 raise error
         return {subscription for _, known, _ in found for subscription in known or ()}
-
-    @property
-    def may_miss_rows(self) -> bool:
-        """True if a destination that a transaction sends to may have no row: then call `record_missing` before."""
-        return self._records_late or self.gates.removals > 0
 
     def record_missing(self, store: Store, destinations: Iterable[Destination]) -> None:
         """Record those of these destinations of a store, to which a transaction sends or subscribes, that have no

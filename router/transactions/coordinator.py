@@ -160,7 +160,7 @@ class Coordinator:
         """Commit by the own commit of its one store."""
         transaction.move(IN_DOUBT)
         try:
-            alone.commit(self._registry)
+            alone.receipts = alone.call(self._registry, alone.commit_in)
         except OutcomeUnknownError:
             raise
         except Exception:

@@ -87,6 +87,8 @@ class Operations:
         """The message that was acked last, by its store's id; perhaps undone since."""
         self._sent: list[tuple[Participant, int]] = []
         """For each send its participant, and its place among that one's sends. Filled by `participants`."""
+        self._only: Participant | None = None
+        """The participant, if it is the only one."""
 
     def __len__(self) -> int:
         return len(self._all) or self._ended_with
@@ -106,8 +108,11 @@ class Operations:
 
     def send(self, sends: Sequence[Send]) -> None:
         """Add sends of bodies that are bytes, or kept. Raises TransactionError at a limit."""
-        size = _size(sends)
-        self.require_room(len(sends), size)
+        size = 0
+        for one in sends:
+            size += len(cast("bytes | LargeBody", one.message.body))
+        if self._limited:
+            self.require_room(len(sends), size)
         self._all.extend(sends)
         self.bytes += size
 
@@ -152,7 +157,7 @@ class Operations:
         if claimed:
             unclaim(claimed[0]._store, claimed)
         del self._all[count:]
-        self.bytes -= _size([one for one in undone if isinstance(one, Send)])
+        self.bytes -= sum(len(cast("bytes | LargeBody", one.message.body)) for one in undone if isinstance(one, Send))
 
     def participants(self, places: Places | None = None) -> dict[bytes, Participant]:
         """Return the participants, by their store's id, each with its part of the operations. With `places` each
@@ -175,11 +180,14 @@ class Operations:
                 topic = one.change.subscription.topic
                 store = one.store if places is None else places.store_for(topic)
                 _participant(found, store, topic).changes.append(one.change)
+        self._only = next(iter(found.values())) if len(found) == 1 else None
         return found
 
     def receipts(self) -> list[Receipt]:
         """Return a receipt for each send, in order, once the participants have committed. Its seq is 0 where a store
         carries it out later."""
+        if self._only is not None and self._only.receipts:
+            return list(self._only.receipts)
         return [
             given[place] if (given := participant.receipts) else Receipt(participant.sends[place][0], 0)
             for participant, place in self._sent
@@ -195,13 +203,6 @@ class Operations:
             if isinstance(last, Release):
                 last.free()
             self._all.pop()
-
-
-def _size(sends: Sequence[Send]) -> int:
-    size = 0
-    for one in sends:
-        size += len(cast("bytes | LargeBody", one.message.body))
-    return size
 
 
 def _participant(found: dict[bytes, Participant], store: Store, destination: Destination) -> Participant:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from time import monotonic
 from typing import Any, TypeVar, cast
 
@@ -15,7 +14,6 @@ from ...adapters.core.state.limits import NoRoomYetError, cancel, may_wait
 from ...adapters.core.store_types import Change, Pending
 from ...policies.errors import AnabranchError, ClosedError, StoreFailedError, UnknownMessageError
 from ...policies.names.destination import Destination
-from ..placement.attempt import Attempt
 from ..placement.registry import StoreRegistry
 
 log = logging.getLogger(__name__)
@@ -63,21 +61,17 @@ class Participant:
         """Call with its store, and the arguments, before anything is prepared there, once all its destinations have a
         row; also if one of them is deleted meanwhile. A store that is held by sends alone may have been closed for
         being idle; it is opened again."""
-        store = cast(Store, self.store)
-        try:  # first without the steps of an Attempt: a store is rarely closed meanwhile
-            return self._call(registry, store, call, arguments)
-        except ClosedError as error:
-            if not self._open_again(registry, store, error):
-                raise
-        while True:
-            with Attempt(lambda: cast(Store, self.store), partial(self._open_again, registry)) as store:
-                return self._call(registry, store, call, arguments)
-
-    def _call(self, registry: StoreRegistry, store: Store, call: Callable[..., T], arguments: tuple[Any, ...]) -> T:
-        removals = registry.gates.removals
-        if registry.may_miss_rows:
-            registry.record_missing(store, self.destinations())
-        result = call(store, *arguments)
+        while True:  # as an Attempt, less its steps: each transaction comes here for each of its stores
+            store = cast(Store, self.store)
+            removals = registry.gates.removals
+            try:
+                if registry.records_late or removals:
+                    registry.record_missing(store, self.destinations())
+                result = call(store, *arguments)
+                break
+            except ClosedError as error:
+                if not self._open_again(registry, store, error):
+                    raise
         if registry.gates.removals != removals:
             try:
                 registry.record_missing(store, self.destinations())
@@ -92,11 +86,8 @@ class Participant:
             self.store = registry.store_for(self.first)
         return True
 
-    def commit(self, registry: StoreRegistry) -> None:
-        """Commit by the own commit of its store, which is the decision."""
-        self.receipts = self.call(registry, self._commit_in)
-
-    def _commit_in(self, store: Store) -> list[Receipt]:
+    def commit_in(self, store: Store) -> list[Receipt]:
+        """Commit by the own commit of its store, which is the decision. By `call`."""
         return store.commit(self.sends, self.acks, changes=self.changes)
 
     def reserve(self, registry: StoreRegistry, since: float, wait: bool) -> None:
