@@ -164,6 +164,7 @@ class Store:
             getattr(self.options, "file_mode", None), self.sync, self._sending, self._settling,
         )  # fmt: skip
         engine.features = [feature(parts) for feature in FEATURES]
+        self._sending.know_features()
 
     @classmethod
     def create(cls, name: str, directory: Path, options: Any) -> bytes:
@@ -207,10 +208,7 @@ class Store:
     @usage.setter
     def usage(self, usage: Recorder | None) -> None:
         before, self._usage = self._usage, usage
-        if before is not None:
-            self._engine.hooks.unwatch(before)
-        if usage is not None:
-            self._engine.hooks.watch(usage)
+        self._engine.hooks.watch(usage, instead=before)
 
     @property
     def maps(self) -> KeyedValues:

@@ -262,7 +262,7 @@ class Write:
                 self._run(f"delete.range.{what}", limits)
 
     def _finish(self, state: DestinationState, limits: dict[str, int]) -> None:
-        """Remove messages between two seqs that all who are recipients to them have acked."""
+        """Remove messages between two seqs that all who are entitled to them have acked."""
         rows = self._query("select.counts.finished", **limits)
         for row in rows:
             self._gone(state, row)
@@ -280,7 +280,7 @@ class Write:
     # Acks of single messages
 
     def _flush_acks(self) -> None:
-        """Run the acks of single messages. Each subscription acks for itself; what all that are recipients to it have
+        """Run the acks of single messages. Each subscription acks for itself; what all that are entitled to it have
         acked is dead."""
         acks, self._acks = self._acks, {}
         dead: dict[int, tuple[DestinationState, Place]] = {}

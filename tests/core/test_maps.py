@@ -63,8 +63,8 @@ def test_a_value_that_is_replaced_while_it_is_read(monkeypatch: pytest.MonkeyPat
 
 def test_a_kind_of_store_that_keeps_no_maps_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     with onefile() as disk:
-        store = disk.create()
         monkeypatch.setattr(maps, "KeyedRows", pytest.MonkeyPatch)  # which no backend is
+        store = disk.create()
         with pytest.raises(
             DestinationError, match=r"keeps no maps, 'onefile'; route map://m to a store of another kind"
         ):

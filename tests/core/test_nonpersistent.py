@@ -7,17 +7,23 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anabranch.adapters.core import Store
+from anabranch.adapters.core.engine.engine import Engine
+from anabranch.adapters.core.engine.hooks import Hooks
+from anabranch.adapters.core.features.transient.messages import TransientMessages
+from anabranch.adapters.core.features.transient.rows import MixedRows
 from anabranch.adapters.core.messages import Outgoing
-from anabranch.adapters.core.store_types import Subscription
+from anabranch.adapters.core.operations.table import AT_ONCE
+from anabranch.adapters.core.store_types import Change, Subscription
 from anabranch.policies.errors import StoreFullError
 
-from ..contract.disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, take
+from ..contract.disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, eventually, take
 from ..contract.nonpersistent import passing
 from ..journal.disk import JournalDisk
 from ..model import FAST
@@ -178,3 +184,44 @@ def test_a_refused_commit_leaves_nothing_of_either(monkeypatch: pytest.MonkeyPat
         store.commit([(A, passing(b"1")), (A, Outgoing(b"2"))], [message])
         assert drain(store) == [b"1", b"2"]
         assert_whole(store)
+
+
+def test_what_a_subscription_leaves_goes_in_the_background(disk: Disk) -> None:
+    """More than goes at once: nobody else asks for it."""
+    store = disk.create()
+    store.subscribe(DESK)
+    store.send_many(T, [passing(b"x")] * (AT_ONCE + 10))
+    store.commit([], [], changes=[Change(DESK, False)])
+    transient = store._engine.transient
+    assert transient is not None
+    eventually(lambda: store._engine.asked(lambda: not transient.mirrors.messages and not store._engine.leaving))
+    assert_whole(store)
+
+
+@pytest.mark.parametrize("strike", range(1, 6))
+def test_the_first_one_is_interrupted(disk: Disk, strike: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the store makes itself ready for such messages: the next one makes it whole."""
+    store, calls = disk.create(), 0
+
+    def struck(real: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == strike:
+                raise KeyboardInterrupt
+            return real(*arguments)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for owner, name in ((Engine, "mix"), (Hooks, "follow"), (TransientMessages, "submit"), (MixedRows, "__init__")):
+            patch.setattr(owner, name, struck(getattr(owner, name)))
+        with suppress(KeyboardInterrupt):
+            store.send_many(A, [passing(b"0")])
+    store.send_many(A, [passing(b"1"), Outgoing(b"2")])
+    assert bodies(store)[-2:] == [b"1", b"2"]
+    store.delete(A)
+    transient = store._engine.transient
+    assert transient is not None and len(store._engine.hooks.draining) == 1
+    assert store._engine.asked(lambda: transient.mirrors.messages) == 0
+    assert_whole(store)

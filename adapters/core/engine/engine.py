@@ -256,7 +256,7 @@ class Engine:
                     self.wake_at_limit(change.state, change.number)
             elif type(change) is Send and not change.state.is_topic:
                 feed = change.state.feed
-                if feed.takers:
+                if feed.takers and not change.state.is_map:  # who waits for a key is woken by the plan's effect
                     feed.wake()
             else:
                 for state in change.states():

@@ -53,20 +53,17 @@ class Hooks:
         """Call it from now on with each change of these kinds that is in the rows. Idempotent."""
         with self._lock:
             for kind in kinds:
-                calls = self.followers.get(kind, ())
-                if call not in calls:
-                    self.followers = {**self.followers, kind: (*calls, call)}
+                while call not in (before := self.followers).get(kind, ()):
+                    followers = {**before, kind: (*before.get(kind, ()), call)}
+                    if self.followers is before:  # no call between these: a signal handler may have come before
+                        self.followers = followers
 
-    def watch(self, call: Callable[[Plan], object]) -> None:
-        """Call it from now on with each plan that has taken effect. Idempotent."""
+    def watch(self, call: Callable[[Plan], object] | None, instead: object = None) -> None:
+        """Call it from now on with each plan that has taken effect, and no more what it comes `instead` of. Idempotent.
+        None: nothing comes instead."""
         with self._lock:
-            if call not in self.taken:
-                self.taken = (*self.taken, call)
-
-    def unwatch(self, call: object) -> None:
-        """Call it no more. Idempotent."""
-        with self._lock:
-            self.taken = tuple(other for other in self.taken if other != call)
+            kept = tuple(other for other in self.taken if other not in (call, instead))
+            self.taken = kept if call is None else (*kept, call)
 
 
 class Feature:

@@ -490,7 +490,7 @@ class LiveCopy:
             self._to.sequencer.gates.pop(self._destination, None)
 
     def _let_go(self) -> None:
-        self._from.hooks.unwatch(self._tap)
+        self._from.hooks.watch(None, instead=self._tap)
         self._state.feed.listeners.pop(self._idle, None)
         if self._seqs is not None:
             self._seqs.close()

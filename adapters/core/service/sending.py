@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cached_property
 from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
@@ -45,6 +44,18 @@ class Sending:
     def __init__(self, engine: Engine, writer: Writer) -> None:
         self._engine, self._writer = engine, writer
         self._settings = engine.backend.settings
+        self._intake = self.staging = Intake(None, _plain)
+        """The ways in which messages are kept that are sent, and that are looked at before they are."""
+        self._knows_time = False
+        """Messages can wait for their time here."""
+
+    def know_features(self) -> None:
+        """Learn how the features of the store keep messages: they are there before the first one comes."""
+        engine, bodies, make = self._engine, self._engine.bodies, self._engine.make_transient
+        apart = None if make is None else lambda: engine.transient or make()
+        self._intake = Intake(apart, bodies.outgoing if bodies is not None else _plain)
+        self.staging = Intake(apart, bodies.looked_at if bodies is not None else _plain)
+        self._knows_time = engine.schedule is not None and isinstance(engine.backend, ScheduledRows)
 
     @property
     def quotas(self) -> Quotas:
@@ -104,28 +115,6 @@ class Sending:
         if not self._knows_time:
             require_known(self._engine, made)
         return made
-
-    # What its features make of a message: they are there before the first one comes.
-
-    @cached_property
-    def _intake(self) -> Intake:
-        bodies = self._engine.bodies
-        return Intake(self._apart, bodies.outgoing if bodies is not None else _plain)
-
-    @cached_property
-    def staging(self) -> Intake:
-        """Return the ways in which messages are kept that are looked at before they are sent."""
-        bodies = self._engine.bodies
-        return Intake(self._apart, bodies.looked_at if bodies is not None else _plain)
-
-    @cached_property
-    def _apart(self) -> Callable[[], Transient] | None:
-        make = self._engine.make_transient
-        return None if make is None else lambda: self._engine.transient or make()
-
-    @cached_property
-    def _knows_time(self) -> bool:
-        return self._engine.schedule is not None and isinstance(self._engine.backend, ScheduledRows)
 
     def change(self, change: store_types.Change) -> Subscribe | Unsubscribe:
         """Return the change of a subscription that a transaction, or a caller, asks for. Raises DestinationError,

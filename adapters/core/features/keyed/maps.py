@@ -74,6 +74,7 @@ class Maps(Feature):
         engine.sequencer.naming[Kind.MAP] = self._keys
         engine.maps = self
         self._rows = cast(KeyedRows, engine.backend)  # `_require_map` has looked
+        self._keeps_maps = isinstance(engine.backend, KeyedRows)  # once: the question is slow
 
     # Reading
 
@@ -332,7 +333,7 @@ class Maps(Feature):
     def _require_map(self, destination: Destination) -> None:
         if destination.kind is not Kind.MAP:
             raise DestinationError(f"{destination} is no map; name one as map://...")
-        if not isinstance(self._engine.backend, KeyedRows):
+        if not self._keeps_maps:
             raise DestinationError(
                 f"store {self._engine.name!r} is of a kind that keeps no maps, {self._engine.backend.kind!r}; route "
                 f"{destination} to a store of another kind"

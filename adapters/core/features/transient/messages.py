@@ -97,13 +97,17 @@ class TransientFeature(Feature):
         engine.check()
         with engine.lock:
             engine.current()
-            if self._made is None:
-                made = TransientMessages(engine, engine.submit, self._directory, self._file_mode)
+            if engine.transient is None:  # else each step is done once more, with the same: Ctrl-C may strike anywhere
+                if self._made is None:
+                    self._made = TransientMessages(engine, engine.submit, self._directory, self._file_mode)
+                made, hooks = self._made, engine.hooks
                 engine.mix(made.rows, made.submit)
-                engine.hooks.follow((Remove, Subscribe, Unsubscribe), made.follow)
-                engine.hooks.follow((Send, Many), made.set_back)
-                engine.hooks.draining = (*engine.hooks.draining, made.finish)
-                engine.transient = self._made = made
+                hooks.follow((Remove, Subscribe, Unsubscribe), made.follow)
+                hooks.follow((Send, Many), made.set_back)
+                if made.finish not in hooks.draining:
+                    hooks.draining = (*hooks.draining, made.finish)
+                engine.transient = made
+            assert self._made is not None
             return self._made
 
     def start(self) -> None:
@@ -416,6 +420,8 @@ class TransientMessages:
             ended.feed = Feed(mirror, ended)  # the other one is known to the catalog of the backend
         self._kept.unsubscribe(ended)
         mirror.leave(ended)
+        if self.is_leaving:
+            self._engine.on_leaving()
 
     def remove(self, state: DestinationState) -> None:
         """Remove a destination that goes, with its messages, leased ones too."""
