@@ -534,7 +534,7 @@ class Router:
         self._outcomes.forget(transaction)
 
     def reopen_decisions(self) -> None:
-        """Read the decision log again after it has failed or was moved aside (invariant 7). Raises CorruptionError."""
+        """Read the decision log again after it has failed or was moved away (invariant 7). Raises CorruptionError."""
         self._begin("reopen_decisions")
         self._coordinator.reopen()
 

@@ -319,6 +319,7 @@ class Transaction:
                 self._operations.undo(savepoint._operations)
             except BaseException:  # half undone it must not be committed
                 self._roll_back()
+                self._ended()
                 raise
 
     def _require_active(self) -> None:

@@ -8,7 +8,7 @@ import click
 
 from ...policies.config import Config
 from ...policies.errors import TransactionError
-from ..router import Router
+from ..router import Router, inspection_of
 from ..transactions.outcomes import Heuristic, InDoubt
 from ..transactions.states import Outcome
 from .directory import on_directory, opened
@@ -61,8 +61,6 @@ def transactions_command(
 
 
 def _list(ctx: click.Context, router: Router, as_json: bool) -> None:
-    from ..router import inspection_of
-
     waiting, by_hand, damage = router.in_doubt(), router.heuristics(), inspection_of(router).decisions_damage
     if as_json:
         echo_json(

@@ -25,7 +25,7 @@ from zope.interface import classImplements, implementer
 from ...policies.errors import TransactionError
 from ..api.transaction import Savepoint, Transaction
 from ..transactions.xid import Xid, as_xid
-from .transactions import Operations, Transactions
+from .transactions import TransactionOperations, Transactions
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def join(router: Transactions, manager: Any = None, xid: Xid | None = None) -> D
 
 
 @implementer(ISavepointDataManager)
-class DataManager(Operations):
+class DataManager(TransactionOperations):
     """A router's part in one transaction of a transaction manager. Made by `Router.join`; gone with the transaction.
 
     Threads: one at a time, as the transaction itself.

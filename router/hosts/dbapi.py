@@ -18,14 +18,14 @@ from ...adapters.core.messages import Receipt
 from ...policies.errors import AnabranchError, StoreFailedError, TransactionError, TransactionInDoubt
 from ..api.transaction import Transaction
 from ..transactions.xid import Xid, as_xid, checked_xid
-from .transactions import Operations, Transactions
+from .transactions import TransactionOperations, Transactions
 
 
 class ProgrammingError(TransactionError):
     """A call that PEP 249 does not allow at this point, or with this xid. Nothing has happened."""
 
 
-class Connection(Operations):
+class Connection(TransactionOperations):
     """A connection runs one transaction after the other. A transaction begins with the first send or ack, or with
     `tpc_begin`.
 

@@ -38,7 +38,7 @@ class Transactions(Protocol):
         """Return the names of prepared transactions; see Router.recover."""
 
 
-class Operations(ABC):
+class TransactionOperations(ABC):
     """The operations of a transaction, which somebody else ends."""
 
     @abstractmethod

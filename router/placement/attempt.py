@@ -1,4 +1,4 @@
-"""Attempt is the one way to try again after a store was closed meanwhile."""
+"""Attempt is the way to try again after a store was closed meanwhile."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Coordinator:
             self.table.closed = True
 
     def reopen(self) -> None:
-        """Read the decision log again, after it failed or was moved aside. Raises CorruptionError, PlacementError, and
+        """Read the decision log again, after it failed or was moved away. Raises CorruptionError, PlacementError, and
         StoreFailedError if the disk does not let it be read."""
         with self.cleanup.busy:
             try:

@@ -123,19 +123,22 @@ class Operations:
     def claim(self, one: Ack | Release) -> None:
         """Claim the message of an operation, and add it. Raises UnknownMessageError, and TransactionError if its store
         was reopened since another message of it was acked."""
+        message = one.message
         if isinstance(one, Ack):
-            self._require_same(one.message)
+            self._require_same(message)
         try:
-            one.message._store.claim(one.message)
+            message._store.claim(message)
             self._all.append(one)
+            if isinstance(one, Ack):
+                self._acked[message._store.store_id] = message
         except KeyboardInterrupt:
             if not self._all or self._all[-1] is not one:
-                unclaim(one.message._store, [one.message])
+                unclaim(message._store, [message])
             raise
 
     def _require_same(self, message: Message[Any]) -> None:
         store = message._store
-        before, self._acked[store.store_id] = self._acked.get(store.store_id), message
+        before = self._acked.get(store.store_id)
         if before is None or before._store is store:
             return
         for other in self.acked:

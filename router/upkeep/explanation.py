@@ -237,8 +237,8 @@ class _Reading:
         if self.copy is not None:
             one = self.copy
             self.notes.append(
-                f"What store {one.store} holds of {one.destination} is an unfinished copy, or what is left of it once "
-                f"it has moved, and does not count: store {one.original} holds its messages."
+                f"The messages of {one.destination} in store {one.store} are an unfinished copy, or the rest of it "
+                f"once it has moved. They do not count: store {one.original} holds its messages."
             )
 
     def _rows(self) -> list[tuple[StoreRow, tuple[str, ...]]]:

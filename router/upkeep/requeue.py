@@ -218,9 +218,9 @@ def _requeue_batch(
 ) -> tuple[int, DeadLetterError | None]:
     """Put back the first letters, up to one that cannot go back; returns how many, and the error of that one."""
     checker = _Checker(registry)
-    taken = received(queue, most, BATCH_BYTES)
     letters: list[_Letter] = []
     wrong: DeadLetterError | None = None
+    taken = received(queue, most, BATCH_BYTES)
     try:
         for message in taken:
             try:

@@ -209,7 +209,7 @@ def test_while_it_is_interrupted_nobody_takes_its_copy_for_messages(monkeypatch:
     before = {path: path.read_bytes() for path in Path("data").rglob("*") if path.is_file()}
     text, found = explained("data")
     assert "data is being repartitioned to the configuration next.yaml, and that was interrupted" in text
-    assert "What store orders holds of queue://orders.eu is an unfinished copy" in text
+    assert "The messages of queue://orders.eu in store orders are an unfinished copy" in text
     assert "store all holds its messages" in text
     assert found["copy"] == {"destination": "queue://orders.eu", "store": "orders", "original": "all"}
     of_all, of_orders = text.split("== ")[1:3]

@@ -8,10 +8,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import anabranch
+from anabranch.adapters.core import Store
 from anabranch.adapters.wal import log
 from anabranch.policies.errors import ClosedError, StoreFullError, TransactionError, UnknownMessageError
 from anabranch.router.placement import open_stores as stores_module
@@ -365,8 +367,9 @@ class TestMisuse:
             acking.ack(take(cross, name))
         cross.reopen("a")
         message = take(cross, "a.q")
-        with pytest.raises(TransactionError, match="was reopened since"):
-            acking.ack(message)
+        for _ in range(2):  # each time it is asked
+            with pytest.raises(TransactionError, match="was reopened since"):
+                acking.ack(message)
         with pytest.raises(ClosedError):
             acking.commit()
         sending.ack(message)  # of the store as it is open now
@@ -581,3 +584,29 @@ class TestSyncs:
     def test_none_if_nothing_asks_for_it(self, tmp_path: Path) -> None:
         with self.open(tmp_path, OPTIONS, NEVER) as router:
             assert self.cost(router, "a.q", "b.q", "c.q") == [0, 0, 0, 0]
+
+
+def test_an_interrupted_rollback_to_a_savepoint_ends_the_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives back what was released before the savepoint, too, and its place among those that are open."""
+    with anabranch.open(tmp_path / "data") as router:
+        queue = router.queue("q")
+        queue.send_many([b"1", b"2"])
+        transaction = router.transaction()
+        transaction.release(queue.receive(timeout=0) or pytest.fail("it was sent"))
+        savepoint = transaction.savepoint()
+        transaction.ack(queue.receive(timeout=0) or pytest.fail("it was sent"))
+        unclaim, calls = Store.unclaim, []
+
+        def struck(*arguments: Any, **options: Any) -> None:
+            calls.append(arguments)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+            unclaim(*arguments, **options)
+
+        monkeypatch.setattr(Store, "unclaim", struck)
+        with pytest.raises(KeyboardInterrupt):
+            savepoint.rollback()
+        assert sorted(message.body for message in queue.receive_many(2)) == [b"1", b"2"]
+        assert not router._coordinator.table.begun
