@@ -42,20 +42,14 @@ SLOWEST = (HERE / "crash/test_transactions.py", HERE / "partitioning", HERE / "c
 OF_THE_DISK = (HERE / "journal", HERE / "crash")
 """Their files are on a real disk."""
 IN_MEMORY = (
-    "test_branches.py",
     "test_checksums.py",
-    "test_compaction.py",
     "test_damage.py",
     "test_interrupts.py",
     "test_interrupts_across.py",
     "test_interrupts_hosting.py",
     "test_interrupts_nonpersistent.py",
     "test_interrupts_topics.py",
-    "test_malformed.py",
     "test_power.py",
-    "test_rebuild.py",
-    "test_reclaim.py",
-    "test_salvage.py",
 )
 """But for these, which sync at thousands of places and ask nothing of what a disk does then."""
 

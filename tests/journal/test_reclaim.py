@@ -183,7 +183,7 @@ def test_pooled_files_are_used_again(disk: JournalDisk) -> None:
     assert stats.segments["pooled"] == 2
     assert stats.pool_bytes == 2 * 64 * 1024
     inodes = {path.stat().st_ino for path in (directory_of(store) / "journal").glob("*.free")}
-    fill(store, 150)
+    fill(store, 600)  # several files: one or two may have been prepared ahead
     assert inodes & {path.stat().st_ino for path in segments_of(store)}
 
 
@@ -272,6 +272,7 @@ def test_an_archive_has_limits(disk: JournalDisk, tmp_path: Path) -> None:
     fill(store, 600)
     drain(store)
     store.reclaim()
+    eventually(lambda: len(set(archive.rglob("*.seg")) - kept) <= 3)  # the background is at it too
     mine = sorted(path for path in archive.rglob("*.seg") if path not in kept)
     assert kept <= set(archive.rglob("*.seg"))
     assert 1 <= len(mine) <= 3
