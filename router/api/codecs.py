@@ -175,6 +175,11 @@ def encode_one(codec: Codec[T], message: T | Outgoing[T], destination: Destinati
     return cast("Outgoing", message)._replace(body=body, headers=headers)
 
 
+def wrap_any(codec: Codec[T] | None, message: Message[Any] | None) -> Message[T] | None:
+    """Return what a receive has found, decoded as `wrap` does; without a codec, or a message, as it is."""
+    return message if message is None or codec is None else wrap(codec, message)
+
+
 def wrap(codec: Codec[T], message: Message[Any]) -> Message[T]:
     """Return the message with a body that the codec decodes."""
     return decoded(message, partial(_decode, codec))

@@ -14,7 +14,7 @@ from ...adapters.core.messages import Message, T
 from ...adapters.core.store_types import Counts, Listener, SubscriptionKey
 from ...policies.errors import ClosedError
 from ...policies.names.destination import Destination
-from .codecs import Codec, wrap
+from .codecs import Codec, wrap, wrap_any
 from .dead_letter import DeadLetter, dead_letter_of, dead_letter_queue
 
 if TYPE_CHECKING:
@@ -44,9 +44,6 @@ class Backlog(Generic[T]):
 
     def __hash__(self) -> int:
         return hash((self._registry, self.destination, self._key))
-
-    def _decoded(self, message: Message[Any] | None) -> Message[T] | None:
-        return message if message is None or self._codec is None else wrap(self._codec, message)
 
     def browse(self, limit: int | None = None, after: int | Message[Any] = 0) -> Iterator[Message[T]]:
         """Look at the messages in order without taking them, at most `limit` from the one after `after`: a message, or
@@ -140,7 +137,7 @@ class Consumer(Backlog[T]):
             found = False
         if not found:
             message = self._in_time(timeout, lambda store, left: store.receive(destination, left, key, lease), None)
-        return message if self._codec is None else self._decoded(message)
+        return message if self._codec is None else wrap_any(self._codec, message)
 
     def _in_time(self, timeout: float | None, call: Callable[[Store, float | None], R], none: R) -> R:
         """Call with the store and the seconds that are left to wait; once more as `for_store`. Returns `none` if no

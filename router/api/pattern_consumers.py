@@ -35,7 +35,7 @@ from ...policies.names.destination import Destination, Kind
 from ...policies.names.pattern import Pattern
 from ..placement.near_names import near_pattern
 from .addresses import Address, queue_of
-from .codecs import Codec, codec_of, wrap
+from .codecs import Codec, codec_of, wrap_any
 from .consumer import require_timeout
 from .endpoint import Endpoint
 from .queue import Queue
@@ -297,7 +297,7 @@ class PatternConsumers:
         decoder = codec_of(codec)
         many = _parsed(pattern) if isinstance(pattern, str) else None
         if many is not None:
-            return lambda: _decoded(self._of(many).receive(timeout, lease), decoder)
+            return lambda: wrap_any(decoder, self._of(many).receive(timeout, lease))
         destination = queue_of(pattern)
         self._registry.route(destination)
         if decoder is None and isinstance(pattern, Endpoint):
@@ -340,10 +340,6 @@ class PatternConsumers:
             while self._consumers:
                 next(iter(self._consumers.values())).close()
                 self._consumers.popitem(last=False)
-
-
-def _decoded(message: Message | None, codec: Codec[Any] | None) -> Message[Any] | None:
-    return message if message is None or codec is None else wrap(codec, message)
 
 
 def _parsed(text: str) -> Pattern | None:

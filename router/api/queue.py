@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...adapters.core.messages import Message, T, encoded_id
+from .codecs import wrap_any
 from .consumer import Consumer
 from .endpoint import Endpoint
 
@@ -17,6 +18,5 @@ class Queue(Endpoint[T], Consumer[T]):
         """Look at the message of that id without taking it, and without a scan; None if it is not there, or its id not
         in the duplicate window of its store any more. Raises TypeError and ValueError for what is no id."""
         encoded_id(message_id)
-        return self._decoded(
-            self._registry.for_held(self.destination, lambda store: store.find(self.destination, message_id), None)
-        )
+        found = self._registry.for_held(self.destination, lambda store: store.find(self.destination, message_id), None)
+        return wrap_any(self._codec, found)

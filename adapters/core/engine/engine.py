@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final, TypeVar
 
 from ....policies.errors import AnabranchError, ClosedError, StoreFailedError
@@ -95,9 +94,9 @@ class Engine:
         self.hooks.follow((Rollback,), self._rolled_back)
         self.hooks.follow((Forget,), self._forgotten)
         self.hooks.follow((Remove, Unsubscribe), self._removed)
-        self.sequencer.on_expiring = partial(self.hooks.follow, (Send,), self.delivery.added)
+        self.sequencer.on_expiring = self._look_at_sends
         if settings.priorities:
-            self.sequencer.on_expiring()
+            self._look_at_sends()
         self.sends = self.acks = self.batches = 0
         self.closed = True
         self.failed: BaseException | None = None
@@ -396,7 +395,7 @@ class Engine:
         what they would have acked, or claimed for good. May be done again."""
         with self.lock:
             self.drain()
-            for change in [*plan.changes, *(one for effect in plan.effects for one in effect.changes())]:
+            for change in plan.every_change:
                 change.undo(self.delivery, self.rows)
 
     def _apply_some(self) -> int:
@@ -451,6 +450,11 @@ class Engine:
         """Tell that some room may have become free."""
         for hook in self.hooks.freed:
             hook()
+
+    def _look_at_sends(self) -> None:
+        """Have each message in the rows looked at from now on: some expire, or come by priority."""
+        self.hooks.follow((Send,), self.delivery.added)
+        self.sequencer.on_expiring = _nothing  # each message that expires would ask for it
 
     def _committed(self, change: Commit) -> None:
         self.committed[change.branch.transaction] = None
@@ -530,7 +534,7 @@ class Engine:
         counts = PendingCounts(self.catalog)
         for plan in dict.fromkeys((*self._new, *self._pending)):
             if plan.number > self._applied:
-                for change in [*plan.changes, *(one for effect in plan.effects for one in effect.changes())]:
+                for change in plan.every_change:
                     change.add_to(counts)
         return counts
 
@@ -548,3 +552,7 @@ class Engine:
         """Return whether the subscription of a feed has ended."""
         subscriber = feed.subscription
         return subscriber is not None and feed.state.subscriptions.get(subscriber.subscription.key) is not subscriber
+
+
+def _nothing() -> None:
+    """Do nothing."""

@@ -46,7 +46,6 @@ class Hooks:
         """By kind of change: one is in the rows. Under the lock; called again after an interruption."""
         self.settling: tuple[Callable[[], object], ...] = ()
         """A thread wants to see what it has done elsewhere. Without the lock."""
-
         self._lock = threading.RLock()
 
     def follow(self, kinds: Iterable[type[Change]], call: Follower) -> None:

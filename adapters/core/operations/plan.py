@@ -136,6 +136,11 @@ class Plan:
         return len(self.changes) + self.more
 
     @property
+    def every_change(self) -> list[Change]:
+        """Return its changes, and those that no backend is told of."""
+        return [*self.changes, *(change for effect in self.effects for change in effect.changes())]
+
+    @property
     def sync(self) -> bool:
         """Return whether a caller waits for the disk, whatever the policy."""
         return any(ticket.sync for ticket in self.tickets)
