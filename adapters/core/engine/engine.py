@@ -22,7 +22,7 @@ from ..backend import Backend
 from ..operations.branches import Commit, Forget, Rollback
 from ..operations.changes import Ack, Change, Send, SendMany
 from ..operations.destination_changes import Remove, Unsubscribe
-from ..operations.pending_counts import Counted, PendingCounts
+from ..operations.pending_counts import PendingCounts
 from ..operations.plan import Plan, Sequencer
 from ..operations.tickets import Ticket
 from ..state.delivery import Delivery
@@ -513,17 +513,17 @@ class Engine:
             return question()
         return self.asked(question)
 
-    def counted(self, question: Callable[[PendingCounts], T], of: Counted | None = None) -> T:
+    def counted(self, question: Callable[[PendingCounts], T]) -> T:
         """Answer a question about counts alone, and add what is pending. The answer comes at once, even while the
-        backend holds the lock since its disk hangs. Where what is pending does not tell the count of `of`, that takes
-        COUNT_SECONDS. The answer is then as of the last that was applied."""
+        backend holds the lock since its disk hangs. Where what is pending does not tell a count that is asked for, that
+        takes COUNT_SECONDS. The answer is then as of the last that was applied."""
         self.settle()
         until = time.monotonic() + COUNT_SECONDS
         while self.counts_stand and not self.unsubscribing:
             self.ensure_usable()
             applied, pending = self._applied, self.pending_counts()
             answer = question(pending)
-            if of in pending.unknown and time.monotonic() < until:
+            if pending.is_guess and time.monotonic() < until:
                 time.sleep(COUNT_PAUSE)
             elif self.counts_stand and self._applied == applied:
                 return answer

@@ -20,9 +20,12 @@ class PendingCounts:
         self.unknown: set[Counted] = set()
         """Counts of which that cannot be told. These are what many acks at once concern, and a topic if others may have
         yet to ack what one subscription has acked."""
+        self.is_guess = False
+        """A count was asked for of which that cannot be told."""
 
     def of(self, counted: Counted) -> int:
         """Return the count that a destination or subscription will have."""
+        self.is_guess |= counted in self.unknown
         return counted.total + self.more.get(counted, 0)
 
     def add(self, counted: Counted, messages: int) -> None:

@@ -27,13 +27,13 @@ class Statistics:
     def depth(self, destination: Destination, key: SubscriptionKey | None) -> int:
         """Return the depth of a destination, as Store.depth."""
         state = self._state(destination, key)
-        return self._engine.counted(lambda pending: pending.of(state) if state is not None else 0, state)
+        return self._engine.counted(lambda pending: pending.of(state) if state is not None else 0)
 
     def counts(self, destination: Destination, key: SubscriptionKey | None) -> Counts:
         """Return the counts of a queue or a subscription, as Store.counts."""
         state = self._state(destination, key)
         counts = self._engine.counted(
-            lambda pending: self._counts(state, pending) if state is not None else Counts(0, 0), state
+            lambda pending: self._counts(state, pending) if state is not None else Counts(0, 0)
         )
         if state is None or not counts.ready or self._engine.counts_stand:
             return counts  # where they stand, whoever wants more would wait for a disk
