@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..adapters.core.migration.copying import amount
-from ..policies.config.kinds import load_adapter
+from ..policies.config.adapters import load_adapter
 from ..policies.names.destination import Destination
 from .api.transaction import Transaction
 from .placement.registry import StoreRegistry

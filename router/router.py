@@ -23,10 +23,7 @@ from ..adapters.core.store_types import Progress, Settlement, StoreStats, Subscr
 from ..adapters.system.files import disk_errors
 from ..adapters.system.locking import DirectoryLock
 from ..policies.config import Config, UsageOptions
-from ..policies.errors import (
-    AnabranchError,
-    StoreFailedError,
-)
+from ..policies.errors import AnabranchError, StoreFailedError
 from ..policies.names.destination import Destination
 from ..policies.text import count_of
 from .api.addresses import Address, map_of, queue_of, resolve, topic_of
@@ -48,8 +45,8 @@ from .migration.live_runs import LiveRuns
 from .migration.repartition import Repartitioned
 from .placement import bindings
 from .placement.bindings import DECISIONS
-from .placement.directories import take_directory
-from .placement.in_force import configuration_of, write_in_force
+from .placement.on_disk.directories import take_directory
+from .placement.on_disk.in_force import configuration_of, write_in_force
 from .placement.registry import StoreRegistry
 from .transactions.coordinator import Coordinator
 from .transactions.outcomes import Heuristic, InDoubt, Outcomes

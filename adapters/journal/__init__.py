@@ -16,13 +16,10 @@ Where things are:
 
 - `store` names the kind; the contract is the core's (../core), and `backend` is what it asks of a journal
 - writing: ../wal is the log; `writing` makes its bytes of changes, by `encoding`, the one place that knows them
-- the index: `applying` (what is written goes into it, and it is written out now and then), `index` (its tables), `rows`
-  (its messages: order, expiry, who has yet to ack), `transaction_rows`, `indexed` (what it keeps of destinations and
-  subscriptions), `index_file` (LMDB's file), `checksums` (of its pages, which `lmdb_format` takes apart: what is
-  damaged is not opened)
+- `index` says which messages there are and where; `applying` puts into it what is written, and writes it out in time
 - `bodies` reads messages back
-- at open: `opening` (recovery in order), `replay` (the index is brought up to the log); `check` (invariants)
-- space: `compaction` (what lives in mostly dead segments moves together), `copied` (the change that makes it count),
+- `recovery` is what happens at open: in order, replay, salvage; `check` has the invariants
+- space: `compaction` (what lives in mostly dead segments moves together), `changes` (the change that makes it count),
   `snapshot` (what must be said before segments go), `pending_before` (as it was when one began)
 - files: `directory`
 """

@@ -19,16 +19,16 @@ from ..core.operations.plan import Plan
 from ..core.operations.table import apply_all
 from ..system.background import CoalescedJob
 from ..system.files import disk_errors, refused
-from ..wal.file import FILL_MAX
+from ..wal.files.file import FILL_MAX
 from ..wal.log import Log
 from ..wal.segment import Segment, SegmentTable
 from ..wal.ticket import Tail
 from . import snapshot
-from .checksums import Files, IndexBrokenError
-from .index import VERSION, Checkpoint, Index
-from .index_file import is_for_room, remove_file
-from .replay import Replay
-from .rows import short_lived
+from .index.checksums import Files, IndexBrokenError
+from .index.file import is_for_room, remove_file
+from .index.index import VERSION, Checkpoint, Index
+from .index.rows import short_lived
+from .recovery.replay import Replay
 from .snapshot import Start
 
 log = logging.getLogger(__name__)

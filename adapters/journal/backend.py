@@ -27,25 +27,25 @@ from ..core.store_types import Progress
 from ..system.descriptors import STORE
 from ..system.files import MAKE_ROOM, disk_errors
 from ..wal import format as w
-from ..wal import recovery
-from ..wal.archive import Archive
-from ..wal.files import SegmentFiles
+from ..wal.files.archive import Archive
+from ..wal.files.segment_files import SegmentFiles
 from ..wal.log import Log
 from ..wal.reclaim import Reclaimer
+from ..wal.recovery import opening as recovery
 from ..wal.ticket import LogOptions
-from . import salvage
 from .applying import Applier
 from .bodies import Bodies
 from .changes import WriteSnapshot
 from .check import violations
 from .compaction import Compactor
 from .directory import StoreDirectory, first_segment
-from .index import Index, is_of_index
-from .index_file import remove_file
-from .lost_messages import LostMessages
-from .opening import bring_up, log_recovered
-from .row_format import expiry_key
-from .rows import FIRST_KEY
+from .index.file import remove_file
+from .index.index import Index, is_of_index
+from .index.row_format import expiry_key
+from .index.rows import FIRST_KEY
+from .recovery import salvage
+from .recovery.lost_messages import LostMessages
+from .recovery.opening import bring_up, log_recovered
 from .writing import JournalEncoder, JournalWriter
 
 log = logging.getLogger(__name__)

@@ -29,8 +29,8 @@ from ..wal.segment import Segment, SegmentTable
 from ..wal.ticket import Tail
 from .bodies import body_of
 from .encoding import PREPARE, SEND_OVERHEAD
-from .index import Index
-from .row_format import WAITING
+from .index.index import Index
+from .index.row_format import WAITING
 
 
 class _Counted:

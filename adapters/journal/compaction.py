@@ -2,7 +2,8 @@
 takes, and then those segments are released as any in which nothing lives (rule J8).
 
 All is done beside the senders: messages are read and copied by a thread of the background, in small pieces with pauses
-between them, into a file of their own (wal/copies.py). Once that is on disk the log gets one short record, which says
+between them, into a file of their own (wal/files/copies.py). Once that is on disk the log gets one short record, which
+says
 that its messages count from there on. A message that was acked before that record has died; one that is acked behind
 it dies in its new place.
 
@@ -30,7 +31,7 @@ from ..system.background import CoalescedJob
 from ..system.files import FULL
 from ..system.rare_warnings import RareWarnings
 from ..wal import format as w
-from ..wal.copies import CopiesWriter
+from ..wal.files.copies import CopiesWriter
 from ..wal.log import Log
 from ..wal.reader import Record
 from ..wal.segment import Segment
@@ -38,7 +39,7 @@ from ..wal.skimming import Skimmer
 from ..wal.ticket import Tail
 from .changes import Compacted, Copied
 from .encoding import SEND, SEND_START
-from .index import Index
+from .index.index import Index
 
 log = logging.getLogger(__name__)
 

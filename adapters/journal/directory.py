@@ -14,7 +14,7 @@ from ...policies.errors import StoreFailedError
 from ..system import directory
 from ..system.directory import Fill
 from ..system.files import FILE_MODE, make_directory
-from ..wal.files import create_log
+from ..wal.files.segment_files import create_log
 
 
 class StoreDirectory(directory.StoreDirectory):

@@ -25,7 +25,7 @@ from ..core.state.states import DestinationState, SubscriptionState
 from ..core.store_types import TRANSACTION_BYTES, Subscription
 from ..wal import format as w
 from ..wal.reader import BatchReader, Record, records_of
-from ..wal.recovery import require_end
+from ..wal.recovery.opening import require_end
 from ..wal.segment import Segment
 from .changes import Compacted, Copied, WriteSnapshot
 

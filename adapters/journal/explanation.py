@@ -31,17 +31,17 @@ from ..core.record.encoding import sent_at_ms
 from ..core.record.place import EXPIRES, OWN, SEQ, Place
 from ..core.state.states import Catalog, DestinationState, SubscriptionState
 from ..core.store_types import Progress
-from ..wal.files import POOL_SUFFIX, UNFINISHED_SUFFIX, SegmentFiles
+from ..wal.files.reserve import SPARE_SUFFIX
+from ..wal.files.segment_files import POOL_SUFFIX, UNFINISHED_SUFFIX, SegmentFiles
 from ..wal.format import COPIES, RESTORE
-from ..wal.reserve import SPARE_SUFFIX
 from ..wal.segment import Segment, SegmentTable
 from . import snapshot
 from .bodies import body_of
-from .checksums import path_of
 from .directory import StoreDirectory
-from .index import Index, is_of_index
-from .index_file import remove_file
-from .opening import Opened, bring_up
+from .index.checksums import path_of
+from .index.file import remove_file
+from .index.index import Index, is_of_index
+from .recovery.opening import Opened, bring_up
 
 MESSAGES: Final = "messages"
 TRANSACTION: Final = "transaction"

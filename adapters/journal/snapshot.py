@@ -18,14 +18,14 @@ from ..core.operations.plan import Sequencer
 from ..core.state.leases import Feed
 from ..core.state.states import Catalog, DestinationState, SubscriptionState
 from ..wal.format import RECORD_HEADER
+from ..wal.recovery.survey import Kept, Needed
 from ..wal.segment import DEAD_BYTES_MORE, Segment
-from ..wal.survey import Kept, Needed
 from ..wal.ticket import Tail
 from .pending_before import PendingBefore
 
 if TYPE_CHECKING:
-    from .index import Index
-    from .rows import Ask, MessageRows
+    from .index.index import Index
+    from .index.rows import Ask, MessageRows
 
 RANGE = struct.Struct("<QQ")
 WAIT = struct.Struct("<QQII")

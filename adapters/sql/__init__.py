@@ -12,13 +12,12 @@ The store itself is the core's (adapters/core), this package its backend:
 
     backend.py           opening and closing, one database transaction for each write, what became of a cut-off COMMIT
     writing.py           which statements a write runs;  effects.py: what it changes of the counts kept in memory
-    reading.py           where messages are, and what is in them;  columns.py: a message as a row;  loading.py: at open
-    schema.py            the tables;  create_tables.py, schema_script.py: how they come to be
-    statements.py        every statement by its name;  dialects.py: what differs between databases
-    connections.py       URL and engine;  pool.py: keeps connections alive;  database.py: what its errors mean
-    lease.py             for a database that several nodes own in turn
-    outbox.py            what callers send and ack in transactions of their own (core/outbox.py)
+    reading.py           where messages are, and what is in them;  loading.py: at open
+    outbox.py            what callers send and ack in transactions of their own (core/features/outbox.py)
     duplicates.py        rows of the duplicate window;  checking.py: Store.check
+    database/            connections, kept alive; the tables and how they come to be; every statement by its name; what
+                         differs between databases and what their errors mean; the lease of a database that several
+                         nodes own in turn
 
 The tables are described in docs/sql.md. Calls of many callers at one time share one database transaction
 (core/writers.py); a call returns once that is committed: on SQLite with `synchronous=FULL`, on PostgreSQL with

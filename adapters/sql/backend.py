@@ -3,7 +3,7 @@
     writing    what a plan does to the tables, in one database transaction   (writing.py)
     effects    what it changes of the counts in memory                       (effects.py)
     reading    where messages are, and what is in them                       (reading.py)
-    database   connections, and what errors mean                             (database.py, connections.py, pool.py)
+    database   connections, and what errors mean                             (database/)
 
 U1  STORE.BATCH counts the database transactions that wrote. Each says which one it is, so that one whose COMMIT was cut
     off can be looked up, and somebody else's is noticed (schema.py, S3).
@@ -34,20 +34,21 @@ from ..core.state.leases import Feed
 from ..core.state.states import Catalog, DestinationState, SubscriptionState
 from ..core.store_types import Progress
 from ..system.files import FILE_MODE
-from . import create_tables, dialects, removals
+from . import removals
 from .checking import violations
-from .connections import cut_off, database_url, on_connection, open_engine, open_single, shown_url
-from .database import Database, is_cut_off
+from .database import create_tables, dialects
+from .database.connections import cut_off, database_url, on_connection, open_engine, open_single, shown_url
+from .database.errors import Database, is_cut_off
+from .database.lease import Lease
+from .database.schema import schema
+from .database.statements import Statements, keepalive_statement
 from .directory import StoreDirectory
 from .duplicates import DuplicateRows
 from .effects import Effects
 from .large_rows import LargeRows
-from .lease import Lease
 from .loading import Loader
 from .outbox import TAKING_PART, Outbox
 from .reading import Reading
-from .schema import schema
-from .statements import Statements, keepalive_statement
 from .writing import LAST, Write
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 
 from ..core.record.place import is_volatile
 from ..core.state.states import Catalog
-from .statements import Statements
+from .database.statements import Statements
 
 
 def violations(

@@ -15,10 +15,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ...policies.errors import AnabranchError
 from ..core.record.large import CHUNK_BYTES, CRC, NAMED_AT, START_BYTES
-from . import dialects
-from .connections import shown_url
-from .database import Database, is_cut_off
-from .statements import Statements
+from .database import dialects
+from .database.connections import shown_url
+from .database.errors import Database, is_cut_off
+from .database.statements import Statements
 
 log = logging.getLogger(__name__)
 

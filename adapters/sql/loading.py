@@ -13,9 +13,9 @@ from ..core.backend import Found
 from ..core.state.duplicates import Key
 from ..core.state.states import Catalog
 from ..core.store_types import Progress, Subscription
-from .columns import unescaped
+from .database.columns import unescaped
+from .database.statements import Statements
 from .effects import load_counts
-from .statements import Statements
 
 
 class Loader:

@@ -27,10 +27,10 @@ from sqlalchemy.exc import DBAPIError
 from ...policies.errors import TransactionError
 from ..core.backend.outbox_rows import Caller as AnyCaller
 from ..core.backend.outbox_rows import Entry, Told, Written
-from .connections import shown_url
-from .database import Database, is_cut_off
-from .schema import Schema
-from .statements import Statements
+from .database.connections import shown_url
+from .database.errors import Database, is_cut_off
+from .database.schema import Schema
+from .database.statements import Statements
 
 log = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from sqlalchemy.engine import Connection
 from ..core.record.place import ALSO_WAITING, SEQ, Place, priority_of
 from ..core.state.leases import Feed
 from ..core.state.states import Catalog, DestinationState, SubscriptionState
-from .columns import CONTENT, ID, PARTS, place_of, record_of
-from .columns import EXPIRES as EXPIRES_COLUMN
-from .database import Database
+from .database.columns import CONTENT, ID, PARTS, place_of, record_of
+from .database.columns import EXPIRES as EXPIRES_COLUMN
+from .database.errors import Database
+from .database.statements import Statements
 from .effects import Effects, Lanes
-from .statements import Statements
 
 ID_MAX: Final = (1 << 63) - 1
 INLINE: Final = 4096

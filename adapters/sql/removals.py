@@ -10,8 +10,8 @@ from sqlalchemy.engine import Connection
 
 from ...policies.names.destination import Destination, Kind
 from ..core.state.states import DestinationState
-from .database import Database
-from .statements import Statements
+from .database.errors import Database
+from .database.statements import Statements
 from .writing import LAST, Write
 
 

@@ -23,10 +23,10 @@ from ..core.operations.table import AT_ONCE, apply_all
 from ..core.record.encoding import REMOVAL
 from ..core.record.place import ORDER, OWN, Place, order_of
 from ..core.state.states import DestinationState, SubscriptionState
-from .columns import ID, chunk_rows, escaped, message_row, place_of
+from .database.columns import ID, chunk_rows, escaped, message_row, place_of
+from .database.statements import Statements
 from .duplicates import DuplicateRows
 from .effects import Effects
-from .statements import Statements
 
 LAST: Final = (1 << 63) - 1
 """The highest seq there is."""

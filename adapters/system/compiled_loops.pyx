@@ -64,7 +64,7 @@ cdef enum:
     SEND_BYTES = 32         # with destination and seq
     ACK_BYTES = 36
     HEAD_BYTES = 26         # core/record/encoding.py's HEAD
-    KEY_BYTES = 12          # journal/rows.py's KEY
+    KEY_BYTES = 12          # journal/index/rows.py's KEY
     WHERE_BYTES = 16        # and WHERE
     ITEMS = 16
     SMALL_BYTES = 16384

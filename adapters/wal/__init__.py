@@ -56,18 +56,17 @@ Errors: StoreFullError (nothing was written: make room, try again), OutcomeUnkno
 StoreFailedError (it had failed before: open it again), ClosedError, CorruptionError with the path and the offset.
 
 Where things are: `format` the bytes; `segment`, `files` what lies where; `ticket` what goes in, `records` the simplest
-encoder; `group_commit` who writes, `log` what is written, `segment_writer` where it finds room, `reserve` on a full
-disk, `syncing` when it is on disk; `reader` batches in order; `survey`, `recovery` at open; `reclaim`; `copies` for
-what still counts of old segments, which `skimming` finds; `archive`.
+encoder; `group_commit` who writes, `log` what is written, `segment_writer` where it finds room, `syncing` when it is on
+disk; `reader` batches in order; `recovery` at open; `reclaim`; `skimming` finds what still counts of old segments.
 """
 
-from .files import SegmentFiles, create_log
+from .files.segment_files import SegmentFiles, create_log
 from .format import SNAPSHOT
 from .log import Log
 from .reclaim import Reclaimer
 from .records import RecordBatch, RecordEncoder, record_ticket
-from .recovery import records, settle, take_over
-from .survey import Checkpoint, CheckpointMismatchError, Kept, Needed, Survey, survey
+from .recovery.opening import records, settle, take_over
+from .recovery.survey import Checkpoint, CheckpointMismatchError, Kept, Needed, Survey, survey
 from .ticket import Encoder, LogOptions, Tail, Ticket, WriteBatch
 
 __all__ = [

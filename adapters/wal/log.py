@@ -20,7 +20,7 @@ from ..system.background import CoalescedJob
 from ..system.files import FULL, is_out_of_files, refused, write_small
 from ..system.locking import gone_directory
 from . import format as f
-from .files import SegmentFiles
+from .files.segment_files import SegmentFiles
 from .group_commit import GroupCommit
 from .segment import Segment, SegmentTable
 from .segment_writer import SegmentWriter

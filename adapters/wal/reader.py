@@ -10,7 +10,7 @@ from google_crc32c import extend as crc32c
 
 from ..system.acceleration import inner_loop
 from . import format as f
-from .file import File
+from .files.file import File
 from .segment import Segment
 
 WINDOW: Final = 1 << 20

@@ -13,7 +13,7 @@ from ...policies.errors import AnabranchError
 from ..system.background import CoalescedJob
 from ..system.files import disk_errors
 from . import format as f
-from .archive import Archive
+from .files.archive import Archive
 from .log import Log
 from .segment import Segment
 from .ticket import Ticket

@@ -10,7 +10,7 @@ from typing import Final
 
 from ..system.descriptors import read_files
 from ..system.files import is_out_of_files
-from .file import File
+from .files.file import File
 from .format import COPIES, HEADER_BYTES, SegmentHeader
 
 DEAD_BYTES_MORE: Final = 63

@@ -14,12 +14,12 @@ from ...policies.errors import CorruptionError
 from ..system.background import shared
 from ..system.files import FULL, allocate, zero_fill
 from . import format as f
-from .file import FILL_MAX, FILL_MIN
-from .files import SegmentFiles
+from .files.file import FILL_MAX, FILL_MIN
+from .files.segment_files import SegmentFiles
+from .files.watermark import Watermark, WatermarkFile
 from .segment import Segment, SegmentTable
 from .syncing import Syncer
 from .ticket import GROWS, OWED, SHRINKS, Encoder, LogOptions, Tail
-from .watermark import Watermark, WatermarkFile
 
 log = logging.getLogger(__name__)
 

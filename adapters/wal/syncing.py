@@ -8,7 +8,7 @@ from time import monotonic
 
 from ..system.descriptors import shares, unsynced_files
 from ..system.files import sync_data, write_synced
-from .file import File
+from .files.file import File
 from .ticket import Tail
 
 UNSYNCED_FILES_MAX = 32

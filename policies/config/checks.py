@@ -15,8 +15,8 @@ from typing import Any
 from ..errors import DestinationError
 from ..names.destination import Destination
 from ..names.pattern import Pattern
+from .adapters import kind_in
 from .fields import Base, from_home, given, items, parsed
-from .kinds import kind_in
 from .limits import contradictions
 from .options import dead_letter_name
 from .problems import Located

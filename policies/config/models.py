@@ -28,6 +28,7 @@ from ..errors import ConfigError, MissingExtraError
 from ..names.destination import Destination
 from ..names.pattern import Pattern
 from ..names.routes import RouteTable
+from .adapters import DEFAULT_KIND, OURS, known_kinds, options_model
 from .checks import disagreements
 from .fields import (
     AT_LEAST_ONE,
@@ -43,7 +44,6 @@ from .fields import (
     items,
     remember_variables,
 )
-from .kinds import DEFAULT_KIND, OURS, known_kinds, options_model
 from .options import JournalOptions, MemoryOptions, SqlOptions, TransactionOptions, UsageOptions, dead_letter_name
 from .problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
 

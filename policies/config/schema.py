@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from .adapters import known_kinds, options_model
 from .fields import takes_text
-from .kinds import known_kinds, options_model
 from .models import NAME_PATTERN, Config, StoreConfig
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -12,13 +12,13 @@ import click
 
 from ...adapters.system.files import directory_mode
 from ...policies.config import Config, StoreConfig, load, warnings
-from ...policies.config.kinds import load_adapter
+from ...policies.config.adapters import load_adapter
 from ...policies.errors import AnabranchError, ConfigError, NoRouteError, Problem
 from ...policies.names.destination import Destination, wildcard_in
 from ...policies.outputs import write_new_file
 from ..migration.plan import changed_kinds
-from ..placement.directories import missing_directories
-from ..placement.in_force import configuration_of, file_of
+from ..placement.on_disk.directories import missing_directories
+from ..placement.on_disk.in_force import configuration_of, file_of
 from .output import LocalPath, config_option, echo_json, echo_result, echo_warnings, json_option
 
 TEMPLATE = """\

@@ -22,7 +22,7 @@ import click
 from ...policies.config import Config
 from ...policies.errors import PlacementError
 from ...policies.outputs import local_path
-from ..placement.in_force import configuration_of
+from ..placement.on_disk.in_force import configuration_of
 from ..placement.record import RECORD
 from ..router import Router
 from .output import Command, config_file, warnings_shown, working

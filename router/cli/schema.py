@@ -18,7 +18,7 @@ from .output import Command, config_file, echo_json, echo_result, json_option
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-    from ...adapters.sql.schema import Schema
+    from ...adapters.sql.database.schema import Schema
 
 DIALECTS = ("postgresql", "sqlite")
 
@@ -96,7 +96,7 @@ def print_script(dialect: str | None, dropping: bool, as_json: bool, **which: An
     """
     options, directory = _options(**which)
     script, tables = _script(), _tables(options)
-    from ...adapters.sql.connections import database_url
+    from ...adapters.sql.database.connections import database_url
 
     given = which["url"] is not None or which["config_path"] is not None
     if dialect is None and not given:
@@ -198,9 +198,9 @@ def _connected(**which: Any) -> Iterator[tuple[Connection, Schema, SqlOptions]]:
     tables = _tables(options)
     from sqlalchemy.exc import SQLAlchemyError
 
-    from ...adapters.sql.connections import open_single
-    from ...adapters.sql.database import Database
-    from ...adapters.sql.dialects import WRITES
+    from ...adapters.sql.database.connections import open_single
+    from ...adapters.sql.database.dialects import WRITES
+    from ...adapters.sql.database.errors import Database
 
     engine = open_single(options, directory)
     try:
@@ -213,19 +213,19 @@ def _connected(**which: Any) -> Iterator[tuple[Connection, Schema, SqlOptions]]:
 
 
 def _shown(connection: Connection) -> str:
-    from ...adapters.sql.connections import shown_url
+    from ...adapters.sql.database.connections import shown_url
 
     return shown_url(connection.engine.url)
 
 
 def _tables(options: SqlOptions) -> Schema:
     _script()
-    from ...adapters.sql.schema import schema
+    from ...adapters.sql.database.schema import schema
 
     return schema(options.schema_prefix, options.table_names)
 
 
 def _script() -> Any:
-    from ...adapters.sql import schema_script  # says which extra brings what it needs
+    from ...adapters.sql.database import schema_script  # says which extra brings what it needs
 
     return schema_script

@@ -18,7 +18,7 @@ from ...policies.errors import ConfigError, TraceError
 from ...policies.text import count_of, human_bytes
 from ..migration.plan import Move, plan_of
 from ..offline.repartition import repartition
-from ..placement.in_force import known_configuration
+from ..placement.on_disk.in_force import known_configuration
 from ..router import inspection_of
 from ..upkeep.explanation import explain, is_ours
 from ..upkeep.explanation_text import render_text

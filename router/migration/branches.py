@@ -20,9 +20,9 @@ from ...adapters.core import Store
 from ...adapters.core.migration import moved_branches
 from ...adapters.core.operations.branches import Branch, destinations_of
 from ...policies.names.destination import Destination
+from ..placement.on_disk.repartition_progress import Wanted
 from ..placement.record import DestinationRow, StoreRow
 from ..placement.registry import StoreRegistry
-from ..placement.repartition_progress import Wanted
 from ..transactions.coordinator import Coordinator
 from ..transactions.global_transaction import GlobalTransaction
 

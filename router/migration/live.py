@@ -33,11 +33,11 @@ from ...policies.config import Config, StoreConfig
 from ...policies.errors import AnabranchError, ClosedError, PlacementError, StoreFailedError
 from ...policies.names.destination import Destination
 from ...policies.names.routes import Match
-from ..placement.directories import StoreDirectories
-from ..placement.in_force import write_in_force
+from ..placement.on_disk.directories import StoreDirectories
+from ..placement.on_disk.in_force import write_in_force
+from ..placement.on_disk.repartition_progress import Moving
 from ..placement.record import DestinationRow, StoreRow
 from ..placement.registry import StoreRegistry
-from ..placement.repartition_progress import Moving
 from ..transactions.coordinator import Coordinator
 from .plan import Move, move_of
 from .repartition import Planned, Repartitioned, Repartitioning, Told, in_the_way, looked_at

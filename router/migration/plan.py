@@ -20,19 +20,19 @@ from ...adapters.system.directory import is_empty
 from ...adapters.system.files import disk_errors
 from ...adapters.system.locking import DirectoryLock
 from ...policies.config import Config, StoreConfig
-from ...policies.config.kinds import load_adapter
+from ...policies.config.adapters import load_adapter
 from ...policies.errors import AnabranchError, ConfigError, PlacementError, StoreFullError
 from ...policies.names.destination import Destination
 from ...policies.names.routes import Match
 from ...policies.text import count_of, human_bytes
 from ..placement import bindings
 from ..placement.changed_kinds import command, displaced, held_by, refusal
-from ..placement.directories import StoreDirectories
-from ..placement.in_force import known_configuration
+from ..placement.on_disk.directories import StoreDirectories
+from ..placement.on_disk.in_force import known_configuration
+from ..placement.on_disk.repartition_progress import NAME, Progress, ProgressFile
 from ..placement.open_stores import OpenStores
 from ..placement.reconcile import Reconciler
 from ..placement.record import RECORD, DestinationsTable, StoreRow
-from ..placement.repartition_progress import NAME, Progress, ProgressFile
 
 log = logging.getLogger(__name__)
 

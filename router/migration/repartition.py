@@ -38,16 +38,16 @@ from ...adapters.core.operations.branches import Branch
 from ...adapters.system.directory import is_empty
 from ...adapters.system.files import FULL, make_directory, remove_directory, sweep_unfinished, sync_directory
 from ...policies.config import Config, StoreConfig
-from ...policies.config.kinds import load_adapter
+from ...policies.config.adapters import load_adapter
 from ...policies.errors import CorruptionError, PlacementError, StoreFullError
 from ...policies.names.destination import Destination
 from ...policies.names.routes import Match
 from ...policies.text import count_of
 from ..placement.changed_kinds import Displaced, aside, displaced
-from ..placement.directories import children
+from ..placement.on_disk.directories import children
+from ..placement.on_disk.repartition_progress import Moving, Progress, ProgressFile, Wanted
 from ..placement.record import DestinationRow, StoreRow
 from ..placement.registry import StoreRegistry
-from ..placement.repartition_progress import Moving, Progress, ProgressFile, Wanted
 from ..transactions.coordinator import Coordinator
 from .branches import MovedBranches
 from .plan import Move, digest_of, held_of, interrupted, is_volatile, kinds_changed, move_of, problems_of, refuse

@@ -40,7 +40,7 @@ from ...policies.names.routes import Match
 from ...policies.outputs import write_files
 from ...policies.text import count_of
 from ..migration.plan import is_volatile
-from ..placement.import_marker import MARKER
+from ..placement.on_disk.import_marker import MARKER
 from ..router import Router
 
 TEMPORARY: Final = "messages of temporary queues and topics, whose connections are gone"

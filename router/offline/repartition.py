@@ -7,7 +7,7 @@ from ...adapters.system.files import disk_errors
 from ...policies.config import Config
 from ..migration.plan import require_directory
 from ..migration.repartition import Repartitioned, Repartitioning, Told
-from ..placement.in_force import write_in_force
+from ..placement.on_disk.in_force import write_in_force
 from ..router import Router
 
 

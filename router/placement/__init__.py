@@ -12,7 +12,7 @@ the disk.
 | `deferred_sends` | sends that must not wait until a store is open |
 | `gates` | destinations that are about to move to another store |
 | `removal` | destinations that go, with the stores that were theirs alone |
-| `directories`, `reconcile`, `changed_kinds`, `in_force` | configuration, record and disk, compared at each open |
+| `on_disk`, `reconcile`, `changed_kinds` | configuration, record and disk, compared at each open |
 
 The record is synced before a store's first use (invariant 6).
 """

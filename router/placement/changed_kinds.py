@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 
 from ...adapters.core import Store
 from ...policies.config import Config, StoreConfig
-from ...policies.config.kinds import load_adapter
+from ...policies.config.adapters import load_adapter
 from ...policies.errors import PlacementError, shown_held
 from ...policies.text import count_of
-from .directories import StoreDirectories
+from .on_disk.directories import StoreDirectories
 from .record import StoreRow
 
 SHOWN_MAX: Final = 20

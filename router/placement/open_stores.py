@@ -17,7 +17,7 @@ from ...adapters.system.conditions import unless_busy
 from ...adapters.system.descriptors import STORE, read_files, shares
 from ...adapters.system.files import is_out_of_files, refused
 from ...adapters.system.malloc import give_memory_back
-from ...policies.config.kinds import load_adapter
+from ...policies.config.adapters import load_adapter
 from ...policies.errors import (
     AnabranchError,
     ClosedError,
@@ -27,7 +27,7 @@ from ...policies.errors import (
     PlacementError,
 )
 from ...policies.names.destination import Destination
-from .directories import StoreDirectories
+from .on_disk.directories import StoreDirectories
 from .record import DestinationsTable, StoreRow
 
 log = logging.getLogger(__name__)

@@ -20,14 +20,14 @@ from typing import Final, NamedTuple
 from ...adapters.system.directory import is_empty
 from ...adapters.system.files import remove_directory, sync_directory
 from ...policies.config import StoreConfig
-from ...policies.config.kinds import DEFAULT_KIND
+from ...policies.config.adapters import DEFAULT_KIND
 from ...policies.errors import AnabranchError, PlacementError, StoreLockedError, shown_held
 from ...policies.names.destination import Destination
 from ...policies.names.pattern import escape
 from ...policies.names.routes import Match, RouteTable
 from ...policies.text import count_of
 from .changed_kinds import Displaced, command, displaced, held_by, in_words, refusal
-from .directories import Place, StoreDirectories
+from .on_disk.directories import Place, StoreDirectories
 from .open_stores import OpenStores
 from .record import DestinationRow, DestinationsTable, StoreRow
 

@@ -1,6 +1,6 @@
 """The placement record: which store holds which destination (invariant 6, rules D1 and X9).
 
-`placement.records`, a RecordFile (system/record_file.py) of what was recorded and what has gone, in order. A row is
+`placement.records`, a RecordFile (wal/files/record_file.py) of what was recorded and what has gone, in order. A row is
 durable before its destination's first record, and goes only with its data. Rows that several threads record at once are
 one commit; a row that goes leaves the file with the next commit, within a second or when the record is closed. If the
 file is lost, reconcile.py records the stores anew that lie where the configuration has them.
@@ -20,7 +20,7 @@ import msgspec
 
 from ...adapters.system.background import CoalescedJob
 from ...adapters.system.files import FILE_MODE, FULL, refused
-from ...adapters.wal.record_file import DamagedError, RecordFile
+from ...adapters.wal.files.record_file import DamagedError, RecordFile
 from ...policies.errors import AnabranchError, ClosedError, CorruptionError, PlacementError
 from ...policies.names.destination import Destination, Kind
 

@@ -34,14 +34,14 @@ from ...policies.names.routes import Match
 from ...policies.text import count_of
 from .attempt import Attempt
 from .deferred_sends import DeferredSends
-from .directories import StoreDirectories, require_directories
 from .gates import Gates
-from .import_marker import require_no_import
+from .on_disk.directories import StoreDirectories, require_directories
+from .on_disk.import_marker import require_no_import
+from .on_disk.repartition_progress import require_none
 from .open_stores import OpenStores
 from .reconcile import Reconciler
 from .record import RECORD, DestinationRow, DestinationsTable, StoreRow
 from .removal import Removal
-from .repartition_progress import require_none
 from .routing import Routing
 from .store_statistics import StoreStatistics
 

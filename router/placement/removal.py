@@ -10,8 +10,8 @@ from ...adapters.core import Store
 from ...adapters.system.files import remove_directory
 from ...policies.errors import AnabranchError
 from ...policies.names.destination import Destination
-from .directories import StoreDirectories
 from .gates import Gates
+from .on_disk.directories import StoreDirectories
 from .open_stores import OpenStores
 from .record import DestinationsTable, StoreRow
 

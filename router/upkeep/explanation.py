@@ -24,11 +24,11 @@ from ...adapters.system.reading_lock import kept_closed
 from ...policies.config import Config, StoreConfig
 from ...policies.errors import AnabranchError, ConfigError, CorruptionError, PlacementError, StoreLockedError
 from ..placement import bindings
-from ..placement.directories import children
+from ..placement.on_disk.directories import children
+from ..placement.on_disk.repartition_progress import NAME as PROGRESS
+from ..placement.on_disk.repartition_progress import Progress as Repartition
+from ..placement.on_disk.repartition_progress import advice, read_progress
 from ..placement.record import RECORD, DestinationsTable, StoreRow
-from ..placement.repartition_progress import NAME as PROGRESS
-from ..placement.repartition_progress import Progress as Repartition
-from ..placement.repartition_progress import advice, read_progress
 from ..usage.blocks import VERSION_FILE as USAGE
 
 LOCK = "router.lock"

@@ -2,8 +2,9 @@
 
     found = salvage("data", "data.new")          # nothing is written to data
 
-All of `directory` is copied, also from a disk that cannot read some of it. Then each journal store of the copy is
-mended (adapters/journal/salvage.py), and opened, so that its content is sure. The copy has its name once it is whole.
+All of `directory` is copied, also from a disk that cannot read some of it. Then each journal store of the copy
+is mended (adapters/journal/recovery/salvage.py), and opened, so that its content is sure. The copy has its name once it
+is whole.
 The losses are in `salvage.json` there, and in the `loss-*.json` of each store.
 """
 
@@ -22,8 +23,8 @@ import msgspec
 
 from ...adapters.journal import JournalStore
 from ...adapters.journal.directory import StoreDirectory
-from ...adapters.journal.salvage import LossReport, made_for_priorities, reports, store_id_of, summary
-from ...adapters.journal.salvage import salvage as mend
+from ...adapters.journal.recovery.salvage import LossReport, made_for_priorities, reports, store_id_of, summary
+from ...adapters.journal.recovery.salvage import salvage as mend
 from ...adapters.system.directory import is_empty
 from ...adapters.system.files import FULL, make_directory, refused, replace_file, sync_directory, sync_file
 from ...adapters.system.reading_lock import kept_closed

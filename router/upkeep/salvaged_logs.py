@@ -17,11 +17,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from ...adapters.journal.salvage import store_id_of
+from ...adapters.journal.recovery.salvage import store_id_of
 from ...adapters.system.directory import StoreDirectory
 from ...adapters.system.files import FILE_MODE, replace_file, sync_directory
 from ...adapters.wal import create_log
-from ...adapters.wal.mending import Hints, Mender
+from ...adapters.wal.recovery.mending import Hints, Mender
 from ...policies.config.durability import Sync
 from ...policies.errors import AnabranchError, CorruptionError
 from ...policies.text import count_of

@@ -25,11 +25,11 @@ from typing import Final
 from ...adapters.core.engine.usage import ACKED, ACKED_RANGE, ACROSS, ENDED, REMOVED, SENT, WHOLE
 from ...adapters.core.record.encoding import HEAD
 from ...adapters.wal import SNAPSHOT
-from ...adapters.wal.files import SEGMENT_SUFFIX, read_header, segment_path
+from ...adapters.wal.files.segment_files import SEGMENT_SUFFIX, read_header, segment_path
+from ...adapters.wal.files.watermark import Watermark, WatermarkFile
 from ...adapters.wal.format import BATCH_HEADER, BATCH_MAGIC, HEADER_BYTES, RECORD_HEADER, SegmentHeader
 from ...adapters.wal.reader import BatchReader, read_at, records_of
 from ...adapters.wal.segment import Segment
-from ...adapters.wal.watermark import Watermark, WatermarkFile
 from ...policies.advisor.trace.events import UsageEvent
 from ...policies.config.fields import from_home
 from ...policies.errors import ConfigError, CorruptionError, TraceError

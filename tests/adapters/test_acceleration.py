@@ -26,8 +26,9 @@ from anabranch.adapters.core.service import sending
 from anabranch.adapters.core.state import decoding
 from anabranch.adapters.core.state.leases import Feed, Lease
 from anabranch.adapters.core.state.states import DestinationState
-from anabranch.adapters.journal import bodies, row_format, writing
+from anabranch.adapters.journal import bodies, writing
 from anabranch.adapters.journal.encoding import SEND_OVERHEAD
+from anabranch.adapters.journal.index import row_format
 from anabranch.adapters.system import acceleration
 from anabranch.adapters.system.acceleration import PURE
 from anabranch.adapters.system.files import write_small, write_synced

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from anabranch.adapters.wal import record_file
-from anabranch.adapters.wal.record_file import COPY_BYTES, FIRST, SLOT_BYTES, SPARE, RecordFile
+from anabranch.adapters.wal.files import record_file
+from anabranch.adapters.wal.files.record_file import COPY_BYTES, FIRST, SLOT_BYTES, SPARE, RecordFile
 from anabranch.policies.errors import StoreFullError
 from anabranch.policies.names.destination import Destination
 from anabranch.router.placement.record import DestinationRow, DestinationsTable, StoreRow

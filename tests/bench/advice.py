@@ -23,7 +23,7 @@ from examples.demo.replay import Replay
 from examples.demo.watch import Watch
 
 import anabranch
-from anabranch.adapters.wal.copies import CopiesWriter
+from anabranch.adapters.wal.files.copies import CopiesWriter
 from anabranch.adapters.wal.format import HEADER_BYTES
 from anabranch.adapters.wal.segment import Segment
 from anabranch.policies.advisor import Candidate, RecommendOptions, UsageEvent, Workload, generate, recommend

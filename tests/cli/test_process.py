@@ -12,7 +12,7 @@ import pytest
 
 import anabranch
 
-LOGGER = "anabranch.router.placement.in_force"
+LOGGER = "anabranch.router.placement.on_disk.in_force"
 ANABRANCH = [sys.executable, "-m", "anabranch"]
 
 

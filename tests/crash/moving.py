@@ -28,7 +28,7 @@ import anabranch
 from anabranch.adapters.core.migration import copying
 from anabranch.policies.errors import AnabranchError, PlacementError
 from anabranch.router.offline.repartition import repartition
-from anabranch.router.placement.in_force import read_in_force
+from anabranch.router.placement.on_disk.in_force import read_in_force
 
 from ..places import in_memory
 from .calls import Crash, Faults, Jobs, simulated

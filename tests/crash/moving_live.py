@@ -23,7 +23,7 @@ from typing import Any, Final
 import anabranch
 from anabranch.policies.errors import AnabranchError, PlacementError
 from anabranch.router.offline.repartition import repartition
-from anabranch.router.placement.repartition_progress import NAME
+from anabranch.router.placement.on_disk.repartition_progress import NAME
 
 from ..places import in_memory
 from .calls import Crash, Faults, Jobs, simulated

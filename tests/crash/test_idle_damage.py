@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters.wal.watermark import WatermarkFile
+from anabranch.adapters.wal.files.watermark import WatermarkFile
 from anabranch.policies.config.durability import Sync
 
 from ..contract.disk import eventually

@@ -10,7 +10,7 @@ from anabranch.adapters.core.engine.engine import Engine
 from anabranch.adapters.core.operations.tickets import Ticket
 from anabranch.adapters.core.state.states import DestinationState
 from anabranch.adapters.journal.backend import JournalBackend
-from anabranch.adapters.journal.indexed import indexed
+from anabranch.adapters.journal.index.states import indexed
 from anabranch.adapters.journal.writing import JournalBatch, JournalEncoder
 from anabranch.adapters.wal.ticket import Tail
 from anabranch.policies.config import JournalOptions

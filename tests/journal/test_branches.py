@@ -14,8 +14,9 @@ import pytest
 from anabranch.adapters.core.engine import engine
 from anabranch.adapters.core.messages import Message, Outgoing
 from anabranch.adapters.core.record.encoding import HEAD
-from anabranch.adapters.journal import JournalStore, transaction_rows
+from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.journal.encoding import SEND_OVERHEAD
+from anabranch.adapters.journal.index import transaction_rows
 from anabranch.adapters.system.background import CoalescedJob
 from anabranch.adapters.wal import format as w
 from anabranch.policies.errors import (

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.journal import JournalStore
-from anabranch.adapters.journal.checksums import IndexBrokenError, PageChecksums, path_of
-from anabranch.adapters.journal.index_file import create_lmdb, open_lmdb
-from anabranch.adapters.journal.row_format import KEY
+from anabranch.adapters.journal.index.checksums import IndexBrokenError, PageChecksums, path_of
+from anabranch.adapters.journal.index.file import create_lmdb, open_lmdb
+from anabranch.adapters.journal.index.row_format import KEY
 from anabranch.policies.errors import StoreFailedError
 
 from ..contract.children import reaped

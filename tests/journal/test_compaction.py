@@ -16,12 +16,13 @@ import anabranch
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.core.store_types import Subscription
-from anabranch.adapters.journal import JournalStore, compaction, index_file
-from anabranch.adapters.journal.checksums import PageChecksums
-from anabranch.adapters.journal.index_file import IndexFile
-from anabranch.adapters.wal import copies as wal_copies
+from anabranch.adapters.journal import JournalStore, compaction
+from anabranch.adapters.journal.index import file as index_file
+from anabranch.adapters.journal.index.checksums import PageChecksums
+from anabranch.adapters.journal.index.file import IndexFile
 from anabranch.adapters.wal import skimming
-from anabranch.adapters.wal.file import File
+from anabranch.adapters.wal.files import copies as wal_copies
+from anabranch.adapters.wal.files.file import File
 from anabranch.adapters.wal.format import HEADER_BYTES
 from anabranch.adapters.wal.reader import read_at
 from anabranch.policies.errors import CorruptionError, StoreFullError

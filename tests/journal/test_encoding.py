@@ -21,16 +21,7 @@ from anabranch.adapters.core.features.outbox import EntriesDone
 from anabranch.adapters.core.features.transient.changes import TransientChange
 from anabranch.adapters.core.migration.copying import Brought
 from anabranch.adapters.core.operations.branches import Branch, Commit, Forget, Prepare, Rollback, payload_of
-from anabranch.adapters.core.operations.changes import (
-    Ack,
-    AckRange,
-    Change,
-    Dropped,
-    Refused,
-    Returned,
-    Send,
-    SendMany,
-)
+from anabranch.adapters.core.operations.changes import Ack, AckRange, Change, Dropped, Refused, Returned, Send, SendMany
 from anabranch.adapters.core.operations.destination_changes import CloseGate, Declare, Remove, Subscribe, Unsubscribe
 from anabranch.adapters.core.record.encoding import encode
 from anabranch.adapters.core.state.states import Catalog, DestinationState, SubscriptionState
@@ -39,7 +30,7 @@ from anabranch.adapters.journal import snapshot
 from anabranch.adapters.journal.bodies import body_of
 from anabranch.adapters.journal.changes import WriteSnapshot
 from anabranch.adapters.journal.encoding import CODECS, DECODERS, SEND, SEND_HEAD
-from anabranch.adapters.journal.index import Index
+from anabranch.adapters.journal.index.index import Index
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal.reader import BatchReader, Record, records_of
 from anabranch.adapters.wal.segment import Segment

@@ -23,13 +23,14 @@ from anabranch.adapters.core.operations.destination_changes import Declare, Remo
 from anabranch.adapters.core.record.encoding import HEAD, REMOVAL
 from anabranch.adapters.core.state.states import Catalog
 from anabranch.adapters.core.store_types import Subscription
-from anabranch.adapters.journal import checksums, snapshot
+from anabranch.adapters.journal import snapshot
 from anabranch.adapters.journal.changes import Compacted, Copied, WriteSnapshot
 from anabranch.adapters.journal.encoding import CODECS, DECODERS, SEND, copied_in
-from anabranch.adapters.journal.index import Checkpoint
+from anabranch.adapters.journal.index import checksums
+from anabranch.adapters.journal.index.index import Checkpoint
 from anabranch.adapters.wal import format as w
-from anabranch.adapters.wal.copies import RECORDS_MAX, CopiesWriter
-from anabranch.adapters.wal.files import SegmentFiles
+from anabranch.adapters.wal.files.copies import RECORDS_MAX, CopiesWriter
+from anabranch.adapters.wal.files.segment_files import SegmentFiles
 from anabranch.adapters.wal.reader import BatchReader, Record, records_of
 from anabranch.adapters.wal.records import RecordEncoder
 from anabranch.adapters.wal.segment import Segment

@@ -13,8 +13,9 @@ import pytest
 from anabranch.adapters.core.engine.hooks import KeyedValues
 from anabranch.adapters.core.messages import Message
 from anabranch.adapters.core.store_types import Subscription
-from anabranch.adapters.journal import JournalStore, lost_messages
-from anabranch.adapters.journal.salvage import LossReport, reports, summary
+from anabranch.adapters.journal import JournalStore
+from anabranch.adapters.journal.recovery import lost_messages
+from anabranch.adapters.journal.recovery.salvage import LossReport, reports, summary
 from anabranch.policies.config import JournalOptions
 from anabranch.policies.config.durability import OnCorruption
 from anabranch.policies.errors import AnabranchError, CorruptionError

@@ -21,7 +21,7 @@ from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.journal import encoding as e
 from anabranch.adapters.wal import format as w
-from anabranch.adapters.wal.files import read_header
+from anabranch.adapters.wal.files.segment_files import read_header
 from anabranch.adapters.wal.reader import BatchReader, Record, records_of
 from anabranch.adapters.wal.records import encode_records
 from anabranch.adapters.wal.segment import Segment

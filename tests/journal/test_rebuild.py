@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from anabranch.adapters.core.messages import Message, Outgoing
 from anabranch.adapters.core.service import purging
 from anabranch.adapters.core.store_types import Change, Subscription
-from anabranch.adapters.journal import JournalStore, index, pending_before, rows, snapshot
+from anabranch.adapters.journal import JournalStore, pending_before, snapshot
+from anabranch.adapters.journal.index import index, rows
 from anabranch.adapters.journal.pending_before import PendingBefore
 from anabranch.policies.names.destination import Destination
 

@@ -17,10 +17,10 @@ from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.journal.backend import JournalBackend
 from anabranch.adapters.journal.compaction import Compactor
-from anabranch.adapters.journal.replay import UNNAMED
-from anabranch.adapters.journal.salvage import LossReport, reports, salvage, summary
+from anabranch.adapters.journal.recovery.replay import UNNAMED
+from anabranch.adapters.journal.recovery.salvage import LossReport, reports, salvage, summary
 from anabranch.adapters.wal import format as w
-from anabranch.adapters.wal.files import read_header
+from anabranch.adapters.wal.files.segment_files import read_header
 from anabranch.adapters.wal.log import Log
 from anabranch.adapters.wal.reader import BatchReader, records_of
 from anabranch.adapters.wal.reclaim import Reclaimer

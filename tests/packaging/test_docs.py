@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 import anabranch
 from anabranch.adapters.core.record import large as large
-from anabranch.adapters.journal import checksums, index
+from anabranch.adapters.journal.index import checksums, index
 from anabranch.adapters.wal import format as segments
 from anabranch.policies.config import (
     Config,
@@ -28,7 +28,7 @@ from anabranch.policies.config import (
     loads,
 )
 from anabranch.router.placement import record as placement
-from anabranch.router.placement.in_force import KEPT
+from anabranch.router.placement.on_disk.in_force import KEPT
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

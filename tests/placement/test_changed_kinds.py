@@ -21,8 +21,8 @@ from anabranch.router.cli.app import app
 from anabranch.router.migration.plan import plan_of
 from anabranch.router.migration.repartition import Repartitioning
 from anabranch.router.offline.repartition import repartition
+from anabranch.router.placement.on_disk.repartition_progress import NAME, ProgressFile
 from anabranch.router.placement.record import DestinationsTable, StoreRow
-from anabranch.router.placement.repartition_progress import NAME, ProgressFile
 
 from ..shares import Share
 from ..sql.disk import TableSets

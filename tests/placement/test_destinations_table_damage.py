@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters.wal.record_file import COPY_BYTES, FIRST, SLOT_BYTES
+from anabranch.adapters.wal.files.record_file import COPY_BYTES, FIRST, SLOT_BYTES
 from anabranch.policies.errors import CorruptionError
 from anabranch.router.placement.record import DestinationRow, DestinationsTable, StoreRow
 

@@ -20,7 +20,7 @@ from anabranch import Config, JournalOptions, StoreConfig, Sync
 from anabranch.policies.config import load
 from anabranch.policies.errors import ConfigError, PlacementError, StoreLockedError
 from anabranch.router.cli.app import app
-from anabranch.router.placement.in_force import KEPT, NAME, configuration_of, read_in_force
+from anabranch.router.placement.on_disk.in_force import KEPT, NAME, configuration_of, read_in_force
 from anabranch.router.upkeep.salvage import salvage
 
 from ..router.disk import Faults
@@ -375,7 +375,7 @@ def test_one_that_cannot_be_read_stays(monkeypatch: pytest.MonkeyPatch, caplog: 
         router.queue("jobs").send(b"1")
     before = Path("data", NAME).read_bytes()
     with monkeypatch.context() as patched:
-        patched.setattr("anabranch.router.placement.in_force.read_file", _fails)
+        patched.setattr("anabranch.router.placement.on_disk.in_force.read_file", _fails)
         with pytest.raises(ConfigError, match="cannot be opened: Input/output error"):
             anabranch.open("data")
         with anabranch.open("stores.yaml") as router:  # who has the file needs it not

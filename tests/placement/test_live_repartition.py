@@ -33,7 +33,7 @@ from anabranch.adapters.core.migration.live_copy import LiveCopy
 from anabranch.adapters.journal import JournalStore
 from anabranch.policies.config.redelivery import Redelivery
 from anabranch.router.offline.repartition import repartition
-from anabranch.router.placement.repartition_progress import NAME
+from anabranch.router.placement.on_disk.repartition_progress import NAME
 
 from ..contract.disk import PATIENCE, eventually
 from ..contract.leasing import LONG, Lasting

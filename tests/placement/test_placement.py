@@ -12,7 +12,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.journal import JournalStore
-from anabranch.adapters.wal.record_file import RecordFile
+from anabranch.adapters.wal.files.record_file import RecordFile
 from anabranch.policies.errors import CorruptionError, PlacementError, StoreLockedError
 from anabranch.policies.names.destination import Destination
 from anabranch.router.placement.record import VERSION, DestinationRow, DestinationsTable, StoreRow

@@ -20,8 +20,8 @@ from anabranch.router.migration import repartition as repartition_module
 from anabranch.router.migration.plan import plan_of
 from anabranch.router.offline.repartition import repartition
 from anabranch.router.placement import open_stores
+from anabranch.router.placement.on_disk.repartition_progress import NAME, ProgressFile
 from anabranch.router.placement.record import DestinationsTable
-from anabranch.router.placement.repartition_progress import NAME, ProgressFile
 
 from ..shares import Share
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from anabranch.policies.names.destination import NAME_BYTES_MAX, Destination, Kind
-from anabranch.router.placement.directories import directory_name
+from anabranch.router.placement.on_disk.directories import directory_name
 
 characters = st.one_of(
     st.characters(codec="utf-8", exclude_characters="\0"), st.sampled_from("aAbB.%~/\\_- \u0130\u0131\ufb01")

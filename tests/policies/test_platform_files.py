@@ -43,7 +43,7 @@ for module, names in {MISSING_ON_MACOS!r}.items():
         vars(importlib.import_module(module)).pop(name, None)
 """
 GUARDED = {
-    ("adapters/sql/lease.py", "time.CLOCK_BOOTTIME"),
+    ("adapters/sql/database/lease.py", "time.CLOCK_BOOTTIME"),
     ("adapters/system/files.py", "os.posix_fallocate"),
     ("policies/platform_files.py", "os.fdatasync"),
 }

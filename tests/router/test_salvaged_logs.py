@@ -10,7 +10,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.wal import format as w
-from anabranch.adapters.wal.files import read_header
+from anabranch.adapters.wal.files.segment_files import read_header
 from anabranch.adapters.wal.reader import BatchReader, Record, records_of
 from anabranch.adapters.wal.segment import Segment
 from anabranch.router.transactions.decision_log import DECISION, EPOCH, FORGOTTEN, XA_PREPARED, Decision, DecisionLog

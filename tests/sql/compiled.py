@@ -10,7 +10,7 @@ import sqlalchemy
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.util import LRUCache
 
-from anabranch.adapters.sql import connections
+from anabranch.adapters.sql.database import connections
 
 _COMPILED: Final[LRUCache[Any, Any]] = LRUCache(20_000)
 

@@ -14,7 +14,7 @@ from anabranch.adapters.core import Store
 from anabranch.adapters.core.backend.writers import Threaded
 from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.sql.backend import SqlBackend
-from anabranch.adapters.sql.schema import schema
+from anabranch.adapters.sql.database.schema import schema
 from anabranch.policies.config.options import SqlOptions
 
 from ..contract.disk import Disk

@@ -11,7 +11,7 @@ import sqlalchemy
 from pydantic import SecretStr
 
 from anabranch.adapters.sql import SqlStore
-from anabranch.adapters.sql.connections import database_url
+from anabranch.adapters.sql.database.connections import database_url
 from anabranch.policies.config import loads
 from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import AnabranchError, ConfigError, StoreFailedError

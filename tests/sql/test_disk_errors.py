@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters.sql import dialects
+from anabranch.adapters.sql.database import dialects
 from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import StoreFailedError
 

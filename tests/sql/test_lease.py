@@ -1,4 +1,4 @@
-"""A lease has one holder at a time, by the clock of the database (adapters/sql/lease.py, L1 to L3)."""
+"""A lease has one holder at a time, by the clock of the database (adapters/sql/database/lease.py, L1 to L3)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from sqlalchemy import event, insert, select, update
 from sqlalchemy.engine import Engine
 
-from anabranch.adapters.sql import dialects, lease
-from anabranch.adapters.sql.connections import open_single
-from anabranch.adapters.sql.lease import Lease
-from anabranch.adapters.sql.schema import Schema, schema
-from anabranch.adapters.sql.statements import Statements
+from anabranch.adapters.sql.database import dialects, lease
+from anabranch.adapters.sql.database.connections import open_single
+from anabranch.adapters.sql.database.lease import Lease
+from anabranch.adapters.sql.database.schema import Schema, schema
+from anabranch.adapters.sql.database.statements import Statements
 from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import StoreFailedError, StoreLockedError
 

@@ -1,5 +1,5 @@
 """Two nodes over one database: one at a time has the store, what the one has acknowledged the other finds, and two that
-both believe they have it cannot both write (adapters/sql/lease.py)."""
+both believe they have it cannot both write (adapters/sql/database/lease.py)."""
 
 from __future__ import annotations
 

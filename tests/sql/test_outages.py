@@ -14,8 +14,9 @@ import sqlalchemy as sa
 
 import anabranch
 from anabranch.adapters.core.messages import Outgoing
-from anabranch.adapters.sql import SqlStore, create_tables
-from anabranch.adapters.sql.schema import VERSION
+from anabranch.adapters.sql import SqlStore
+from anabranch.adapters.sql.database import create_tables
+from anabranch.adapters.sql.database.schema import VERSION
 from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import ConfigError, OutcomeUnknownError, PlacementError, StoreFailedError
 

@@ -16,8 +16,8 @@ from sqlalchemy import event, text
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, TimeoutError
 
-from anabranch.adapters.sql.connections import database_url, open_engine, scrubbed, shown_url
-from anabranch.adapters.sql.pool import KeptPool
+from anabranch.adapters.sql.database.connections import database_url, open_engine, scrubbed, shown_url
+from anabranch.adapters.sql.database.pool import KeptPool
 from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import ConfigError, MissingExtraError
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.sql import SqlStore
-from anabranch.adapters.sql.schema import TABLES, schema
-from anabranch.adapters.sql.statements import Statements, parameters
+from anabranch.adapters.sql.database.schema import TABLES, schema
+from anabranch.adapters.sql.database.statements import Statements, parameters
 from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import ConfigError
 

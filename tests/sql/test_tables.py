@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.sql import SqlStore
-from anabranch.adapters.sql.schema import VERSION
+from anabranch.adapters.sql.database.schema import VERSION
 from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import ConfigError, CorruptionError, PlacementError, StoreFailedError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.policies.config.kinds import known_kinds, load_adapter
+from anabranch.policies.config.adapters import known_kinds, load_adapter
 
 from ..contract.contract import StoreContract
 from ..contract.disk import Disk

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.wal.archive import Archive
+from anabranch.adapters.wal.files.archive import Archive
 
 
 def filled(path: Path, sizes: list[int], ages: list[float] | None = None) -> Path:

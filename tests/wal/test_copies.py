@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.wal import format as w
-from anabranch.adapters.wal.copies import RECORDS_MAX, CopiesWriter
-from anabranch.adapters.wal.files import SegmentFiles, read_header
+from anabranch.adapters.wal.files.copies import RECORDS_MAX, CopiesWriter
+from anabranch.adapters.wal.files.segment_files import SegmentFiles, read_header
 from anabranch.adapters.wal.reader import BatchReader, records_of
 from anabranch.adapters.wal.segment import Segment, SegmentTable
 from anabranch.policies.compaction import BATCH_BYTES

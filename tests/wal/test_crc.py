@@ -6,7 +6,7 @@ import os
 
 from google_crc32c import extend as crc32c
 
-from anabranch.adapters.wal.crc import nonce_for, start_of
+from anabranch.adapters.wal.recovery.crc import nonce_for, start_of
 
 
 def test_what_it_started_from_is_found() -> None:

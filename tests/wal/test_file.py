@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.system.files import allocate, zero_fill
-from anabranch.adapters.wal.file import FILL_MAX, File
+from anabranch.adapters.wal.files.file import FILL_MAX, File
 
 FLAGS = os.O_RDWR | os.O_CREAT
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.wal import SegmentFiles, create_log
-from anabranch.adapters.wal.archive import Archive
-from anabranch.adapters.wal.file import FILL_MAX
-from anabranch.adapters.wal.files import read_header
+from anabranch.adapters.wal.files.archive import Archive
+from anabranch.adapters.wal.files.file import FILL_MAX
+from anabranch.adapters.wal.files.segment_files import read_header
 from anabranch.policies.errors import CorruptionError
 
 from .logs import LOG_ID, SEGMENT_BYTES

@@ -8,8 +8,8 @@ import pytest
 
 from anabranch.adapters.wal import SegmentFiles, records, survey
 from anabranch.adapters.wal import format as w
-from anabranch.adapters.wal.files import read_header
-from anabranch.adapters.wal.mending import Mender
+from anabranch.adapters.wal.files.segment_files import read_header
+from anabranch.adapters.wal.recovery.mending import Mender
 from anabranch.policies.errors import CorruptionError
 
 from .logs import LOG_ID, SEGMENT_BYTES, created

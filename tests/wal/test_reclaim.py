@@ -21,7 +21,7 @@ from anabranch.adapters.wal import (
     survey,
     take_over,
 )
-from anabranch.adapters.wal.archive import Archive
+from anabranch.adapters.wal.files.archive import Archive
 from anabranch.adapters.wal.segment import Segment
 from anabranch.policies.errors import CorruptionError
 

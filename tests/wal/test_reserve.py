@@ -21,8 +21,8 @@ from anabranch.adapters.wal import (
     records,
     survey,
 )
+from anabranch.adapters.wal.files.reserve import BYTES_MIN, FILES, Reserve
 from anabranch.adapters.wal.records import RecordTicket
-from anabranch.adapters.wal.reserve import BYTES_MIN, FILES, Reserve
 from anabranch.adapters.wal.segment import Segment
 from anabranch.policies.errors import StoreFullError
 

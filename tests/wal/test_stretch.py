@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.wal import format as w
-from anabranch.adapters.wal.files import read_header
+from anabranch.adapters.wal.files.segment_files import read_header
 from anabranch.adapters.wal.reader import Batch, BatchReader, records_of
+from anabranch.adapters.wal.recovery.stretch import Stretch, lost_record
 from anabranch.adapters.wal.segment import Segment
-from anabranch.adapters.wal.stretch import Stretch, lost_record
 
 from .logs import created
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.adapters.system.descriptors import unsynced_files
-from anabranch.adapters.wal.file import File
+from anabranch.adapters.wal.files.file import File
 from anabranch.adapters.wal.segment import Segment
 from anabranch.adapters.wal.syncing import UNSYNCED_FILES_MAX, Syncer
 from anabranch.adapters.wal.ticket import Tail

@@ -10,7 +10,7 @@ import pytest
 
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal import log
-from anabranch.adapters.wal.watermark import NAME, PAGE_BYTES, Watermark, WatermarkFile
+from anabranch.adapters.wal.files.watermark import NAME, PAGE_BYTES, Watermark, WatermarkFile
 from anabranch.policies.errors import CorruptionError
 
 from .logs import LOG_ID, created, killed, newest, opened

@@ -20,8 +20,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from ...config import loads
+from ...config.adapters import DEFAULT_KIND
 from ...config.durability import Sync
-from ...config.kinds import DEFAULT_KIND
 from ...config.options import JournalOptions
 from ...config.writing import document
 from ...errors import ConfigError

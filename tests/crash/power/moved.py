@@ -18,7 +18,7 @@ import anabranch
 from anabranch.adapters.core.migration import copying
 from anabranch.policies.errors import PlacementError
 from anabranch.router.offline.repartition import repartition
-from anabranch.router.placement.repartition_progress import NAME
+from anabranch.router.placement.on_disk.repartition_progress import NAME
 
 from ..ledger import Marks, body_of, contents, identity_of, violations
 from .waiting import FAR, HOUR, Clock, states_of

@@ -1,0 +1,1 @@
+"""The database of SQL stores: connections, tables, statements, and what differs between databases."""
