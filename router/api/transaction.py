@@ -261,7 +261,8 @@ class Transaction:
             self._operations.claim(Release(message, delivered, delay, reason))
 
     def _require_one_more(self, message: Message[Any]) -> None:
-        self._require_active()
+        if self._global.state is not ACTIVE or self._global.told is not None:
+            self._require_active()
         self._operations.require_room(1)
         self._registry.require_own(message)
 
@@ -324,13 +325,12 @@ class Transaction:
                 raise
 
     def _require_active(self) -> None:
-        if self._global.state is ACTIVE and self._global.told is None:
-            return
         state = self.state
-        what, step = _STEPS.get(state, (f"is {state}", "begin another"))
-        if state == "timed out":
-            what = f"timed out after {self._table.options.timeout:g} s and rolled back"
-        raise TransactionError(f"this transaction {what}; {step}")
+        if state != "open":
+            what, step = _STEPS.get(state, (f"is {state}", "begin another"))
+            if state == "timed out":
+                what = f"timed out after {self._table.options.timeout:g} s and rolled back"
+            raise TransactionError(f"this transaction {what}; {step}")
 
     def commit(self) -> list[Receipt]:
         """Make the transaction durable, then visible. Returns a receipt for each send, in order; its `seq` is 0 where

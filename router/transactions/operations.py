@@ -122,8 +122,8 @@ class Operations:
     def claim(self, one: Ack | Release) -> None:
         """Claim the message of an operation, and add it. Raises UnknownMessageError, and TransactionError if its store
         was reopened since another message of it was acked."""
-        message = one.message
-        if isinstance(one, Ack):
+        message, store = one.message, one.message._store
+        if isinstance(one, Ack) and self._acked.get(store.store_id, message)._store is not store:
             self._require_same(message)
         try:
             message._store.claim(message)
@@ -137,9 +137,6 @@ class Operations:
 
     def _require_same(self, message: Message[Any]) -> None:
         store = message._store
-        before = self._acked.get(store.store_id)
-        if before is None or before._store is store:
-            return
         for other in self.acked:
             if other._store.store_id == store.store_id and other._store is not store:
                 raise TransactionError(
