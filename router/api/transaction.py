@@ -120,9 +120,10 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None and self.state in ("open", "voted", "timed out"):
+            state = self._global.shown  # as `state`, less a call
+            if kind is None and state in ("open", "voted", "timed out"):
                 self.commit()  # which says so if its time was over
-            elif kind is not None and self.state in ("open", "voted"):
+            elif kind is not None and state in ("open", "voted"):
                 with suppress(TransactionError):  # its time was over just now: the block's own error says more
                     self._fail(error)
         except KeyboardInterrupt:
@@ -215,8 +216,8 @@ class Transaction:
             if self._global.state is not ACTIVE or self._global.told is not None:
                 self._require_active()
             sends = []
-            for one in destinations:  # no comprehension, which is a call
-                sends.append(Send(self._registry.store_to_be(one), one, message))  # noqa: PERF401
+            for one in destinations:  # no comprehension, which is a call, as is Send's own making
+                sends.append(tuple.__new__(Send, (self._registry.store_to_be(one), one, message)))  # noqa: PERF401
             self._operations.send(sends)
 
     def put(self, map: Map[V] | Address, key: str, value: V, *, ttl: float | None = None) -> None:
@@ -240,7 +241,7 @@ class Transaction:
             raise TypeError(f"a message that was received can be acked, not {type(message).__name__}: {message!r}")
         with self._lock:
             self._require_one_more(message)
-            self._operations.claim(Ack(message))
+            self._operations.claim(tuple.__new__(Ack, (message,)))  # as its own, less a call
 
     def release(
         self, message: Message[Any], delivered: bool = True, delay: float | None = None, reason: Reason | None = None
@@ -260,7 +261,8 @@ class Transaction:
             self._operations.claim(Release(message, delivered, delay, reason))
 
     def _require_one_more(self, message: Message[Any]) -> None:
-        self._require_active()
+        if self._global.state is not ACTIVE or self._global.told is not None:
+            self._require_active()
         self._operations.require_room(1)
         self._registry.require_own(message)
 

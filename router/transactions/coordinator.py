@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from ...adapters.core import Store
 from ...adapters.core.store_types import TRANSACTION_BYTES
@@ -214,14 +215,7 @@ class Coordinator:
     def _prepare_all(self, transaction: GlobalTransaction) -> None:
         """Prepare in all its stores, of which there may be none."""
         participants = sorted(transaction.participants.values(), key=_by_store_name)
-        try:
-            self._require_open()
-            for participant in participants:
-                if participant.store is not None and participant.store.shared and not participant.volatile:
-                    raise _shared(participant.store, transaction)
-            transaction.id = self._new_id()
-        except Exception as error:
-            raise self._rolled_back(transaction, error)  # noqa: B904  it says itself what caused it
+        self._or_roll_back(transaction, self._take_id, transaction, participants)
         transaction.remembering = [p.store_id for p in participants if not p.volatile]
         self.table.add(transaction)
         self._prepare(transaction, participants)
@@ -261,9 +255,14 @@ class Coordinator:
             raise ClosedError("the router is closed; open it with anabranch.open(...)")
         self._registry.require_open()
 
-    def _new_id(self) -> bytes:
+    def _take_id(self, transaction: GlobalTransaction, participants: Sequence[Participant]) -> None:
+        """Give a transaction its id, if all these stores can prepare it."""
+        self._require_open()
+        for participant in participants:
+            if participant.store is not None and participant.store.shared and not participant.volatile:
+                raise _shared(participant.store, transaction)
         try:
-            return self.log.new_transaction()
+            transaction.id = self.log.new_transaction()
         except OutcomeUnknownError:
             raise
         except StoreFailedError:
@@ -272,21 +271,23 @@ class Coordinator:
 
     def _prepare(self, transaction: GlobalTransaction, participants: Sequence[Participant]) -> None:
         """Prepare in these stores. If that fails anywhere all is rolled back."""
-        try:
-            prepare_all(participants, self._registry, transaction.id, transaction.remembering, self._sync)
-        except Exception as error:
-            raise self._rolled_back(transaction, error)  # noqa: B904
+        self._or_roll_back(
+            transaction,
+            prepare_all, participants, self._registry, transaction.id, transaction.remembering, self._sync,
+        )  # fmt: skip
         transaction.move(PREPARED)
 
-    def _rolled_back(self, transaction: GlobalTransaction, error: Exception) -> Exception:
-        """Roll back after an error before anything is decided; return what to raise. A write of unknown outcome, in one
-        store or in the decision log, is a StoreFailedError then: the outcome of the transaction is known."""
-        self.roll_back(transaction)
-        if not isinstance(error, OutcomeUnknownError):
-            return error
-        known = StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}")
-        known.__cause__ = error
-        return known
+    def _or_roll_back(self, transaction: GlobalTransaction, step: Callable[..., None], *arguments: Any) -> None:
+        """Do a step before anything is decided, with these arguments, and roll back after an error. A write of unknown
+        outcome, in one store or in the decision log, is a StoreFailedError then: the transaction's outcome is known."""
+        try:
+            step(*arguments)
+        except OutcomeUnknownError as error:
+            self.roll_back(transaction)
+            raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error
+        except Exception:
+            self.roll_back(transaction)
+            raise
 
     def _commit_prepared(self, transaction: GlobalTransaction) -> None:
         """Commit a transaction that has voted, the second phase. If the router was closed since, or the decision log
@@ -295,14 +296,14 @@ class Coordinator:
             transaction.decide(True)
             transaction.move(DONE)
             return
-        try:
-            self._require_open()
-            self.log.require_usable()
-            if not self.table.has(transaction):
-                raise TransactionError("this transaction was rolled back when the router was closed; begin another")
-        except Exception as error:
-            raise self._rolled_back(transaction, error)  # noqa: B904
+        self._or_roll_back(transaction, self._require_voted, transaction)
         self._decide(transaction)
+
+    def _require_voted(self, transaction: GlobalTransaction) -> None:
+        self._require_open()
+        self.log.require_usable()
+        if not self.table.has(transaction):
+            raise TransactionError("this transaction was rolled back when the router was closed; begin another")
 
     def _decide(self, transaction: GlobalTransaction) -> None:
         self._hand_over(transaction, Decision(transaction.id, True, list(transaction.remembering)))

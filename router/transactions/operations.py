@@ -75,20 +75,19 @@ class Places(Protocol):
 class Operations:
     """The operations of one transaction. Threads: the one that has its lock."""
 
+    _ended_with = 0
+    """The number of operations at the end, when they are dropped."""
+    _sent: Sequence[tuple[Participant, int]] = ()
+    """For each send its participant, and its place among that one's sends, from `participants` to the end."""
+
     def __init__(self, options: TransactionOptions, limited: bool) -> None:
         """Begin without any. `limited`: by max_operations and max_bytes."""
         self._options, self._limited = options, limited
         self._all: list[Send | Ack | Release | ChangeSubscription] = []
-        self._ended_with = 0
-        """The number of operations at the end, when they are dropped."""
         self.bytes = 0
         """The bytes of all bodies that are sent."""
         self._acked: dict[bytes, Message[Any]] = {}
         """The message that was acked last, by its store's id; perhaps undone since."""
-        self._sent: list[tuple[Participant, int]] = []
-        """For each send its participant, and its place among that one's sends. Filled by `participants`."""
-        self._only: Participant | None = None
-        """The participant, if it is the only one."""
 
     def __len__(self) -> int:
         return len(self._all) or self._ended_with
@@ -110,7 +109,7 @@ class Operations:
         """Add sends of bodies that are bytes, or kept. Raises TransactionError at a limit."""
         size = 0
         for one in sends:
-            size += len(cast("bytes | LargeBody", one.message.body))
+            size += len(one.message.body)  # type: ignore[arg-type]  # as its kind of body has it
         if self._limited:
             self.require_room(len(sends), size)
         self._all.extend(sends)
@@ -123,8 +122,8 @@ class Operations:
     def claim(self, one: Ack | Release) -> None:
         """Claim the message of an operation, and add it. Raises UnknownMessageError, and TransactionError if its store
         was reopened since another message of it was acked."""
-        message = one.message
-        if isinstance(one, Ack):
+        message, store = one.message, one.message._store
+        if isinstance(one, Ack) and self._acked.get(store.store_id, message)._store is not store:
             self._require_same(message)
         try:
             message._store.claim(message)
@@ -138,9 +137,6 @@ class Operations:
 
     def _require_same(self, message: Message[Any]) -> None:
         store = message._store
-        before = self._acked.get(store.store_id)
-        if before is None or before._store is store:
-            return
         for other in self.acked:
             if other._store.store_id == store.store_id and other._store is not store:
                 raise TransactionError(
@@ -166,41 +162,47 @@ class Operations:
         """Return the participants, by their store's id, each with its part of the operations. With `places` each
         operation is brought to the store that its destination is in now; raises what that raises."""
         found: dict[bytes, Participant] = {}
-        self._sent = []
+        participant: Participant | None = None
+        sent: list[tuple[Participant, int]] = []
         for one in self._all:
             if isinstance(one, Send):
-                store = one.store if places is None else places.store_to_be(one.destination)
-                participant = _participant(found, store, one.destination)
-                self._sent.append((participant, len(participant.sends)))
-                participant.sends.append((one.destination, one.message))
-            elif isinstance(one, Ack):
-                message = one.message
+                store, destination, message = one
                 if places is not None:
-                    places.gates.wait(message.destination)  # its lease says so a little later
-                    follow(message)
-                _participant(found, cast(Store, message._store), message.destination).acks.append(message)
+                    store = places.store_to_be(destination)
+                if participant is None or participant.store is not store:
+                    participant = _participant(found, store, destination)
+                sent.append((participant, len(participant.sends)))
+                participant.sends.append((destination, message))
+            elif isinstance(one, Ack):
+                acked = one.message
+                if places is not None:
+                    places.gates.wait(acked.destination)  # its lease says so a little later
+                    follow(acked)
+                if participant is None or participant.store is not acked._store:
+                    participant = _participant(found, cast(Store, acked._store), acked.destination)
+                participant.acks.append(acked)
             elif isinstance(one, ChangeSubscription):
                 topic = one.change.subscription.topic
                 store = one.store if places is None else places.store_for(topic)
-                _participant(found, store, topic).changes.append(one.change)
-        self._only = next(iter(found.values())) if len(found) == 1 else None
+                participant = _participant(found, store, topic)
+                participant.changes.append(one.change)
+        self._sent = sent
         return found
 
     def receipts(self) -> list[Receipt]:
         """Return a receipt for each send, in order, once the participants have committed. Its seq is 0 where a store
         carries it out later."""
-        if self._only is not None and self._only.receipts:
-            return list(self._only.receipts)
-        return [
-            given[place] if (given := participant.receipts) else Receipt(participant.sends[place][0], 0)
-            for participant, place in self._sent
-        ]
+        receipts = []
+        for participant, place in self._sent:  # no comprehension, which is a call
+            given = participant.receipts
+            receipts.append(given[place] if given else Receipt(participant.sends[place][0], 0))
+        return receipts
 
     def end(self) -> None:
         """Free the messages that are given back, and drop all operations. May be done again."""
-        self._ended_with = max(self._ended_with, len(self._all))
+        self._ended_with = self._ended_with or len(self._all)
         self._acked.clear()
-        self._sent.clear()
+        self._sent = ()
         while self._all:
             last = self._all[-1]
             if isinstance(last, Release):

@@ -102,7 +102,7 @@ class MemoryTable(Table):
         """Return whether a chunk takes no more messages. One that does is kept when it is empty, unless there are many
         such."""
         return bool(
-            chunk.sealed or chunk.addresses or (self._priorities and len(chunk.lane.messages.lanes) > LANES_KEPT)
+            chunk.sealed or chunk.addresses or (self._priorities and len(chunk.lane.state.own.lanes) > LANES_KEPT)
         )
 
     def put(self, sends: Sequence[Send]) -> None:
@@ -219,7 +219,7 @@ class MemoryTable(Table):
         else:
             self._memory.kept[chunk] = None
         lane.chunks.append(chunk)
-        lane.messages.keep(lane)
+        lane.state.own.keep(lane)
         self._memory.count(chunk)
         self._count_sends(sends)
         self._memory.unfinished = None
@@ -357,7 +357,7 @@ class MemoryTable(Table):
     def _drop(self, chunk: Chunk) -> None:
         """Drop a chunk in which nothing lives. Idempotent, but for what is counted."""
         chunk.waits = {}
-        chunk.lane.messages.drop(chunk)
+        chunk.lane.state.own.drop(chunk)
         self.expiring.pop(chunk, None)
         self._memory.forget(chunk)
 

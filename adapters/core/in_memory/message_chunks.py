@@ -15,13 +15,11 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from ..state.states import DestinationState
 from .packed_numbers import Packed, bytes_of, packed_ascending
 from .swap_files import Address
-
-if TYPE_CHECKING:
-    from .messages import DestinationMessages
 
 MESSAGES_MAX: Final = 1024
 """Messages of one chunk."""
@@ -52,10 +50,10 @@ def memory_of(size: int) -> int:
 class Lane:
     """The messages of one destination and order."""
 
-    __slots__ = ("chunks", "messages", "order")
+    __slots__ = ("chunks", "order", "state")
 
-    def __init__(self, messages: DestinationMessages, order: int) -> None:
-        self.messages = messages
+    def __init__(self, state: DestinationState, order: int) -> None:
+        self.state = state
         self.order = order
         self.chunks: list[Chunk] = []
 

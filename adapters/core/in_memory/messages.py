@@ -54,7 +54,7 @@ class DestinationMessages:
         lane = self.lanes.get(order)
         if lane is None:
             self.orders.add(order)  # first: an order that has no lane does no harm
-            lane = self.lanes[order] = Lane(self, order)
+            lane = self.lanes[order] = Lane(self.state, order)
         return lane
 
     def keep(self, lane: Lane) -> None:
@@ -132,7 +132,7 @@ class DestinationMessages:
         return [(name, place) for name, place in found if place is not None]
 
     def rows(self, subscriber: SubscriptionState | None, order: int | None, after: int, limit: int) -> list[Place]:
-        """Return messages, as of Rows (adapters/core/state/delivery.py)."""
+        """Return messages, as of Rows (adapters/core/state/rows.py)."""
         if order is not None:
             also = bool(order & ALSO_WAITING)
             lane = self.lanes.get(order & ~ALSO_WAITING)

@@ -225,7 +225,7 @@ class MemoryRows:
                 continue
             for index in indexes(chunk.live):
                 if since < chunk.expires_at(index) <= now:
-                    yield chunk.lane.messages.state, place_of((chunk, index), 0)
+                    yield chunk.lane.state, place_of((chunk, index), 0)
             later = (chunk.expires_at(index) for index in indexes(chunk.live))
             chunk.soonest = min((at for at in later if at > now), default=0)
         table.soonest = min((chunk.soonest for chunk in table.expiring if chunk.soonest), default=0)
@@ -243,7 +243,7 @@ class MemoryRows:
 
     def due(self, now: int, limit: int) -> list[tuple[DestinationState, int, Place]]:
         return [
-            (chunk.lane.messages.state, number, place_of((chunk, index), number))
+            (chunk.lane.state, number, place_of((chunk, index), number))
             for chunk, index, number in self._table.dues.until(now, limit)
         ]
 

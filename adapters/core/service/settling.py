@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from ....policies.errors import (
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TOKEN: Final = re.compile(r"([0-9a-f]{32})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})")
+
+_size = attrgetter("size")
 
 ENDS_KEPT: Final = 10_000
 """Tokens of which it is remembered how they were settled."""
@@ -68,10 +71,12 @@ class Settling:
     ) -> list[Any]:
         """Ack what is held so, behind other changes; all or none of it. Returns what comes of those. Raises, and then
         nothing took effect and the messages are held as before; not so after OutcomeUnknownError."""
-        changes: list[Change] = []
+        leases: Sequence[Lease] = ()
+        changes: Sequence[Change] = ()
         try:
-            leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
-            changes = acks_of(leases) if not first else [*first, *acks_of(leases)]
+            if messages:
+                leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
+            changes = [*first, *acks_of(leases)] if leases else first
             if not changes:
                 return []
             ticket = _ticket(changes, not first, sync, reservation, hold)
@@ -392,7 +397,7 @@ def _ticket(changes: Sequence[Change], acks_alone: bool, sync: bool, reservation
     """Return a ticket of these changes, with the room that changes other than acks need."""
     if acks_alone and hold == LEASED:
         return Ticket(changes, len(changes) * Ack.size, sync)
-    ticket = Ticket(changes, sum([change.size for change in changes]), sync)
+    ticket = Ticket(changes, sum(map(_size, changes)), sync)
     ticket.held, ticket.transaction = reservation, True
     return ticket
 

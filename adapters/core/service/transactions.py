@@ -15,7 +15,7 @@ from ...system.background import shared
 from .. import store_types
 from ..backend.writers import Writer
 from ..engine.engine import Engine
-from ..engine.hooks import Transient
+from ..engine.hooks import Quotas, Transient
 from ..messages import DROPPED, Message, Outgoing, Receipt
 from ..operations.branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
 from ..operations.changes import Change, Dropped, Send, acks_of, give_back_room, returned_of, sent
@@ -103,10 +103,9 @@ class Transactions:
         self, sends: Sequence[tuple[Destination, Outgoing]], outcomes: Sequence[Any], grant: Grant | None
     ) -> list[Receipt]:
         """Return the receipts of sends, which come before acks among the outcomes."""
-        made = [
-            tuple.__new__(Receipt, (destination, *done))  # as its own, less a call
-            for (destination, _), done in zip(sends, outcomes, strict=False)
-        ]
+        made = []
+        for (destination, _), done in zip(sends, outcomes):  # noqa: B905  no comprehension, which is a call
+            made.append(tuple.__new__(Receipt, (destination, *done)))  # as its own, less a call
         self._engine.sends += len(made)
         if grant is not None and grant.dropped:
             self._tell_dropped(sends, grant)
@@ -125,14 +124,15 @@ class Transactions:
     ) -> tuple[list[Change], Grant | None]:
         """Return the changes that come before the acks, and the room that they need."""
         self._engine.ensure_usable()
-        first: list[Change] = [self._sending.change(change) for change in changes]
-        sending: list[Change] = list(self._sending.sends(sends))
-        grant = self._reserve(sending, sends, acks, None, wait)
+        first: list[Change] = list(map(self._sending.change, changes))
+        sending = self._sending.sends(sends)
+        quotas = self._engine.quotas
+        grant = None if quotas is None else self._reserve(quotas, sending, sends, acks, None, wait)
         if grant is not None:
             for at in grant.dropped:
                 sending[at] = Dropped()
             sending += acks_of(grant.evicted)
-        return [*first, *sending], grant
+        return first + sending, grant
 
     def reserve(
         self,
@@ -143,12 +143,14 @@ class Transactions:
     ) -> Grant | None:
         """Reserve room for a transaction, as Store.reserve."""
         self._engine.ensure_usable()
-        if self._engine.quotas is None:
+        quotas = self._engine.quotas
+        if quotas is None:
             return None
-        return self._reserve(self._sending.sends(sends, self._sending.staging), sends, acks, since, wait)
+        return self._reserve(quotas, self._sending.sends(sends, self._sending.staging), sends, acks, since, wait)
 
     def _reserve(
         self,
+        quotas: Quotas,
         sending: Sequence[Change],
         sends: Sequence[tuple[Destination, Outgoing]],
         acks: Sequence[Message],
@@ -156,8 +158,7 @@ class Transactions:
         wait: bool,
     ) -> Grant | None:
         """Reserve room for what the store holds more once these are sent and those acked."""
-        quotas = self._engine.quotas
-        if quotas is None or not sending:
+        if not sending:
             return None
         freed = self._freed(acks) if acks else []
         bodies = [body_size(message.body) for _, message in sends] if freed else ()

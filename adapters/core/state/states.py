@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....policies.names.destination import Destination, Kind
 from ..store_types import Subscription, SubscriptionKey
 from .leases import Feed
-
-if TYPE_CHECKING:
-    from .limits import Room
 
 
 class SubscriptionState:
@@ -99,8 +96,8 @@ class DestinationState:
         """Replaced, not changed, so that other threads may walk it."""
         self.own: Any = None
         """The backend's."""
-        self.room: Room | None = None
-        """Its limit, once one is sent to it that has one (reserving.py)."""
+        self.room: Any = None
+        """The quotas': its limit, once one is sent to it that has one (rooms.py)."""
         self.volatile: DestinationState | None = None
         """The mirror for transient messages; None before the first (transient/messages.py)."""
 

@@ -133,7 +133,7 @@ class Rooms:
         """Return the rooms of a destination, the narrowest first."""
         rooms: list[Room] = []
         if self._has_patterns:
-            room = state.room or self._room_of(state)
+            room: Room | None = state.room or self._room_of(state)
             if room is not None:
                 rooms.append(room)
         if volatile and self._of_nonpersistent is not None:
@@ -156,12 +156,12 @@ class Rooms:
             size = state.bytes + (self.engine.bodies.size_of(state) if self.engine.bodies is not None else 0)
             return state.total, size + (mirror.bytes if mirror is not None else 0)
 
-        state.room = Room(
+        state.room = room = Room(
             f"{state.destination} in store {self.engine.name!r}", limit.max_messages, limit.max_bytes, held,
             when_full=settings.when_full if limit.when_full is None else limit.when_full,
             timeout=settings.block_timeout if limit.block_timeout is None else limit.block_timeout, state=state,
         )  # fmt: skip
-        return state.room
+        return room
 
     def _disks(self) -> list[Room]:
         settings = self.engine.backend.settings
