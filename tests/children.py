@@ -8,11 +8,13 @@ import os
 import runpy
 import sys
 import tempfile
+from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Final
 
-_CONTEXT: Final = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["anabranch", "anabranch.adapters.sql", "tests.crash.power.workloads"])
+CONTEXT: Final[ForkServerContext] = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["pytest", "anabranch", "anabranch.adapters.sql", "tests.crash.power.workloads"])
 
 
 def run_module(
@@ -20,8 +22,21 @@ def run_module(
 ) -> tuple[int | None, str]:
     """Run `python -m module`. Return its exit code, None where it did not end in so many seconds and was killed, and
     what it printed."""
+    return _told(_run_module, (module, arguments), seconds, environment or {})
+
+
+def run_program(
+    source: str, *arguments: str, seconds: float | None = None, environment: dict[str, str] | None = None
+) -> tuple[int | None, str]:
+    """Run `python -c source`, as run_module."""
+    return _told(_run_program, (source, arguments), seconds, environment or {})
+
+
+def _told(
+    run: Callable[..., None], what: tuple[object, ...], seconds: float | None, environment: dict[str, str]
+) -> tuple[int | None, str]:
     with tempfile.NamedTemporaryFile("r", prefix="anabranch-told-") as told:
-        process = _CONTEXT.Process(target=_run, args=(module, arguments, told.name, environment or {}))
+        process = CONTEXT.Process(target=_run, args=(run, what, told.name, environment))
         process.start()
         process.join(seconds)
         code = process.exitcode
@@ -32,10 +47,19 @@ def run_module(
         return code, told.read()
 
 
-def _run(module: str, arguments: tuple[str, ...], told: str, environment: dict[str, str]) -> None:
+def _run(run: Callable[..., None], what: tuple[object, ...], told: str, environment: dict[str, str]) -> None:
     with Path(told).open("w") as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
     os.environ |= environment
+    run(*what)
+
+
+def _run_module(module: str, arguments: tuple[str, ...]) -> None:
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _run_program(source: str, arguments: tuple[str, ...]) -> None:
+    sys.argv[:] = ["-c", *arguments]
+    exec(compile(source, "<program>", "exec"), {"__name__": "__main__"})

@@ -11,7 +11,7 @@ from anabranch.adapters.core.messages import Message
 from anabranch.adapters.core.store_types import Change, Prepared
 from anabranch.policies.errors import StoreFullError, TransactionError, UnknownMessageError, UnknownSubscriptionError
 
-from .disk import A, B, Disk, T, assert_whole, bodies, drain, take
+from .disk import A, B, Disk, T, assert_whole, bodies, drain, drain_at_once, take
 from .preparing import OTHER, Sends, to, transaction
 from .topics import BOOK, DESK, U, offline, subscribed, take_for
 
@@ -283,7 +283,7 @@ class ChangingContract:
         ]
         for place in ("crashed", "closed", "crashed", "closed"):
             store.send_many(B, [b"x" * 1000] * 150)
-            assert len(drain(store, B)) == 150
+            assert len(drain_at_once(store, B)) == 150
             store.reclaim()
             store = disk.later(store, place)
             assert [prepared.transaction for prepared in store.recover_prepared()] == names
@@ -292,7 +292,7 @@ class ChangingContract:
         for name in names:
             store.commit_prepared(name).wait()
         store.send_many(B, [b"x" * 1000] * 150)
-        drain(store, B)
+        drain_at_once(store, B)
         store.reclaim()
         store = disk.later(store)
         assert set(store.subscriptions()) == {DESK, DESK._replace(topic=U, selector="s")}

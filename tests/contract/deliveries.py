@@ -8,7 +8,7 @@ from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import DELIVERY_LIMIT, Outgoing
 from anabranch.adapters.core.store_types import Subscription
 
-from .disk import A, B, Disk, T, assert_whole, bodies, drain, survives, take
+from .disk import A, B, Disk, T, assert_whole, bodies, drain, drain_at_once, survives, take
 from .expiring import messages_of, undelivered
 from .preparing import claim, prepare
 
@@ -101,7 +101,7 @@ class DeliveriesContract:
         for generation in range(1, 6):
             store.release([take(store) for _ in range(2)])
             store.send_many(B, [b"x" * 1000] * 150)
-            drain(store, B)
+            drain_at_once(store, B)
             store.reclaim()
             store = disk.later(store, "closed" if generation % 2 else "crashed")
             assert counts(store) == [generation, generation, 0]

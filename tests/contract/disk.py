@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -34,6 +36,30 @@ def survives(test: Test) -> Test:
     """It asks for nothing but what survives the process, so it is not for volatile stores (volatile.py is)."""
     test.survives = True  # type: ignore[attr-defined]
     return test
+
+
+def in_one_store(names: str, values: Iterable[Any]) -> Callable[[Test], Test]:
+    """Call the test once with each of these, as `parametrize` would, all with the same store: for what a store refuses
+    and is as before, and for what goes to destinations of its own. To open a store costs more than such a test."""
+    given = [name.strip() for name in names.split(",")]
+
+    def decorate(test: Test) -> Test:
+        @functools.wraps(test)
+        def call(*arguments: Any, **fixtures: Any) -> None:
+            for value in values:
+                named = dict(zip(given, value if len(given) > 1 else [value], strict=True))
+                try:
+                    test(*arguments, **fixtures, **named)
+                except BaseException as error:
+                    error.add_note(f"with {named}")
+                    raise
+
+        signature = inspect.signature(test)
+        left = [parameter for name, parameter in signature.parameters.items() if name not in given]
+        call.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+        return call  # type: ignore[return-value]
+
+    return decorate
 
 
 class Disk(ABC):
@@ -117,6 +143,13 @@ def drain(store: Store, destination: Destination = A, subscription: Subscription
         found.append(message.body)
         message.ack()
     return found
+
+
+def drain_at_once(store: Store, destination: Destination = A) -> list[bytes]:
+    """Receive until nothing is left, and ack all in one call."""
+    messages = list(iter(lambda: store.receive(destination, 0), None))
+    store.ack(messages)
+    return [message.body for message in messages]
 
 
 def eventually(condition: Callable[[], object], otherwise: Callable[[], object] = lambda: "nothing is said") -> None:

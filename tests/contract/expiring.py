@@ -13,7 +13,7 @@ from anabranch.adapters.core.messages import EXPIRED, EXPIRES_MAX_MS, Message, O
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.errors import ClockError, StoreFullError, UnknownMessageError
 
-from .disk import A, B, Disk, Parallel, T, assert_whole, bodies, drain, take
+from .disk import A, B, Disk, Parallel, T, assert_whole, bodies, drain, in_one_store, take
 from .preparing import claim, prepare, to
 
 HOUR = 3_600_000
@@ -98,7 +98,7 @@ class ExpiringContract:
         assert bodies(store) == [b"after"]
         assert_whole(store)
 
-    @pytest.mark.parametrize("at", [-1, EXPIRES_MAX_MS + 1, 2**64])
+    @in_one_store("at", [-1, EXPIRES_MAX_MS + 1, 2**64])
     def test_what_is_no_time_is_refused(self, store: Store, at: int) -> None:
         with pytest.raises(ValueError, match="expires_at_ms"):
             store.send(A, b"x", expires_at_ms=at)
@@ -106,7 +106,7 @@ class ExpiringContract:
             store.commit([(A, Outgoing(b"x", expires_at_ms=at))], [])
         assert bodies(store) == []
 
-    @pytest.mark.parametrize("at", ["5", None, 5.0, True])
+    @in_one_store("at", ["5", None, 5.0, True])
     def test_what_is_no_number_of_ms_is_refused(self, store: Store, at: Any) -> None:
         for send in (
             lambda: store.send(A, b"x", expires_at_ms=at),

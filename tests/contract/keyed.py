@@ -14,7 +14,7 @@ from anabranch.adapters.core.record.keys import KEY_BYTES_MAX, put_of, removal_o
 from anabranch.policies.errors import ClosedError, DestinationError, MessageTooLargeError, StoreFullError
 from anabranch.policies.names.destination import Destination
 
-from .disk import A, Disk, Parallel, assert_whole, bodies, eventually, take
+from .disk import A, Disk, Parallel, assert_whole, bodies, eventually, in_one_store, take
 from .expiring import HOUR, Clock, undelivered
 from .preparing import prepare
 
@@ -288,7 +288,7 @@ class KeyedContract:
                     call()
             assert len(contents(store)) == 2
 
-    @pytest.mark.parametrize("key", ["", "k" * (KEY_BYTES_MAX + 1), "\ud800"])
+    @in_one_store("key", ["", "k" * (KEY_BYTES_MAX + 1), "\ud800"])
     def test_what_is_no_key_is_refused(self, store: Store, key: str) -> None:
         for call in (
             lambda: store.maps.get(M, key),
@@ -300,7 +300,7 @@ class KeyedContract:
                 call()
         assert contents(store) == {}
 
-    @pytest.mark.parametrize("key", [b"a", None, 1])
+    @in_one_store("key", [b"a", None, 1])
     def test_what_is_no_text_is_no_key(self, store: Store, key: Any) -> None:
         with pytest.raises(TypeError, match="a key of a map is a str"):
             store.maps.put(M, key, b"")

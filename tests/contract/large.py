@@ -26,7 +26,7 @@ from anabranch.policies.errors import (
 )
 from anabranch.policies.names.destination import Destination
 
-from .disk import A, B, Disk, T, assert_whole, survives, take
+from .disk import A, B, Disk, T, assert_whole, in_one_store, survives, take
 from .features import bodies_of
 from .preparing import prepare, transaction
 
@@ -133,8 +133,8 @@ class LargeContract:
         thread.join()
         assert contents(large) == [sent]
 
-    @pytest.mark.parametrize(
-        ("given", "error", "says"),
+    @in_one_store(
+        "given, error, says",
         [
             (_Breaking(1500), OSError, "the disk has failed"),
             (_Breaking(10), OSError, "the disk has failed"),

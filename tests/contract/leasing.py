@@ -18,7 +18,7 @@ from anabranch.adapters.core.state.leases import CLAIMED
 from anabranch.adapters.core.store_types import Settlement, Subscription
 from anabranch.policies.errors import AnabranchError, StoreFullError, UnknownMessageError
 
-from .disk import PATIENCE, A, B, Disk, T, assert_whole, bodies, drain, eventually, take
+from .disk import PATIENCE, A, B, Disk, T, assert_whole, bodies, drain, eventually, in_one_store, take
 from .expiring import undelivered
 from .preparing import claim
 
@@ -284,7 +284,7 @@ class LeasingContract:
         with pytest.raises(AnabranchError):
             message.ack()
 
-    @pytest.mark.parametrize("seconds", [0, -1, 0.0, math.inf, -math.inf, math.nan])
+    @in_one_store("seconds", [0, -1, 0.0, math.inf, -math.inf, math.nan])
     def test_what_is_no_time(self, store: Store, seconds: float) -> None:
         store.send(A, b"1")
         for call in (
@@ -294,8 +294,9 @@ class LeasingContract:
             with pytest.raises(ValueError, match="is a number of seconds above 0, not"):
                 call()
         assert store.counts(A).leased == 1  # that which was to be extended
+        assert store.delete(A) == 1
 
-    @pytest.mark.parametrize("seconds", [True, "1", b"1", [1]])
+    @in_one_store("seconds", [True, "1", b"1", [1]])
     def test_what_is_no_number(self, store: Store, seconds: Any) -> None:
         store.send(A, b"1")
         for call in (

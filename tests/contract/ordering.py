@@ -10,7 +10,21 @@ from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import DEFAULT_PRIORITY, Outgoing
 from anabranch.adapters.core.store_types import Subscription
 
-from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, survives, take
+from .disk import (
+    PATIENCE,
+    A,
+    B,
+    Disk,
+    Parallel,
+    T,
+    assert_whole,
+    bodies,
+    drain,
+    drain_at_once,
+    in_one_store,
+    survives,
+    take,
+)
 from .preparing import claim, prepare, to
 
 MIXED = (4, 0, 65_535, 9, 4, 256, 9, 5, 0, 255, 65_535, 10, 256, 1)
@@ -51,11 +65,11 @@ class OrderingContract:
         assert [message.body for message in received] == [b"2", b"3", b"1"]
         assert [message.headers for message in received] == [group, {}, group]
 
-    @pytest.mark.parametrize("priority", [-1, 65_536, 2**31, 2**64])
+    @in_one_store("priority", [-1, 65_536, 2**31, 2**64])
     def test_what_is_no_priority_is_refused(self, store: Store, priority: int) -> None:
         self.refused(store, priority, ValueError)
 
-    @pytest.mark.parametrize("priority", ["4", None, 4.0, True])
+    @in_one_store("priority", ["4", None, 4.0, True])
     def test_what_is_no_number_is_refused(self, store: Store, priority: Any) -> None:
         self.refused(store, priority, TypeError)
 
@@ -172,7 +186,7 @@ class OrderingContract:
         store.release([taken[15], taken[10]])
         left = [(int(body), body) for n, body in enumerate(expected) if n >= count // 2 or n in (10, 15)]
         left += [(p, b"later %d" % p) for p in (0, taken[-1].priority, 7)]
-        assert drain(store) == [body for _, body in sorted(left, key=lambda one: -one[0])]
+        assert drain_at_once(store) == [body for _, body in sorted(left, key=lambda one: -one[0])]
         store.ack([first, *(message for n, message in enumerate(taken) if n not in (10, 15))])
         assert bodies(store) == []
         assert_whole(store)
@@ -185,11 +199,9 @@ class OrderingContract:
         priorities = [n * 6113 % 65_536 for n in range(disk.many_priorities)]
         ordered.send_many(T, [Outgoing(str(p).encode(), priority=p) for p in priorities])
         expected = [str(p).encode() for p in sorted(priorities, reverse=True)]
-        for body in expected[:acked]:
-            message = ordered.receive(T, subscription=("", "one"))
-            assert message is not None
-            assert message.body == body
-            message.ack()
+        taken = [take(ordered, T, subscription=("", "one")) for _ in range(acked)]
+        assert [message.body for message in taken] == expected[:acked]
+        ordered.ack(taken)
         store = disk.later(ordered, place)
         for name, count in (("one", acked), ("two", 0)):
             assert [message.body for message in store.browse(T, subscription=("", name))] == expected[count:]

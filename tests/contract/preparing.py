@@ -20,7 +20,7 @@ from anabranch.policies.errors import (
 )
 from anabranch.policies.names.destination import Destination
 
-from .disk import PATIENCE, A, B, C, Disk, Parallel, assert_whole, bodies, drain, eventually, take
+from .disk import PATIENCE, A, B, C, Disk, Parallel, assert_whole, bodies, drain, drain_at_once, eventually, take
 
 OTHER = b"id of some other"
 """Another store that takes part."""
@@ -556,7 +556,7 @@ class PreparingContract:
         names = [prepare(store, n, to(A, f"sent {n}".encode() * 100), [claim(store)]) for n in range(3)]
         for place in ("crashed", "closed", "crashed", "closed"):
             store.send_many(B, [b"x" * 1000] * 150)
-            assert len(drain(store, B)) == 150
+            assert len(drain_at_once(store, B)) == 150
             store.reclaim()
             store = disk.later(store, place)
             assert [prepared.transaction for prepared in store.recover_prepared()] == names
@@ -566,7 +566,7 @@ class PreparingContract:
         store.rollback_prepared(names[0]).wait()
         store.commit_prepared(names[1]).wait()
         store.send_many(B, [b"x" * 1000] * 150)
-        drain(store, B)
+        drain_at_once(store, B)
         store.reclaim()
         store = disk.later(store, "crashed")
         assert drain(store) == [b"1", b"sent 2" * 100, b"sent 1" * 100]

@@ -8,14 +8,15 @@ import pytest
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.core.operations.table import AT_ONCE
 from anabranch.adapters.core.service import purging
 from anabranch.adapters.core.store_types import Change, Subscription
 from anabranch.policies.errors import UnknownMessageError
 
 from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, take
 
-MANY = 9000
-"""More than any store removes in one go."""
+MANY = AT_ONCE + 104
+"""More than any store removes in one go, and than two goes of pages."""
 DESK, BOOK = Subscription(T, "desk"), Subscription(T, "book")
 
 
@@ -143,11 +144,11 @@ class RemovingContract:
 
     def test_delete_of_many_that_are_persistent_or_not(self, disk: Disk, store: Store, place: str) -> None:
         """Leased ones too. The name is in use again at once, and its ids are new there."""
-        store.send_many(A, [Outgoing(b"x", message_id=str(n), persistent=bool(n % 2)) for n in range(MANY)])
+        store.send_many(A, [Outgoing(b"x", message_id=str(n), persistent=bool(n % 2)) for n in range(2 * MANY)])
         store.send(B, b"b", persistent=False)
         leased = [take(store) for _ in range(4)]
         leased.pop().release()
-        assert store.delete(A) == MANY
+        assert store.delete(A) == 2 * MANY
         assert (store.receive(A), store.depth(A), list(store.destinations())) == (None, 0, [B])
         for message in leased:
             with pytest.raises(UnknownMessageError):
@@ -166,13 +167,13 @@ class RemovingContract:
     def test_delete_of_a_topic_with_many_that_are_persistent_or_not(self, store: Store) -> None:
         for subscription in (DESK, BOOK):
             store.subscribe(subscription)
-        store.send_many(T, [Outgoing(b"x", persistent=bool(n % 2)) for n in range(MANY)])
+        store.send_many(T, [Outgoing(b"x", persistent=bool(n % 2)) for n in range(2 * MANY)])
         for _ in range(2):
             take(store, T, 0, DESK.key).ack()
             take(store, T, 0, BOOK.key)
-        assert store.unsubscribe(T, DESK.key) == MANY - 2
-        assert (store.subscribe(DESK), store.depth(T), store.depth(T, BOOK.key)) == (True, MANY, MANY)
-        assert store.delete(T) == MANY
+        assert store.unsubscribe(T, DESK.key) == 2 * MANY - 2
+        assert (store.subscribe(DESK), store.depth(T), store.depth(T, BOOK.key)) == (True, 2 * MANY, 2 * MANY)
+        assert store.delete(T) == 2 * MANY
         assert (list(store.destinations()), list(store.subscriptions())) == ([], [])
         store.subscribe(DESK)
         store.send(T, b"new", persistent=False)

@@ -14,7 +14,22 @@ from anabranch.adapters.core.messages import DELIVERY_LIMIT, EXPIRED, Message, O
 from anabranch.adapters.core.store_types import Counts, Settlement, Subscription
 from anabranch.policies.names.destination import Destination
 
-from .disk import PATIENCE, A, B, Disk, Parallel, T, assert_whole, bodies, drain, eventually, survives, take
+from .disk import (
+    PATIENCE,
+    A,
+    B,
+    Disk,
+    Parallel,
+    T,
+    assert_whole,
+    bodies,
+    drain,
+    drain_at_once,
+    eventually,
+    in_one_store,
+    survives,
+    take,
+)
 from .expiring import HOUR, Clock, messages_of, undelivered
 from .preparing import claim, prepare
 
@@ -102,9 +117,9 @@ class WaitingContract:
         assert (drain(store), waiting(store)) == ([b"free"], count)
         clock.offset_ms = count // 2
         due = [body for body in sent if int(body) < count // 2]
-        assert (drain(store), waiting(store)) == (due, count // 2)
+        assert (drain_at_once(store), waiting(store)) == (due, count // 2)
         clock.offset_ms = count
-        assert drain(store) == [body for body in sent if int(body) >= count // 2]
+        assert drain_at_once(store) == [body for body in sent if int(body) >= count // 2]
         assert_whole(store)
 
     def test_waiting_by_priority(self, disk: Disk, clock: Clock, place: str) -> None:
@@ -256,7 +271,7 @@ class WaitingContract:
         take(store).release(delay=5 * 3600)
         for generation in range(1, 6):
             store.send_many(B, [b"x" * 1000] * 150)
-            drain(store, B)
+            drain_at_once(store, B)
             store.reclaim()
             store = disk.later(store, "closed" if generation % 2 else "crashed")
             assert (waiting(store), bodies(store)) == (3, [b"1", b"2", b"3", b"4"])
@@ -440,11 +455,11 @@ class WaitingContract:
 
     # What is no time
 
-    @pytest.mark.parametrize("due", [-1, 2**63, 2**70])
+    @in_one_store("due", [-1, 2**63, 2**70])
     def test_waiting_a_time_out_of_range(self, store: Store, due: int) -> None:
         self.refused_due(store, due, ValueError)
 
-    @pytest.mark.parametrize("due", ["1", 1.5, True])
+    @in_one_store("due", ["1", 1.5, True])
     def test_waiting_what_is_no_time(self, store: Store, due: Any) -> None:
         self.refused_due(store, due, TypeError)
 
@@ -461,8 +476,8 @@ class WaitingContract:
                 send()
         assert store.depth(A) == 0
 
-    @pytest.mark.parametrize(
-        ("delay", "error"),
+    @in_one_store(
+        "delay, error",
         [(-1, ValueError), (math.nan, ValueError), (math.inf, ValueError), (2.0**63, ValueError), ("1", TypeError)],
     )
     def test_waiting_a_delay_that_is_none(self, store: Store, delay: Any, error: type[Exception]) -> None:

@@ -210,6 +210,7 @@ def rounds(
     """Do so many, with seeds from `first` on; the number of directories that were found wrong, which are kept."""
     chance, bad = random.Random(first), 0
     kills = early = operations = 0
+    turns = min(count, ROUNDS_A_DIRECTORY)
     directories = -(-count // ROUNDS_A_DIRECTORY)
     for number in share.of(range(directories)):
         seed = first + number
@@ -219,7 +220,7 @@ def rounds(
         path.touch()
         directory, wrong = place / "data", False
         url = server.new_database() if server is not None else None
-        for turn in range(ROUNDS_A_DIRECTORY):
+        for turn in range(turns):
             run = partial(work_mixed, directory, seed, turn, url) if all_kinds else partial(work, directory, seed, turn)
             busy = all_kinds and chance.random() < 0.8  # else most would die while they open so many stores
             code = reaped(
@@ -230,7 +231,7 @@ def rounds(
             kills += code is None
             early += code is None and not any(f'"r{turn}t' in line for line in path.open())
             wrong |= code is not None
-            if chance.random() < 0.4 or turn == ROUNDS_A_DIRECTORY - 1:
+            if chance.random() < 0.4 or turn == turns - 1:
                 without = chance.random() < 0.4
                 look = partial(verify, directory, seed, without)
                 if all_kinds:

@@ -163,7 +163,7 @@ def test_damage_is_named_or_harmless(
     if kind in ("pool", "lock") and not victims(source)[kind]:
         return  # a killed store may leave no pool, a closed one no locks
     newest = victims(source)["segment"][-1].relative_to(source) if state == "killed" else None
-    seeds = share.of(range(share.count(12 if kind in ("segment", "index") else 4, 200)))
+    seeds = share.of(range(share.count(6 if kind in ("segment", "index") else 2, 200)))
     trials = (trial(source, kind, damage, seed) for seed in seeds)
     found = list(outcomes(source, tmp_path / "data", trials, partial(judged, left, newest)))
     assert [f"{tried}: {text}" for tried, outcome, text in found if outcome not in ("right", "named")] == []

@@ -12,7 +12,7 @@ from .delivering import MOST, config, verify
 
 
 def test_nothing_is_delivered_too_often_whatever_is_killed(tmp_path: Path, share: Share) -> None:
-    share.run("tests.crash.delivering", "--directory", str(tmp_path), every=600)
+    share.run("tests.crash.delivering", "--directory", str(tmp_path), every=1200)
     assert "0 complaints" in share.counts[0]
 
 

@@ -4,12 +4,12 @@ nothing else; also by whoever opens the stores anew, after a kill as well."""
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
@@ -20,36 +20,40 @@ import anabranch
 from anabranch.adapters.core.service import purging
 from anabranch.policies.config.durability import Sync
 
+from ..contract.children import forked, reaped
 from ..contract.disk import PATIENCE
 from ..wal.logs import leading
 from .ledger import body_of, contents, identity_of, violations
 from .test_full_disk import fill_up
 
 SYNCS = [Sync.ALWAYS, Sync.PERIODIC, Sync.NEVER]
+SIZES = [20, 500, 20_000]
+SYNCS_AND_SIZES = [
+    pytest.param(sync, size, marks=[] if (number + row) % 3 == 0 else [pytest.mark.campaign, pytest.mark.weight(0)])
+    for number, sync in enumerate(SYNCS)
+    for row, size in enumerate(SIZES)
+]
+"""`make test` has each of both once."""
+
+Work = Callable[[Path, anabranch.Router, int], int]
 
 
-PROGRAM = """
-import sys
-from pathlib import Path
-from tests.crash import test_emptying as t
-with t.anabranch.open(t.config(Path(sys.argv[1]), t.Sync(sys.argv[2]))) as router:
-    print(getattr(t, sys.argv[3])(Path(sys.argv[1]), router, int(sys.argv[4])), flush=True)
-    sys.stdin.read()
-"""
-
-
-def elsewhere(disk: Path, sync: Sync, work: str, number: int, kill: bool = True) -> int:
+def elsewhere(disk: Path, sync: Sync, work: Work, number: int, kill: bool = True) -> int:
     """What a function of this module returns in another process, which is killed after it, or closes its router."""
-    arguments = [sys.executable, "-c", PROGRAM, str(disk), sync.value, work, str(number)]
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        done = int(process.stdout.readline())
-        if kill:
-            process.kill()
-        process.stdin.close()
-        assert process.wait() == (-signal.SIGKILL if kill else 0)
-    return done
+    reader, writer = os.pipe()
+
+    def run() -> None:
+        with anabranch.open(config(disk, sync)) as router:
+            done = work(disk, router, number)
+            os.write(writer, b"%d" % done)
+            if kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    pid = forked(run)
+    os.close(writer)
+    assert reaped(pid) == (-signal.SIGKILL if kill else 0)
+    with os.fdopen(reader) as pipe:
+        return int(pipe.read())
 
 
 def filling(disk: Path, router: anabranch.Router, size: int) -> int:
@@ -84,20 +88,22 @@ def _takes(queue: anabranch.Queue, size: int) -> bool:
     return True
 
 
-def purging_in_pages(disk: Path, router: anabranch.Router, pages: int) -> int:
-    """Of one message each, until there are so many; then it waits for its end."""
-    done = 0
+def killed_amid_a_purge(disk: Path, pages: int) -> None:
+    """In another process, once so many pages of one message each are gone."""
+    left = pages
 
     def pause(seconds: float) -> None:
-        nonlocal done
-        done += 1
-        if done == pages:
-            print(done, flush=True)
-            sys.stdin.read()
+        nonlocal left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def run() -> None:
+        with anabranch.open(config(disk, Sync.NEVER)) as router:
+            router.queue("q").purge()
 
     with patch.object(purging, "PAGE", 1), patch.object(purging, "PAGES", 1), patch.object(purging, "sleep", pause):
-        router.queue("q").purge()
-    return 0
+        assert reaped(forked(run)) == -signal.SIGKILL
 
 
 def preparing(disk: Path, router: anabranch.Router, size: int) -> int:
@@ -166,8 +172,7 @@ def ack_all(queue: anabranch.Queue, sent: list[str]) -> None:
         message.ack()
 
 
-@pytest.mark.parametrize("size", [20, 500, 20_000])
-@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize(("sync", "size"), SYNCS_AND_SIZES)
 def test_acks_alone_empty_it(disk: Path, sync: Sync, size: int) -> None:
     with anabranch.open(config(disk, sync)) as router:
         queue = router.queue("q")
@@ -285,10 +290,10 @@ def test_it_is_closed_and_opened_while_it_is_full(disk: Path, sync: Sync) -> Non
 
 @pytest.mark.parametrize("sync", SYNCS)
 def test_it_is_opened_while_it_is_full_after_kills(disk: Path, sync: Sync) -> None:
-    sent = [f"s.{number}" for number in range(elsewhere(disk, sync, "filling", 500))]
+    sent = [f"s.{number}" for number in range(elsewhere(disk, sync, filling, 500))]
     for acks in (0, 0, 1, 1, 300, 1):
         fill_up(disk / "more")
-        assert elsewhere(disk, sync, "acking", acks) == acks
+        assert elsewhere(disk, sync, acking, acks) == acks
         sent = sent[acks:]
     with anabranch.open(config(disk, sync)) as router:
         assert contents(router) == {"q": sent}
@@ -299,10 +304,10 @@ def test_it_is_opened_while_it_is_full_after_kills(disk: Path, sync: Sync) -> No
 
 def test_it_is_emptied_by_processes_that_are_killed_amid_a_purge(disk: Path) -> None:
     """Each of them takes a spare file, and what it writes there frees nothing yet."""
-    sent = [f"s.{number}" for number in range(elsewhere(disk, Sync.NEVER, "filling", 3000))]
+    sent = [f"s.{number}" for number in range(elsewhere(disk, Sync.NEVER, filling, 3000))]
     for pages in (1, 2, 1, 1):
         fill_up(disk / "more")
-        assert elsewhere(disk, Sync.NEVER, "purging_in_pages", pages) == pages
+        killed_amid_a_purge(disk, pages)
         sent = sent[pages:]
     with anabranch.open(config(disk)) as router:
         assert contents(router) == {"q": sent}
@@ -325,7 +330,7 @@ def over_two(router: anabranch.Router, number: int, size: int) -> anabranch.Xid:
 @pytest.mark.parametrize("killing", [False, True], ids=["", "killed"])
 @pytest.mark.parametrize("size", [10, 3000])
 def test_prepared_transactions_have_their_outcomes(disk: Path, size: int, killing: bool) -> None:
-    sent = [f"s.{number}" for number in range(elsewhere(disk, Sync.NEVER, "preparing", size, kill=killing))]
+    sent = [f"s.{number}" for number in range(elsewhere(disk, Sync.NEVER, preparing, size, kill=killing))]
     fill_up(disk / "more")
     with anabranch.open(config(disk)) as router:
         for number in range(4, 12):
@@ -346,13 +351,18 @@ def test_destinations_go_and_new_ones_are_refused(disk: Path) -> None:
         for number in range(50):
             router.queue(f"old.{number}").send(body_of("s.0"))
         sent = send_all(disk, router.queue("q"), 500)
+        new: list[str] = []
         with pytest.raises(anabranch.StoreFullError, match="free some space"):
             for number in range(1000):
-                router.queue(f"new.{number}.{'x' * 200}").send(body_of("new.0"))
+                name = f"new.{number}.{'x' * 200}"
+                router.queue(name).send(body_of("new.0"))
+                new.append(name)  # the background may have given back what one takes
         for number in range(50):
             router.delete(f"old.{number}")
-        assert contents(router) == {"q": sent}
+        assert contents(router) == {"q": sent, **{name: ["new.0"] for name in new}}
         ack_all(router.queue("q"), sent)
+        for name in new:
+            router.delete(name)
         router.reclaim()
         send_again(router, router.queue("q"))
 
@@ -361,8 +371,7 @@ WHOLE_DISK = 32 * 1024 * 1024
 """Bytes of a segment that never is full on such a disk, as with the default."""
 
 
-@pytest.mark.parametrize("size", [20, 500, 20_000])
-@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize(("sync", "size"), SYNCS_AND_SIZES)
 def test_a_disk_that_one_segment_fills_takes_messages_again(disk: Path, sync: Sync, size: int) -> None:
     """Time and again, without reopening or `compact`. What lies in the segment has died, but it is the one that is
     being written: it is left for a spare file, and goes."""
@@ -407,8 +416,8 @@ def test_a_queue_that_is_never_empty_goes_on_for_ever_on_a_disk_that_one_segment
 def test_a_killed_process_leaves_a_disk_that_one_segment_fills_to_the_next(disk: Path, sync: Sync) -> None:
     with anabranch.open(config(disk, sync, WHOLE_DISK)) as router:
         sent = send_all(disk, router.queue("q"), 500)
-    elsewhere(disk, sync, "acking", len(sent) - 10)
-    assert elsewhere(disk, sync, "sending_and_acking", len(sent)) == len(sent)
+    elsewhere(disk, sync, acking, len(sent) - 10)
+    assert elsewhere(disk, sync, sending_and_acking, len(sent)) == len(sent)
     with anabranch.open(config(disk, sync, WHOLE_DISK)) as router:
         assert contents(router) == {"q": [f"s.{number}" for number in range(10)]}
         assert violations(router) == []

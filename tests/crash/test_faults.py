@@ -10,4 +10,4 @@ from .calls import KINDS
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_spoiled_call_loses_doubles_or_hangs_anything(kind: str, share: Share) -> None:
-    share.run("tests.crash.faults", "--kind", kind, every=75)
+    share.run("tests.crash.faults", "--kind", kind, every=150)

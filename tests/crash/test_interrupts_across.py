@@ -158,7 +158,7 @@ def test_the_whole_of_a_transaction(scene: Scene, share: Share) -> None:
 
     leased: list[anabranch.Message] = []
     open_one: list[anabranch.Transaction] = []
-    assert everywhere(prepare, check, 7, share) > 300
+    assert everywhere(prepare, check, 13, share) > 300
     scene.end()
 
 
@@ -181,7 +181,7 @@ def test_a_send_of_what_is_committed_all_the_same(scene: Scene) -> None:
     assert everywhere(prepare, check) > 10
 
 
-def test_a_rollback_before_anything_is_prepared(scene: Scene) -> None:
+def test_a_rollback_before_anything_is_prepared(scene: Scene, share: Share) -> None:
     def prepare(at: int) -> Callable[[], object]:
         open_one[:] = [scene.begin()]
         return open_one[0].rollback
@@ -192,7 +192,7 @@ def test_a_rollback_before_anything_is_prepared(scene: Scene) -> None:
         assert not scene.done(where)
 
     open_one: list[anabranch.Transaction] = []
-    assert everywhere(prepare, check) > 10
+    assert everywhere(prepare, check, 7, share) > 10
     scene.begin().commit()
     assert scene.done("")
     scene.end()
@@ -234,7 +234,7 @@ def test_the_outcome_of_a_prepared_one(scene: Scene, commit: bool, share: Share)
         with pytest.raises(anabranch.TransactionError):
             (scene.router.rollback if commit else scene.router.commit)(xid_of(at))
 
-    assert everywhere(prepare, check, 7, share) > 200
+    assert everywhere(prepare, check, 13, share) > 200
     scene.outcomes.append(not commit)
     scene.end()
 
@@ -283,6 +283,6 @@ def test_a_commit_beside_memory(tmp_path: Path, kind: str, share: Share) -> None
             assert scene.done(where) or where
 
         open_one: list[anabranch.Transaction] = []
-        assert everywhere(prepare, check, 7, share) > 100
+        assert everywhere(prepare, check, 13, share) > 100
         assert set(scene.outcomes) == {True, False}
         assert violations(router) == []

@@ -43,7 +43,7 @@ def whole(disk: JournalDisk, store: JournalStore) -> None:
     assert bodies(again) == [message.body for message in store.browse(A) if message.persistent]
 
 
-def test_a_send(disk: JournalDisk, store: JournalStore) -> None:
+def test_a_send(disk: JournalDisk, store: JournalStore, share: Share) -> None:
     """The first one too, which makes what keeps it."""
     stores = [store]
 
@@ -62,7 +62,7 @@ def test_a_send(disk: JournalDisk, store: JournalStore) -> None:
         assert store.stats().leased == 0, where
         assert_whole(store)
 
-    assert everywhere(prepare, check) > 20
+    assert everywhere(prepare, check, 3, share) > 20
 
 
 def test_an_ack(disk: JournalDisk, store: JournalStore) -> None:
@@ -109,7 +109,7 @@ def test_a_release(disk: JournalDisk, store: JournalStore, share: Share) -> None
             store.release(given)
         assert {m.seq: m.deliveries for m in store.browse(A)} == before, where
 
-    assert everywhere(prepare, check, 3, share) > 20
+    assert everywhere(prepare, check, 7, share) > 20
     whole(disk, store)
 
 
@@ -128,12 +128,12 @@ def test_receiving_passes_nothing_over(disk: JournalDisk, store: JournalStore, s
         taken.clear()
 
     taken: list[Message] = []
-    assert everywhere(prepare, check, 5, share) > 20
+    assert everywhere(prepare, check, 11, share) > 20
     assert_whole(store)
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["of both", "of them alone"])
-def test_a_commit(disk: JournalDisk, store: JournalStore, alone: bool) -> None:
+def test_a_commit(disk: JournalDisk, store: JournalStore, alone: bool, share: Share) -> None:
     acked: list[Message] = []
 
     def prepare(at: int) -> Callable[[], object]:
@@ -153,7 +153,7 @@ def test_a_commit(disk: JournalDisk, store: JournalStore, alone: bool) -> None:
             assert drain(store) == [b"1", b"2"], where
         assert store.stats().leased == 0, where
 
-    assert everywhere(prepare, check) > 20
+    assert everywhere(prepare, check, 5, share) > 20
     whole(disk, store)
 
 
@@ -194,7 +194,7 @@ def test_a_branch(disk: JournalDisk, store: JournalStore, alone: bool, commit: b
         assert (store.stats().leased, store.recover_prepared()) == (0, []), where
 
     claimed: list[Message] = []
-    assert everywhere(prepare, check, 3, share) > 20
+    assert everywhere(prepare, check, 11, share) > 20
     whole(disk, store)
 
 
@@ -231,5 +231,5 @@ def test_upkeep(disk: JournalDisk, store: JournalStore, what: str, share: Share)
         store.delete(T)
         assert store.stats().messages == 0, where
 
-    assert everywhere(prepare, check, 3, share) > 20
+    assert everywhere(prepare, check, 11, share) > 20
     assert_whole(store)

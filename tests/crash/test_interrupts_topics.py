@@ -16,6 +16,7 @@ from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, T, assert_whole, take
 from ..journal.disk import JournalDisk
+from ..shares import Share
 from .test_interrupts import everywhere
 
 DESK, LATE = Subscription(T, "desk"), Subscription(T, "late", "client")
@@ -86,7 +87,7 @@ def test_a_release_interrupted_anywhere(disk: JournalDisk, store: JournalStore, 
 
 
 @pytest.mark.parametrize("retroactive", [False, True], ids=["from now on", "retroactive"])
-def test_a_subscription_begun_and_ended_under_interruption(disk: JournalDisk, retroactive: bool) -> None:
+def test_a_subscription_begun_and_ended_under_interruption(disk: JournalDisk, retroactive: bool, share: Share) -> None:
     store = two_sent(disk)
 
     def anew(at: int) -> None:
@@ -109,7 +110,7 @@ def test_a_subscription_begun_and_ended_under_interruption(disk: JournalDisk, re
         assert_whole(store)
         assert store.unsubscribe(T, LATE.key) == (2 if retroactive else 0), where
 
-    assert everywhere(prepare, check) > 20
+    assert everywhere(prepare, check, 5, share) > 20
 
     def prepare_end(at: int) -> Callable[[], object]:
         anew(at)
@@ -125,7 +126,7 @@ def test_a_subscription_begun_and_ended_under_interruption(disk: JournalDisk, re
         assert_whole(store)
         assert (store.depth(T), store.depth(T, DESK.key)) == (2, 2), where
 
-    assert everywhere(prepare_end, check_end) > 20
+    assert everywhere(prepare_end, check_end, 5, share) > 20
     both(disk, store)
 
 

@@ -6,4 +6,4 @@ from ..shares import Share
 
 
 def test_no_spoiled_call_loses_a_body_or_leaves_one(share: Share) -> None:
-    share.run("tests.crash.large", every=240)
+    share.run("tests.crash.large", every=480)

@@ -11,10 +11,10 @@ from .calls import KINDS
 @pytest.mark.parametrize(
     ("arguments", "every"),
     [
-        ("--kind crash --kind eio --kind enospc --kind short", 72),
-        ("--kind power", 768),
-        ("--joined --kind crash --kind eio --kind enospc --kind short", 144),
-        ("--joined --kind power", 1536),
+        ("--kind crash --kind eio --kind enospc --kind short", 144),
+        ("--kind power", 1536),
+        ("--joined --kind crash --kind eio --kind enospc --kind short", 288),
+        ("--joined --kind power", 3072),
         *(pytest.param(f"--joined --kind {kind}", 1, marks=pytest.mark.campaign) for kind in (*KINDS, "power")),
         *(pytest.param(f"--kind {kind}", 1, marks=pytest.mark.campaign) for kind in (*KINDS, "power")),
     ],

@@ -11,8 +11,8 @@ from .calls import KINDS
 @pytest.mark.parametrize(
     ("arguments", "every"),
     [
-        ("--kind crash --kind eio --kind enospc --kind short", 144),
-        ("--kind power", 1536),
+        ("--kind crash --kind eio --kind enospc --kind short", 288),
+        ("--kind power", 3072),
         *(pytest.param(f"--kind {kind}", 1, marks=pytest.mark.campaign) for kind in (*KINDS, "power")),
     ],
 )

@@ -14,7 +14,7 @@ SENDS: list[Operation] = [{"op": "send", "q": "q", "ids": [f"p.{n}"]} for n in r
 
 
 def test_kills_lose_nothing(tmp_path: Path, share: Share) -> None:
-    share.run("tests.crash.sigkill", "--rounds", str(share.count(10, 1000)), "--directory", str(tmp_path))
+    share.run("tests.crash.sigkill", "--rounds", str(share.count(6, 1000)), "--directory", str(tmp_path))
     assert "0 directories wrong" in share.counts[0]
 
 

@@ -9,7 +9,7 @@ from .steps import KINDS
 
 
 def test_a_share_of_the_steps_of_all_kinds(budget: Share) -> None:
-    budget.run("tests.crash.steps", every=1320)
+    budget.run("tests.crash.steps", every=2640)
 
 
 @pytest.mark.campaign

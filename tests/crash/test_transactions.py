@@ -39,11 +39,11 @@ def lean() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("arguments", "every"),
     [
-        ("--stores 2 --kind crash", 48),
-        ("--stores 2 --kind eio --kind enospc --kind short", 288),
-        ("--stores 3 --kind crash --kind eio --kind enospc --backward", 768),
-        ("--stores 4 --kind crash --kind eio --kind enospc", 1152),
-        ("--stores 2 --kind power", 384),
+        ("--stores 2 --kind crash", 96),
+        ("--stores 2 --kind eio --kind enospc --kind short", 576),
+        ("--stores 3 --kind crash --kind eio --kind enospc --backward", 1536),
+        ("--stores 4 --kind crash --kind eio --kind enospc", 2304),
+        ("--stores 2 --kind power", 768),
         *(
             pytest.param(
                 f"--stores {stores} --kind {kind}{order}", 1, marks=[pytest.mark.campaign, pytest.mark.weight(stores)]
@@ -92,7 +92,7 @@ def test_random_transactions_survive_any_fault(share: Share) -> None:
     tried, deadline = 0, time.monotonic() + share.seconds
 
     @settings(
-        max_examples=share.count(10, 2000),
+        max_examples=share.count(6, 2000),
         derandomize=not share.whole,
         deadline=None,
         phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a failing trial takes longer to shrink than to read

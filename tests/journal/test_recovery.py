@@ -31,6 +31,7 @@ from anabranch.policies.errors import (
 )
 from anabranch.policies.names.destination import Destination
 
+from ..children import run_program
 from ..contract.children import reaped
 from ..contract.disk import A, B, Parallel, assert_whole, bodies, drain, take
 from .disk import JournalDisk, directory_of, listing, segments_of
@@ -480,13 +481,11 @@ class TestOwners:
             "else:\n"
             "    print('opened', store.stats().messages)\n"
         )
-        command = [sys.executable, "-c", other, str(directory_of(store))]
-        run = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert f"process {os.getpid()} on " in run.stdout
+        code, told = run_program(other, str(directory_of(store)))
+        assert code == 0 and f"process {os.getpid()} on " in told
         store.send(A, b"y")
         store.close()
-        run = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert run.stdout == "opened 2\n"
+        assert run_program(other, str(directory_of(store))) == (0, "opened 2\n")
 
     def test_a_forked_child_that_ends_in_order_does_not_unlock(self, disk: JournalDisk) -> None:
         """With all its finalizers, as an interpreter does that reaches its end."""

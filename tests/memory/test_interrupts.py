@@ -119,7 +119,7 @@ def test_an_ack_interrupted_anywhere(store: MemoryStore) -> None:
     assert everywhere(prepare, check) > 30
 
 
-def test_a_release_interrupted_anywhere(store: MemoryStore) -> None:
+def test_a_release_interrupted_anywhere(store: MemoryStore, share: Share) -> None:
     """All of them are free, and counted once more, or none is."""
     store.send_many(A, [b"1", b"2", b"3"])
     state: dict[str, list[Message]] = {}
@@ -138,11 +138,11 @@ def test_a_release_interrupted_anywhere(store: MemoryStore) -> None:
         assert store.stats().leased == 0, where
         assert_whole(store)
 
-    assert everywhere(prepare, check) > 30
+    assert everywhere(prepare, check, 5, share) > 30
 
 
 @pytest.mark.parametrize("prepared", [False, True])
-def test_a_transaction_interrupted_anywhere_is_whole(store: MemoryStore, prepared: bool) -> None:
+def test_a_transaction_interrupted_anywhere_is_whole(store: MemoryStore, prepared: bool, share: Share) -> None:
     """Changes of subscriptions, sends and acks of queues and topics."""
     store.subscribe(BOOK)
     state: dict[str, list[Message]] = {}
@@ -174,10 +174,10 @@ def test_a_transaction_interrupted_anywhere_is_whole(store: MemoryStore, prepare
         take(store, T, 0, BOOK.key).ack() if store.depth(T, BOOK.key) else None
         assert store.stats().leased == 0, where
 
-    assert everywhere(prepare, check) > 50
+    assert everywhere(prepare, check, 5, share) > 50
 
 
-def test_a_transaction_larger_than_memory_interrupted_anywhere(disk: MemoryDisk) -> None:
+def test_a_transaction_larger_than_memory_interrupted_anywhere(disk: MemoryDisk, share: Share) -> None:
     """It goes into the swap before it takes effect."""
     store = disk.reopen(disk.create(), max_bytes=64 * 1024, roll_over_size=64 * 1024)
 
@@ -193,7 +193,7 @@ def test_a_transaction_larger_than_memory_interrupted_anywhere(disk: MemoryDisk)
         assert store.depth(B) == 4 * store.depth(A), where
         assert store.stats().memory_bytes <= 64 * 1024, where
 
-    assert everywhere(prepare, check, every=5) > 50
+    assert everywhere(prepare, check, 13, share) > 50
     store.delete(A)
     store.delete(B)
     assert (store.stats().swap_bytes, store.stats().memory_bytes) == (0, 0)
@@ -222,7 +222,7 @@ def test_a_rollback_interrupted_anywhere(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("what", ["purge", "delete", "unsubscribe", "subscribe"])
-def test_upkeep_interrupted_anywhere(store: MemoryStore, what: str) -> None:
+def test_upkeep_interrupted_anywhere(store: MemoryStore, what: str, share: Share) -> None:
     def prepare(at: int) -> Callable[[], object]:
         if what != "subscribe" and DESK not in store.subscriptions():
             store.subscribe(DESK)
@@ -247,7 +247,7 @@ def test_upkeep_interrupted_anywhere(store: MemoryStore, what: str) -> None:
         store.delete(T)
         assert store.stats().messages == 0, where
 
-    assert everywhere(prepare, check) > 20
+    assert everywhere(prepare, check, 7, share) > 20
 
 
 def test_close_and_open_interrupted_anywhere(disk: MemoryDisk, share: Share) -> None:

@@ -217,8 +217,8 @@ SLACK = 4 * MIB
     [
         (100, MIB, "one"),
         (1024, 2 * MIB, "topic"),
-        (1024, 4 * MIB, "many"),
-        (100 * KIB, 16 * MIB, "one"),
+        (1024, 2 * MIB, "many"),
+        (100 * KIB, 8 * MIB, "one"),
         (16 * MIB, 16 * MIB, "big"),
     ],
 )

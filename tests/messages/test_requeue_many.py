@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 import anabranch
 
+from ..children import run_program
 from ..contract.disk import PATIENCE
 from ..router.disk import NEVER
 from ..shares import Share
@@ -60,14 +59,11 @@ def config(directory: Path, kind: str) -> anabranch.Config:
 def requeued(directory: Path, kind: str, die_after: int) -> tuple[int, int]:
     """How many another process puts back, and how many KiB of memory that takes; (0, 0) if it is killed, after so many
     transactions."""
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(directory), kind, str(die_after)],
-        capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=20 * PATIENCE, check=False,
-    )  # fmt: skip
-    if run.returncode == -signal.SIGKILL:
+    code, told = run_program(PROGRAM, str(directory), kind, str(die_after), seconds=20 * PATIENCE)
+    if code == -signal.SIGKILL:
         return 0, 0
-    assert run.returncode == 0, run.stderr
-    count, kib = run.stdout.split()
+    assert code == 0, told
+    count, kib = told.split()
     return int(count), int(kib)
 
 

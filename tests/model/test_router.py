@@ -321,4 +321,4 @@ class RouterMachine(RuleBasedStateMachine):
 
 
 def test_a_router_does_what_the_model_does(share: Share) -> None:
-    check(RouterMachine, share, 80, 1600)
+    check(RouterMachine, share, 40, 1600)

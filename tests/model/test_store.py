@@ -87,10 +87,11 @@ class OneFileMachine(StoreMachine):
 
 
 @pytest.mark.parametrize(
-    ("machine", "few"), [(JournalMachine, 80), (MemoryMachine, 48), (SqliteMachine, 12), (OneFileMachine, 32)]
+    ("machine", "few", "many"),
+    [(JournalMachine, 40, 1600), (MemoryMachine, 24, 960), (SqliteMachine, 8, 240), (OneFileMachine, 16, 640)],
 )
-def test_a_store_does_what_the_model_does(machine: type[StoreMachine], few: int, share: Share) -> None:
-    check(machine, share, few, 20 * few)
+def test_a_store_does_what_the_model_does(machine: type[StoreMachine], few: int, many: int, share: Share) -> None:
+    check(machine, share, few, many)
 
 
 def test_postgresql_does_what_the_model_does(postgres: PostgresServer, share: Share) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,10 @@ from anabranch.router.offline.repartition import repartition
 from anabranch.router.placement.record import RECORD
 from anabranch.router.upkeep.salvage import salvage
 
+from ..children import run_program
 from ..contract.disk import PATIENCE
 from ..crash.test_interrupts import everywhere
+from ..shares import Share
 from ..thirdparty import disk as thirdparty  # installs its kind of store
 
 NAMES = ["map://m", "queue://each.q", "queue://q", "topic://t"]
@@ -115,8 +115,8 @@ def test_a_process_that_is_killed_right_behind_it(tmp_path: Path, kind: str) -> 
         "declare(anabranch.open(config(Path(sys.argv[1]), sys.argv[2])))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    died = subprocess.run([sys.executable, "-c", program, str(tmp_path / "data"), kind], timeout=PATIENCE)
-    assert died.returncode == -signal.SIGKILL
+    code, told = run_program(program, str(tmp_path / "data"), kind, seconds=PATIENCE)
+    assert code == -signal.SIGKILL, told
     with anabranch.open(config(tmp_path / "data", kind)) as router:
         assert known(router) == ([] if kind == "memory" else NAMES)
 
@@ -185,7 +185,7 @@ def test_an_idle_one_goes_all_the_same(declared: anabranch.Router, monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", ["journal", "sql"])
-def test_ctrl_c_anywhere_in_it(tmp_path: Path, kind: str) -> None:
+def test_ctrl_c_anywhere_in_it(tmp_path: Path, kind: str, share: Share) -> None:
     """Said again it is done, and nothing is stuck."""
     with anabranch.open(config(tmp_path / "data", kind)) as router:
 
@@ -199,5 +199,5 @@ def test_ctrl_c_anywhere_in_it(tmp_path: Path, kind: str) -> None:
             queue.send(b"1")
             assert queue.delete() == 1, where
 
-        assert everywhere(prepare, check) > 30
+        assert everywhere(prepare, check, 11, share) > 30
         assert known(router) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ import anabranch
 from anabranch.policies.config import loads
 from anabranch.policies.errors import ConfigError
 from anabranch.router.cli.app import app
+
+from ..children import run_program
 
 ALL_KINDS = """
 import os, sys, pathlib
@@ -58,10 +59,9 @@ stores:
   - {{name: each, match: ["each.>"], per_destination: true}}
 """
     there.mkdir()
-    ran = subprocess.run(
-        [sys.executable, "-c", ALL_KINDS, text, umask, str(there)], capture_output=True, text=True, check=True
-    )
-    lines = (line.split(" ", 1) for line in ran.stdout.splitlines())
+    code, told = run_program(ALL_KINDS, text, umask, str(there))
+    assert code == 0, told
+    lines = (line.split(" ", 1) for line in told.splitlines())
     return {path.removeprefix(f"{there}").lstrip("/"): mode for mode, path in lines if path != str(there)}
 
 

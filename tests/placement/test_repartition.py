@@ -314,10 +314,14 @@ class TestRefused:
 
 
 class Snapshots:
-    """Copies of a directory before and after each step of a repartition, as a process that ends there leaves it."""
+    """Copies of a directory before and after each step of a repartition, as a process that ends there leaves it; of
+    those steps alone whose number is `wanted`."""
 
-    def __init__(self, directory: Path, to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._directory, self._to, self._monkeypatch = directory, to, monkeypatch
+    def __init__(
+        self, directory: Path, to: Path, monkeypatch: pytest.MonkeyPatch, wanted: Callable[[int], bool]
+    ) -> None:
+        self._directory, self._to, self._monkeypatch, self._wanted = directory, to, monkeypatch, wanted
+        self.steps = 0
         self.paths: list[Path] = []
         for owner, name in (
             (ProgressFile, "write"), (ProgressFile, "remove"), (copying.Bringing, "page"), (copying.Bringing, "end"),
@@ -340,15 +344,16 @@ class Snapshots:
         return call
 
     def _take(self) -> None:
-        path = self._to / f"{len(self.paths)}"
-        while True:
+        path = self._to / f"{self.steps}"
+        self.steps += 1
+        while self._wanted(self.steps - 1):
             try:
                 shutil.copytree(self._directory, path, ignore=shutil.ignore_patterns("*.lock"))
             except shutil.Error:  # a segment was released meanwhile
                 shutil.rmtree(path)
             else:
+                self.paths.append(path)
                 break
-        self.paths.append(path)
 
 
 @pytest.mark.parametrize(("source", "target"), [("journal", "sql"), ("sql", "journal"), ("sql", "sql")])
@@ -363,10 +368,10 @@ def test_ended_at_any_step(
     expected = facts(before)
     monkeypatch.setattr(copying, "PAGE", 7)
     with monkeypatch.context() as patched:
-        snapshots = Snapshots(data, tmp_path / "copies", patched)
+        snapshots = Snapshots(data, tmp_path / "copies", patched, lambda step: step % share.every(29) == 0)
         repartition(after)
-    assert len(snapshots.paths) > 60
-    for path in share.of(snapshots.paths, every=17):
+    assert snapshots.steps > 60
+    for path in share.of(snapshots.paths):
         settings = new(path, target)
         for early in (old(path, source), settings):
             try:

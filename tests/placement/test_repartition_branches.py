@@ -150,14 +150,14 @@ def test_ended_at_any_step(
     fill(before)
     prepare(before)
     with monkeypatch.context() as patched:
-        snapshots = Snapshots(data, tmp_path / "copies", patched)
+        snapshots = Snapshots(data, tmp_path / "copies", patched, lambda step: step % share.every(40) == 0)
         snapshots.watch(moved_branches, "put")
         snapshots.watch(Transactions, "_step")
         snapshots.watch(DecisionLog, "hold")
         repartition(after)
     shutil.copytree(data, tmp_path / "whole")
     expected = seen(new(tmp_path / "whole", target))
-    for path in share.of(snapshots.paths, every=40):
+    for path in share.of(snapshots.paths):
         settings = new(path, target)
         repartition(settings, old(path, source))
         assert seen(settings) == expected

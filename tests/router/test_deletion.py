@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from anabranch.adapters.core.messages import Outgoing
 from anabranch.policies.errors import DestinationError
 from anabranch.router.placement.record import DestinationRow, DestinationsTable, StoreRow
 
+from ..children import CONTEXT
 from ..contract.disk import PATIENCE, Parallel, eventually
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -359,8 +359,8 @@ def test_destinations_by_prefix(config: anabranch.Config) -> None:
 def test_a_kill_while_a_store_is_removed_leaves_what_can_be_opened(config: anabranch.Config) -> None:
     """At any step: before its row has left the file, before its directory is put aside, before that is gone."""
     for step in ("flush", "rename", "rmtree"):
-        # Not forked: SQLite may be locked there for ever, by a thread that was at work in it.
-        child = multiprocessing.get_context("spawn").Process(target=_die_at, args=(config, step), daemon=True)
+        # Not forked of this one: SQLite may be locked there for ever, by a thread that was at work in it.
+        child = CONTEXT.Process(target=_die_at, args=(config, step), daemon=True)
         child.start()
         child.join(PATIENCE)
         assert child.exitcode == 77

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOGETHER = 64
+TOGETHER = 32
 """Stores that are open at once."""
-STORES = 300
-BYTES_MAX = 64 << 20
+STORES = 150
+BYTES_MAX = 32 << 20
 """Of memory that is in use more than before: 1 MiB for each that is open. LMDB alone would take 2 MiB for each."""
 
 PROGRAM = """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ from anabranch.adapters.system import locking
 from anabranch.policies.errors import StoreFailedError, StoreLockedError
 from anabranch.router.upkeep import dead_letters
 
+from ..children import run_program
 from .disk import config, contents
 
 HOLDERS: dict[str, Callable[[anabranch.Router], object]] = {
@@ -264,5 +263,6 @@ try:
 except anabranch.AnabranchError as error:
     print(type(error).__name__, error)
 """
-    root = Path(__file__).parents[2]
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root).stdout
+    code, told = run_program(program)
+    assert code == 0, told
+    return told

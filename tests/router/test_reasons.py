@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +14,7 @@ import anabranch
 from anabranch import DeadLetter, Settlement
 from anabranch.router.offline.repartition import repartition
 
+from ..children import run_program
 from ..contract.disk import PATIENCE, eventually
 from ..crash.test_interrupts import everywhere
 from ..thirdparty import disk as thirdparty  # installs its kind of store
@@ -232,8 +231,8 @@ def test_a_process_that_is_killed_once_it_is_a_dead_letter(tmp_path: Path) -> No
         "letter_of(router)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    died = subprocess.run([sys.executable, "-c", program, str(tmp_path / "data")], timeout=PATIENCE)
-    assert died.returncode == -signal.SIGKILL
+    code, told = run_program(program, str(tmp_path / "data"), seconds=PATIENCE)
+    assert code == -signal.SIGKILL, told
     with anabranch.open(config(tmp_path / "data", "journal")) as router:
         assert letter_of(router).error_text == "1"
 

@@ -1,7 +1,5 @@
 """Somebody who sells and sends in one transaction, as a process of its own that dies at a point of its choice.
 
-    python -m tests.sql.caller DIRECTORY POINT      the URL is in the environment
-
 It tells each name that it has committed, a line each, and `at POINT` when it is there. Then it waits to be killed.
 """
 
@@ -9,11 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import sqlalchemy
 from pydantic import SecretStr
@@ -22,7 +20,8 @@ from sqlalchemy import event
 import anabranch
 from anabranch.adapters.core.features import outbox
 
-URL: Final = "ANABRANCH_CALLER_URL"
+from ..children import CONTEXT
+
 POINTS: Final = ("written", "committing", "committed", "drained", "at work")
 """Its rows are there and nothing is committed; its COMMIT has been sent, perhaps; it is committed and nothing is
 drained; all is done; whenever it is killed."""
@@ -84,18 +83,20 @@ def work(directory: Path, url: str, point: str) -> None:
     die()
 
 
-def begun(directory: Path, url: str, point: str) -> subprocess.Popen[str]:
-    """One that is at that point."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.sql.caller", str(directory), point],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, URL: url}, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    assert process.stdout is not None
-    while (line := process.stdout.readline()) and not line.startswith("at "):
+def _work(directory: Path, url: str, point: str, tells: Connection) -> None:
+    os.dup2(tells.fileno(), 1)
+    work(directory, url, point)
+
+
+def begun(directory: Path, url: str, point: str) -> tuple[BaseProcess, TextIO]:
+    """One that is at that point, and what it tells from now on."""
+    hears, tells = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=_work, args=(directory, url, point, tells))
+    process.start()
+    tells.close()
+    told = os.fdopen(os.dup(hears.fileno()))
+    hears.close()
+    while (line := told.readline()) and not line.startswith("at "):
         pass
     assert line, "it has ended"
-    return process
-
-
-if __name__ == "__main__":
-    work(Path(sys.argv[1]), os.environ[URL], sys.argv[2])
+    return process, told

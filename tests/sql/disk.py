@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
+import shutil
+import tempfile
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import create_engine
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import create_engine, make_url
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.backend.writers import Threaded
@@ -18,9 +24,25 @@ from anabranch.adapters.sql.database.schema import schema
 from anabranch.policies.config.options import SqlOptions
 
 from ..contract.disk import Disk
+from ..places import in_memory
 
 SMALL = {"chunk_size": 64 * 1024}
 """Chunks so small that bodies are split."""
+
+
+_new_stores: Final[dict[str, Path]] = {}
+
+
+def _new_store(given: dict[str, Any]) -> Path:
+    """A store in SQLite that was made with these options and never opened, to be copied: to make thirteen tables takes
+    longer than most tests. All copies have one id, so a disk has one of them at most."""
+    options = repr(sorted(given.items()))
+    if options not in _new_stores:
+        place = Path(tempfile.mkdtemp(prefix="anabranch-new-store-", dir=in_memory()))
+        atexit.register(shutil.rmtree, place, ignore_errors=True)
+        SqlStore.create("new", place / "new", SqlOptions(**given))
+        _new_stores[options] = place / "new"
+    return _new_stores[options]
 
 
 class SqliteDisk(Disk):
@@ -35,8 +57,11 @@ class SqliteDisk(Disk):
 
     def create(self, **options: Any) -> SqlStore:
         path = self._path / f"store-{next(self._numbers)}"
-        self._given[path] = {**self._options, **options}
-        SqlStore.create(path.name, path, SqlOptions(**self._given[path]))
+        self._given[path] = given = {**self._options, **options}
+        if "url" in given or len(self._given) > 1:
+            SqlStore.create(path.name, path, SqlOptions(**given))
+        else:
+            shutil.copytree(_new_store(given), path)
         return self.open(path)
 
     def open(self, path: Path) -> SqlStore:
@@ -92,6 +117,7 @@ class TableSets:
     def __init__(self, url: str) -> None:
         self.url = url
         self._engine = create_engine(url)
+        self.connections = Connections(url)
         self._numbers = itertools.count(1)
         self._free: list[str] = []
 
@@ -120,13 +146,59 @@ class TableSets:
 
     def close(self) -> None:
         self._engine.dispose()
+        self.connections.close()
+
+
+class KeptConnection(psycopg.Connection[Any]):
+    """A connection to a server that `close` gives back to those that are kept, if it is as if new: a server starts a
+    process for each, which then reads its catalogue."""
+
+    kept: list[KeptConnection] | None = None
+
+    def close(self) -> None:
+        fine = not self.closed and self.info.transaction_status is TransactionStatus.IDLE
+        if self.kept is None or self in self.kept or not fine:
+            super().close()
+            return
+        try:
+            self.execute("RESET ALL")
+            self.commit()
+        except psycopg.Error:
+            super().close()
+        else:
+            self.kept.append(self)
+
+
+class Connections:
+    """Connections to the database of a URL, used again and again by one store after the other."""
+
+    def __init__(self, url: str) -> None:
+        given = make_url(url)
+        self._named = given.translate_connect_args(username="user", database="dbname") | dict(given.query)
+        self._kept: list[KeptConnection] = []
+
+    def connect(self) -> KeptConnection:
+        """One that nobody uses."""
+        with suppress(IndexError):
+            while (connection := self._kept.pop()).broken:
+                pass
+            return connection
+        connection = KeptConnection.connect(**self._named)
+        connection.kept = self._kept
+        return connection
+
+    def close(self) -> None:
+        while self._kept:
+            connection = self._kept.pop()
+            connection.kept = None
+            connection.close()
 
 
 class PostgresDisk(SqliteDisk):
     """Stores on a server, each with tables of its own; a crash is a copy of them while nothing is written."""
 
     def __init__(self, path: Path, sets: TableSets, **options: Any) -> None:
-        super().__init__(path, url=sets.url, pool_min=0, **options)
+        super().__init__(path, url=sets.url, pool_min=0, creator=sets.connections.connect, **options)
         self._sets = sets
         self._taken: list[str] = []
 

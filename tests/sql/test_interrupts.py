@@ -59,7 +59,7 @@ def test_a_send_interrupted_anywhere_and_sent_again_is_stored_once(
         sent.append(numbered(at))
         assert store.depth(A) == len(sent), where
 
-    assert everywhere(prepare, check, 7, share) > 30
+    assert everywhere(prepare, check, 17, share) > 30
     assert bodies(store) == bodies(disk.crash(store)) == sent
     assert_whole(store)
 
@@ -93,7 +93,7 @@ def test_a_receive_interrupted_anywhere(store: SqlStore, share: Share) -> None:
 
     lost: list[str] = []
     seqs = [message.seq for message in store.browse(A)]
-    everywhere(prepare, check, 7, share)
+    everywhere(prepare, check, 17, share)
     assert len(lost) <= 12, lost
     assert_whole(store)
 
@@ -120,7 +120,7 @@ def test_an_ack_interrupted_anywhere(disk: SqliteDisk, store: SqlStore, topic: b
         assert store.depth(place, key) == 0, where
         assert store.stats().leased == 0, where
 
-    assert everywhere(prepare, check, 7, share) > 20
+    assert everywhere(prepare, check, 17, share) > 20
     assert bodies(disk.crash(store), place, key) == []
     assert_whole(store)
 
@@ -147,7 +147,7 @@ def test_a_release_interrupted_anywhere(store: SqlStore, claimed: bool, share: S
         assert [message.body for message in again] == [b"1", b"2", b"3"], where
         store.release(again)
 
-    assert everywhere(prepare, check, 7, share) > 30
+    assert everywhere(prepare, check, 17, share) > 30
     assert_whole(store)
 
 
@@ -170,7 +170,7 @@ def test_a_commit_interrupted_anywhere(disk: SqliteDisk, store: SqlStore, share:
         count += 1
         assert (store.depth(A), store.depth(B), store.stats().leased) == (0, count, 0), where
 
-    assert everywhere(prepare, check, 7, share) > 30
+    assert everywhere(prepare, check, 17, share) > 30
     assert len(bodies(disk.crash(store), B)) == count
     assert_whole(store)
 
@@ -197,7 +197,7 @@ def test_an_outcome_interrupted_anywhere(store: SqlStore, commit: bool, share: S
             take(store).ack()
         assert (store.depth(A), store.stats().leased) == (0, 0), where
 
-    assert everywhere(prepare, check, 7, share) > 20
+    assert everywhere(prepare, check, 17, share) > 20
     assert_whole(store)
 
 
@@ -214,7 +214,7 @@ def test_subscribing_and_unsubscribing_interrupted_anywhere(store: SqlStore, sha
         store.subscribe(DESK)
         assert store.depth(T) == store.depth(T, DESK.key), where
 
-    assert everywhere(prepare, check, 7, share) > 60
+    assert everywhere(prepare, check, 17, share) > 60
     assert_whole(store)
 
 
@@ -234,7 +234,7 @@ def test_a_purge_interrupted_anywhere(store: SqlStore, share: Share) -> None:
         store.purge(A)
         assert store.depth(A) == 0, where
 
-    assert everywhere(prepare, check, 7, share) > 20
+    assert everywhere(prepare, check, 17, share) > 20
     assert_whole(store)
 
 
@@ -244,7 +244,7 @@ def test_a_browse_interrupted_anywhere(store: SqlStore, share: Share) -> None:
     def check(at: int, where: str) -> None:
         assert len(list(store.browse(A))) == 2, where
 
-    assert everywhere(lambda at: lambda: list(store.browse(A)), check, 7, share) > 30
+    assert everywhere(lambda at: lambda: list(store.browse(A)), check, 17, share) > 30
 
 
 READS: dict[str, Callable[[anabranch.Router], object]] = {
@@ -281,7 +281,7 @@ def test_nothing_is_open_in_a_file_after_an_interruption_anywhere(call: str, tmp
                 kept.clear()
 
         folders = (*OURS, *LIBRARY) if call == "open" else FOLDERS  # of SQLAlchemy there are too many places
-        places = everywhere(lambda at: keeping(kept, lambda: READS[call](router)), check, 23, share, folders)
+        places = everywhere(lambda at: keeping(kept, lambda: READS[call](router)), check, 71, share, folders)
         assert places > (20 if call == "reclaim" else 200)
         other.close()
 
@@ -307,7 +307,7 @@ def test_nothing_is_open_at_a_server_after_an_interruption_anywhere(
             if len(kept) > 20:
                 kept.clear()
 
-        places = everywhere(lambda at: keeping(kept, lambda: READS[call](router)), check, 23, share, FOLDERS)
+        places = everywhere(lambda at: keeping(kept, lambda: READS[call](router)), check, 71, share, FOLDERS)
         assert places > 200
 
 
@@ -382,6 +382,6 @@ def test_a_transaction_of_the_users_own_interrupted_anywhere(store: SqlStore, sh
         for _ in left:
             take(store).ack()
 
-    assert everywhere(prepare, check, 23, share) > 100
+    assert everywhere(prepare, check, 71, share) > 100
     assert_whole(store)
     engine.dispose()

@@ -619,13 +619,12 @@ def test_settle_does_not_wait_for_a_transaction_that_is_open(shared: Shared, sto
 )
 def test_a_caller_is_killed(url: str, tmp_path: Path, point: str) -> None:
     """What is sold is sent and acked, and nothing else."""
-    process = caller.begun(tmp_path / "data", url, point)
-    assert process.stdout is not None
-    told = [process.stdout.readline() for _ in range(20)] if point == "at work" else []
-    process.kill()
-    process.wait()
-    told += process.stdout.readlines()
-    process.stdout.close()
+    process, tells = caller.begun(tmp_path / "data", url, point)
+    with tells:
+        told = [tells.readline() for _ in range(20)] if point == "at work" else []
+        process.kill()
+        process.join()
+        told += tells.readlines()
     engine = caller.connected(url)
     with anabranch.open(caller.config(tmp_path / "data", url)) as router:
         orders, done = router.queue("orders"), router.queue("done")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ from zope.interface.verify import verifyObject
 import anabranch
 from anabranch import StoreFailedError, StoreFullError, TransactionError, TransactionInDoubt, Xid
 
+from ..children import run_program
 from ..contract.disk import eventually
 from ..router.disk import Faults, contents, in_time, take, with_time_enough
 
@@ -465,12 +464,8 @@ KILLED = textwrap.dedent(
 
 
 def killed(directory: Path, step: str, key: str, xid: str = "") -> None:
-    root = Path(__file__).parents[2]
-    run = subprocess.run(
-        [sys.executable, "-c", KILLED, str(directory), step, key, xid],
-        cwd=root, env={"PYTHONPATH": f"{root}:{root / 'src'}", "PATH": ""}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert run.returncode == -signal.SIGKILL, run.stderr
+    code, told = run_program(KILLED, str(directory), step, key, xid)
+    assert code == -signal.SIGKILL, told
 
 
 class TestKilled:
