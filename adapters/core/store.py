@@ -317,8 +317,8 @@ class Store:
 
     def _ended(self) -> None:
         self._opened = False
-        for feed in self._engine.catalog.feeds():
-            feed.held.clear()  # leases end with it, also where the same object is opened again
+        for channel in self._engine.catalog.channels():
+            channel.held.clear()  # leases end with it, also where the same object is opened again
 
     def _look_after_owner(self) -> None:
         """Look after the directory: a store that has lost it writes nothing more."""
@@ -546,7 +546,7 @@ class Store:
 
     def bring_body(self, body: StoredBody) -> StoredBody:
         """Return a copy of a body in another store, for a message that comes from there. Raises as `keep`."""
-        return self._bodies().brought(body)
+        return self._bodies().migrated(body)
 
     def _bodies(self) -> Bodies:
         if self._engine.bodies is None:
@@ -944,7 +944,7 @@ class Store:
         engine.check()
         with engine.lock:
             engine.current()
-            if any(feed.is_needed for feed in engine.catalog.feeds()) or engine.sequencer.prepared:
+            if any(channel.is_needed for channel in engine.catalog.channels()) or engine.sequencer.prepared:
                 return False
             if self.abandoned.has_moving or any(feature.is_busy for feature in engine.features):
                 return False
@@ -952,7 +952,7 @@ class Store:
                 return False
             if to_remove and any(engine.catalog.declared()):
                 return False
-            if engine.delivery.next_due and any(feed.takers for feed in engine.catalog.feeds()):
+            if engine.delivery.next_due and any(channel.receivers for channel in engine.catalog.channels()):
                 return False  # who watches would not hear that something is due
             engine.closed = True
             self._writer.refuse_more()

@@ -330,9 +330,9 @@ class Applier:
             snapshot.end(index)
 
     def _begin_snapshot(self) -> tuple[list[Segment], Start | None]:
-        index, host, starved = self._index, self._host, self._log.starved
+        index, host, out_of_room = self._index, self._host, self._log.out_of_room
         tail = self._log.tail
-        if not starved or tail.lsn != self._applied.tail.lsn:
+        if not out_of_room or tail.lsn != self._applied.tail.lsn:
             tail = self._applied.tail
         else:  # all is applied: the segment before a new one that is still empty may go
             if tail.segment is not self._applied.tail.segment:
@@ -343,7 +343,7 @@ class Applier:
         kept = [s for s in sealed if s.live]
         rows = len(host.sequencer.window) + index.transactions.count + len(index.subscriptions) + index.rows.counted
         expected = snapshot.size_expected(kept, len(index.states), rows) + snapshot.WAIT_BYTES * index.rows.waits
-        worth = 1 if starved else snapshot.WORTH
+        worth = 1 if out_of_room else snapshot.WORTH
         pays = empty and expected * worth <= sum(s.capacity for s in empty)
         if not pays and not self.needs_snapshot:
             return [], None  # wait until it frees more; also where nothing is empty

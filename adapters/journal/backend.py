@@ -21,7 +21,7 @@ from ..core.backend import Backend, BackendStats, Found, Host, Settings, Writer
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan
 from ..core.record.place import SEQ, Place
-from ..core.state.leases import Feed
+from ..core.state.leases import Channel
 from ..core.state.states import Catalog, DestinationState, SubscriptionState
 from ..core.store_types import Progress
 from ..system.descriptors import STORE
@@ -260,7 +260,7 @@ class JournalBackend(Backend):
     def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
         return self._index.rows.keys(state, start, limit)
 
-    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Channel]:
         return self._index.rows.unacked(state, seq)
 
     def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
@@ -269,7 +269,7 @@ class JournalBackend(Backend):
             found, start = self._index.rows.expired(start, now)
             yield from found
 
-    def limited(self, least: int) -> Iterator[tuple[Feed, Place]]:
+    def limited(self, least: int) -> Iterator[tuple[Channel, Place]]:
         start: bytes | None = FIRST_KEY
         while start is not None:
             found, start = self._index.rows.limited(start, least)

@@ -108,7 +108,7 @@ class Compactor:
     def _run_in_background(self) -> None:
         if self._log.forked:
             return
-        if self._log.starved:
+        if self._log.out_of_room:
             self._job.schedule(AGAIN_SECONDS)
             return
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from ..core.operations.plan import Sequencer
-from ..core.state.leases import Feed
+from ..core.state.leases import Channel
 from ..core.state.states import Catalog, DestinationState, SubscriptionState
 from ..wal.format import RECORD_HEADER
 from ..wal.recovery.survey import Kept, Needed
@@ -165,7 +165,7 @@ class Start(NamedTuple):
     first_dead: bytes
     states: list[DestinationState]
     subscriptions: list[SubscriptionState]
-    leaving: list[Feed]
+    leaving: list[Channel]
     last_number: int
     before: PendingBefore
 
@@ -197,8 +197,8 @@ def take(begun: Start, index: Index, sequencer: Sequencer, ask: Ask) -> Snapshot
         deliveries=[row for row in index.rows.all_deliveries(ask) if row[0] <= tail.counter],
         duplicates=[(key[0], seq, key[1]) for key, seq in sequencer.window.items()],
         committed=index.committed(ask),
-        removed=[feed.state.number for feed in begun.leaving if not feed.number],
-        ended=[feed.number for feed in begun.leaving if feed.number],
+        removed=[channel.state.number for channel in begun.leaving if not channel.number],
+        ended=[channel.number for channel in begun.leaving if channel.number],
         waits=_waits(index.rows.all_waits(ask), tail.counter),
     )
 

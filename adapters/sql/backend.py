@@ -30,7 +30,7 @@ from ..core.operations.branches import Prepare
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan
 from ..core.record.place import Place
-from ..core.state.leases import Feed
+from ..core.state.leases import Channel
 from ..core.state.states import Catalog, DestinationState, SubscriptionState
 from ..core.store_types import Progress
 from ..system.files import FILE_MODE
@@ -353,13 +353,13 @@ class SqlBackend(WrittenBackend):
     def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
         return self._reading.keys(state, start, limit)
 
-    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Channel]:
         return self._reading.unacked(state, seq)
 
     def expired(self, since: int, now: int) -> Iterable[tuple[DestinationState, Place]]:
         return self._reading.expired(since, now)
 
-    def limited(self, least: int) -> Iterable[tuple[Feed, Place]]:
+    def limited(self, least: int) -> Iterable[tuple[Channel, Place]]:
         return self._reading.limited(least)
 
     def next_due(self) -> int:

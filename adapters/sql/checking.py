@@ -88,7 +88,7 @@ class _Check:
 
     def holds(self) -> Iterator[str]:
         """Yield each held message that is not there."""
-        for feed in self._catalog.feeds():
-            for seq, lease in list(feed.held.items()):
+        for channel in self._catalog.channels():
+            for seq, lease in list(channel.held.items()):
                 if not is_volatile(lease.place) and not self._all("select.place", message=seq):
-                    yield f"message {seq} of {feed.state.destination} is held and is not in MESSAGES"
+                    yield f"message {seq} of {channel.state.destination} is held and is not in MESSAGES"

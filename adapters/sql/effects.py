@@ -14,13 +14,13 @@ from ..core.operations.changes import Send
 from ..core.operations.pending_counts import Counted
 from ..core.record.place import order_of
 from ..core.state.duplicates import Key
-from ..core.state.leases import Feed
+from ..core.state.leases import Channel
 from ..core.state.priorities import Orders
 from ..core.state.states import Catalog, DestinationState, SubscriptionState
 
 
 @dataclass(slots=True)
-class Lane:
+class Level:
     """The messages of one order of a destination."""
 
     count: int = 0
@@ -28,34 +28,34 @@ class Lane:
     """A seq that no message exceeds."""
 
 
-class Lanes:
+class Levels:
     """The messages of a destination by order, of those orders that have some; DestinationState.own."""
 
-    __slots__ = ("_lanes", "orders")
+    __slots__ = ("_levels", "orders")
 
     def __init__(self) -> None:
-        self._lanes: dict[int, Lane] = {}
+        self._levels: dict[int, Level] = {}
         self.orders = Orders()
 
-    def get(self, order: int) -> Lane | None:
-        return self._lanes.get(order)
+    def get(self, order: int) -> Level | None:
+        return self._levels.get(order)
 
     def count(self, order: int, more: int, last: int) -> None:
         """Add so many messages to an order, or take them off. `last` is the highest new seq, 0: there is none."""
-        lane = self._lanes.get(order)
-        if lane is None:
+        level = self._levels.get(order)
+        if level is None:
             self.orders.add(order)
-            lane = self._lanes[order] = Lane()
-        lane.count += more
-        lane.last = max(lane.last, last)
-        if not lane.count:
-            del self._lanes[order]
+            level = self._levels[order] = Level()
+        level.count += more
+        level.last = max(level.last, last)
+        if not level.count:
+            del self._levels[order]
             self.orders.discard(order)
 
 
 @dataclass(slots=True)
 class Amount:
-    """The growth of a lane."""
+    """The growth of a level."""
 
     messages: int = 0
     bytes: int = 0
@@ -68,7 +68,7 @@ class Effects:
     """The effects of one write on the counts."""
 
     amounts: dict[tuple[DestinationState, int], Amount] = field(default_factory=dict)
-    """The growth of lanes, by destination and order."""
+    """The growth of levels, by destination and order."""
     to_ack: dict[SubscriptionState, int] = field(default_factory=dict)
     """The number of further messages that each subscription has to ack."""
     counted: dict[DestinationState, tuple[Sequence[Any], dict[SubscriptionState, int]]] = field(default_factory=dict)
@@ -90,8 +90,8 @@ class Effects:
     """The row in XALOG of each prepared transaction."""
     settled: list[bytes] = field(default_factory=list)
     removed: list[DestinationState] = field(default_factory=list)
-    leaving: list[Feed] = field(default_factory=list)
-    """Feeds of removed destinations and of ended subscriptions, whose messages are still to go."""
+    leaving: list[Channel] = field(default_factory=list)
+    """Channels of removed destinations and of ended subscriptions, whose messages are still to go."""
     left: list[tuple[DestinationState, int]] = field(default_factory=list)
     """The destination and the number of the subscription (0: the destination itself) of those which are gone for
     good."""
@@ -155,9 +155,9 @@ class Effects:
                 subscriber.count = count
         for (state, order), amount in self.amounts.items():
             if state.own is None:
-                state.own = Lanes()
-            lanes: Lanes = state.own
-            lanes.count(order, amount.messages, amount.last)
+                state.own = Levels()
+            levels: Levels = state.own
+            levels.count(order, amount.messages, amount.last)
             catalog.count(state, amount.messages, amount.bytes)
         for subscriber, more in self.to_ack.items():
             subscriber.count += more
@@ -165,8 +165,8 @@ class Effects:
             counted.delayed += more
         for counted, count in self.waiting.items():
             counted.delayed = count
-        for feed in self.leaving:
-            catalog.leaving[feed] = None
+        for channel in self.leaving:
+            catalog.leaving[channel] = None
         for state, number in self.left:
             catalog.left(state, number)
 
@@ -174,8 +174,8 @@ class Effects:
 def load_counts(catalog: Catalog, state: DestinationState, rows: Iterable[Sequence[Any]], priorities: bool) -> None:
     """Set what there is of a destination: priority, messages, bytes, the highest seq of each row."""
     catalog.count(state, -state.count, -state.bytes)
-    lanes = Lanes()
+    levels = Levels()
     for priority, count, size, last in rows:
-        lanes.count(order_of(priority, priorities), count, last)
+        levels.count(order_of(priority, priorities), count, last)
         catalog.count(state, count, int(size))
-    state.own = lanes
+    state.own = levels

@@ -26,7 +26,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ...policies.errors import TransactionError
 from ..core.backend.outbox_rows import Caller as AnyCaller
-from ..core.backend.outbox_rows import Entry, Told, Written
+from ..core.backend.outbox_rows import EndListener, Entry, Written
 from .database.connections import shown_url
 from .database.errors import Database, is_cut_off
 from .database.schema import Schema
@@ -49,11 +49,11 @@ _status_postgresql: Final = text("SELECT txid_status(CAST(:transaction AS BIGINT
 class Caller:
     """One transaction of a caller."""
 
-    __slots__ = ("_connection", "_root", "key", "told", "transaction")
+    __slots__ = ("_connection", "_root", "key", "listener", "transaction")
 
-    def __init__(self, connection: Connection, root: RootTransaction, told: Told, transaction: int) -> None:
+    def __init__(self, connection: Connection, root: RootTransaction, listener: EndListener, transaction: int) -> None:
         self.key = secrets.token_hex(16)
-        self.told = weakref.ref(told)
+        self.listener = weakref.ref(listener)
         self.transaction = transaction
         """PostgreSQL's number of the transaction; 0 elsewhere."""
         self._connection = weakref.ref(connection)
@@ -80,7 +80,7 @@ class Outbox:
 
     # Callers
 
-    def enlist(self, connection: Any, told: Told) -> Caller:
+    def enlist(self, connection: Any, listener: EndListener) -> Caller:
         """Return the transaction that is open on a connection, as OutboxRows."""
         self._require_connection(connection)
         self._require_transaction(connection)
@@ -88,16 +88,16 @@ class Outbox:
         with self._lock:
             caller = self._callers.get(root) if root is not None else None
         if caller is None:
-            caller = self._enlisted(connection, told)
+            caller = self._enlisted(connection, listener)
         return caller
 
-    def _enlisted(self, connection: Connection, told: Told) -> Caller:
+    def _enlisted(self, connection: Connection, listener: EndListener) -> Caller:
         self._require_here(connection)
         number = 0
         if connection.dialect.name == "postgresql":
             number = connection.execute(_transaction_postgresql).scalar_one()
         root = connection.get_transaction() or connection.begin()
-        caller = Caller(connection, root, told, number)
+        caller = Caller(connection, root, listener, number)
         with self._lock:
             if connection not in self._heard:
                 _listen(connection, weakref.ref(self))
@@ -112,9 +112,9 @@ class Outbox:
             root = connection.get_transaction()
             with self._lock:
                 caller = self._callers.get(root) if root is not None else None
-            told = caller.told() if caller is not None else None
-            if caller is not None and told is not None:
-                told.ending(caller)
+            listener = caller.listener() if caller is not None else None
+            if caller is not None and listener is not None:
+                listener.ending(caller)
         except Exception:
             log.exception("store %s: the end of a caller's transaction is found out later", self._name)
 

@@ -18,13 +18,13 @@ from typing import Any, Final
 from sqlalchemy.engine import Connection
 
 from ..core.record.place import ALSO_WAITING, SEQ, Place, priority_of
-from ..core.state.leases import Feed
+from ..core.state.leases import Channel
 from ..core.state.states import Catalog, DestinationState, SubscriptionState
 from .database.columns import CONTENT, ID, PARTS, place_of, record_of
 from .database.columns import EXPIRES as EXPIRES_COLUMN
 from .database.errors import Database
 from .database.statements import Statements
-from .effects import Effects, Lanes
+from .effects import Effects, Levels
 
 ID_MAX: Final = (1 << 63) - 1
 INLINE: Final = 4096
@@ -106,29 +106,29 @@ class Reading:
     # Where messages are
 
     def next_order(self, state: DestinationState, subscription: SubscriptionState | None, order: int) -> int | None:
-        lanes: Lanes | None = state.own
-        if lanes is None or (subscription is not None and not subscription.count):
+        levels: Levels | None = state.own
+        if levels is None or (subscription is not None and not subscription.count):
             return None
         also = order & ALSO_WAITING
-        first = lanes.orders.first(order - also)
+        first = levels.orders.first(order - also)
         return first + also if first is not None else None
 
     def rows(
         self, state: DestinationState, subscription: SubscriptionState | None, order: int | None, after: int, limit: int
     ) -> Sequence[Place]:
-        lanes: Lanes | None = state.own
+        levels: Levels | None = state.own
         also = order is None or bool(order & ALSO_WAITING)
         if order is not None:
             order &= ~ALSO_WAITING
-        lane = lanes.get(order) if lanes is not None and order is not None else None
-        if order is not None and (lane is None or not lane.count or (after >= lane.last and not also)):
+        level = levels.get(order) if levels is not None and order is not None else None
+        if order is not None and (level is None or not level.count or (after >= level.last and not also)):
             return ()
         if subscription is not None and not subscription.count:
             return ()
         while True:
             rows = self._page(state, subscription, order, after, limit, also)
-            if subscription is None and lane is not None and len(rows) < limit and not also:
-                lane.last = min(lane.last, rows[-1][ID] if rows else after)
+            if subscription is None and level is not None and len(rows) < limit and not also:
+                level.last = min(level.last, rows[-1][ID] if rows else after)
             places = [place_of(row, self._priorities) for row in rows]
             if subscription is not None and subscription.own and places:
                 places = self._with_deliveries(subscription, places, also)
@@ -219,7 +219,9 @@ class Reading:
             return
         after, seq = since, ID_MAX
         while rows := self._all("select.expired", now=now, after=after, after_id=seq, most=PAGE):
-            removed = {feed.state.number: feed.state for feed in self._catalog.leaving if feed.state.removed}
+            removed = {
+                channel.state.number: channel.state for channel in self._catalog.leaving if channel.state.removed
+            }
             for row in rows:
                 seq, after = row[ID], row[EXPIRES_COLUMN]
                 state = self._catalog.by_number.get(row[-1]) or removed.get(row[-1])
@@ -235,7 +237,7 @@ class Reading:
         return min(filter(None, found), default=0)
 
     def due(self, now: int, limit: int) -> list[tuple[DestinationState, int, Place]]:
-        removed = {feed.state.number: feed.state for feed in self._catalog.leaving if feed.state.removed}
+        removed = {channel.state.number: channel.state for channel in self._catalog.leaving if channel.state.removed}
         found: list[tuple[int, int, DestinationState, int, Place]] = []
         for row in self._all("select.due", now=now, most=limit):
             state = self._catalog.by_number.get(row[-2]) or removed.get(row[-2])
@@ -255,22 +257,22 @@ class Reading:
             until = self._all("select.until.durable", durable=subscription.number, message=seq)
         return until[0][0] if until else 0
 
-    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Channel]:
         recipients = state.recipients(seq)
         # While one that has ended still goes page by page, what is there may wait for it alone.
-        if len(recipients) == 1 and not any(feed.state is state for feed in self._catalog.leaving):
-            return [recipients[0].feed]
+        if len(recipients) == 1 and not any(channel.state is state for channel in self._catalog.leaving):
+            return [recipients[0].channel]
         acked = {row[0] for row in self._all("select.acked", message=seq)}
-        return [subscriber.feed for subscriber in recipients if subscriber.number not in acked]
+        return [subscriber.channel for subscriber in recipients if subscriber.number not in acked]
 
-    def limited(self, least: int) -> Iterator[tuple[Feed, Place]]:
+    def limited(self, least: int) -> Iterator[tuple[Channel, Place]]:
         after = 0
         while rows := self._all("select.limited", least=least, after=after, most=PAGE):
             for number, after in rows:
                 state = self._catalog.by_number.get(number)
                 place = self.row(state, None, after) if state is not None else None
                 if state is not None and place is not None:
-                    yield state.feed, place
+                    yield state.channel, place
         for subscriber in list(self._catalog.subscriptions.values()):
             after = 0
             while subscriber.own and (
@@ -281,7 +283,7 @@ class Reading:
                 for _, after in rows:
                     place = self.row(subscriber.topic, subscriber, after)
                     if place is not None:
-                        yield subscriber.feed, place
+                        yield subscriber.channel, place
 
     # Their records
 

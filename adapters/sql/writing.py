@@ -396,7 +396,7 @@ class Write:
         self.effects.many = True
         if state.count > AT_ONCE:
             self._run("update.destination.removed", {"destination": state.number})
-            self.effects.leaving.append(state.feed)
+            self.effects.leaving.append(state.channel)
         else:
             self.ack_range(state, 0, LAST, 0)
 
@@ -432,7 +432,7 @@ class Write:
         self._subscriptions(subscriber.topic).pop(subscriber.number, None)
         self._run("update.durable.ended", {"subscription": subscriber.number})
         if subscriber.topic.count > AT_ONCE:
-            self.effects.leaving.append(subscriber.feed)
+            self.effects.leaving.append(subscriber.channel)
         else:
             self.ack_range(subscriber.topic, 0, LAST, subscriber.number)
 

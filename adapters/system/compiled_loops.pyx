@@ -390,7 +390,7 @@ cdef object message_of(object store, object destination, tuple place, bytes reco
     else:
         headers = {}
     if leased and not lease.whole:
-        subscription = lease.feeds[0].key
+        subscription = lease.channels[0].key
     message = Message.__new__(Message)
     message._store = store
     message.destination = destination

@@ -21,7 +21,7 @@ from typing import Final, Generic, TypeVar
 
 TELL_SECONDS: Final = 60.0
 """The log tells of one thing no more often."""
-TOLD_MAX: Final = 1000
+LOGGED_MAX: Final = 1000
 """Things that are remembered with the time when they were told last; with more the log tells more often."""
 
 Thing = TypeVar("Thing", bound=Hashable)
@@ -34,7 +34,7 @@ class RareWarnings(Generic[Thing]):
         """`warn` logs how often it happened to a thing since it was told last."""
         self._warn = warn
         self._lock = threading.RLock()
-        self._told: dict[Thing, tuple[float, int]] = {}
+        self._logged: dict[Thing, tuple[float, int]] = {}
         """By thing: when the log may tell of it again (monotonic), and how many it has yet to tell of."""
         self._due = math.inf
         """When some are to be told of."""
@@ -53,19 +53,19 @@ class RareWarnings(Generic[Thing]):
         self._count((), True)
 
     def _count(self, things: Iterable[Thing], all_of_it: bool) -> None:
-        now, told = monotonic(), self._told
+        now, logged = monotonic(), self._logged
         with self._lock:
             for thing, count in Counter(things).items():
-                until, untold = told.get(thing, (now, 0))
-                told[thing] = until, untold + count
-            all_of_it = all_of_it or len(told) > TOLD_MAX
-            for thing, (until, untold) in list(told.items()):
+                until, unlogged = logged.get(thing, (now, 0))
+                logged[thing] = until, unlogged + count
+            all_of_it = all_of_it or len(logged) > LOGGED_MAX
+            for thing, (until, unlogged) in list(logged.items()):
                 if until > now and not all_of_it:
                     continue
-                del told[thing]
-                if untold:
-                    told[thing] = now + TELL_SECONDS, 0
-                    self._warn(thing, untold)
-            if len(told) > TOLD_MAX:
-                told.clear()
-            self._due = min((until for until, untold in told.values() if untold), default=math.inf)
+                del logged[thing]
+                if unlogged:
+                    logged[thing] = now + TELL_SECONDS, 0
+                    self._warn(thing, unlogged)
+            if len(logged) > LOGGED_MAX:
+                logged.clear()
+            self._due = min((until for until, unlogged in logged.values() if unlogged), default=math.inf)

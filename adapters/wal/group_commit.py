@@ -69,7 +69,7 @@ class GroupCommit(ABC):
         self._gathering: threading.Lock | None = None
         """The lock for which a leader waits: released once so many are queued."""
         self._gather_seconds = 0.0
-        self._starved = False
+        self._out_of_room = False
         """Tickets that make room wait at the head of the queue for some to be made first."""
         self._closed = True
         """True if no more tickets are taken."""
@@ -241,7 +241,7 @@ class GroupCommit(ABC):
         return ticket.outcomes
 
     def _hand_on(self) -> None:
-        if self._starved:
+        if self._out_of_room:
             self._relieve()
         try:
             head = (self._unsynced_queue or self._queue)[0]
@@ -263,7 +263,7 @@ class GroupCommit(ABC):
                     # Not before: as long as this thread waits, no other need come.
                     self._lead_due = self._unattended = False
                     self._lead_once()
-                if self._starved:
+                if self._out_of_room:
                     self._relieve()
         except BaseException as error:
             if threading.current_thread() is threading.main_thread() or not isinstance(error, Exception):

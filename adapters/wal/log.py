@@ -65,7 +65,7 @@ class Log(GroupCommit):
         self._relief = threading.Lock()  # one at a time; the others wait for it
         self.releasing = 0
         """The thread that releases segments, if one does: it does not wait for room to be made."""
-        self._starved_at = 0
+        self._out_of_room_at = 0
         self._hopeless = False
         """Nothing could be released for those that wait."""
         self._hopeless_lsn = -1
@@ -154,9 +154,9 @@ class Log(GroupCommit):
         return self._syncer.durable_lsn
 
     @property
-    def starved(self) -> bool:
+    def out_of_room(self) -> bool:
         """Return whether tickets wait for segments to be released, the disk being full and the reserve used."""
-        return self._starved or self.files.reserve.is_short
+        return self._out_of_room or self.files.reserve.is_short
 
     @property
     def syncs(self) -> int:
@@ -232,7 +232,10 @@ class Log(GroupCommit):
         leaves = [self._encoder.leaves(ticket) for ticket in tickets]
         most = max(leaves, default=SHRINKS)
         if tickets and most == GROWS and self._hopeless_lsn >= 0 and self._may_be_relieved() and self._sealing_pays():
-            self._starved_at, self._starved = self.releases, True  # first: what is written here would keep the segment
+            self._out_of_room_at, self._out_of_room = (
+                self.releases,
+                True,
+            )  # first: what is written here would keep the segment
             return False
         try:
             self._writer.make_room(size, promised, most)
@@ -251,7 +254,7 @@ class Log(GroupCommit):
                 self._most = len(tickets) // 2  # what is left of the reserve may do for some of them
                 return False
             if tickets and (not self._hopeless if most == SHRINKS else self._may_be_relieved(error)):
-                self._starved_at, self._starved = self.releases, True
+                self._out_of_room_at, self._out_of_room = self.releases, True
                 return False
             self._most, self._hopeless = 0, False
             what = f"{self.name} cannot grow: {error.strerror} ({self.files.directory})"
@@ -291,20 +294,20 @@ class Log(GroupCommit):
         if self.releasing == get_ident():
             return
         with self._relief:
-            if not self._starved:
+            if not self._out_of_room:
                 return  # another thread has
             lsn = self._writer.tail.lsn
             try:
-                if self.releases == self._starved_at:
+                if self.releases == self._out_of_room_at:
                     self.relief()  # all is applied then: it is known what is needed
-                if self.releases == self._starved_at and self._seal_spent():
+                if self.releases == self._out_of_room_at and self._seal_spent():
                     self.relief()
             except AnabranchError as error:
                 log.debug("%s: nothing released: %s", self.name, error)
-            self._hopeless = self.releases == self._starved_at
+            self._hopeless = self.releases == self._out_of_room_at
             if self._hopeless:
                 self._hopeless_lsn = lsn
-            self._starved = False
+            self._out_of_room = False
 
     def _seal_spent(self) -> bool:
         """Leave the segment that is being written, on a disk that one segment fills, if most of it is needed no more.

@@ -84,11 +84,11 @@ def recommend_best(
         current = None if options.current is None else _current(engine, options.current)
         constraints = _constraints(engine, options)
         best = _choose(engine, constraints, current, sized[0], report)
-        tried = [best.told()]
+        tried = [best.as_row()]
         for each in sized[1:]:
             # One beside the best at a time: each has what it found of some hundred thousand sets.
             choice = _choose(engine, constraints, current, each, report)
-            tried.append(choice.told())
+            tried.append(choice.as_row())
             best = min(best, choice, key=lambda one: (not one.cap_kept, one.recommended.cost))
         return _answer(engine, constraints, best, tried, report)
 
@@ -111,7 +111,7 @@ class _Choice:
     def cap_kept(self) -> bool:
         return all(finding.code != PEAK_CAP for finding in self.findings)
 
-    def told(self) -> dict[str, Any]:
+    def as_row(self) -> dict[str, Any]:
         """Tell what the choice comes to, for `parameters["segment_sizes"]`."""
         return {
             "segment_bytes": self.options.segment_bytes,

@@ -13,13 +13,13 @@ import threading
 from types import FrameType
 from typing import Final
 
-from ...adapters.core.state.leases import Taker
+from ...adapters.core.state.leases import Receiver
 
 _ROOT: Final = __name__.partition(".")[0]
 _OURS: Final = (f"{_ROOT}.router.", f"{_ROOT}.adapters.")
 _COMMANDS: Final = f"{_ROOT}.router.cli."
 """The commands, which call a router as applications do, and hold none of its locks."""
-_HOLDS_NOTHING: Final = Taker.wait.__code__
+_HOLDS_NOTHING: Final = Receiver.wait.__code__
 """The code in which `receive` waits for a message."""
 
 

@@ -24,7 +24,7 @@ from anabranch.adapters.core.operations.changes import Ack, AckRange, Returned, 
 from anabranch.adapters.core.record import encoding as records
 from anabranch.adapters.core.service import sending
 from anabranch.adapters.core.state import decoding
-from anabranch.adapters.core.state.leases import Feed, Lease
+from anabranch.adapters.core.state.leases import Channel, Lease
 from anabranch.adapters.core.state.states import DestinationState
 from anabranch.adapters.journal import bodies, writing
 from anabranch.adapters.journal.encoding import SEND_OVERHEAD
@@ -340,7 +340,7 @@ def test_whatever_a_record_holds_is_read_the_same(
     record: Any, seq: int, expires: int, deliveries: int, leased: bool, whole: bool
 ) -> None:
     place = (0, seq, expires, deliveries, (1, 2, 3))
-    lease = Lease((Feed(state_of(7)),), place, whole=whole) if leased else None
+    lease = Lease((Channel(state_of(7)),), place, whole=whole) if leased else None
     found = [outcome(loop, None, ORDERS, place, record, lease) for loop in (decoding.decode, PURE["decode"])]
     if found[0][0] == "returned":
         decoded(record, place, lease)

@@ -201,7 +201,7 @@ def send_many(run: Run) -> Result:
 def send_ack_nosync(run: Run) -> Result:
     peer = opened(run, durable=False, messages=run.n, payload_bytes=PLAIN_BYTES)
     message, each = body(PLAIN_BYTES), run.n // run.threads
-    calls = [(peer.sender(), peer.taker()) for _ in range(run.threads)]
+    calls = [(peer.sender(), peer.receiver()) for _ in range(run.threads)]
 
     def work(number: int) -> None:
         send, take = calls[number]
@@ -274,7 +274,7 @@ def first_message(run: Run) -> Result:
     """From open to the first message in hand: a store that opens on first use is not let off."""
     started = time.perf_counter()
     peer = run.peer(run.directory, durable=False)
-    first = peer.taker()()
+    first = peer.receiver()()
     seconds = time.perf_counter() - started
     assert first == body(DURABLE_BYTES)
     peer.close()
@@ -339,12 +339,12 @@ SCENARIOS = {
     "send-nosync": Scenario(("sender",), 100_000, send_nosync, threads=True),
     "sql-send": Scenario(("sql",), 5_000, sql_send, threads=True),
     "send-many": Scenario(("batch_sender",), 500_000, send_many),
-    "send+ack-nosync": Scenario(("sender", "taker"), 50_000, send_ack_nosync, threads=True),
+    "send+ack-nosync": Scenario(("sender", "receiver"), 50_000, send_ack_nosync, threads=True),
     "tx-single-store": Scenario(("transaction",), 5_000, tx_single_store, threads=True),
     "tx-cross-store-2": Scenario(("cross_transaction",), 5_000, tx_cross_store(2), threads=True),
     "tx-cross-store-4": Scenario(("cross_transaction",), 5_000, tx_cross_store(4), threads=True),
-    "recover-clean": Scenario(("sender", "taker"), 200_000, recover_clean),
-    "recover-rebuild-index": Scenario(("sender", "taker", "drop_index"), 200_000, recover_rebuild_index),
+    "recover-clean": Scenario(("sender", "receiver"), 200_000, recover_clean),
+    "recover-rebuild-index": Scenario(("sender", "receiver", "drop_index"), 200_000, recover_rebuild_index),
     "drain": Scenario(("sender", "reader"), 200_000, drain),
     "toy-maker-disk": Scenario(("day",), 100_000, toy_maker_disk),
     "stores-in-turn": Scenario(("many",), 20_000, stores_in_turn),

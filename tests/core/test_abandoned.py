@@ -183,7 +183,7 @@ def test_one_that_is_just_moving_is_looked_at_again() -> None:
         message = store.receive(A)
         assert message is not None
         gate, frozen = Gate.passed(A), dict[object, int]()
-        store._engine.delivery.freeze([store._engine.catalog.state(A).feed], gate, frozen)  # type: ignore[arg-type]
+        store._engine.delivery.freeze([store._engine.catalog.state(A).channel], gate, frozen)  # type: ignore[arg-type]
         lease = message._note
         del message
         store.take_undelivered()
@@ -253,7 +253,7 @@ def test_the_log_tells_of_a_queue_once_a_minute(
 def test_of_very_many_queues_the_log_tells_more_often(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rare_warnings, "TOLD_MAX", 2)
+    monkeypatch.setattr(rare_warnings, "LOGGED_MAX", 2)
     with memory() as disk:
         store = disk.create()
         for _ in range(2):
@@ -261,5 +261,5 @@ def test_of_very_many_queues_the_log_tells_more_often(
                 store.send(queue, b"1")
                 assert store.receive(queue) is not None
             store.take_undelivered()
-            assert len(store.abandoned._warnings._told) <= 2
+            assert len(store.abandoned._warnings._logged) <= 2
         assert len(caplog.records) == 6

@@ -184,8 +184,8 @@ def test_ctrl_c_leaves_nothing_out_of_sight(store: Store) -> None:
         return receive
 
     def check(at: int, where: str) -> None:
-        feed = store._engine.catalog.destinations[A].feed
-        for lease in list(feed.held.values()):  # of a message that was in the caller's hands
+        channel = store._engine.catalog.destinations[A].channel
+        for lease in list(channel.held.values()):  # of a message that was in the caller's hands
             store.settle([store._settling.token(lease)], Settlement.RELEASE)
         assert drain(store) in ([b"0", b"1", b"2"], [b"1", b"2"]), where
         assert_whole(store)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.adapters.core.state.delivery import Delivery
-from anabranch.adapters.core.state.leases import LEASED, LEAVING, Taker
+from anabranch.adapters.core.state.leases import LEASED, LEAVING, Receiver
 from anabranch.policies.errors import StoreFullError, UnknownMessageError
 
 from ..contract.disk import A
@@ -17,15 +17,15 @@ def test_who_came_first_is_served_first() -> None:
         store = disk.create()
         store.send_many(A, [b"1", b"2"])
         engine = store._engine
-        feed = engine.catalog.state(A).feed
-        takers = [Taker() for _ in range(3)]
-        for taker in takers:
-            taker.prepare()
-            feed.takers[taker] = None
+        channel = engine.catalog.state(A).channel
+        receivers = [Receiver() for _ in range(3)]
+        for receiver in receivers:
+            receiver.prepare()
+            channel.receivers[receiver] = None
         with engine.lock:
-            engine.delivery.hand_over(feed, store.backend)
-        seqs = [taker.lease.seq if taker.lease is not None else None for taker in takers]
-        assert (seqs, list(feed.takers)) == ([1, 2, None], takers[2:])
+            engine.delivery.hand_over(channel, store.backend)
+        seqs = [receiver.lease.seq if receiver.lease is not None else None for receiver in receivers]
+        assert (seqs, list(channel.receivers)) == ([1, 2, None], receivers[2:])
 
 
 def test_moves_are_all_or_none() -> None:
@@ -54,7 +54,7 @@ def test_who_waits_at_the_limit_of_leases_is_served_later() -> None:
         heard: list[bytes] = []
         store.listen(A, lambda m: heard.append(m.body))
         with store._engine.lock:
-            store._engine.delivery.hand_over(store._engine.catalog.state(A).feed, store.backend)
+            store._engine.delivery.hand_over(store._engine.catalog.state(A).channel, store.backend)
         assert heard == []
         message.ack()
 
@@ -63,5 +63,5 @@ def test_an_empty_one_has_nothing() -> None:
     delivery = Delivery("s", 10)
     with onefile() as disk:
         store = disk.create()
-        feed = store._engine.catalog.state(A).feed
-        assert not delivery.lease(feed, store.backend, Taker())
+        channel = store._engine.catalog.state(A).channel
+        assert not delivery.lease(channel, store.backend, Receiver())

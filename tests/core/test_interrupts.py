@@ -51,7 +51,7 @@ def test_receive_leaves_no_lease(store: Store) -> None:
         store._writer.flush()  # what was queued is written
         if where and not where.startswith("Store.receive:"):  # there it is on its way into the caller's hands
             assert store.stats().leased == 0, where
-        for lease in [lease for feed in store._engine.catalog.feeds() for lease in feed.held.values()]:
+        for lease in [lease for channel in store._engine.catalog.channels() for lease in channel.held.values()]:
             store.settle([store._settling.token(lease)], Settlement.RELEASE)
         assert emptied(store, where) == [b"1", b"2"], where
 

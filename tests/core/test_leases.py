@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.adapters.core.state.leases import CLAIMED, LEAVING, Taker, claimed
+from anabranch.adapters.core.state.leases import CLAIMED, LEAVING, Receiver, claimed
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A
@@ -32,28 +32,28 @@ def test_a_lease_says_what_became_of_it() -> None:
         store.send_many(A, [b"1", b"2"])
         one, two = store.receive(A), store.receive(A)
         assert one is not None and two is not None
-        feed = store._engine.catalog.state(A).feed
-        assert [lease.is_held for lease in feed.held.values()] == [True, True]
+        channel = store._engine.catalog.state(A).channel
+        assert [lease.is_held for lease in channel.held.values()] == [True, True]
         lease = one._note
-        assert (lease.is_settled, lease.is_kept, lease.time_limit, claimed(feed)) == (False, False, None, 0)
+        assert (lease.is_settled, lease.is_kept, lease.time_limit, claimed(channel)) == (False, False, None, 0)
         store.claim(one)
-        assert (lease.hold, lease.is_settled, claimed(feed)) == (CLAIMED, True, 1)
+        assert (lease.hold, lease.is_settled, claimed(channel)) == (CLAIMED, True, 1)
         store.unclaim([one])
         two.ack()
         store.stats()  # what was acked is applied
-        assert (two._note.hold, two._note.is_held, claimed(feed)) == (LEAVING, False, 0)
+        assert (two._note.hold, two._note.is_held, claimed(channel)) == (LEAVING, False, 0)
 
 
 def test_who_waits_is_told_once_for_each_time() -> None:
     """And who is awake already does not mind."""
     with onefile() as disk:
-        feed = disk.create()._engine.catalog.state(A).feed
-        takers = [Taker(), Taker()]
-        for taker in takers:
-            taker.prepare()
-            feed.takers[taker] = None
-        feed.wake()
-        feed.wake()
-        assert [taker.wait(0) for taker in takers] == [True, False]
-        feed.wake_all()
-        assert [taker.wait(0) for taker in takers] == [True, True]
+        channel = disk.create()._engine.catalog.state(A).channel
+        receivers = [Receiver(), Receiver()]
+        for receiver in receivers:
+            receiver.prepare()
+            channel.receivers[receiver] = None
+        channel.wake()
+        channel.wake()
+        assert [receiver.wait(0) for receiver in receivers] == [True, False]
+        channel.wake_all()
+        assert [receiver.wait(0) for receiver in receivers] == [True, True]

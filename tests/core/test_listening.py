@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from anabranch.adapters.core.messages import Message
-from anabranch.adapters.core.state.leases import Feed
+from anabranch.adapters.core.state.leases import Channel
 
 from ..contract.disk import A, Parallel, drain, eventually
 from ..journal.disk import JournalDisk
@@ -96,11 +96,11 @@ def test_what_comes_as_one_gets_in_line_is_heard_of(how: str, tmp_path: Path, mo
         engine, waits = store._engine, [True]
         is_gone = engine.is_gone
 
-        def meanwhile(feed: Feed) -> bool:
+        def meanwhile(channel: Channel) -> bool:
             if waits and waits.pop():
                 with Parallel(lambda: store.send(A, b"1")) as sending:
                     sending.result()
-            return is_gone(feed)
+            return is_gone(channel)
 
         monkeypatch.setattr(engine, "is_gone", meanwhile)
         heard: SimpleQueue[bytes] = SimpleQueue()

@@ -217,7 +217,7 @@ def test_a_copy_that_differs(both: Both, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_more_acks_than_can_be_kept(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr(live_copy, "TOLD_MAX", 5)
+    monkeypatch.setattr(live_copy, "REPEAT_MAX", 5)
     both.source.send_many(A, [b""] * 30)
     with pytest.raises(GivenUpError, match="more than 5 acks came while a page of it was copied"):
         moved(both, A, ack(6))

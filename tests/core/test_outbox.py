@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.backend.outbox_rows import Entry, Told, Written
+from anabranch.adapters.core.backend.outbox_rows import EndListener, Entry, Written
 from anabranch.adapters.core.features import outbox
 from anabranch.adapters.core.features.outbox import EntriesDone, Outbox
 from anabranch.adapters.core.operations.table import Table
@@ -32,10 +32,10 @@ class Rows:
     def __init__(self) -> None:
         self.committed: list[tuple[str, Entry]] = []
         self.fails: Exception | None = None
-        self.told: Told
+        self.listener: EndListener
 
-    def enlist(self, connection: Any, told: Told) -> Caller:
-        self.told = told
+    def enlist(self, connection: Any, listener: EndListener) -> Caller:
+        self.listener = listener
         assert isinstance(connection, Caller)
         return connection
 
@@ -61,7 +61,7 @@ class Rows:
         self.committed = [row for row in self.committed if row[1].number not in numbers]
 
     def end(self, caller: Caller, commits: bool = True) -> None:
-        self.told.ending(caller)
+        self.listener.ending(caller)
         if commits:
             self.committed += [(caller.key, entry) for entry in caller.rows]
         caller.over = True

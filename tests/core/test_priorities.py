@@ -86,14 +86,14 @@ def test_orders_that_are_used_no_more_leave_nothing() -> None:
         store = ordered_store(disk, [6 * n for n in range(1000)])
         assert len(drain(store)) == 1000
         store.send_many(A, [Outgoing(b"x", priority=6 * n + 1) for n in range(1000)])  # behind what was looked at
-        feed = store._engine.catalog.state(A).feed
+        channel = store._engine.catalog.state(A).channel
         with store._engine.lock:
             store._engine.current()
-        assert feed.lanes is not None
-        assert len(feed.lanes) == 1000
+        assert channel.levels is not None
+        assert len(channel.levels) == 1000
         assert len(drain(store)) == 1000
-        assert len(feed.lanes) == 0
-        assert len(feed.state.own.lanes) == len(feed.state.own.orders) <= 16
+        assert len(channel.levels) == 0
+        assert len(channel.state.own.levels) == len(channel.state.own.orders) <= 16
         store.send(A, b"y", priority=3)
         assert drain(store) == [b"y"]
         assert_whole(store)
@@ -108,9 +108,9 @@ def test_what_is_overtaken_again_and_again_is_not_all_kept() -> None:
             store.send_many(A, [Outgoing(b"%d.%d" % (priority, n), priority=priority) for n in range(10)])
             taken.append(received(store))
         assert [message.body for message in taken] == [b"%d.0" % priority for priority in range(3 * FETCHED_MAX)]
-        feed = store._engine.catalog.state(A).feed
-        assert feed.lanes is not None
-        assert sum(bool(lane.ready) for lane in feed.lanes._lanes.values()) <= FETCHED_MAX
+        channel = store._engine.catalog.state(A).channel
+        assert channel.levels is not None
+        assert sum(bool(level.ready) for level in channel.levels._levels.values()) <= FETCHED_MAX
         expected = [b"%d.%d" % (p, n) for p in range(3 * FETCHED_MAX - 1, -1, -1) for n in range(1, 10)]
         assert drain(store) == expected
         store.release(taken)
@@ -144,7 +144,7 @@ def test_a_receive_interrupted_anywhere_hides_nothing() -> None:
         def check(at: int, where: str) -> None:
             if not where:
                 return
-            for lease in list(store._engine.catalog.state(A).feed.held.values()):
+            for lease in list(store._engine.catalog.state(A).channel.held.values()):
                 store._receiving.give_back(lease)  # it was on its way to who called
             sent.sort(key=lambda one: one[0])
             if at % 4 == 0:

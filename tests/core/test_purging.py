@@ -41,7 +41,7 @@ def test_others_get_their_turn_in_between() -> None:
             message.ack()
             return store._sending.write(changes)
 
-        assert purge(engine, state, state.feeds(), write) == (count, count)
+        assert purge(engine, state, state.channels(), write) == (count, count)
         assert writes == [PAGE * PAGES, PAGE * PAGES, 5]
         assert store.depth(A) == 0
 

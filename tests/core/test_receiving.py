@@ -10,7 +10,7 @@ import pytest
 from anabranch.adapters.core.backend import ReadError
 from anabranch.adapters.core.record.place import SEQ
 from anabranch.adapters.core.service.receiving import PAGE
-from anabranch.adapters.core.state.leases import Taker
+from anabranch.adapters.core.state.leases import Receiver
 from anabranch.policies.errors import CorruptionError, StoreFailedError
 
 from ..contract.disk import A, Parallel, drain, take
@@ -92,14 +92,14 @@ def test_the_room_of_what_was_purged_after_it_was_fetched_goes_to_who_waits_for_
         store = disk.create(max_leases=1)
         store.send_many(A, [b"1", b"2"])
         engine = store._engine
-        feed = engine.catalog.state(A).feed
-        takers = [Taker(), Taker()]
+        channel = engine.catalog.state(A).channel
+        receivers = [Receiver(), Receiver()]
         with engine.lock:
-            for taker in takers:
-                taker.prepare()
-                feed.takers[taker] = None
-            engine.hand_over(feed)
-        first, second = takers
+            for receiver in receivers:
+                receiver.prepare()
+                channel.receivers[receiver] = None
+            engine.hand_over(channel)
+        first, second = receivers
         assert first.lease is not None and second.lease is None
         store._receiving.let_go(first.lease)
         assert second.wait(0)

@@ -31,9 +31,9 @@ def test_what_is_loaded_keeps_its_number() -> None:
     catalog = Catalog()
     topic = catalog.load(5, T)
     known = catalog.load_subscription(9, topic, Subscription(T, "desk"), 3)
-    assert (topic.declared, topic.feeds(9), topic.recipients(4), topic.recipients(3)) == (
+    assert (topic.declared, topic.channels(9), topic.recipients(4), topic.recipients(3)) == (
         True,
-        (known.feed,),
+        (known.channel,),
         [known],
         [],
     )

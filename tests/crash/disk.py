@@ -109,20 +109,20 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lanes:
+class Levels:
     """Calls `first` to `last` (not included) may have been made at once, those on different stores in any order."""
 
     first: int
     last: int
 
 
-def states(calls: Sequence[Call], lanes: Sequence[Lanes] = ()) -> Iterator[State]:
+def states(calls: Sequence[Call], levels: Sequence[Levels] = ()) -> Iterator[State]:
     """At every point: nothing kept that is not synced, all of it, one call alone, all but one, each prefix, sizes
-    without data, the last write torn. In lanes: every combination of how far each has come, nothing or all kept."""
+    without data, the last write torn. In levels: every combination of how far each has come, nothing or all kept."""
     for point in range(len(calls) + 1):
         yield from _at(calls, range(point), point)
-    for lane in lanes:
-        yield from _between(calls, lane)
+    for level in levels:
+        yield from _between(calls, level)
 
 
 def _at(calls: Sequence[Call], made: Sequence[int], point: int) -> Iterator[State]:
@@ -163,17 +163,17 @@ def _settled(calls: Sequence[Call], made: Sequence[int]) -> tuple[int, list[int]
     return durable, pending
 
 
-def _between(calls: Sequence[Call], lanes: Lanes) -> Iterator[State]:
+def _between(calls: Sequence[Call], levels: Levels) -> Iterator[State]:
     by_store: dict[str, list[int]] = {}
-    for number in range(lanes.first, lanes.last):
+    for number in range(levels.first, levels.last):
         by_store.setdefault("/".join(calls[number].path.split("/")[:4]), []).append(number)
-    before = range(lanes.first)
-    for progress in itertools.product(*(range(len(lane) + 1) for lane in by_store.values())):
-        some = [n for lane, count in zip(by_store.values(), progress, strict=True) for n in lane[:count]]
+    before = range(levels.first)
+    for progress in itertools.product(*(range(len(level) + 1) for level in by_store.values())):
+        some = [n for level, count in zip(by_store.values(), progress, strict=True) for n in level[:count]]
         durable, pending = _settled(calls, [*before, *sorted(some)])
         what = "-".join(map(str, progress))
-        yield State(durable, None, lanes.last, f"lanes-{what}-none")
-        yield State(durable | sum(1 << n for n in pending), None, lanes.last, f"lanes-{what}-all")
+        yield State(durable, None, levels.last, f"levels-{what}-none")
+        yield State(durable | sum(1 << n for n in pending), None, levels.last, f"levels-{what}-all")
 
 
 def build(calls: Sequence[Call], state: State, base: Path) -> None:

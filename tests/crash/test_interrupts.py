@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.core.state.leases import Taker
+from anabranch.adapters.core.state.leases import Receiver
 from anabranch.adapters.journal import JournalStore
 
 from ..contract.disk import PATIENCE, Parallel
@@ -228,27 +228,27 @@ def test_who_gives_another_its_message_interrupted_anywhere(router: anabranch.Ro
     queue.send(b"")
     store = store_of(router)
     (state,) = store._engine.catalog.destinations.values()
-    taker = Taker()
+    receiver = Receiver()
     first = queue.receive()
     assert first is not None
     first.ack()
 
     def hand_over() -> None:
         with store._engine.lock:
-            store._engine.hand_over(state.feed)
+            store._engine.hand_over(state.channel)
 
     def prepare(at: int) -> Callable[[], object]:
-        nonlocal taker
+        nonlocal receiver
         queue.send_many([body_of(f"a.{at}"), body_of(f"b.{at}")])
-        taker = Taker()
-        taker.prepare()
-        state.feed.takers[taker] = None
+        receiver = Receiver()
+        receiver.prepare()
+        state.channel.receivers[receiver] = None
         return hand_over
 
     def check(at: int, where: str) -> None:
         hand_over()
-        assert taker.lease is not None, where
-        message = store._receiving.read(taker.lease)
+        assert receiver.lease is not None, where
+        message = store._receiving.read(receiver.lease)
         assert message is not None and identity_of(message.body) == f"a.{at}", where
         message.ack()
         second = queue.receive()

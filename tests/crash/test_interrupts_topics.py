@@ -178,8 +178,8 @@ def test_what_is_spent_or_over_taken_under_interruption(disk: JournalDisk) -> No
             lost_sight_of.append(where)  # between the store's last bytecode and this test's note of it
             with store._engine.lock:
                 store._engine.current()
-                for feed in store._engine.catalog.feeds():
-                    for lease in list(feed.held.values()):
+                for channel in store._engine.catalog.channels():
+                    for lease in list(channel.held.values()):
                         store._engine.delivery.unlease(lease, store.backend)
         store.release(taken, delivered=False)
         found = [lost.message for lost in store.take_undelivered()]

@@ -33,7 +33,7 @@ from anabranch.router.transactions.decision_log import Decision, DecisionLog, Ex
 
 from ..garbage import set_aside
 from .calls import Crash, Faults, Jobs, simulated
-from .disk import Lanes, Recorder, State, build, differences, states
+from .disk import Levels, Recorder, State, build, differences, states
 from .ledger import body_of, contents, violations
 from .programs import DONE, LAST, UNDONE, Script, Step, configured, scripted, stores_of
 from .spoiling import POWER, Campaign, of_arguments, parser
@@ -235,7 +235,7 @@ class Recording:
 
     script: Script
     recorder: Recorder
-    lanes: list[Lanes] = field(default_factory=list)
+    levels: list[Levels] = field(default_factory=list)
 
 
 def record(base: Path, program: Sequence[Step], stores: int, backward: bool = False) -> Recording:
@@ -280,7 +280,7 @@ def _watched(method: str, began: dict[bytes, int], recording: Recording) -> Any:
     def told(self: DecisionLog, said: Decision | External, *still: Any) -> Any:
         first = began.pop(said.transaction, None)
         if first is not None:
-            recording.lanes.append(Lanes(first, recording.recorder.now()))
+            recording.levels.append(Levels(first, recording.recorder.now()))
         return real(self, said, *still)
 
     return mock.patch.object(DecisionLog, method, told)
@@ -291,7 +291,7 @@ def distinct(recording: Recording) -> tuple[int, list[State]]:
     most was promised."""
     found: dict[tuple[int, tuple[int, str] | None], State] = {}
     number = 0
-    for state in states(recording.recorder.calls, recording.lanes):
+    for state in states(recording.recorder.calls, recording.levels):
         number += 1
         known = found.get((state.kept, state.torn))
         if known is None or known.point <= state.point:

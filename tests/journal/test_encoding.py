@@ -19,7 +19,7 @@ from anabranch.adapters.core.engine.engine import Engine
 from anabranch.adapters.core.features.keyed.keyed import Unchanged
 from anabranch.adapters.core.features.outbox import EntriesDone
 from anabranch.adapters.core.features.transient.changes import TransientChange
-from anabranch.adapters.core.migration.copying import Brought
+from anabranch.adapters.core.migration.copying import Migrated
 from anabranch.adapters.core.operations.branches import Branch, Commit, Forget, Prepare, Rollback, payload_of
 from anabranch.adapters.core.operations.changes import Ack, AckRange, Change, Dropped, Refused, Returned, Send, SendMany
 from anabranch.adapters.core.operations.destination_changes import CloseGate, Declare, Remove, Subscribe, Unsubscribe
@@ -97,9 +97,9 @@ def read(data: bytes, segment: Segment) -> list[Record]:
 
 def test_every_change_has_a_record_of_its_own() -> None:
     ours = {one for one in Change.__subclasses__() if one.__module__.startswith("anabranch.")}
-    # Of SendMany and Brought a SEND each is written; no backend is told of the others.
+    # Of SendMany and Migrated a SEND each is written; no backend is told of the others.
     untold = {TransientChange, CloseGate, Unchanged, Dropped, EntriesDone, Refused}
-    assert set(CODECS) == ours - untold - {SendMany, Brought}
+    assert set(CODECS) == ours - untold - {SendMany, Migrated}
     assert len(DECODERS) == len(CODECS)
 
 

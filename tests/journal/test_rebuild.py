@@ -384,15 +384,15 @@ def test_an_ended_subscription_whose_slot_is_used_again_amid_a_snapshot_has_noth
         removal, catalog = store._removal, store._engine.catalog
         with patch.object(removal, "_drop"):
             store.unsubscribe(TOPIC, ended.key)
-        (feed,) = catalog.leaving
+        (channel,) = catalog.leaving
         rows, write = store._engine.backend.rows, store._sending.write
-        first = removal._drop_pages(catalog, rows, write, feed, 0)
+        first = removal._drop_pages(catalog, rows, write, channel, 0)
         assert first is not None
 
         def go_on() -> None:
             behind: int | None = first
             while behind is not None:
-                behind = removal._drop_pages(catalog, rows, write, feed, behind)
+                behind = removal._drop_pages(catalog, rows, write, channel, behind)
 
         amid_reclaiming(store, go_on, lambda: store.subscribe(begun, True))
         assert store.depth(TOPIC, begun.key) == 9

@@ -18,7 +18,7 @@ import pytest
 from anabranch.policies.advisor import generate, write_trace
 from anabranch.policies.advisor.model import kernel
 from anabranch.policies.advisor.spark import cluster, workers
-from anabranch.policies.advisor.spark.cluster import check_master, told_to_wait
+from anabranch.policies.advisor.spark.cluster import check_master, warned_of_waiting
 from anabranch.policies.advisor.spark.session import spark_errors
 from anabranch.policies.advisor.spark.trace import by_value
 from anabranch.policies.advisor.statistics import lives
@@ -92,12 +92,12 @@ def test_who_waits_is_told_and_who_does_not_is_not(
         asked.set()
         return False
 
-    with told_to_wait("waiting", works):
+    with warned_of_waiting("waiting", works):
         assert asked.wait(60)
     assert not caplog.records
     told = threading.Event()
     monkeypatch.setattr(cluster.logger, "warning", lambda *_: told.set())
-    with told_to_wait("waiting"):
+    with warned_of_waiting("waiting"):
         assert told.wait(60)
 
 

@@ -169,7 +169,7 @@ def test_what_else_could_be_is_what_the_model_says(clock: str) -> None:
         assert store.sends == len(stays)
         assert store.retention_p50 == stays[math.ceil(0.5 * len(stays)) - 1]
         assert store.retention_p95 == stays[math.ceil(0.95 * len(stays)) - 1]
-    for one in figures.told:
+    for one in figures.listed:
         d = operations.destinations.index(one.name)
         stores = [[m for m in members if m != d] for members in partition]
         if one.target == ALONE:
@@ -185,7 +185,7 @@ def test_rules_are_kept_by_what_else_could_be() -> None:
     operations = build(generate(shape("transactions")))
     partition = canonical([[0, 1], [2, 3], [4]])
     figures, _ = figures_of(operations, partition, Constraints((0, 0, 1, 1, 1), ((0, 1),), 3))
-    told = {one.name: one for one in figures.told}
+    told = {one.name: one for one in figures.listed}
     assert [told[operations.destinations[d]].target for d in (0, 1)] == [None, None]
     assert [told[operations.destinations[d]].target for d in (2, 3, 4)] == ["store2", "store2", "store1"]
     assert figures.stores[0].nearest is None
@@ -198,7 +198,7 @@ def test_a_large_trace_is_not_simulated_again_and_again(monkeypatch: pytest.Monk
     monkeypatch.setattr(figures_module, "SIMULATED_OPERATIONS_MAX", 0)
     figures, _ = figures_of(operations, canonical([[0, 1], [2, 3], [4]]))
     assert [store.merged_cost for store in figures.stores] == [None] * 3
-    assert {one.move_cost for one in figures.told} == {None}
+    assert {one.move_cost for one in figures.listed} == {None}
     assert figures.by_stores == ()
 
 
@@ -212,7 +212,7 @@ def test_the_toy_maker(toymaker: pa.Table) -> None:
     # The peak of KahaDB counts only what lasts; a picture shows every moment.
     assert before.history.total.max() >= answer.candidate("all-together").peak_bytes
     assert before.bars.of == 51
-    worst = figures.told[0]
+    worst = figures.listed[0]
     assert worst.name in ("queue://dlq", "queue://orders.custom")
     assert worst.kept[0].file_bytes > 10 * max(worst.kept[0].by_others, 1)
     assert min(figures.by_stores, key=lambda entry: entry[1])[0] == len(answer.recommended.stores)

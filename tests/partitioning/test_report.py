@@ -200,7 +200,7 @@ def test_what_was_not_worked_out_is_said(toymaker: pa.Table) -> None:
     assert answer.figures is not None
     assert "Not worked out" not in Reader(render_html(answer)).text
     pictures = tuple(replace(picture, bars=None) for picture in answer.figures.pictures)
-    lives_alone = replace(answer.figures, pictures=pictures, stores=(), told=(), by_stores=())
+    lives_alone = replace(answer.figures, pictures=pictures, stores=(), listed=(), by_stores=())
     for figures, drawn, missing in (
         (lives_alone, 2, "who keeps which journal files; each destination"),
         (None, 0, "disk over time; who keeps which journal files; each destination"),

@@ -46,7 +46,7 @@ class OutboxRows(Protocol):
     """The rows of a backend that shares its database with callers. Connections that callers hand in are theirs: errors
     of their driver pass through where a connection is used."""
 
-    def enlist(self, connection: Any, told: Told) -> Caller:
+    def enlist(self, connection: Any, listener: EndListener) -> Caller:
         """Return the transaction that is open on a connection, begun if need be; the same object each time. `told`
         hears of its end, weakly. Raises TypeError for what is no connection, TransactionError for one to another
         database and one without transactions."""
@@ -66,7 +66,7 @@ class OutboxRows(Protocol):
         Raises StoreFailedError."""
 
 
-class Told(Protocol):
+class EndListener(Protocol):
     """A listener for the end of transactions."""
 
     def ending(self, caller: Caller) -> None:

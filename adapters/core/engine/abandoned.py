@@ -84,7 +84,7 @@ class Abandoned:
                 self._take(leaving)
             if leaving:
                 self._give_back(leaving)
-            self._warnings.count([lease.feeds[0].state.destination for lease in leaving])
+            self._warnings.count([lease.channels[0].state.destination for lease in leaving])
         except BaseException:
             delivery.put_back(leaving, LEASED)
             self._leases.extend(leaving)

@@ -1,13 +1,13 @@
 """Messages that are sent to a queue whose receivers have had all there was: they are put behind what was fetched of it
 before they are applied, and nobody has to look them up. That is how a queue is used that is nearly empty, as most are.
 
-Y1  A lane whose `end` is the delivery's `epoch` has nothing in the rows beyond its cursor, nor in what was looked at
+Y1  A level whose `end` is the delivery's `epoch` has nothing in the rows beyond its cursor, nor in what was looked at
     and is not applied yet. It is not at its end while something is put there: who is interrupted leaves it so, and the
     next receiver asks the rows. They are asked only once all is applied, and what was put is held until then, or ready.
 Y2  Only messages, acks and counts are passed on so, and do not end an epoch. Anything else begins another one, in which
-    no lane is known to be at its end before it has been fetched from.
+    no level is known to be at its end before it has been fetched from.
 
-In stores without priorities, whose lanes are `Feed.first`.
+In stores without priorities, whose levels are `Channel.first`.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 
 _NOTHING_COMES: Final = frozenset((Ack, Declare, Returned))
-"""By these no message comes into the rows: what is given back is in `Feed.returned`."""
+"""By these no message comes into the rows: what is given back is in `Channel.returned`."""
 
 
 def pass_on(changes: Iterable[Change], delivery: Delivery) -> None:
     """Pass on the messages that have come, in order. An interruption makes a message seen twice, never out of sight:
-    cursors go behind what is ready, and a lane is at its end once all is. May be done again."""
+    cursors go behind what is ready, and a level is at its end once all is. May be done again."""
     for change in changes:
         if type(change) is Send:
-            lane, seq = change.state.feed.first, change.seq
-            if lane.end == delivery.epoch and lane.cursor < seq:
-                lane.end = 0
-                ready = lane.ready
+            level, seq = change.state.channel.first, change.seq
+            if level.end == delivery.epoch and level.cursor < seq:
+                level.end = 0
+                ready = level.ready
                 if ready is not None and len(ready) < FETCH:
                     delivery.records[seq] = change.record
                     ready.append((change.order, seq, change.expires_at_ms, 0, change.own))
-                    lane.cursor = seq
-                    lane.end = delivery.epoch
+                    level.cursor = seq
+                    level.end = delivery.epoch
         elif type(change) not in _NOTHING_COMES:
             delivery.epoch += 1
             if type(change) is Postponed and change.due:  # what was sent just before it was passed on
                 delivery.records.pop(change.seq, None)
-                for feed in change.state.feeds(change.number):
-                    feed.remove_fetched(change.seq, change.seq)
+                for channel in change.state.channels(change.number):
+                    channel.remove_fetched(change.seq, change.seq)

@@ -27,7 +27,7 @@ from ..operations.plan import Plan, Sequencer
 from ..operations.tickets import Ticket
 from ..state.delivery import Delivery
 from ..state.gates import MovedError
-from ..state.leases import Feed, Taker
+from ..state.leases import Channel, Receiver
 from ..state.rows import Rows
 from ..state.states import Catalog, DestinationState
 from . import arrivals
@@ -202,8 +202,8 @@ class Engine:
 
     def wake_all(self) -> None:
         """Let all who wait see that the store stops."""
-        for feed in self.catalog.feeds():
-            feed.wake_all()
+        for channel in self.catalog.channels():
+            channel.wake_all()
         for hook in self.hooks.stopped:
             hook()
 
@@ -254,26 +254,26 @@ class Engine:
                 if change.state.at_limit:
                     self.wake_at_limit(change.state, change.number)
             elif type(change) is Send and not change.state.is_topic:
-                feed = change.state.feed
-                if feed.takers and not change.state.is_map:  # who waits for a key is woken by the plan's effect
-                    feed.wake()
+                channel = change.state.channel
+                if channel.receivers and not change.state.is_map:  # who waits for a key is woken by the plan's effect
+                    channel.wake()
             else:
                 for state in change.states():
-                    for feed in state.feeds():
-                        if feed.takers:
-                            feed.wake()
+                    for channel in state.channels():
+                        if channel.receivers:
+                            channel.wake()
         for freed in self.hooks.freed:  # as `tell_freed`, less a call
             freed()
 
     def wake_at_limit(self, state: DestinationState, number: int) -> None:
         """Wake those who wait for one more lease, of a topic for the subscription with this number."""
-        for feed in state.feeds(number):
-            if feed in state.at_limit:
+        for channel in state.channels(number):
+            if channel in state.at_limit:
                 try:
-                    state.at_limit.pop(feed, None)
-                    feed.wake()
+                    state.at_limit.pop(channel, None)
+                    channel.wake()
                 except BaseException:
-                    state.at_limit[feed] = None
+                    state.at_limit[channel] = None
                     raise
 
     def finish(self) -> None:
@@ -299,9 +299,9 @@ class Engine:
         """Return whether anything is pending."""
         return self.written is not None or bool(self._new or self._pending)
 
-    def lease_ready(self, feed: Feed, taker: Taker) -> bool:
-        """Give `taker` the first message of a feed, if it is ready (Delivery.lease_ready): most receives take no more
-        than this. After `check`."""
+    def lease_ready(self, channel: Channel, receiver: Receiver) -> bool:
+        """Give `receiver` the first message of a channel, if it is ready (Delivery.lease_ready): most receives take no
+        more than this. After `check`."""
         delivery = self.delivery
         if delivery.mixed:
             return False  # what is pending may come before what is ready
@@ -316,9 +316,9 @@ class Engine:
                     return False  # since a moment ago
                 if self._new:
                     self.look()
-                if feed.subscription is not None and self.unsubscribing:
+                if channel.subscription is not None and self.unsubscribing:
                     return False
-                return delivery.lease_ready(feed, taker)
+                return delivery.lease_ready(channel, receiver)
         finally:
             self.receiving = False
 
@@ -340,17 +340,17 @@ class Engine:
         if drained or self.interrupted or self.written is not None:
             self.drain()
 
-    def hand_over(self, feed: Feed) -> None:
+    def hand_over(self, channel: Channel) -> None:
         """Give waiting consumers, with the lock held, what there is for them. Messages taken in once they stand in line
         wake them. Messages taken in just before woke nobody, and are looked for again. A failure of the store is looked
         for too: nobody in line would be told of it."""
         if self.failed is not None:
             self.ensure_usable()
-        self.delivery.hand_over(feed, self.rows)
-        if feed.takers and self.behind:
+        self.delivery.hand_over(channel, self.rows)
+        if channel.receivers and self.behind:
             self.drain()
-            if not feed.state.removed and not self.is_gone(feed):  # by what was just taken in
-                self.delivery.hand_over(feed, self.rows)
+            if not channel.state.removed and not self.is_gone(channel):  # by what was just taken in
+                self.delivery.hand_over(channel, self.rows)
 
     def help(self) -> None:
         """Apply what is pending, if there is much of it; wait for who has the lock for long only if there is very
@@ -423,7 +423,7 @@ class Engine:
         if not kinds <= _SENDS:
             for change in changes:
                 if type(change) is Ack and not change.state.is_topic:
-                    change.state.feed.held.pop(change.seq, None)  # as its `settle` does: most are such
+                    change.state.channel.held.pop(change.seq, None)  # as its `settle` does: most are such
                 elif type(change) is not Send:
                     change.settle(self.delivery)
         if last is not None:
@@ -548,10 +548,10 @@ class Engine:
         """Return the number of the last plan that has taken effect."""
         return self._taken
 
-    def is_gone(self, feed: Feed) -> bool:
-        """Return whether the subscription of a feed has ended."""
-        subscriber = feed.subscription
-        return subscriber is not None and feed.state.subscriptions.get(subscriber.subscription.key) is not subscriber
+    def is_gone(self, channel: Channel) -> bool:
+        """Return whether the subscription of a channel has ended."""
+        subscriber = channel.subscription
+        return subscriber is not None and channel.state.subscriptions.get(subscriber.subscription.key) is not subscriber
 
 
 def _nothing() -> None:

@@ -164,7 +164,7 @@ class Bodies(Protocol):
     def body_of(self, reference: bytes) -> StoredBody:
         """Return the body that a message's record refers to."""
 
-    def brought(self, body: StoredBody) -> StoredBody:
+    def migrated(self, body: StoredBody) -> StoredBody:
         """Return a copy of a body in another store, for a message that comes from there."""
 
     def size_of(self, state: DestinationState) -> int:

@@ -67,7 +67,7 @@ class LeaseTimes:
         """When somebody looks next, at the latest."""
         self._most = FORGET_AT
         """The number of entries beyond which those that nobody needs are dropped."""
-        self._told = False
+        self._warned = False
         """Somebody is about to."""
 
     def begin(self, lease: Lease, seconds: float) -> None:
@@ -110,8 +110,8 @@ class LeaseTimes:
             time.queued = at
             if at < self._look_at:
                 self._look(at)
-            elif len(self._heap) > self._most and not self._told:
-                self._told = True
+            elif len(self._heap) > self._most and not self._warned:
+                self._warned = True
                 self._look(0)
 
     def _look(self, at: float) -> None:
@@ -179,7 +179,7 @@ class LeaseTimes:
                 self._heap = [entry for entry in self._heap if entry[2].is_held]
                 heapq.heapify(self._heap)
                 self._most = 2 * len(self._heap) + FORGET_AT
-            self._told = False
+            self._warned = False
             if self._heap:
                 at = max(self._heap[0][0], monotonic() + PAUSE_SECONDS)
                 if at < self._look_at:

@@ -61,7 +61,7 @@ WATCH_SECONDS: Final = 1.0
 """While transactions of callers are open, it is looked so often whether one has ended without a word."""
 LOOK_MAX: Final = 60.0
 """Seconds between two looks for what was committed elsewhere, once there was nothing for long."""
-TOLD_MAX: Final = 1000
+WARNED_MAX: Final = 1000
 SETTLE_SECONDS: Final = 5.0
 """Seconds that a thread which has committed waits at most to see what it did."""
 
@@ -157,7 +157,7 @@ class Outbox:
         self._pause = PAUSE_FIRST
         self._look_pause = WATCH_SECONDS
         self._closed = False
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         """Transactions of which a warning said that they wait."""
 
     # By callers
@@ -270,7 +270,7 @@ class Outbox:
         return one
 
     def ending(self, caller: Caller) -> None:
-        """Note the end of a transaction, as Told: called by whoever commits or rolls back, just before that."""
+        """Note the end of a transaction, as EndListener: called by whoever commits or rolls back, just before that."""
         one = self._open.get(caller.key)
         if one is not None and not self._closed:
             one.thread = threading.get_ident()
@@ -444,9 +444,9 @@ class Outbox:
             if one is not None:
                 one.ending = False
                 one.done.set()
-        level = logging.WARNING if stays and caller not in self._told else logging.DEBUG
-        if stays and len(self._told) < TOLD_MAX:
-            self._told.add(caller)
+        level = logging.WARNING if stays and caller not in self._warned else logging.DEBUG
+        if stays and len(self._warned) < WARNED_MAX:
+            self._warned.add(caller)
         log.log(
             level, "store %s: what transaction %s has committed waits in OUTBOX (%d sends and acks): %s",
             self._engine.name, caller, len(entries), error,

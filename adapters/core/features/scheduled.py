@@ -104,12 +104,12 @@ class Waiting(Feature):
         engine = self._engine
         delivery = engine.delivery
         if not change.due:
-            for feed in change.state.feeds(change.number):
-                delivery.came_due(feed, change.seq, engine.rows)
+            for channel in change.state.channels(change.number):
+                delivery.came_due(channel, change.seq, engine.rows)
             return
-        for feed in change.state.feeds(change.number):  # it was given back before that was known
-            feed.returned_places.pop(change.seq, None)
-            feed.remove_fetched(change.seq, change.seq)
+        for channel in change.state.channels(change.number):  # it was given back before that was known
+            channel.returned_places.pop(change.seq, None)
+            channel.remove_fetched(change.seq, change.seq)
         if not 0 < delivery.next_due <= change.due:
             delivery.next_due = change.due
             self._set_timer()
@@ -128,9 +128,9 @@ class Waiting(Feature):
                 continue
             ms = delay if delay is not None else backoff_ms(settings, times)
             if ms:
-                feed = lease.feeds[0]
+                channel = lease.channels[0]
                 due = min(wall_ms() + ms, DUE_MAX_MS)
-                changes.append(Postponed(feed.state, place[SEQ], feed.number, due, place))
+                changes.append(Postponed(channel.state, place[SEQ], channel.number, due, place))
         return changes
 
     def bring(self, whole: bool = False) -> None:

@@ -20,13 +20,13 @@ from ..record.encoding import REMOVAL
 from ..record.place import ORDER, OWN, Place
 from ..state.states import Catalog, DestinationState, SubscriptionState
 from .memory_limit import MemoryLimit, nothing
-from .message_chunks import BITS, COUNT_COST, MASKS, MESSAGES_MAX, WAIT_COST, Chunk, Lane, indexes, memory_of
+from .message_chunks import BITS, COUNT_COST, MASKS, MESSAGES_MAX, WAIT_COST, Chunk, Level, indexes, memory_of
 from .messages import DESTINATION_COST, SUBSCRIPTION_COST, DestinationMessages, Slot
 from .swap_files import Address, SwapFiles
 from .waits import Dues
 
-LANES_KEPT: Final = 16
-"""A destination with more orders than these keeps no lane for one that has no messages."""
+LEVELS_KEPT: Final = 16
+"""A destination with more orders than these keeps no level for one that has no messages."""
 
 
 class MemoryTable(Table):
@@ -70,7 +70,7 @@ class MemoryTable(Table):
                     subscriber.count = sum(messages.pending(subscriber, chunk).bit_count() for chunk in of)
                 others += messages.cost
                 chunks += of
-            state.count, state.bytes = (count, size) if state.feed not in catalog.leaving else (0, 0)
+            state.count, state.bytes = (count, size) if state.channel not in catalog.leaving else (0, 0)
         catalog.recount()
         memory.prepared = sum(self.prepared.values())
         memory.recount(chunks, others)
@@ -102,7 +102,7 @@ class MemoryTable(Table):
         """Return whether a chunk takes no more messages. One that does is kept when it is empty, unless there are many
         such."""
         return bool(
-            chunk.sealed or chunk.addresses or (self._priorities and len(chunk.lane.state.own.lanes) > LANES_KEPT)
+            chunk.sealed or chunk.addresses or (self._priorities and len(chunk.level.state.own.levels) > LEVELS_KEPT)
         )
 
     def put(self, sends: Sequence[Send]) -> None:
@@ -146,21 +146,21 @@ class MemoryTable(Table):
         if state.is_map:
             sends = [send for send in sends if send.expires_at_ms != REMOVAL]
         if not self._priorities:
-            self._add(state.own.lane(0), sends)
+            self._add(state.own.level(0), sends)
             return
         orders: dict[int, list[Send]] = {}
         for send in sends:
             orders.setdefault(send.order, []).append(send)
         for order, some in orders.items():
-            self._add(state.own.lane(order), some)
+            self._add(state.own.level(order), some)
 
     def _append(self, send: Send) -> bool:
         """Add one to an open chunk, if there is nothing special about it: what most sends do, in few steps."""
         state, record = send.state, send.record
-        lane = state.own.lanes.get(send.order)
-        if lane is None or not lane.chunks or self.ahead or send.expires_at_ms:
+        level = state.own.levels.get(send.order)
+        if level is None or not level.chunks or self.ahead or send.expires_at_ms:
             return False
-        chunk, memory = lane.chunks[-1], self._memory
+        chunk, memory = level.chunks[-1], self._memory
         if (
             chunk.sealed or chunk.expiries is not None or chunk.last >= send.seq or chunk not in memory.kept
             or not takes(len(chunk.offsets), chunk.total_bytes, len(record), memory.chunk_bytes)
@@ -178,20 +178,20 @@ class MemoryTable(Table):
         memory.unfinished = None
         return True
 
-    def _add(self, lane: Lane, sends: Sequence[Send]) -> None:
-        """Add sends at the end of a lane, but for those that are there already."""
-        last, chunk_bytes = lane.last, self._memory.chunk_bytes
+    def _add(self, level: Level, sends: Sequence[Send]) -> None:
+        """Add sends at the end of a level, but for those that are there already."""
+        last, chunk_bytes = level.last, self._memory.chunk_bytes
         if sends and sends[0].seq <= last:
             sends = [send for send in sends if send.seq > last]
         if self.ahead:
             for send in sends:
                 if send.seq in self.ahead:  # the others follow one of these
                     address, group = self.ahead[send.seq]
-                    self._add_chunk(lane, group, address)
+                    self._add_chunk(level, group, address)
             return
         at, end = 0, len(sends)
         while at < end:
-            chunk = lane.chunks[-1] if lane.chunks and not lane.chunks[-1].sealed else None
+            chunk = level.chunks[-1] if level.chunks and not level.chunks[-1].sealed else None
             count, size = (0, 0) if chunk is None else (len(chunk.offsets), chunk.total_bytes)
             first = at
             while at < end and takes(count, size, len(sends[at].record), chunk_bytes):
@@ -201,16 +201,16 @@ class MemoryTable(Table):
                 assert chunk is not None
                 self._seal(chunk)
             elif chunk is None:
-                self._add_chunk(lane, some)
+                self._add_chunk(level, some)
             else:
                 self._extend(chunk, some)
 
-    def _add_chunk(self, lane: Lane, sends: Sequence[Send], address: Address | None = None) -> None:
+    def _add_chunk(self, level: Level, sends: Sequence[Send], address: Address | None = None) -> None:
         """Add a new chunk. `address`: where its records are, if they do not stay in memory."""
-        if lane.chunks and not lane.chunks[-1].sealed:
-            self._seal(lane.chunks[-1])
+        if level.chunks and not level.chunks[-1].sealed:
+            self._seal(level.chunks[-1])
         self._memory.unfinished = nothing
-        chunk = Chunk(lane, sends[0].seq)
+        chunk = Chunk(level, sends[0].seq)
         self._fill(chunk, sends)
         if address is not None:
             chunk.addresses, chunk.records, chunk.resident = (address,), [], 0
@@ -218,8 +218,8 @@ class MemoryTable(Table):
             chunk.seal()
         else:
             self._memory.kept[chunk] = None
-        lane.chunks.append(chunk)
-        lane.state.own.keep(lane)
+        level.chunks.append(chunk)
+        level.state.own.keep(level)
         self._memory.count(chunk)
         self._count_sends(sends)
         self._memory.unfinished = None
@@ -357,7 +357,7 @@ class MemoryTable(Table):
     def _drop(self, chunk: Chunk) -> None:
         """Drop a chunk in which nothing lives. Idempotent, but for what is counted."""
         chunk.waits = {}
-        chunk.lane.state.own.drop(chunk)
+        chunk.level.state.own.drop(chunk)
         self.expiring.pop(chunk, None)
         self._memory.forget(chunk)
 
@@ -366,8 +366,8 @@ class MemoryTable(Table):
         if messages is None:
             self._catalog.left(state, 0)  # Ctrl-C struck once all was dropped
             return
-        chunks = [chunk for lane in list(messages.lanes.values()) for chunk in lane.between(first, last)]
-        if state.feed in self._catalog.leaving:
+        chunks = [chunk for level in list(messages.levels.values()) for chunk in level.between(first, last)]
+        if state.channel in self._catalog.leaving:
             self._drop_removed(messages, chunks, last == SEQ_MAX)
         elif number and number not in messages.subscriptions:
             for chunk in chunks:
@@ -474,7 +474,7 @@ class MemoryTable(Table):
         self._memory.unfinished = nothing
         for chunk in messages.chunks():
             self.expiring.pop(chunk, None)
-        self._catalog.leaving[state.feed] = None
+        self._catalog.leaving[state.channel] = None
         self._catalog.count(state, -state.count, -state.bytes)
         self._memory.unfinished = None
         if at_once:
@@ -507,11 +507,11 @@ class MemoryTable(Table):
             return
         if subscriber.number in messages.subscriptions:
             self._memory.unfinished = nothing
-            self._catalog.leaving[subscriber.feed] = None
+            self._catalog.leaving[subscriber.channel] = None
             messages.subscriptions.pop(subscriber.number, None)
             self._memory.used -= SUBSCRIPTION_COST
             self._memory.unfinished = None
-        if subscriber.feed in self._catalog.leaving and subscriber.topic.count <= AT_ONCE:
+        if subscriber.channel in self._catalog.leaving and subscriber.topic.count <= AT_ONCE:
             self.ack_range(subscriber.topic, 0, SEQ_MAX, subscriber.number)
 
     def prepare(self, branch: Branch) -> None:

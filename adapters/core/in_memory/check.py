@@ -1,6 +1,6 @@
 """A memory store's invariants, walked one by one.
 
-M1  a chunk's messages, and the chunks of a lane, are in the order of their seqs
+M1  a chunk's messages, and the chunks of a level, are in the order of their seqs
 M2  a destination's counts are those of the messages in its chunks, and the store's those of its destinations
 M3  a subscription's count is that of the messages that it has yet to ack, and a message that lives is wanted by one
 M4  every live message reads back, from memory or from the swap
@@ -34,7 +34,7 @@ def violations(catalog: Catalog, memory: MemoryLimit, swap: SwapFiles) -> Iterat
         if messages is not None:
             chunks += messages.chunks()
             others += messages.cost
-            yield from _lanes(messages)
+            yield from _levels(messages)
             yield from _counts(messages, memory)
             if messages.keys is not None:
                 yield from _keys(messages, memory)
@@ -50,16 +50,16 @@ def violations(catalog: Catalog, memory: MemoryLimit, swap: SwapFiles) -> Iterat
     yield from _memory(chunks, others, memory)
 
 
-def _lanes(messages: DestinationMessages) -> Iterator[str]:
-    for order, lane in messages.lanes.items():
-        if lane.order != order or messages.orders.first(order) != order:
+def _levels(messages: DestinationMessages) -> Iterator[str]:
+    for order, level in messages.levels.items():
+        if level.order != order or messages.orders.first(order) != order:
             yield f"M1 the messages of {messages.state.destination} of order {order} are not found by their order"
         last = -1
-        for chunk in lane.chunks:
+        for chunk in level.chunks:
             seqs = [chunk.seq(index) for index in range(len(chunk))]
             if seqs != sorted(set(seqs)) or seqs[0] != chunk.first or seqs[0] <= last:
                 yield f"M1 the messages of {messages.state.destination} from {chunk.first} on are out of order"
-            if chunk is not lane.chunks[-1] and not chunk.sealed:
+            if chunk is not level.chunks[-1] and not chunk.sealed:
                 yield f"M1 the chunk of {messages.state.destination} at {chunk.first} is open and not the last one"
             last = seqs[-1]
 

@@ -1,6 +1,6 @@
 """The limit of memory: which chunks are in memory, so that all of it takes no more than `max_bytes` (invariant 10).
 
-Room comes from these, in this order: chunks that were loaded again and are not the first of their lane, those used
+Room comes from these, in this order: chunks that were loaded again and are not the first of their level, those used
 longest ago first; sealed ones that never left memory, from the newest message on, which is the last that anybody will
 ask for; then whatever is left, the largest first. The first two kinds leave alone what a receiver comes to next.
 
@@ -103,11 +103,11 @@ class MemoryLimit:
     def _victims(self, keep: Chunk | None) -> Iterable[Chunk]:
         loaded = [chunk for chunk in self.loaded if chunk is not keep]
         kept = [chunk for chunk in self.kept if chunk.resident >= WORTH]
-        behind = [chunk for chunk in kept if chunk.sealed and chunk.lane.chunks[0] is not chunk]
+        behind = [chunk for chunk in kept if chunk.sealed and chunk.level.chunks[0] is not chunk]
         behind.sort(key=_first, reverse=True)
         others = [chunk for chunk in chain(loaded, kept) if chunk is not keep]
         others.sort(key=_resident, reverse=True)
-        return chain([chunk for chunk in loaded if chunk.lane.chunks[0] is not chunk], behind, others)
+        return chain([chunk for chunk in loaded if chunk.level.chunks[0] is not chunk], behind, others)
 
     def _evict(self, chunk: Chunk) -> None:
         """Move a chunk out of memory, into the swap what was never there."""

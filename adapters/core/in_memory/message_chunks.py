@@ -1,8 +1,8 @@
 """The chunks in which messages lie: some hundred that follow each other in one destination (and, with priorities, of
 one priority). A chunk is the unit of swapping.
 
-K1  A chunk's messages are in the order of their seqs, and the chunks of a lane too.
-K2  The last chunk of a lane may be open: messages are added, also behind some that are swapped already. Any other is
+K1  A chunk's messages are in the order of their seqs, and the chunks of a level too.
+K2  The last chunk of a level may be open: messages are added, also behind some that are swapped already. Any other is
     sealed.
 K3  The first `written` records are in the swap, at `addresses`, in order; the first `out` are not in memory. None is
     in neither: out <= written. A chunk that is loaded again keeps its addresses, since a message never changes.
@@ -47,7 +47,7 @@ def memory_of(size: int) -> int:
     return 9 + ((size + 48) & ~15 if size <= 479 else (size + 64) & ~15)
 
 
-class Lane:
+class Level:
     """The messages of one destination and order."""
 
     __slots__ = ("chunks", "order", "state")
@@ -59,7 +59,7 @@ class Lane:
 
     @property
     def last(self) -> int:
-        """Return the seq of the lane's last message, dead or not; 0 if there is none."""
+        """Return the seq of the level's last message, dead or not; 0 if there is none."""
         return self.chunks[-1].last if self.chunks else 0
 
     def find(self, seq: int) -> tuple[Chunk, int] | None:
@@ -95,15 +95,15 @@ class Lane:
 
 
 class Chunk:
-    """Messages of a lane that follow each other. Under the store's lock."""
+    """Messages of a level that follow each other. Under the store's lock."""
 
     __slots__ = (
-        "_array_bytes", "acked", "addresses", "charge", "counts", "dead", "expiries", "first", "lane", "offsets", "out",
-        "records", "resident", "sealed", "sizes", "soonest", "total_bytes", "waiting", "waits", "written",
+        "_array_bytes", "acked", "addresses", "charge", "counts", "dead", "expiries", "first", "level", "offsets",
+        "out", "records", "resident", "sealed", "sizes", "soonest", "total_bytes", "waiting", "waits", "written",
     )  # fmt: skip
 
-    def __init__(self, lane: Lane, first: int) -> None:
-        self.lane = lane
+    def __init__(self, level: Level, first: int) -> None:
+        self.level = level
         self.first = first
         """The seq of its first message."""
         self.offsets: Sequence[int] = array("Q")
@@ -120,7 +120,7 @@ class Chunk:
         self.acked: dict[int, int] = {}
         """Subscription's number -> a bit for each message that it has acked."""
         self.counts: dict[tuple[int, int], int] = {}
-        """Number of the feed's, index -> how often the message has come back."""
+        """Number of the channel's, index -> how often the message has come back."""
         self.waits: dict[tuple[int, int], int] = {}
         """Subscription's number (0: for all), index -> until when the message waits (ms)."""
         self.waiting: dict[int, int] = {}

@@ -10,18 +10,18 @@ from operator import itemgetter
 from typing import Final
 
 from ..record.place import ALSO_WAITING, SEQ, Place
-from ..state.leases import Feed
+from ..state.leases import Channel
 from ..state.priorities import Orders
 from ..state.states import DestinationState, SubscriptionState
 from .key_index import KeyIndex
-from .message_chunks import MASKS, Chunk, Lane, indexes
+from .message_chunks import MASKS, Chunk, Level, indexes
 
 DESTINATION_COST: Final = 2500
 SUBSCRIPTION_COST: Final = 2000
 """Bytes of memory that a destination takes, empty, and a subscription."""
 
 STEP: Final = 64
-"""Messages of a lane that are looked up at once where those of several are brought into one order."""
+"""Messages of a level that are looked up at once where those of several are brought into one order."""
 
 Slot = tuple[Chunk, int]
 """The place of a message: its chunk, and its index in it."""
@@ -30,11 +30,11 @@ Slot = tuple[Chunk, int]
 class DestinationMessages:
     """The messages of one queue, topic or map. Under the store's lock."""
 
-    __slots__ = ("keys", "lanes", "orders", "state", "subscriptions")
+    __slots__ = ("keys", "levels", "orders", "state", "subscriptions")
 
     def __init__(self, state: DestinationState) -> None:
         self.state = state
-        self.lanes: dict[int, Lane] = {}
+        self.levels: dict[int, Level] = {}
         """By order."""
         self.orders = Orders()
         """Theirs."""
@@ -49,41 +49,41 @@ class DestinationMessages:
         keys = self.keys.cost if self.keys is not None else 0
         return DESTINATION_COST + SUBSCRIPTION_COST * len(self.subscriptions) + keys
 
-    def lane(self, order: int) -> Lane:
-        """Return the lane of an order, made if it is not there."""
-        lane = self.lanes.get(order)
-        if lane is None:
-            self.orders.add(order)  # first: an order that has no lane does no harm
-            lane = self.lanes[order] = Lane(self.state, order)
-        return lane
+    def level(self, order: int) -> Level:
+        """Return the level of an order, made if it is not there."""
+        level = self.levels.get(order)
+        if level is None:
+            self.orders.add(order)  # first: an order that has no level does no harm
+            level = self.levels[order] = Level(self.state, order)
+        return level
 
-    def keep(self, lane: Lane) -> None:
-        """Keep a lane that has a message: it may have been dropped when its last chunk was. Idempotent."""
-        if self.lanes.get(lane.order) is not lane:
-            self.orders.add(lane.order)
-            self.lanes[lane.order] = lane
+    def keep(self, level: Level) -> None:
+        """Keep a level that has a message: it may have been dropped when its last chunk was. Idempotent."""
+        if self.levels.get(level.order) is not level:
+            self.orders.add(level.order)
+            self.levels[level.order] = level
 
     def drop(self, chunk: Chunk) -> None:
-        """Drop a chunk in which nothing lives. In a store with priorities its lane goes with its last chunk.
+        """Drop a chunk in which nothing lives. In a store with priorities its level goes with its last chunk.
         Idempotent."""
-        lane = chunk.lane
-        lane.drop(chunk)
-        if lane.order and not lane.chunks and self.lanes.get(lane.order) is lane:
-            del self.lanes[lane.order]
-            self.orders.discard(lane.order)
+        level = chunk.level
+        level.drop(chunk)
+        if level.order and not level.chunks and self.levels.get(level.order) is level:
+            del self.levels[level.order]
+            self.orders.discard(level.order)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield all chunks. They may be dropped meanwhile."""
-        for lane in list(self.lanes.values()):
-            yield from list(lane.chunks)
+        for level in list(self.levels.values()):
+            yield from list(level.chunks)
 
     def find(self, seq: int, order: int | None = None) -> Slot | None:
         """Return a message, dead or not. `order`: its order, if that is known."""
         if order is not None:
-            lane = self.lanes.get(order)
-            return lane.find(seq) if lane is not None else None
-        for lane in self.lanes.values():
-            found = lane.find(seq)
+            level = self.levels.get(order)
+            return level.find(seq) if level is not None else None
+        for level in self.levels.values():
+            found = level.find(seq)
             if found is not None:
                 return found
         return None
@@ -106,13 +106,13 @@ class DestinationMessages:
                 mask |= self.pending(subscriber, chunk)
         return mask
 
-    def feeds(self, slot: Slot) -> list[Feed]:
-        """Return the feeds that have yet to ack a message."""
+    def channels(self, slot: Slot) -> list[Channel]:
+        """Return the channels that have yet to ack a message."""
         if not self.state.is_topic:
-            return [self.state.feed]
+            return [self.state.channel]
         chunk, index = slot
         return [
-            subscriber.feed
+            subscriber.channel
             for subscriber in self.subscriptions.values()
             if self.pending(subscriber, chunk) >> index & 1
         ]
@@ -135,27 +135,29 @@ class DestinationMessages:
         """Return messages, as of Rows (adapters/core/state/rows.py)."""
         if order is not None:
             also = bool(order & ALSO_WAITING)
-            lane = self.lanes.get(order & ~ALSO_WAITING)
-            return self._rows(subscriber, lane, after, limit, also) if lane is not None else []
-        if len(self.lanes) == 1:
-            (lane,) = self.lanes.values()
-            return self._rows(subscriber, lane, after, limit, True)
-        by_seq = heapq.merge(*(self._all(subscriber, lane, after) for lane in self.lanes.values()), key=itemgetter(SEQ))
+            level = self.levels.get(order & ~ALSO_WAITING)
+            return self._rows(subscriber, level, after, limit, also) if level is not None else []
+        if len(self.levels) == 1:
+            (level,) = self.levels.values()
+            return self._rows(subscriber, level, after, limit, True)
+        by_seq = heapq.merge(
+            *(self._all(subscriber, level, after) for level in self.levels.values()), key=itemgetter(SEQ)
+        )
         return list(islice(by_seq, limit))
 
-    def _all(self, subscriber: SubscriptionState | None, lane: Lane, after: int) -> Iterator[Place]:
-        while found := self._rows(subscriber, lane, after, STEP, True):
+    def _all(self, subscriber: SubscriptionState | None, level: Level, after: int) -> Iterator[Place]:
+        while found := self._rows(subscriber, level, after, STEP, True):
             yield from found
             after = found[-1][SEQ]
 
     def _rows(
-        self, subscriber: SubscriptionState | None, lane: Lane, after: int, limit: int, also: bool
+        self, subscriber: SubscriptionState | None, level: Level, after: int, limit: int, also: bool
     ) -> list[Place]:
-        """Return rows of a lane. `also`: those too that wait."""
+        """Return rows of a level. `also`: those too that wait."""
         found: list[Place] = []
         number = subscriber.number if subscriber is not None else 0
-        order = lane.order
-        for chunk, index in lane.after(after):
+        order = level.order
+        for chunk, index in level.after(after):
             length = len(chunk.offsets)
             mask = self.pending(subscriber, chunk) >> index << index
             if chunk.waiting and not also:
@@ -185,7 +187,7 @@ class DestinationMessages:
 
 
 def place_of(slot: Slot, number: int) -> Place:
-    """Return the place for the feed of this number."""
+    """Return the place for the channel of this number."""
     chunk, index = slot
     count = chunk.counts.get((number, index), 0)
-    return chunk.lane.order, chunk.seq(index), chunk.expires_at(index), count, slot
+    return chunk.level.order, chunk.seq(index), chunk.expires_at(index), count, slot

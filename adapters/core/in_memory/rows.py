@@ -21,7 +21,7 @@ from ..operations.destination_changes import Declare, Subscribe
 from ..operations.table import apply_all
 from ..record.encoding import REMOVAL
 from ..record.place import ALSO_WAITING, OWN, Place
-from ..state.leases import Feed
+from ..state.leases import Channel
 from ..state.states import Catalog, DestinationState, SubscriptionState
 from . import check
 from .applying import MemoryTable, memory_of_branch, takes
@@ -207,10 +207,10 @@ class MemoryRows:
     def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
         return state.own.keyed_from(start, limit) if state.own is not None else ()
 
-    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Channel]:
         messages: DestinationMessages | None = state.own
         slot = messages.find(seq) if messages is not None else None
-        return messages.feeds(slot) if messages is not None and slot is not None else ()
+        return messages.channels(slot) if messages is not None and slot is not None else ()
 
     def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
         """Yield expired messages. Chunks that hold nothing but what was given before are skipped, unless the same is
@@ -225,25 +225,25 @@ class MemoryRows:
                 continue
             for index in indexes(chunk.live):
                 if since < chunk.expires_at(index) <= now:
-                    yield chunk.lane.state, place_of((chunk, index), 0)
+                    yield chunk.level.state, place_of((chunk, index), 0)
             later = (chunk.expires_at(index) for index in indexes(chunk.live))
             chunk.soonest = min((at for at in later if at > now), default=0)
         table.soonest = min((chunk.soonest for chunk in table.expiring if chunk.soonest), default=0)
 
-    def limited(self, least: int) -> Iterator[tuple[Feed, Place]]:
+    def limited(self, least: int) -> Iterator[tuple[Channel, Place]]:
         for state in list(self._catalog.destinations.values()):
-            feeds = {feed.number: feed for feed in state.feeds()}
+            channels = {channel.number: channel for channel in state.channels()}
             for chunk in state.own.chunks() if state.own is not None else ():
                 for (number, index), count in list(chunk.counts.items()):
-                    if count >= least and number in feeds:
-                        yield feeds[number], place_of((chunk, index), number)
+                    if count >= least and number in channels:
+                        yield channels[number], place_of((chunk, index), number)
 
     def next_due(self) -> int:
         return self._table.dues.first()
 
     def due(self, now: int, limit: int) -> list[tuple[DestinationState, int, Place]]:
         return [
-            (chunk.lane.state, number, place_of((chunk, index), number))
+            (chunk.level.state, number, place_of((chunk, index), number))
             for chunk, index, number in self._table.dues.until(now, limit)
         ]
 

@@ -314,7 +314,7 @@ def prefix(items: Iterable[Item], target: Store, destination: Destination) -> Pr
 # Writing
 
 
-class Brought(Change):
+class Migrated(Change):
     """A message that was sent elsewhere before, at the end of its destination: stored whatever the duplicate window
     says of its id."""
 
@@ -426,7 +426,7 @@ class Bringing:
                 except CorruptionError as error:
                     error._say(f"the body of message {item.seq} of {self._destination}: {error.reason}")
                     raise
-            return Brought(send)
+            return Migrated(send)
         record = HEAD.pack(0, 0, len(item.name), 0, 0, 0) + item.name
         return send_of(state, record, priorities)
 
@@ -475,10 +475,10 @@ def bring(
 ) -> Digest:
     """Write all of them, durably; returns what the messages among them come to. Raises StoreFullError and Message-
     TooLargeError: what came before stays."""
-    bringing, brought = Bringing(store, destination, subscriptions), Digest()
+    bringing, copied = Bringing(store, destination, subscriptions), Digest()
     for page in pages(items):
         bringing.page(page)
         for message in messages(page):
-            brought.add(message)
+            copied.add(message)
     bringing.end()
-    return brought
+    return copied

@@ -3,7 +3,7 @@
     copy = LiveCopy(source, target, destination)
     copy.reserve()
     copy.begin()
-    copy.follow(told)          # page after page, while others send, receive and ack in the source
+    copy.follow(on_page)          # page after page, while others send, receive and ack in the source
     copy.close(gate)           # from here on whoever comes to the destination waits at the gate
     copy.finish()              # what came last; verified, durable
     ...                        # the placement record says the target
@@ -16,8 +16,8 @@ K13  What happens in the source to a message that is copied already is told by a
      Of a map, a value that is put is told as well: the copy of the one before is dead.
 K14  Whatever changes the destination as a whole (a subscription begins or ends, it is removed) is not followed: the
     copy is deleted and begun anew.
-K15  Nobody is given a message of the copy before the switch: its feeds count as being purged. Neither of the two stores
-    is closed for being idle meanwhile: a listener that wants nothing stands at both.
+K15  Nobody is given a message of the copy before the switch: its channels count as being purged. Neither of the two
+    stores is closed for being idle meanwhile: a listener that wants nothing stands at both.
 K16  A page is read again in the target once it is written, and compared by its digest. At the end the numbers of
     messages are compared, for a queue their bytes too, for a topic what each subscription has yet to ack.
 K17  The gate is closed to sends first, then to leases: what is on its way to be acked or given back ends in the source,
@@ -41,7 +41,7 @@ from ..record.encoding import name_of
 from ..record.place import DELIVERIES, OWN, SEQ
 from ..service.listening import Listener
 from ..state.gates import Gate
-from ..state.leases import MOVED, MOVING, Feed, Lease, Taker
+from ..state.leases import MOVED, MOVING, Channel, Lease, Receiver
 from ..state.rows import KeyedRows
 from ..state.states import DestinationState, SubscriptionState
 from .copying import PAGE, Bringing, Item, Stored, amount, digest, messages, pages, read, remove
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ..operations.plan import Plan
     from ..store import Store
 
-TOLD_MAX: Final = 200_000
+REPEAT_MAX: Final = 200_000
 """Changes of the source that wait to be done to the copy; beyond it the move is given up (invariant 10)."""
 ANEW_MAX: Final = 20
 """How often a copy is begun anew before it is given up."""
@@ -87,8 +87,8 @@ class LiveCopy:
         self._source, self.target, self._destination = source, target, destination
         self._from, self._to = source._engine, target._engine
         self._mark = object()
-        self._idle = Taker()
-        self._told: deque[Settled | Replaced] = deque()
+        self._idle = Receiver()
+        self._to_repeat: deque[Settled | Replaced] = deque()
         self._anew = False
         self._overflow = False
         self._gate: Gate | None = None
@@ -123,20 +123,20 @@ class LiveCopy:
             self._seqs.close()
         self._remove_copy()
         self._seqs = SeqMap()
-        self._told.clear()
+        self._to_repeat.clear()
         self._anew = False
         self._after = self._looked = self._names_until = self.count = 0
         self._from.asked(lambda: None)
         self._state = state = self._from.catalog.state(self._destination)
         with self._from.lock:
-            state.feed.listeners[self._idle] = None
+            state.channel.listeners[self._idle] = None
         self._keys = {one.number: key for key, one in state.subscriptions.items()}
         copied = self._to.catalog.state(self._destination)
         with self._to.lock:
             self._to.current()
-            copied.feed.listeners[self._idle] = None
-            copied.feed.purging.clear()  # what an earlier move that was cut off may have left there
-            copied.feed.purging.add(self._mark)
+            copied.channel.listeners[self._idle] = None
+            copied.channel.purging.clear()  # what an earlier move that was cut off may have left there
+            copied.channel.purging.add(self._mark)
         self._page: list[tuple[Stored, int]] = []
         subscriptions = amount(self._source, self._destination).subscriptions
         self._bringing = Bringing(self.target, self._destination, subscriptions, self._placed)
@@ -146,32 +146,32 @@ class LiveCopy:
         state = self._to.catalog.destinations.get(self._destination)
         if state is None:
             return
-        state.feed.listeners.pop(self._idle, None)
+        state.channel.listeners.pop(self._idle, None)
         try:
             remove(self.target, self._destination)
         except BaseException:
-            state.feed.listeners[self._idle] = None  # it is there still, and nobody shall be given anything of it
+            state.channel.listeners[self._idle] = None  # it is there still, and nobody shall be given anything of it
             raise
-        state.feed.purging.discard(self._mark)  # if nothing was written of it, it is not gone
+        state.channel.purging.discard(self._mark)  # if nothing was written of it, it is not gone
 
-    def follow(self, told: Callable[[int], None], go_on: Callable[[], None]) -> None:
+    def follow(self, on_page: Callable[[int], None], go_on: Callable[[], None]) -> None:
         """Copy what is there, and what comes meanwhile, until little is left. `go_on` is called now and then, and
         raises to end it. Raises GivenUpError, CorruptionError, StoreFullError, MessageTooLargeError,
         StoreFailedError."""
         for _ in range(ANEW_MAX):
-            if self._copied(told, go_on):
+            if self._copied(on_page, go_on):
                 return
             self._begin_anew()
         raise GivenUpError(f"{self._destination}: its subscriptions change too often to be copied; try again later")
 
-    def _copied(self, told: Callable[[int], None], go_on: Callable[[], None]) -> bool:
+    def _copied(self, on_page: Callable[[int], None], go_on: Callable[[], None]) -> bool:
         """Copy until little is left; return False if the copy has to be begun anew."""
         last = 0
         for number in range(ROUNDS_MAX):
             before = self.count
             for _ in self._round():
                 go_on()
-                told(self.count)
+                on_page(self.count)
             if self._anew:
                 return False
             came, last = last, self.count - before
@@ -247,30 +247,30 @@ class LiveCopy:
             if type(change) in _SENDS:
                 if type(change) is Send and state is self._state and state.is_map:
                     assert change.name is not None
-                    self._told.append(Replaced(change.name, change.seq))
+                    self._to_repeat.append(Replaced(change.name, change.seq))
                 continue
             if isinstance(change, Settled):
                 if state is self._state:
-                    self._told.append(change)
+                    self._to_repeat.append(change)
             else:
                 self._anew = True
-        if len(self._told) > TOLD_MAX:
-            self._told.clear()
+        if len(self._to_repeat) > REPEAT_MAX:
+            self._to_repeat.clear()
             self._overflow = True
 
     def _repeat(self) -> None:
         """Do to the copy what was told."""
         if self._overflow:
             raise GivenUpError(
-                f"{self._destination}: more than {TOLD_MAX} acks came while a page of it was copied to store "
+                f"{self._destination}: more than {REPEAT_MAX} acks came while a page of it was copied to store "
                 f"{self.target.name!r}, which is too slow; try again when there is less to do"
             )
         state = self._to.catalog.state(self._destination)
         ahead: list[Settled | Replaced] = []
-        while self._told and not self._anew:
+        while self._to_repeat and not self._anew:
             some: list[Settled | Replaced] = []
-            while self._told and len(some) < PAGE:
-                change = self._told.popleft()
+            while self._to_repeat and len(some) < PAGE:
+                change = self._to_repeat.popleft()
                 if isinstance(change, Replaced):
                     some.append(change)
                     if self._after < change.seq and self._after < self._looked:  # likewise
@@ -284,13 +284,13 @@ class LiveCopy:
             changes = self._to.asked(partial(self._all_repeated, some, state)) if some else []
             if changes:
                 self.target._sending.write(changes, unsynced=True, moves=True)
-        self._told.extendleft(reversed(ahead))
+        self._to_repeat.extendleft(reversed(ahead))
 
-    def _all_repeated(self, told: Sequence[Settled | Replaced], state: DestinationState) -> list[Change]:
+    def _all_repeated(self, settled: Sequence[Settled | Replaced], state: DestinationState) -> list[Change]:
         """Return the changes that repeat what was told. With the target's lock held."""
         changes: list[Change] = []
         replaced: set[int] = set()
-        for change in told:
+        for change in settled:
             if not isinstance(change, Replaced):
                 changes += self._repeated(change, state)
             elif (seq := self._replaced(change, state)) and seq not in replaced:
@@ -337,11 +337,11 @@ class LiveCopy:
         self._source._sending.write([CloseGate(gate)])
         with self._from.lock:
             self._from.current()
-            for feed in self._feeds(self._state):
-                feed.purging.add(self._mark)
-                feed.wake_all()
+            for channel in self._channels(self._state):
+                channel.purging.add(self._mark)
+                channel.wake_all()
         deadline = time.monotonic() + SETTLE_SECONDS
-        while not self._from.delivery.freeze(self._feeds(self._state), gate, self._frozen):
+        while not self._from.delivery.freeze(self._channels(self._state), gate, self._frozen):
             if time.monotonic() > deadline:
                 raise GivenUpError(
                     f"{self._destination}: messages of it have been on their way to be acked for {SETTLE_SECONDS:g} s; "
@@ -351,8 +351,8 @@ class LiveCopy:
         self._from.asked(lambda: None)
 
     @staticmethod
-    def _feeds(state: DestinationState) -> list[Feed]:
-        return [state.feed, *(subscriber.feed for subscriber in state.subscriptions.values())]
+    def _channels(state: DestinationState) -> list[Channel]:
+        return [state.channel, *(subscriber.channel for subscriber in state.subscriptions.values())]
 
     def finish(self) -> bool:
         """Copy the last of it; durable and verified on return. False if that cannot be gone on with, and has to be
@@ -399,10 +399,10 @@ class LiveCopy:
             self._let_go()
 
     def source_deleted(self) -> None:
-        """Unmark the source's feeds: what the source held has been deleted since the switch. Where nothing had ever
+        """Unmark the source's channels: what the source held has been deleted since the switch. Where nothing had ever
         been written there, that has removed nothing. The destination may come back then, and is there as any other."""
-        for feed in self._feeds(self._state):
-            feed.purging.discard(self._mark)
+        for channel in self._channels(self._state):
+            channel.purging.discard(self._mark)
 
     def _switch(self) -> dict[Lease, Lease]:
         copied = self._to.catalog.state(self._destination)
@@ -414,11 +414,11 @@ class LiveCopy:
                 successor = self._successor(lease, hold, copied)
                 if successor is not None:
                     moved[lease] = successor
-            for feed in self._feeds(copied):
-                feed.rewind()
-                feed.purging.discard(self._mark)
+            for channel in self._channels(copied):
+                channel.rewind()
+                channel.purging.discard(self._mark)
             self._to.sequencer.gates.pop(self._destination, None)
-            copied.feed.listeners.pop(self._idle, None)
+            copied.channel.listeners.pop(self._idle, None)
         for lease, successor in moved.items():
             time = lease.time_limit
             if time is not None:  # what is left of it
@@ -432,33 +432,33 @@ class LiveCopy:
         """Return the lease in the target that follows one in the source. With the target's lock held."""
         assert self._seqs is not None
         seq = self._seqs.get(lease.seq)
-        feeds = [feed for mine in lease.feeds if (feed := self._same(mine, copied)) is not None]
-        if seq is None or not feeds:
+        channels = [channel for mine in lease.channels if (channel := self._same(mine, copied)) is not None]
+        if seq is None or not channels:
             return None  # it was dead by then: nothing is held
-        place = self._to.rows.row(copied, feeds[0].subscription, seq, None)
+        place = self._to.rows.row(copied, channels[0].subscription, seq, None)
         if place is None:
             return None
         if not lease.whole:  # what is in the rows may count this delivery
             place = (*place[:DELIVERIES], lease.place[DELIVERIES], place[OWN])
-        successor = Lease(tuple(feeds), place, hold, lease.whole)
+        successor = Lease(tuple(channels), place, hold, lease.whole)
         successor.number = lease.number
         successor.kept, successor.counted = lease.is_kept, lease.is_counted
-        for feed in feeds:
-            feed.held[seq] = successor
+        for channel in channels:
+            channel.held[seq] = successor
         return successor
 
     @staticmethod
-    def _same(feed: Feed, copied: DestinationState) -> Feed | None:
-        subscription: SubscriptionState | None = feed.subscription
+    def _same(channel: Channel, copied: DestinationState) -> Channel | None:
+        subscription: SubscriptionState | None = channel.subscription
         if subscription is None:
-            return copied.feed
+            return copied.channel
         same = copied.subscriptions.get(subscription.subscription.key)
-        return same.feed if same is not None else None
+        return same.channel if same is not None else None
 
     def _move_listeners(self, copied: DestinationState) -> None:
-        for feed in self._feeds(self._state):
-            there = self._same(feed, copied)
-            for listener in list(feed.listeners):
+        for channel in self._channels(self._state):
+            there = self._same(channel, copied)
+            for listener in list(channel.listeners):
                 if isinstance(listener, Listener) and there is not None:
                     listener.move(self.target._receiving, there)
 
@@ -476,13 +476,13 @@ class LiveCopy:
             lease.hold = hold
         self._frozen.clear()
         with self._from.lock:
-            for feed in self._feeds(self._state):
-                feed.purging.discard(self._mark)
+            for channel in self._channels(self._state):
+                channel.purging.discard(self._mark)
             if self._gate is not None and self._from.sequencer.gates.get(self._destination) is self._gate:
                 self._from.sequencer.gates.pop(self._destination)
-        for feed in self._feeds(self._state):
-            feed.wake()
-            for listener in list(feed.listeners):
+        for channel in self._channels(self._state):
+            channel.wake()
+            for listener in list(channel.listeners):
                 listener.wake()
         self._let_go()
         if not keep:
@@ -491,7 +491,7 @@ class LiveCopy:
 
     def _let_go(self) -> None:
         self._from.hooks.watch(None, instead=self._tap)
-        self._state.feed.listeners.pop(self._idle, None)
+        self._state.channel.listeners.pop(self._idle, None)
         if self._seqs is not None:
             self._seqs.close()
 

@@ -161,7 +161,7 @@ class Rollback(Change):
         table.settled(self.branch, False)
 
     def states(self) -> Iterable[DestinationState]:
-        return (feed.state for lease in (*self.branch.leases, *self.branch.evicted) for feed in lease.feeds)
+        return (channel.state for lease in (*self.branch.leases, *self.branch.evicted) for channel in lease.channels)
 
 
 class Forget(Change):

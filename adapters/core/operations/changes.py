@@ -284,19 +284,19 @@ class Ack(Change):
     def settle(self, delivery: Delivery) -> None:
         state = self.state
         if not state.is_topic:
-            state.feed.held.pop(self.seq, None)
+            state.channel.held.pop(self.seq, None)
             return
-        for feed in state.feeds(self.number):
-            delivery.end(feed, self.seq)
+        for channel in state.channels(self.number):
+            delivery.end(channel, self.seq)
             if not self.number:
-                feed.remove_fetched(self.seq, self.seq)  # of who has come since it was leased for all
+                channel.remove_fetched(self.seq, self.seq)  # of who has come since it was leased for all
 
     def add_to(self, counts: PendingCounts) -> None:
         counts.add_ack(self.state, self.number)
 
     def undo(self, delivery: Delivery, rows: Rows) -> None:
-        for feed in self.state.feeds(self.number):
-            lease = feed.held.get(self.seq)
+        for channel in self.state.channels(self.number):
+            lease = channel.held.get(self.seq)
             if lease is not None and lease.hold == LEAVING:
                 delivery.unlease(lease, rows)
 
@@ -319,8 +319,8 @@ class AckRange(Change):
         table.ack_range(self.state, self.first, self.last, self.number)
 
     def settle(self, delivery: Delivery) -> None:
-        for feed in self.state.feeds(self.number):
-            delivery.purged(feed, self.first, self.last)
+        for channel in self.state.channels(self.number):
+            delivery.purged(channel, self.first, self.last)
 
     def add_to(self, counts: PendingCounts) -> None:
         counts.unknown |= {self.state, *self.state.subscriptions.values()}
@@ -381,9 +381,9 @@ def acks_of(leases: Iterable[Lease], drops: bool = False) -> list[Change]:
     Ack.drops."""
     acks: list[Change] = []
     for lease in leases:
-        feed, place = lease.feeds[0], lease.place
-        number = 0 if lease.whole or feed.subscription is None else feed.subscription.number
-        acks.append(Ack(feed.state, place[SEQ], number, place, drops))
+        channel, place = lease.channels[0], lease.place
+        number = 0 if lease.whole or channel.subscription is None else channel.subscription.number
+        acks.append(Ack(channel.state, place[SEQ], number, place, drops))
     return acks
 
 
@@ -393,8 +393,8 @@ def returned_of(leases: Iterable[Lease]) -> list[Change]:
     changes: list[Change] = []
     for lease in leases:
         if not lease.whole:
-            feed, place = lease.feeds[0], lease.place
-            changes.append(Returned(feed.state, place[SEQ], feed.number, place[DELIVERIES] + 1, place))
+            channel, place = lease.channels[0], lease.place
+            changes.append(Returned(channel.state, place[SEQ], channel.number, place[DELIVERIES] + 1, place))
     return changes
 
 
@@ -404,8 +404,8 @@ def uncounted_of(leases: Iterable[Lease]) -> list[Change]:
     changes: list[Change] = []
     for lease in leases:
         if lease.is_counted:
-            feed, place = lease.feeds[0], lease.place
-            changes.append(Returned(feed.state, place[SEQ], feed.number, place[DELIVERIES], place))
+            channel, place = lease.channels[0], lease.place
+            changes.append(Returned(channel.state, place[SEQ], channel.number, place[DELIVERIES], place))
     return changes
 
 

@@ -56,8 +56,8 @@ class Remove(Change):
         table.remove(self.state)
 
     def settle(self, delivery: Delivery) -> None:
-        for feed in (*self.state.feeds(), self.state.feed):
-            delivery.gone(feed)
+        for channel in (*self.state.channels(), self.state.channel):
+            delivery.gone(channel)
         self.state.subscriptions = {}
 
     def states(self) -> Iterable[DestinationState]:
@@ -142,7 +142,7 @@ class Unsubscribe(Change):
 
     def settle(self, delivery: Delivery) -> None:
         self.state.leave(self.subscriber)
-        delivery.gone(self.subscriber.feed)
+        delivery.gone(self.subscriber.channel)
 
     def states(self) -> Iterable[DestinationState]:
         return (self.state,)

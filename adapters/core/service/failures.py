@@ -58,8 +58,8 @@ Key = tuple[int, int, int]
 
 
 def _key(lease: Lease) -> Key:
-    feed = lease.feeds[0]
-    return feed.state.number, feed.number, lease.seq
+    channel = lease.channels[0]
+    return channel.state.number, channel.number, lease.seq
 
 
 class Failures:

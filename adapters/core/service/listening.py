@@ -17,7 +17,7 @@ from ...system.conditions import unless_busy
 from ..engine.forwarding import give_back
 from ..messages import Message, note_received
 from ..state.gates import MovedError
-from ..state.leases import Feed, Lease, Taker
+from ..state.leases import Channel, Lease, Receiver
 from ..store_types import SubscriptionKey
 from .damaged import is_damage
 from .receiving import Receiving
@@ -26,7 +26,7 @@ from .subscriptions import unknown
 log = logging.getLogger(__name__)
 
 
-class Listener(Taker):
+class Listener(Receiver):
     """Threads: all. `close` may be called from the callback.
 
     `_run` is at work in one thread at a time. `_gate` is held while it is settled whether a callback begins: before
@@ -34,14 +34,24 @@ class Listener(Taker):
     """
 
     __slots__ = (
-        "_calling", "_credit", "_due", "_ended", "_feed", "_gate", "_home", "_on_end", "_on_message", "_receiving",
-        "_seconds", "_work",
+        "_calling",
+        "_channel",
+        "_credit",
+        "_due",
+        "_ended",
+        "_gate",
+        "_home",
+        "_on_end",
+        "_on_message",
+        "_receiving",
+        "_seconds",
+        "_work",
     )  # fmt: skip
 
     def __init__(
         self,
         receiving: Receiving,
-        feed: Feed,
+        channel: Channel,
         on_message: Callable[[Message], object],
         credit: int,
         on_end: Callable[[Exception], object] | None = None,
@@ -49,7 +59,7 @@ class Listener(Taker):
     ) -> None:
         """`seconds`: for so long each message is leased; None: as its store says."""
         super().__init__()
-        self._receiving, self._feed, self._on_message, self._on_end = receiving, feed, on_message, on_end
+        self._receiving, self._channel, self._on_message, self._on_end = receiving, channel, on_message, on_end
         self._seconds = seconds
         self._credit = credit
         """How many messages it still wants. Belongs to the store's lock."""
@@ -58,12 +68,12 @@ class Listener(Taker):
         self._due = False
         self._calling = False
         self._ended = False
-        self._home: tuple[Receiving, Feed] | None = None
+        self._home: tuple[Receiving, Channel] | None = None
         """The place where the listener goes on, since its destination has moved to another store."""
 
     def start(self) -> None:
-        """Start: from now on the feed stays, and the listener hears of the end of its store."""
-        self._feed.listeners[self] = None
+        """Start: from now on the channel stays, and the listener hears of the end of its store."""
+        self._channel.listeners[self] = None
 
     def wake(self) -> None:
         """Look on a thread of ours: there may be something."""
@@ -86,10 +96,10 @@ class Listener(Taker):
                     self._credit += more
         self.wake()
 
-    def move(self, receiving: Receiving, feed: Feed) -> None:
+    def move(self, receiving: Receiving, channel: Channel) -> None:
         """Move to another store, where the destination is from now on; nobody hears of it."""
-        feed.listeners[self] = None  # first: that store stays open
-        self._home = receiving, feed
+        channel.listeners[self] = None  # first: that store stays open
+        self._home = receiving, channel
         self.wake()
         if self._ended:
             self._leave()
@@ -106,9 +116,9 @@ class Listener(Taker):
 
     def _leave(self) -> None:
         """Leave every line, and free the message that was given. Idempotent."""
-        left: Feed | None = None
-        while left is not self._feed:  # it may just be on its way to another
-            left = self._feed
+        left: Channel | None = None
+        while left is not self._channel:  # it may just be on its way to another
+            left = self._channel
             left.listeners.pop(self, None)
             self._receiving.cancel(left, self)
             self._receiving.left(left)
@@ -143,9 +153,9 @@ class Listener(Taker):
                 self.lease = None
                 self._credit += 1
             if self._home is not None:
-                self._feed.takers.pop(self, None)
-                self._feed.listeners.pop(self, None)
-                (self._receiving, self._feed), self._home = self._home, None
+                self._channel.receivers.pop(self, None)
+                self._channel.listeners.pop(self, None)
+                (self._receiving, self._channel), self._home = self._home, None
                 self._due = True
 
     def _end(self, error: Exception) -> None:
@@ -157,12 +167,12 @@ class Listener(Taker):
             return
         unexpected = error if not isinstance(error, AnabranchError) else None
         level = logging.DEBUG if unexpected is None else logging.ERROR
-        log.log(level, "a listener of %s ends: %s", self._feed.state.destination, error, exc_info=unexpected)
+        log.log(level, "a listener of %s ends: %s", self._channel.state.destination, error, exc_info=unexpected)
         if self._on_end is not None:
             try:
                 self._on_end(error)
             except BaseException:
-                log.exception("who listens to %s raised an error when told of the end", self._feed.state.destination)
+                log.exception("who listens to %s raised an error when told of the end", self._channel.state.destination)
 
     def _next(self) -> Lease | None:
         """Return the lease that the listener is given now; None if there is nothing, or no more is wanted. Until the
@@ -173,33 +183,33 @@ class Listener(Taker):
         engine.check()
         with engine.lock:
             engine.current()
-            feed = self._feed
+            channel = self._channel
             if engine.sequencer.gates and self.lease is None:
-                engine.require_here(feed.state.destination)
-            if engine.is_gone(feed):
-                raise unknown(feed.state.destination, feed.key or ("", ""))
+                engine.require_here(channel.state.destination)
+            if engine.is_gone(channel):
+                raise unknown(channel.state.destination, channel.key or ("", ""))
             if self._ended:
                 return None  # `close` gives back what it has
-            if feed.state.removed and self.lease is None:
-                feed = self._follow(feed)
+            if channel.state.removed and self.lease is None:
+                channel = self._follow(channel)
             if self.lease is None and self._credit > 0:
-                feed.takers.setdefault(self)
-                engine.hand_over(feed)
+                channel.receivers.setdefault(self)
+                engine.hand_over(channel)
             if self.lease is not None:
-                feed.takers.pop(self, None)  # Ctrl-C may have struck who gave it
+                channel.receivers.pop(self, None)  # Ctrl-C may have struck who gave it
             self._credit -= self.lease is not None
             return self.lease
 
-    def _follow(self, removed: Feed) -> Feed:
-        """Follow the queue's name to its new feed: the queue was removed."""
-        feed = self._receiving.feed(removed.state.destination, None, make=True)
-        assert feed is not None
-        self._feed = feed
-        feed.listeners[self] = None
+    def _follow(self, removed: Channel) -> Channel:
+        """Follow the queue's name to its new channel: the queue was removed."""
+        channel = self._receiving.channel(removed.state.destination, None, make=True)
+        assert channel is not None
+        self._channel = channel
+        channel.listeners[self] = None
         removed.listeners.pop(self, None)
-        removed.takers.pop(self, None)
+        removed.receivers.pop(self, None)
         self._receiving.left(removed)
-        return feed
+        return channel
 
     def _hand(self, lease: Lease) -> None:
         message = self._read(lease)
@@ -216,7 +226,9 @@ class Listener(Taker):
         try:
             self._on_message(message)
         except BaseException as error:  # a SystemExit too ends neither the listener nor what it has yet to look for
-            log.exception("who listens to %s raised an error; its message is free again", self._feed.state.destination)
+            log.exception(
+                "who listens to %s raised an error; its message is free again", self._channel.state.destination
+            )
             self._receiving.release(message, error)
         finally:
             self._calling = False
@@ -253,12 +265,12 @@ def listen(
     receiving.hand_out.check(seconds)
     receiving.engine.ensure_usable()
     while True:
-        feed = receiving.feed(destination, subscription, make=True)
-        assert feed is not None
-        listener = Listener(receiving, feed, on_message, credit, on_end, seconds)
+        channel = receiving.channel(destination, subscription, make=True)
+        assert channel is not None
+        listener = Listener(receiving, channel, on_message, credit, on_end, seconds)
         try:
             listener.start()
-            if receiving.engine.catalog.current(feed.state) is feed.state:
+            if receiving.engine.catalog.current(channel.state) is channel.state:
                 listener.wake()
                 return listener
         except BaseException:

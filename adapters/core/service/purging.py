@@ -19,7 +19,7 @@ from ..operations.destination_changes import CloseGate, Remove, Unsubscribe
 from ..operations.table import SEQ_MAX
 from ..record.place import SEQ, Place
 from ..state.gates import Gate
-from ..state.leases import Feed, claimed
+from ..state.leases import Channel, claimed
 from ..state.states import Catalog, DestinationState, SubscriptionState
 from ..store_types import SubscriptionKey
 from .receiving import Receiving
@@ -61,12 +61,12 @@ class Removal:
         engine, write = self._engine, self._sending.write
         if subscription is not None:
             subscriber = self._receiving.subscription(destination, subscription)
-            return purge(engine, subscriber.topic, (subscriber.feed,), write)[0]
+            return purge(engine, subscriber.topic, (subscriber.channel,), write)[0]
         state = engine.catalog.destinations.get(destination)
         if state is None:
             engine.require_here(destination)
             return 0
-        free, gone = purge(engine, state, state.feeds(), write)
+        free, gone = purge(engine, state, state.channels(), write)
         return gone if state.is_topic else free
 
     def delete(self, destination: Destination, moves: bool = False) -> int:
@@ -77,7 +77,7 @@ class Removal:
         if state is None:
             engine.ensure_usable() if moves else engine.require_here(destination)
             return 0
-        held, count = engine.asked(lambda: (sum(claimed(feed) for feed in state.feeds()), state.total))
+        held, count = engine.asked(lambda: (sum(claimed(channel) for channel in state.channels()), state.total))
         require_unclaimed(str(destination), "deleted", held)
         self._remove(state, moves)
         return count
@@ -89,7 +89,7 @@ class Removal:
         if volatile is not None:
             engine.asked(lambda: volatile.remove(state))
         engine.asked(lambda: None)  # at once, so that nothing fetched ahead is received, nothing leased acked
-        self._drop(remove.state.feed)
+        self._drop(remove.state.channel)
 
     def idle_mark(self, queue: Destination) -> object:
         """Return the mark of an idle queue, as Store.idle_mark."""
@@ -97,10 +97,10 @@ class Removal:
         return 0 if state is None else self._engine.asked(lambda: self._mark(state))
 
     def _mark(self, state: DestinationState) -> object:
-        feed = state.feed
-        if state.total or feed.is_needed or self._engine.sequencer.prepared:  # which may send there
+        channel = state.channel
+        if state.total or channel.is_needed or self._engine.sequencer.prepared:  # which may send there
             return None
-        return state.number, feed.first.cursor, feed.lanes.position if feed.lanes is not None else 0
+        return state.number, channel.first.cursor, channel.levels.position if channel.levels is not None else 0
 
     def delete_if_idle(self, queue: Destination, gate: Gate) -> bool:
         """Delete a queue if it is idle, as Store.delete_if_idle."""
@@ -126,42 +126,42 @@ class Removal:
         engine = self._engine
         engine.settle()
         subscriber = self._receiving.subscription(topic, subscription)
-        held, count = engine.asked(lambda: (claimed(subscriber.feed), subscriber.total))
+        held, count = engine.asked(lambda: (claimed(subscriber.channel), subscriber.total))
         require_unclaimed(f"the {shown(topic, subscription)}", "removed", held)
         ((ended, _),) = self._sending.write([Unsubscribe(subscriber.topic, subscription)])
         engine.asked(lambda: None)
         if ended is None:
             raise unknown(topic, subscription)
-        self._drop(ended.feed)
+        self._drop(ended.channel)
         return count
 
-    def _drop(self, feed: Feed) -> None:
+    def _drop(self, channel: Channel) -> None:
         """Remove what is left of a destination that is no more. That it is gone stands: if this fails, or is
         interrupted, the background goes on, or the next opening."""
         try:
-            self._drop_left(lambda other: (other.state.number, other.number) == (feed.state.number, feed.number))
+            self._drop_left(lambda other: (other.state.number, other.number) == (channel.state.number, channel.number))
         except AnabranchError as error:
-            log.debug("store %s: %s is not removed whole yet: %s", self._engine.name, feed.state.destination, error)
+            log.debug("store %s: %s is not removed whole yet: %s", self._engine.name, channel.state.destination, error)
 
     def drop_all(self) -> None:
         """Drop all that is left of what is gone."""
-        self._drop_left(lambda feed: True)
+        self._drop_left(lambda channel: True)
 
-    def _drop_left(self, is_asked_for: Callable[[Feed], bool]) -> None:
-        """Remove what is left of these feeds, persistent or transient."""
+    def _drop_left(self, is_asked_for: Callable[[Channel], bool]) -> None:
+        """Remove what is left of these channels, persistent or transient."""
         engine, volatile = self._engine, self._engine.transient
         kinds: list[tuple[Catalog, RowsOf, Write]] = [(engine.catalog, engine.backend.rows, self._sending.write)]
         if volatile is not None:
             kinds.append((volatile.mirrors, volatile.mirror_rows, volatile.write_mirrors))
         for catalog, rows, write in kinds:
-            for feed in filter(is_asked_for, list(catalog.leaving)):
+            for channel in filter(is_asked_for, list(catalog.leaving)):
                 first: int | None = 0
                 while first is not None:
-                    first = self._drop_pages(catalog, rows, write, feed, first)
+                    first = self._drop_pages(catalog, rows, write, channel, first)
                     if first is not None:
                         sleep(PAUSE)
 
-    def _drop_pages(self, catalog: Catalog, rows: RowsOf, write: Write, feed: Feed, first: int) -> int | None:
+    def _drop_pages(self, catalog: Catalog, rows: RowsOf, write: Write, channel: Channel, first: int) -> int | None:
         """Drop some pages from the seq `first` on; return where to go on, None at the end. Nobody sees these messages
         any more, so that no page need know what somebody holds."""
         engine = self._engine
@@ -169,10 +169,10 @@ class Removal:
             engine.check()
             with engine.lock:
                 engine.current()
-                if feed not in catalog.leaving:
+                if channel not in catalog.leaving:
                     return None
-                last = _last_of_pages(rows, feed.state, first)
-            write([AckRange(feed.state, first, SEQ_MAX if last is None else last, feed.number)])
+                last = _last_of_pages(rows, channel.state, first)
+            write([AckRange(channel.state, first, SEQ_MAX if last is None else last, channel.number)])
         return None if last is None else last + 1
 
     def _drop_in_background(self) -> None:
@@ -184,18 +184,18 @@ class Removal:
                 self._drop_job.schedule(DROP_SECONDS)
 
 
-def purge(engine: Engine, state: DestinationState, feeds: Sequence[Feed], write: Write) -> tuple[int, int]:
-    """Remove what nobody holds of these feeds. Returns how many were free, of all feeds together, and by how many
+def purge(engine: Engine, state: DestinationState, channels: Sequence[Channel], write: Write) -> tuple[int, int]:
+    """Remove what nobody holds of these channels. Returns how many were free, of all channels together, and by how many
     messages the destination is less."""
     kinds: list[tuple[RowsOf, Write]] = [(engine.backend.rows, write)]
     if engine.transient is not None:  # apart: the messages of one kind may lie between those of the other
         kinds.append((engine.transient.rows_alone, engine.transient.write))
     free = gone = 0
-    for feed in feeds:
+    for channel in channels:
         for rows, write_range in kinds:
             after: int | None = 0
             while after is not None:
-                found, less, after = _purge_some(engine, state, feed, after, rows, write_range)
+                found, less, after = _purge_some(engine, state, channel, after, rows, write_range)
                 free += found
                 gone += less
                 if after is not None:
@@ -204,7 +204,7 @@ def purge(engine: Engine, state: DestinationState, feeds: Sequence[Feed], write:
 
 
 def _purge_some(
-    engine: Engine, state: DestinationState, feed: Feed, after: int, rows: RowsOf, write: Write
+    engine: Engine, state: DestinationState, channel: Channel, after: int, rows: RowsOf, write: Write
 ) -> tuple[int, int, int | None]:
     """Purge the next pages. Returns how many messages were free, by how many the destination is less, and the seq to go
     on behind, None at the end."""
@@ -213,26 +213,26 @@ def _purge_some(
         engine.check()
         with engine.lock:
             engine.current()
-            if state.removed or engine.is_gone(feed):
+            if state.removed or engine.is_gone(channel):
                 return 0, 0, None
-            ranges, count, last = _free_ranges(rows, state, feed, after)
+            ranges, count, last = _free_ranges(rows, state, channel, after)
             before = state.total
             if not ranges:
                 return 0, 0, last
-            feed.purging.add(mark)  # nobody shall receive what is about to go
-        write([AckRange(state, first, to, feed.number) for first, to in ranges])
+            channel.purging.add(mark)  # nobody shall receive what is about to go
+        write([AckRange(state, first, to, channel.number) for first, to in ranges])
         engine.check()
         with engine.lock:
             engine.current()
             less = max(before - state.total, 0)
     finally:
-        feed.purging.discard(mark)
-        feed.wake()
+        channel.purging.discard(mark)
+        channel.wake()
     return count, min(less, count), last
 
 
 def _free_ranges(
-    rows: RowsOf, state: DestinationState, feed: Feed, after: int
+    rows: RowsOf, state: DestinationState, channel: Channel, after: int
 ) -> tuple[list[tuple[int, int]], int, int | None]:
     """Return the seqs of some pages that nobody holds, as ranges between those that somebody holds, and how many; and
     the last seq that was looked at, None if there are no more."""
@@ -242,10 +242,10 @@ def _free_ranges(
     for _ in range(PAGES):
         if last is None:
             break
-        places = rows(state, feed.subscription, None, last, PAGE)
+        places = rows(state, channel.subscription, None, last, PAGE)
         for place in places:
             seq = place[SEQ]
-            if seq in feed.held:
+            if seq in channel.held:
                 if start:
                     ranges.append((start, end))
                 start = 0

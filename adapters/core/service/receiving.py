@@ -19,7 +19,7 @@ from ..record.place import ALSO_WAITING, ORDER, ORDER_MAX, SEQ, Place, order_of
 from ..state.decoding import decode
 from ..state.delivery import CLOCK_SECONDS
 from ..state.gates import MovedError
-from ..state.leases import Feed, Lease, Taker
+from ..state.leases import Channel, Lease, Receiver
 from ..state.states import DestinationState, SubscriptionState
 from ..state.sweep import wall_ms
 from ..store_types import SubscriptionKey
@@ -64,20 +64,20 @@ class Receiving:
             self.hand_out.check(seconds)
         deadline = time.monotonic() + timeout if timeout else None  # without one and not to wait: it is not asked for
         while True:
-            feed = self.feed(destination, subscription, make=timeout != 0)
-            if feed is None:
+            channel = self.channel(destination, subscription, make=timeout != 0)
+            if channel is None:
                 return None
-            taker = Taker()
+            receiver = Receiver()
             try:
                 engine.check()
-                leased = engine.lease_ready(feed, taker) or self._lease(feed, taker, wait=timeout != 0)
+                leased = engine.lease_ready(channel, receiver) or self._lease(channel, receiver, wait=timeout != 0)
                 if leased is None:
                     continue
-                if not leased and not (leased := self._wait(feed, taker, deadline)):
+                if not leased and not (leased := self._wait(channel, receiver, deadline)):
                     if leased is None:
                         continue
                     return None
-                lease = taker.lease
+                lease = receiver.lease
                 assert lease is not None
                 message = self.read(lease)
                 if message is not None:
@@ -87,7 +87,7 @@ class Receiving:
                     return message
             except BaseException as error:
                 if not is_damage(error):
-                    self.cancel(feed, taker)
+                    self.cancel(channel, receiver)
                 raise
             self.let_go(lease)  # it was purged after it had been fetched
 
@@ -129,27 +129,27 @@ class Receiving:
     ) -> bool:
         """Receive what is there without waiting, up to so many in all and a page at a time. Returns whether there may
         be more."""
-        feed = self.feed(destination, key, make=False)
-        if feed is None:
+        channel = self.channel(destination, key, make=False)
+        if channel is None:
             return False
-        takers: list[Taker] = []
+        receivers: list[Receiver] = []
         try:
-            self._lease_page(feed, min(most - len(messages), PAGE), takers)
-            leases = [taker.lease for taker in takers if taker.lease is not None]
+            self._lease_page(channel, min(most - len(messages), PAGE), receivers)
+            leases = [receiver.lease for receiver in receivers if receiver.lease is not None]
             if leases and (seconds is not None or self._hands_out):
                 self.hand_out(leases, seconds)
-            for number, record in enumerate(self._bodies(feed.state, leases)):
+            for number, record in enumerate(self._bodies(channel.state, leases)):
                 lease = leases[number]
                 if record is not None:
                     messages.append(decode(self._store, destination, lease.place, record, lease))
                     messages[-1].__class__ = messages[-1]._received  # likewise
                 else:
                     self.let_go(lease)  # it was purged after it had been fetched
-                takers[number].lease = None
+                receivers[number].lease = None
             return bool(leases)
         except BaseException as error:
-            for taker in takers:
-                self.cancel(feed, taker)
+            for receiver in receivers:
+                self.cancel(channel, receiver)
             if not is_damage(error):
                 raise
         message = self.receive(destination, 0, key, seconds)  # which tells whether it is the first one that is damaged
@@ -157,28 +157,28 @@ class Receiving:
             messages.append(message)
         return message is not None
 
-    def _lease_page(self, feed: Feed, count: int, takers: list[Taker]) -> None:
-        """Lease so many, unless others wait for them; each has its taker, in order."""
+    def _lease_page(self, channel: Channel, count: int, receivers: list[Receiver]) -> None:
+        """Lease so many, unless others wait for them; each has its receiver, in order."""
         engine = self.engine
         engine.check()
         with engine.lock:
             engine.current()
             if engine.sequencer.gates:
-                engine.require_here(feed.state.destination)
-            if feed.state.removed or engine.is_gone(feed):
+                engine.require_here(channel.state.destination)
+            if channel.state.removed or engine.is_gone(channel):
                 return
-            while len(takers) < count and not feed.takers and engine.delivery.has_room(feed):
-                takers.append(Taker())
-                if not engine.delivery.lease(feed, engine.rows, takers[-1]):
+            while len(receivers) < count and not channel.receivers and engine.delivery.has_room(channel):
+                receivers.append(Receiver())
+                if not engine.delivery.lease(channel, engine.rows, receivers[-1]):
                     return
 
     def _bodies(self, state: DestinationState, leases: Sequence[Lease]) -> Iterable[bytes | None]:
         """Return the records of these messages, in order; None for one that has died meanwhile."""
         return self.engine.rows.bodies(state, [lease.place for lease in leases]) if leases else ()
 
-    def _lease(self, feed: Feed, taker: Taker, wait: bool, bring: bool = True) -> bool | None:
-        """Give the taker a message; if there is none and it wants to wait, put it behind those who wait already. None
-        if its queue is to be looked up anew. After `check`."""
+    def _lease(self, channel: Channel, receiver: Receiver, wait: bool, bring: bool = True) -> bool | None:
+        """Give the receiver a message; if there is none and it wants to wait, put it behind those who wait already.
+        None if its queue is to be looked up anew. After `check`."""
         engine = self.engine
         engine.settle()
         with engine.lock:
@@ -186,89 +186,89 @@ class Receiving:
             delivery, rows = engine.delivery, engine.rows
             if not bring or not delivery.next_due or delivery.next_due > wall_ms():
                 if engine.sequencer.gates:
-                    engine.require_here(feed.state.destination)
-                if engine.is_gone(feed):
-                    raise unknown(feed.state.destination, feed.key or ("", ""))
-                if feed.state.removed:
+                    engine.require_here(channel.state.destination)
+                if engine.is_gone(channel):
+                    raise unknown(channel.state.destination, channel.key or ("", ""))
+                if channel.state.removed:
                     return None
-                delivery.require_room(feed)
-                if not feed.takers and delivery.lease(feed, rows, taker):
+                delivery.require_room(channel)
+                if not channel.receivers and delivery.lease(channel, rows, receiver):
                     return True
-                if wait and engine.catalog.current(feed.state) is not feed.state:
+                if wait and engine.catalog.current(channel.state) is not channel.state:
                     return None  # it was dropped, and is there anew
                 if wait:
-                    taker.prepare()
-                    feed.takers[taker] = None
-                if feed.takers:  # those who came before get theirs first
-                    engine.hand_over(feed)
-                    return taker.lease is not None or (not wait and delivery.lease(feed, rows, taker))
+                    receiver.prepare()
+                    channel.receivers[receiver] = None
+                if channel.receivers:  # those who came before get theirs first
+                    engine.hand_over(channel)
+                    return receiver.lease is not None or (not wait and delivery.lease(channel, rows, receiver))
                 return False
         if engine.schedule is not None:
             engine.schedule.bring()  # is written, so not under the lock
-        return self._lease(feed, taker, wait, bring=False)
+        return self._lease(channel, receiver, wait, bring=False)
 
-    def _wait(self, feed: Feed, taker: Taker, deadline: float | None) -> bool | None:
-        """Wait until the taker has a message; return False when the time (monotonic, in seconds) is over. None if its
-        queue was removed, and is to be looked up anew."""
+    def _wait(self, channel: Channel, receiver: Receiver, deadline: float | None) -> bool | None:
+        """Wait until the receiver has a message; return False when the time (monotonic, in seconds) is over. None if
+        its queue was removed, and is to be looked up anew."""
         engine = self.engine
-        if taker not in feed.takers and taker.lease is None:
+        if receiver not in channel.receivers and receiver.lease is None:
             return False
         try:
             while True:
                 left = None if deadline is None else deadline - time.monotonic()
                 over = left is not None and left <= 0
                 if not over:
-                    short = feed.passed_at and (left is None or left > CLOCK_SECONDS)
-                    taker.wait(CLOCK_SECONDS if short else left)
+                    short = channel.passed_at and (left is None or left > CLOCK_SECONDS)
+                    receiver.wait(CLOCK_SECONDS if short else left)
                 engine.check()
                 with engine.lock:
-                    if taker.lease is None:
+                    if receiver.lease is None:
                         engine.current()
                         if engine.sequencer.gates:
-                            engine.require_here(feed.state.destination)
-                        if engine.is_gone(feed):
-                            raise unknown(feed.state.destination, feed.key or ("", ""))
-                        if feed.state.removed:
+                            engine.require_here(channel.state.destination)
+                        if engine.is_gone(channel):
+                            raise unknown(channel.state.destination, channel.key or ("", ""))
+                        if channel.state.removed:
                             return None
-                        engine.hand_over(feed)
-                    if taker.lease is not None:
+                        engine.hand_over(channel)
+                    if receiver.lease is not None:
                         return True
                     if over:
-                        feed.takers.pop(taker, None)  # under the lock: nobody gives it anything from now on
+                        channel.receivers.pop(receiver, None)  # under the lock: nobody gives it anything from now on
                         return False
         finally:
-            feed.takers.pop(taker, None)
-            self.left(feed)
+            channel.receivers.pop(receiver, None)
+            self.left(channel)
 
-    def left(self, feed: Feed) -> None:
+    def left(self, channel: Channel) -> None:
         """Note that somebody waits there no longer."""
         engine = self.engine
-        if feed.takers:
-            feed.wake()  # who was woken and did not hand over passes it on
-        elif not feed.state.declared and not engine.closed and not engine.forked:
+        if channel.receivers:
+            channel.wake()  # who was woken and did not hand over passes it on
+        elif not channel.state.declared and not engine.closed and not engine.forked:
             with engine.lock:
-                engine.catalog.drop(feed.state)
+                engine.catalog.drop(channel.state)
 
-    def cancel(self, feed: Feed, taker: Taker) -> None:
+    def cancel(self, channel: Channel, receiver: Receiver) -> None:
         """End a consumer's wait and free what it was given. In a store that has stopped nobody holds anything.
         Idempotent."""
-        feed.takers.pop(taker, None)
-        if taker.lease is not None and give_back(taker.lease):
-            taker.lease = None
+        channel.receivers.pop(receiver, None)
+        if receiver.lease is not None and give_back(receiver.lease):
+            receiver.lease = None
         with suppress(AnabranchError, RuntimeError):
             engine = self.engine
             engine.check()
             with engine.lock:  # who was just giving it something has given it
-                if taker.lease is not None:
+                if receiver.lease is not None:
                     engine.current()
-                    engine.delivery.unlease(taker.lease, engine.rows)
-                    taker.lease = None
-            feed.wake()  # who was struck may have been about to hand over to another
+                    engine.delivery.unlease(receiver.lease, engine.rows)
+                    receiver.lease = None
+            channel.wake()  # who was struck may have been about to hand over to another
 
     def read(self, lease: Lease) -> Message | None:
         """Return the message; None if it has died meanwhile, or is damaged where the store salvages: that is written
         down, and it is dead."""
-        state = lease.feeds[0].state
+        state = lease.channels[0].state
         try:
             record = self.engine.delivery.records.pop(lease.place[SEQ], None)
             if record is not None:
@@ -290,17 +290,17 @@ class Receiving:
         engine = self.engine
         engine.check()
         with engine.lock:
-            for feed in lease.feeds:
-                if feed.held.get(lease.seq) is lease:
-                    engine.delivery.end(feed, lease.seq)
-                    engine.wake_at_limit(feed.state, feed.number)
+            for channel in lease.channels:
+                if channel.held.get(lease.seq) is lease:
+                    engine.delivery.end(channel, lease.seq)
+                    engine.wake_at_limit(channel.state, channel.number)
 
-    def feed(self, destination: Destination, key: SubscriptionKey | None, make: bool) -> Feed | None:
-        """Return the feed that consumers of a destination draw from; None for a queue that is new here, unless `make`.
-        Raises DestinationError, UnknownSubscriptionError."""
+    def channel(self, destination: Destination, key: SubscriptionKey | None, make: bool) -> Channel | None:
+        """Return the channel that consumers of a destination draw from; None for a queue that is new here, unless
+        `make`. Raises DestinationError, UnknownSubscriptionError."""
         engine = self.engine
         if key is not None:
-            return self.subscription(destination, key).feed
+            return self.subscription(destination, key).channel
         if destination.kind is Kind.TOPIC:
             raise DestinationError(f"{destination} is a topic: receive for one of its subscriptions; say which")
         state = engine.catalog.destinations.get(destination)
@@ -309,7 +309,7 @@ class Receiving:
             if not make:
                 return None
             state = engine.catalog.state(destination)
-        return state.feed
+        return state.channel
 
     def subscription(self, topic: Destination, key: SubscriptionKey) -> SubscriptionState:
         """Return a subscription, with all that has returned applied. Raises DestinationError,
@@ -341,7 +341,7 @@ class Receiving:
                 with engine.lock:
                     engine.current()
                     more = engine.delivery.take_undelivered(limit, engine.rows, taken)
-                if any(lease.feeds[0].state.is_map for lease, _ in taken):
+                if any(lease.channels[0].state.is_map for lease, _ in taken):
                     more |= len(taken) == limit
                     self._remove_values(taken)
             for lease, reason in taken:
@@ -364,9 +364,9 @@ class Receiving:
 
     def _remove_values(self, taken: list[tuple[Lease, str]]) -> None:
         """Remove the expired values of maps at once; they are nobody's dead letters. Leaves the others in `taken`."""
-        values = [lease for lease, _ in taken if lease.feeds[0].state.is_map]
+        values = [lease for lease, _ in taken if lease.channels[0].state.is_map]
         self._write(acks_of(values))
-        taken[:] = [one for one in taken if not one[0].feeds[0].state.is_map]
+        taken[:] = [one for one in taken if not one[0].channels[0].state.is_map]
 
     def release(self, message: Message, reason: BaseException) -> None:
         """Release a message for who was handed it and raised: unless it is settled already, or the store has
@@ -423,7 +423,7 @@ class Receiving:
             engine.check()
             with engine.lock:
                 engine.current()
-                if state.removed or (subscriber is not None and engine.is_gone(subscriber.feed)):
+                if state.removed or (subscriber is not None and engine.is_gone(subscriber.channel)):
                     engine.require_here(destination)
                     return
                 places, after = self._page(state, subscriber, after, PAGE if left < 0 else min(PAGE, left))

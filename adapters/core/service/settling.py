@@ -289,8 +289,10 @@ class Settling:
 
     def token(self, lease: Lease) -> str:
         """Return the token of a lease, for callers that keep no message."""
-        feed = lease.feeds[0]
-        return f"{self._store.store_id.hex()}.{feed.state.number:x}.{feed.number:x}.{lease.seq:x}.{lease.number:x}"
+        channel = lease.channels[0]
+        return (
+            f"{self._store.store_id.hex()}.{channel.state.number:x}.{channel.number:x}.{lease.seq:x}.{lease.number:x}"
+        )
 
     def lease(self, token: str) -> Lease:
         """Return the lease of a token. Raises UnknownMessageError for what is no token, or if the lease is held no
@@ -300,8 +302,8 @@ class Settling:
             raise UnknownMessageError(f"the message of token {token} is in another store than {self._store.name!r}")
         ended = self._ends.get(number)  # first: an ack may not be applied yet
         state = self._engine.catalog.by_number.get(destination) if ended is None else None
-        for feed in state.feeds(subscription) if state is not None else ():
-            lease = feed.held.get(seq)
+        for channel in state.channels(subscription) if state is not None else ():
+            lease = channel.held.get(seq)
             if lease is not None and lease.number == number:
                 return lease
         why = ended or "it was acked or released, its lease ran out, or its queue is gone"

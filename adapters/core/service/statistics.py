@@ -11,7 +11,7 @@ from ....policies.names.destination import Destination
 from ..engine.engine import Engine
 from ..operations.pending_counts import Counted, PendingCounts
 from ..record.encoding import sent_at_ms
-from ..state.leases import Feed, Lease
+from ..state.leases import Channel, Lease
 from ..state.states import SubscriptionState
 from ..state.sweep import wall_ms
 from ..store_types import Counts, StoreStats, SubscriptionKey
@@ -42,16 +42,16 @@ class Statistics:
 
     def _oldest_ready(self, state: Counted) -> float | None:
         """Return the age of what is received next; None if nothing is, or it cannot be read."""
-        feeds = (state.feed,) if isinstance(state, SubscriptionState) else tuple(state.feeds())
-        sent = [found for feed in feeds if (found := self._first_sent_at(feed)) is not None]
+        channels = (state.channel,) if isinstance(state, SubscriptionState) else tuple(state.channels())
+        sent = [found for channel in channels if (found := self._first_sent_at(channel)) is not None]
         return max(wall_ms() - min(sent), 0) / 1000 if sent else None
 
-    def _first_sent_at(self, feed: Feed) -> int | None:
+    def _first_sent_at(self, channel: Channel) -> int | None:
         """Return when the first message was sent that nobody holds (ms)."""
         engine = self._engine
-        while (place := engine.asked(lambda: engine.delivery.first(feed, engine.rows))) is not None:
+        while (place := engine.asked(lambda: engine.delivery.first(channel, engine.rows))) is not None:
             with suppress(CorruptionError):  # told by who receives it
-                for record in engine.rows.bodies(feed.state, [place]):
+                for record in engine.rows.bodies(channel.state, [place]):
                     if record is not None:
                         return sent_at_ms(record)
                 continue  # it has died meanwhile
@@ -67,8 +67,8 @@ class Statistics:
         return state
 
     def _counts(self, state: Counted, pending: PendingCounts) -> Counts:
-        feeds = (state.feed,) if isinstance(state, SubscriptionState) else state.feeds()
-        held, leased = pending.of(state), sum(len(feed.held) for feed in feeds)
+        channels = (state.channel,) if isinstance(state, SubscriptionState) else state.channels()
+        held, leased = pending.of(state), sum(len(channel.held) for channel in channels)
         delayed = state.total_delayed
         return Counts(max(held - leased - delayed, 0), leased, delayed, state.expired)
 
@@ -76,10 +76,10 @@ class Statistics:
         """Count messages that are gone, for their time was over."""
         with self._engine.lock:
             for lease in leases:
-                lease.feeds[0].state.expired += 1
-                for feed in lease.feeds:
-                    if feed.subscription is not None:
-                        feed.subscription.expired += 1
+                lease.channels[0].state.expired += 1
+                for channel in lease.channels:
+                    if channel.subscription is not None:
+                        channel.subscription.expired += 1
 
     def of_store(self) -> StoreStats:
         """Return the statistics of the store, as Store.stats."""
@@ -105,7 +105,7 @@ class Statistics:
             kind=engine.backend.kind,
             messages=sum(counts.values()),
             destinations={state.destination: count for state, count in counts.items()},
-            leased=sum(len(feed.held) for feed in engine.catalog.feeds()),
+            leased=sum(len(channel.held) for channel in engine.catalog.channels()),
             sends=engine.sends,
             acks=engine.acks,
             syncs=backend.syncs,
@@ -123,7 +123,7 @@ class Statistics:
                 for state in counts
                 for subscriber in state.subscriptions.values()
             },
-            waiting=sum(feed.waiting for feed in engine.catalog.feeds()),
+            waiting=sum(channel.waiting for channel in engine.catalog.channels()),
             delayed=sum(state.total_delayed for state in counts),
             **more,
         )

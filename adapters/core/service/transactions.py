@@ -170,14 +170,15 @@ class Transactions:
         freed, topics = [], []
         for message in dict.fromkeys(acks):
             lease = message._note
-            if type(lease) is Lease and (lease.whole or not lease.feeds[0].state.is_topic):
+            if type(lease) is Lease and (lease.whole or not lease.channels[0].state.is_topic):
                 freed.append(message)
             elif type(lease) is Lease:
                 topics.append((message, lease))
         if topics:
             engine = self._engine
             freed += engine.asked(lambda: [
-                message for message, lease in topics if len(engine.rows.unacked(lease.feeds[0].state, lease.seq)) == 1
+                message for message, lease in topics
+                if len(engine.rows.unacked(lease.channels[0].state, lease.seq)) == 1
             ])  # fmt: skip
         return freed
 
@@ -226,18 +227,18 @@ class Transactions:
         leases: list[Lease] = []
         evicted: list[Lease] = []
         for ack in branch.acks:
-            feeds = [
-                feed for feed in ack.state.feeds(ack.number)
-                if self._backend.row(ack.state, feed.subscription, ack.seq) is not None
+            channels = [
+                channel for channel in ack.state.channels(ack.number)
+                if self._backend.row(ack.state, channel.subscription, ack.seq) is not None
             ]  # fmt: skip
-            if feeds:  # else its subscription or destination was removed in spite of it
-                place = self._backend.row(ack.state, feeds[0].subscription, ack.seq)
+            if channels:  # else its subscription or destination was removed in spite of it
+                place = self._backend.row(ack.state, channels[0].subscription, ack.seq)
                 assert place is not None
                 ack.place = place
                 whole = ack.state.is_topic and not ack.number
                 if self._backend.settings.count_on_receive and place[DELIVERIES] and not whole and not ack.drops:
                     place = (*place[:DELIVERIES], place[DELIVERIES] - 1, place[OWN])  # this delivery is counted
-                lease = self._engine.delivery.claim_again(feeds, place, whole)
+                lease = self._engine.delivery.claim_again(channels, place, whole)
                 (evicted if ack.drops else leases).append(lease)
         branch.leases, branch.evicted = leases, evicted
 

@@ -43,7 +43,7 @@ def _decode(store: MessageStore, destination: Destination, place: Place, record:
     body: bytes | StoredBody = record[at:]
     if flags & LARGE:
         body = store.large_body(reference_in(record))
-    subscription = lease.feeds[0].key if lease is not None and not lease.whole else None
+    subscription = lease.channels[0].key if lease is not None and not lease.whole else None
     return Message(
         store, destination, place[SEQ], body, headers, message_id, sent_at_ms, leased,
         lease if leased else place, priority,

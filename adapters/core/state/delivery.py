@@ -1,11 +1,11 @@
 """Delivery: which messages are held, which consumers wait, and which message comes next (rule X6, invariant 2).
 
-H1  A message that nobody holds is in exactly one place: beyond the cursor of its lane, in the lane's `ready`, or in
+H1  A message that nobody holds is in exactly one place: beyond the cursor of its level, in the level's `ready`, or in
     `returned`, or, if it is not to be delivered any more, nowhere but in the backend (it has expired) and in
     `_limited`, or, if it waits for its time, nowhere but in the backend (scheduled.py); in a second one after an
     interruption, or if it came back before it was fetched: `lease` gives it once.
-H2  A message that somebody holds has a Lease in its feed's `held`: LEASED by a receiver, CLAIMED by a transaction, or
-    LEAVING while its ack or its return is under way. Where its destination goes to another store it is MOVING, and
+H2  A message that somebody holds has a Lease in its channel's `held`: LEASED by a receiver, CLAIMED by a transaction,
+    or LEAVING while its ack or its return is under way. Where its destination goes to another store it is MOVING, and
     then MOVED, with a successor there (forwarding.py), or held as before.
 H3  Holds are memory alone: what a backend does to its own state, such as restoring an index, does not touch them.
 H4  Of those who wait the first gets what becomes free. Who is woken hands over to all whom there is something for.
@@ -28,8 +28,8 @@ from ....policies.errors import StoreFullError, UnknownMessageError
 from ..messages import EXPIRED, Message, require_leased
 from ..record.place import DELIVERIES, EXPIRES, ORDER, OWN, SEQ, Place
 from .gates import LeaseMovedError
-from .leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Feed, Lease, Taker
-from .priorities import Lanes
+from .leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Channel, Lease, Receiver
+from .priorities import Levels
 from .rows import Rows
 from .sweep import Sweep, wall_ms
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETURNED_MAX: Final = 10_000
-"""Messages of a feed that wait no longer and are kept here, for the next to receive; where there are more they are
+"""Messages of a channel that wait no longer and are kept here, for the next to receive; where there are more they are
 fetched anew (invariant 10)."""
 
 CLOCK_SECONDS: Final = 1.0
@@ -98,107 +98,107 @@ class Delivery:
 
     # Leasing
 
-    def lease(self, feed: Feed, rows: Rows, taker: Taker) -> bool:
-        """Give `taker` the first message that nobody holds and that is to be delivered; False if there is none. All
+    def lease(self, channel: Channel, rows: Rows, receiver: Receiver) -> bool:
+        """Give `receiver` the first message that nobody holds and that is to be delivered; False if there is none. All
         that has returned is in the rows.
 
         A message leaves its place only once it is held: Ctrl-C in between makes it seen twice here, not skipped.
         """
-        place = self.first(feed, rows)
+        place = self.first(channel, rows)
         if place is None:
             return False
-        returned = feed.returned
-        if returned and feed.returned_places.get(returned[0][1]) is place:
-            self._give(feed, place, taker)
+        returned = channel.returned
+        if returned and channel.returned_places.get(returned[0][1]) is place:
+            self._give(channel, place, receiver)
             heapq.heappop(returned)
-            feed.returned_places.pop(place[SEQ], None)
+            channel.returned_places.pop(place[SEQ], None)
         else:
-            ready = feed.first.ready or self._fetch(feed, rows)
+            ready = channel.first.ready or self._fetch(channel, rows)
             assert ready
-            self._give_first(feed, ready, taker)
+            self._give_first(channel, ready, receiver)
         return True
 
-    def first(self, feed: Feed, rows: Rows) -> Place | None:
+    def first(self, channel: Channel, rows: Rows) -> Place | None:
         """Return the first message that nobody holds and that is to be delivered; it stays where it is. None if there
         is none. All that has returned is in the rows."""
-        if feed.purging:
+        if channel.purging:
             return None  # what is free is about to go
-        if feed.passed_at and wall_ms() < feed.passed_at:
-            feed.rewind()
-        held, returned = feed.held, feed.returned
+        if channel.passed_at and wall_ms() < channel.passed_at:
+            channel.rewind()
+        held, returned = channel.held, channel.returned
         while True:
-            ready = feed.first.ready or self._fetch(feed, rows)
+            ready = channel.first.ready or self._fetch(channel, rows)
             if returned and (not ready or returned[0] < ready[0][:2]):
                 seq = returned[0][1]
-                back = feed.returned_places.get(seq)
+                back = channel.returned_places.get(seq)
                 # An interrupted ack of it may have been under way when it was released.
                 if (
                     back is not None and seq not in held
-                    and rows.row(feed.state, feed.subscription, seq, back[ORDER]) is not None
-                    and self._deliverable(feed, back)
+                    and rows.row(channel.state, channel.subscription, seq, back[ORDER]) is not None
+                    and self._deliverable(channel, back)
                 ):  # fmt: skip
                     return back
                 heapq.heappop(returned)
-                feed.returned_places.pop(seq, None)
+                channel.returned_places.pop(seq, None)
             elif ready:
                 place = ready[0]
                 if place[SEQ] not in held and (
-                    (not place[EXPIRES] and self._max_deliveries is None) or self._deliverable(feed, place)
+                    (not place[EXPIRES] and self._max_deliveries is None) or self._deliverable(channel, place)
                 ):
                     return place
                 ready.popleft()
             else:
                 return None
 
-    def lease_ready(self, feed: Feed, taker: Taker) -> bool:
-        """Give `taker` the first message of a feed if it is ready: what has returned need not be in the rows. False
-        where that does not tell which message is the first. In a store with priorities nothing does: something more
-        urgent may come."""
-        ready, held = feed.first.ready, feed.held
+    def lease_ready(self, channel: Channel, receiver: Receiver) -> bool:
+        """Give `receiver` the first message of a channel if it is ready: what has returned need not be in the rows.
+        False where that does not tell which message is the first. In a store with priorities nothing does: something
+        more urgent may come."""
+        ready, held = channel.first.ready, channel.held
         if (
-            not ready or feed.returned or feed.takers or feed.passed_at or feed.purging
+            not ready or channel.returned or channel.receivers or channel.passed_at or channel.purging
             or len(held) >= self._max_leases or (self.next_due and self.next_due <= wall_ms())
         ):  # fmt: skip
             return False
         place = ready[0]
         if place[SEQ] in held or (
-            (place[EXPIRES] or self._max_deliveries is not None) and not self._deliverable(feed, place)
+            (place[EXPIRES] or self._max_deliveries is not None) and not self._deliverable(channel, place)
         ):
             return False
-        self._give_first(feed, ready, taker)
+        self._give_first(channel, ready, receiver)
         return True
 
-    def _give_first(self, feed: Feed, ready: deque[Place], taker: Taker) -> None:
-        """Give `taker` the first ready message. An interruption may strike another thread than the consumer's, which
+    def _give_first(self, channel: Channel, ready: deque[Place], receiver: Receiver) -> None:
+        """Give `receiver` the first ready message. An interruption may strike another thread than the consumer's, which
         acks it. The message must not be ready then."""
         try:
             place = ready[0]
-            taker.lease = lease = Lease((feed,), place)
-            feed.held[place[SEQ]] = lease
+            receiver.lease = lease = Lease((channel,), place)
+            channel.held[place[SEQ]] = lease
             ready.popleft()
         except BaseException:
-            feed.forget_fetched()
+            channel.forget_fetched()
             raise
 
-    def _give(self, feed: Feed, place: Place, taker: Taker) -> None:
-        taker.lease = lease = Lease((feed,), place)
-        feed.held[place[SEQ]] = lease
+    def _give(self, channel: Channel, place: Place, receiver: Receiver) -> None:
+        receiver.lease = lease = Lease((channel,), place)
+        channel.held[place[SEQ]] = lease
 
-    def _fetch(self, feed: Feed, rows: Rows) -> deque[Place] | None:
+    def _fetch(self, channel: Channel, rows: Rows) -> deque[Place] | None:
         """Return the first of what was never delivered, looked up ahead; None if there is nothing."""
         if not self._priorities:
-            return feed.first.fetch(feed, rows, 0, self.epoch)
-        lanes = feed.lanes
-        if lanes is None:
-            lanes = feed.lanes = Lanes()
-        return lanes.first(feed, rows)
+            return channel.first.fetch(channel, rows, 0, self.epoch)
+        levels = channel.levels
+        if levels is None:
+            levels = channel.levels = Levels()
+        return levels.first(channel, rows)
 
-    def end(self, feed: Feed, seq: int) -> None:
+    def end(self, channel: Channel, seq: int) -> None:
         """End a lease: its message is dead for a subscription; others may have yet to ack it. Idempotent."""
-        lease = feed.held.get(seq)
+        lease = channel.held.get(seq)
         if lease is not None:
-            self._sweep.may_be_expired(feed.state, lease.place)
-            feed.held.pop(seq, None)
+            self._sweep.may_be_expired(channel.state, lease.place)
+            channel.held.pop(seq, None)
 
     def added(self, send: Added) -> None:
         """Note a message in the rows which expires, or whose store has priorities. May be said again."""
@@ -206,56 +206,56 @@ class Delivery:
             self.may_be_expired(send.state, (send.order, send.seq, send.expires_at_ms, 0, None))
         if not self._priorities:
             return
-        for feed in (
-            (send.state.feed,) if not send.state.is_topic else [subscriber.feed for subscriber in send.recipients]
+        for channel in (
+            (send.state.channel,) if not send.state.is_topic else [subscriber.channel for subscriber in send.recipients]
         ):
-            if feed.lanes is not None:
-                feed.lanes.add(send.order, send.seq)
+            if channel.levels is not None:
+                channel.levels.add(send.order, send.seq)
 
     def may_be_expired(self, state: DestinationState, place: Place) -> None:
         """Note that a message which expires is in the rows. May be said again."""
         self._sweep.may_be_expired(state, place)
 
-    def _deliverable(self, feed: Feed, place: Place) -> bool:
+    def _deliverable(self, channel: Channel, place: Place) -> bool:
         if place[EXPIRES]:
             now = wall_ms()
             if place[EXPIRES] <= now:
-                feed.passed_at = max(now, feed.passed_at)
+                channel.passed_at = max(now, channel.passed_at)
                 return False
         if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
-            self._sweep.is_limited(feed, place)
+            self._sweep.is_limited(channel, place)
             return False
         return True
 
-    def has_room(self, feed: Feed) -> bool:
-        """Return whether more messages of a feed may be leased, as far as is applied."""
-        return len(feed.held) < self._max_leases
+    def has_room(self, channel: Channel) -> bool:
+        """Return whether more messages of a channel may be leased, as far as is applied."""
+        return len(channel.held) < self._max_leases
 
-    def require_room(self, feed: Feed) -> None:
+    def require_room(self, channel: Channel) -> None:
         """Raise StoreFullError if as many of its messages are leased as may be."""
-        if not self.has_room(feed):
+        if not self.has_room(channel):
             raise StoreFullError(
-                f"{len(feed.held)} messages of {feed.state.destination} in store {self._name!r} are leased; max_leases "
-                f"is {self._max_leases}: ack or release some"
+                f"{len(channel.held)} messages of {channel.state.destination} in store {self._name!r} are leased; "
+                f"max_leases is {self._max_leases}: ack or release some"
             )
 
-    def hand_over(self, feed: Feed, rows: Rows) -> None:
+    def hand_over(self, channel: Channel, rows: Rows) -> None:
         """Give those who wait what there is for them, in the order in which they came."""
-        while feed.takers and len(feed.held) < self._max_leases:
+        while channel.receivers and len(channel.held) < self._max_leases:
             try:
-                taker = next(iter(feed.takers))
-                if taker.watches:
-                    taker = next(other for other in feed.takers if not other.watches)
+                receiver = next(iter(channel.receivers))
+                if receiver.watches:
+                    receiver = next(other for other in channel.receivers if not other.watches)
             except RuntimeError:
                 continue  # another thread has just come or gone
             except StopIteration:
                 return
-            if taker.lease is None and not self.lease(feed, rows, taker):
+            if receiver.lease is None and not self.lease(channel, rows, receiver):
                 return
-            taker.wake()  # first: who is struck between the two leaves it in line, where whoever comes finds it
-            feed.takers.pop(taker, None)
-        if feed.takers:
-            feed.state.at_limit[feed] = None  # its next ack makes room
+            receiver.wake()  # first: who is struck between the two leaves it in line, where whoever comes finds it
+            channel.receivers.pop(receiver, None)
+        if channel.receivers:
+            channel.state.at_limit[channel] = None  # its next ack makes room
 
     # Messages that are not delivered any more
 
@@ -265,18 +265,18 @@ class Delivery:
         had their turn."""
         return self._sweep.find(rows, limit, partial(self._take_one, taken), taken)
 
-    def _take_one(self, taken: list[tuple[Lease, str]], feeds: Sequence[Feed], place: Place, reason: str) -> bool:
+    def _take_one(self, taken: list[tuple[Lease, str]], channels: Sequence[Channel], place: Place, reason: str) -> bool:
         """Take one lease; return False if there is no room for a lease, or the message may be about to be purged."""
         seq = place[SEQ]
-        if not feeds or any(seq in feed.held for feed in feeds):
+        if not channels or any(seq in channel.held for channel in channels):
             return True
-        if any(len(feed.held) >= self._max_leases or feed.purging for feed in feeds):
+        if any(len(channel.held) >= self._max_leases or channel.purging for channel in channels):
             return False
-        lease = Lease(tuple(feeds), place, LEASED, reason == EXPIRED and feeds[0].subscription is not None)
+        lease = Lease(tuple(channels), place, LEASED, reason == EXPIRED and channels[0].subscription is not None)
         taken.append((lease, reason))
-        for feed in feeds:
-            feed.held[seq] = lease
-            feed.remove_fetched(seq, seq)  # else it is received there once it is dead and the clock goes back
+        for channel in channels:
+            channel.held[seq] = lease
+            channel.remove_fetched(seq, seq)  # else it is received there once it is dead and the clock goes back
         return True
 
     # Settling
@@ -299,7 +299,7 @@ class Delivery:
                 lease = message._note
                 if (
                     type(lease) is Lease and lease.hold == before and message._store is store and message.leased
-                    and (lease.feeds[0].held.get(lease.place[SEQ]) is lease or lease.is_held)
+                    and (lease.channels[0].held.get(lease.place[SEQ]) is lease or lease.is_held)
                 ):  # fmt: skip
                     lease.hold = after
                     taken.append(lease)
@@ -323,12 +323,12 @@ class Delivery:
             lease.hold = LEAVING
             return True
 
-    def freeze(self, feeds: Iterable[Feed], gate: Gate, frozen: dict[Lease, int]) -> bool:
-        """Freeze the leases of these feeds: each is MOVING, and its former hold in `frozen`. False while some lease is
-        LEAVING."""
+    def freeze(self, channels: Iterable[Channel], gate: Gate, frozen: dict[Lease, int]) -> bool:
+        """Freeze the leases of these channels: each is MOVING, and its former hold in `frozen`. False while some lease
+        is LEAVING."""
         done = True
         with self.lock:
-            for lease in [lease for feed in feeds for lease in list(feed.held.values())]:
+            for lease in [lease for channel in channels for lease in list(channel.held.values())]:
                 if lease.hold == LEAVING:
                     done = False
                 elif lease.hold < MOVING:
@@ -361,76 +361,76 @@ class Delivery:
         order, seq, expires, deliveries, _ = lease.place
         if delivered and not lease.whole:
             deliveries += 1
-        for feed in lease.feeds:
-            if feed.held.get(seq) is not lease:
-                continue  # the feed is gone, or it was acked for all
-            row = rows.row(feed.state, feed.subscription, seq, order)
+        for channel in lease.channels:
+            if channel.held.get(seq) is not lease:
+                continue  # the channel is gone, or it was acked for all
+            row = rows.row(channel.state, channel.subscription, seq, order)
             if row is not None:
                 place = (order, seq, expires, deliveries if not lease.whole else row[DELIVERIES], row[OWN])
-                self._sweep.may_be_expired(feed.state, place)
+                self._sweep.may_be_expired(channel.state, place)
                 if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
-                    self._sweep.is_limited(feed, place)
-                    feed.returned_places.pop(seq, None)  # it may have come from what was fetched, and be here, too
-                elif self.next_due and self.until(feed.state, feed.subscription, seq):
-                    feed.returned_places.pop(seq, None)
+                    self._sweep.is_limited(channel, place)
+                    channel.returned_places.pop(seq, None)  # it may have come from what was fetched, and be here, too
+                elif self.next_due and self.until(channel.state, channel.subscription, seq):
+                    channel.returned_places.pop(seq, None)
                 else:
-                    feed.returned_places[seq] = place
-                    heapq.heappush(feed.returned, (order, seq))
-            feed.held.pop(seq, None)
-            feed.wake()
+                    channel.returned_places[seq] = place
+                    heapq.heappush(channel.returned, (order, seq))
+            channel.held.pop(seq, None)
+            channel.wake()
 
-    def came_due(self, feed: Feed, seq: int, rows: Rows) -> None:
-        """Free a message that waits no longer, for all or for this feed: at its old place, if nobody holds it. All that
-        is applied is in the rows. Idempotent."""
-        place = rows.row(feed.state, feed.subscription, seq)
-        if place is None or seq in feed.held or self.until(feed.state, feed.subscription, seq):
+    def came_due(self, channel: Channel, seq: int, rows: Rows) -> None:
+        """Free a message that waits no longer, for all or for this channel: at its old place, if nobody holds it. All
+        that is applied is in the rows. Idempotent."""
+        place = rows.row(channel.state, channel.subscription, seq)
+        if place is None or seq in channel.held or self.until(channel.state, channel.subscription, seq):
             return
         if self._max_deliveries is not None and place[DELIVERIES] >= self._max_deliveries:
-            self._sweep.is_limited(feed, place)
-        elif len(feed.returned) < RETURNED_MAX:
-            feed.returned_places[seq] = place
-            heapq.heappush(feed.returned, (place[ORDER], seq))
+            self._sweep.is_limited(channel, place)
+        elif len(channel.returned) < RETURNED_MAX:
+            channel.returned_places[seq] = place
+            heapq.heappush(channel.returned, (place[ORDER], seq))
         else:
-            self.set_back(feed, place[ORDER], seq)
-        feed.wake()
+            self.set_back(channel, place[ORDER], seq)
+        channel.wake()
 
-    def claim_again(self, feeds: Sequence[Feed], place: Place, whole: bool) -> Lease:
+    def claim_again(self, channels: Sequence[Channel], place: Place, whole: bool) -> Lease:
         """Claim, at open, what a prepared transaction acks, before anybody can receive (rule X6)."""
-        lease = Lease(tuple(feeds), place, CLAIMED, whole)
-        for feed in feeds:
-            feed.held[place[SEQ]] = lease
+        lease = Lease(tuple(channels), place, CLAIMED, whole)
+        for channel in channels:
+            channel.held[place[SEQ]] = lease
         return lease
 
-    def gone(self, feed: Feed) -> None:
-        """Forget all of a feed that is no more, or in which all is dead, held or not. Idempotent."""
-        feed.forget_fetched()
-        feed.returned.clear()
-        feed.returned_places.clear()
-        if feed.subscription is not None:
-            for seq in list(feed.held):
-                self.end(feed, seq)
-        feed.held.clear()
-        self._sweep.forget(feed)
-        feed.state.at_limit.pop(feed, None)
-        feed.wake_all()
+    def gone(self, channel: Channel) -> None:
+        """Forget all of a channel that is no more, or in which all is dead, held or not. Idempotent."""
+        channel.forget_fetched()
+        channel.returned.clear()
+        channel.returned_places.clear()
+        if channel.subscription is not None:
+            for seq in list(channel.held):
+                self.end(channel, seq)
+        channel.held.clear()
+        self._sweep.forget(channel)
+        channel.state.at_limit.pop(channel, None)
+        channel.wake_all()
 
-    def purged(self, feed: Feed, first: int, last: int) -> None:
-        """Forget the messages of a feed between these seqs that nobody held: they are dead. Idempotent."""
+    def purged(self, channel: Channel, first: int, last: int) -> None:
+        """Forget the messages of a channel between these seqs that nobody held: they are dead. Idempotent."""
         if self.mixed:
-            feed.rewind()
+            channel.rewind()
             return
-        feed.remove_fetched(first, last)
-        feed.returned = [one for one in feed.returned if not first <= one[1] <= last]
-        heapq.heapify(feed.returned)
-        for seq in [seq for seq in feed.returned_places if first <= seq <= last]:
-            feed.returned_places.pop(seq, None)
+        channel.remove_fetched(first, last)
+        channel.returned = [one for one in channel.returned if not first <= one[1] <= last]
+        heapq.heapify(channel.returned)
+        for seq in [seq for seq in channel.returned_places if first <= seq <= last]:
+            channel.returned_places.pop(seq, None)
 
-    def set_back(self, feed: Feed, order: int, seq: int) -> None:
-        """Set a lane back: a message has come that may lie before what was fetched, and is fetched next. Idempotent."""
+    def set_back(self, channel: Channel, order: int, seq: int) -> None:
+        """Set a level back: a message has come that may lie before what was fetched; it is next. Idempotent."""
         if not self._priorities:
-            feed.first.set_back(seq)
-        elif feed.lanes is not None:
-            feed.lanes.set_back(order, seq)
+            channel.first.set_back(seq)
+        elif channel.levels is not None:
+            channel.levels.set_back(order, seq)
 
 
 def _at_once(state: DestinationState, subscription: SubscriptionState | None, seq: int) -> int:

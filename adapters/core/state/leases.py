@@ -1,4 +1,4 @@
-"""Leases, and the lines of those who wait: feeds, leases, takers. Delivery (delivery.py) has the rules."""
+"""Leases, and the lines of those who wait: channels, leases, receivers. Delivery (delivery.py) has the rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ..record.place import SEQ, Place
 from ..store_types import SubscriptionKey
-from .priorities import Lane, Lanes
+from .priorities import Level, Levels
 
 if TYPE_CHECKING:
     from ..messages import MessageStore
@@ -28,23 +28,32 @@ REJECTED: Final = "it was rejected"
 ROLLED_BACK: Final = "a transaction that had it was rolled back, or has released it"
 
 
-class Feed:
+class Channel:
     """The source that a consumer draws from: a queue, or one subscription of a topic. All fields belong to the store's
     lock (the one under which Delivery's methods are called)."""
 
     __slots__ = (
-        "first", "held", "lanes", "listeners", "passed_at", "purging", "returned", "returned_places", "state",
-        "subscription", "takers",
+        "first",
+        "held",
+        "levels",
+        "listeners",
+        "passed_at",
+        "purging",
+        "receivers",
+        "returned",
+        "returned_places",
+        "state",
+        "subscription",
     )  # fmt: skip
 
     def __init__(self, state: DestinationState, subscription: SubscriptionState | None = None) -> None:
         self.state = state
         self.subscription = subscription
         """None for a queue."""
-        self.first = Lane()
-        """The lane of what was fetched in a store without priorities."""
-        self.lanes: Lanes | None = None
-        """The lanes of what was fetched in a store with priorities. None: nothing."""
+        self.first = Level()
+        """The level of what was fetched in a store without priorities."""
+        self.levels: Levels | None = None
+        """The levels of what was fetched in a store with priorities. None: nothing."""
         self.held: dict[int, Lease] = {}
         """By seq."""
         self.returned: list[tuple[int, int]] = []
@@ -55,9 +64,9 @@ class Feed:
         """Purges under way: nothing is delivered meanwhile."""
         self.passed_at = 0
         """The latest time (ms) by which a message was skipped because it had expired; 0: none was."""
-        self.takers: dict[Taker, None] = {}
-        """Takers that wait for a message, in the order in which they came."""
-        self.listeners: dict[Taker, None] = {}
+        self.receivers: dict[Receiver, None] = {}
+        """Receivers that wait for a message, in the order in which they came."""
+        self.listeners: dict[Receiver, None] = {}
         """Listeners, which come again, in that line or not: they hear that the store stops."""
 
     @property
@@ -73,7 +82,7 @@ class Feed:
     @property
     def is_used(self) -> bool:
         """Return whether somebody waits, watches, listens, or holds a message."""
-        return bool(self.takers or self.listeners or self.held)
+        return bool(self.receivers or self.listeners or self.held)
 
     @property
     def is_needed(self) -> bool:
@@ -84,7 +93,7 @@ class Feed:
     @property
     def waiting(self) -> int:
         """Return how many wait or listen, and would take a message."""
-        return sum(not taker.watches for taker in list(self.takers)) if self.takers else 0
+        return sum(not receiver.watches for receiver in list(self.receivers)) if self.receivers else 0
 
     def rewind(self) -> None:
         """Fetch everything anew. Wherever Ctrl-C strikes nothing is out of sight: cursors go first."""
@@ -96,27 +105,27 @@ class Feed:
     def forget_fetched(self) -> None:
         """Forget what was fetched; what is still there is fetched anew."""
         self.first.forget()
-        self.lanes = None
+        self.levels = None
 
     def remove_fetched(self, first: int, last: int) -> None:
         """Remove from what was fetched the messages between these seqs, which are dead, or held. Idempotent."""
         self.first.remove(first, last)
-        if self.lanes is not None:
-            self.lanes.remove(first, last)
+        if self.levels is not None:
+            self.levels.remove(first, last)
 
     def wake(self) -> None:
         """Tell the first who waits: a message may have become free. Any thread may."""
-        while self.takers:
+        while self.receivers:
             try:
-                next(iter(self.takers)).wake()
+                next(iter(self.receivers)).wake()
                 break
             except (RuntimeError, StopIteration):
                 pass  # another thread has just come or gone
 
     def wake_all(self) -> None:
         """Tell all who wait that the store stops."""
-        for taker in [*self.takers, *self.listeners]:
-            taker.wake()
+        for receiver in [*self.receivers, *self.listeners]:
+            receiver.wake()
 
 
 _numbers = itertools.count(time.time_ns())
@@ -148,7 +157,7 @@ class LeaseTime:
 class Lease:
     """The hold that somebody has on a message."""
 
-    __slots__ = ("counted", "end", "feeds", "gate", "hold", "kept", "number", "place", "successor", "time", "whole")
+    __slots__ = ("channels", "counted", "end", "gate", "hold", "kept", "number", "place", "successor", "time", "whole")
 
     gate: Gate
     """Set before its hold is MOVING."""
@@ -163,11 +172,11 @@ class Lease:
     end: str
     """Set once it is over, but by an ack: see `how_it_ended`."""
 
-    def __init__(self, feeds: tuple[Feed, ...], place: Place, hold: int = LEASED, whole: bool = False) -> None:
+    def __init__(self, channels: tuple[Channel, ...], place: Place, hold: int = LEASED, whole: bool = False) -> None:
         self.number = next(_numbers)
         """No other lease of this process has it, nor one of a process before."""
-        self.feeds = feeds
-        """For whom it is held: one feed; of an expired message of a topic, all that have yet to ack it."""
+        self.channels = channels
+        """For whom it is held: one channel; of an expired message of a topic, all that have yet to ack it."""
         self.place = place
         self.hold = hold
         self.whole = whole
@@ -179,12 +188,12 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Return whether the lease still counts: not so once the message is acked, given back, or its feeds are
+        """Return whether the lease still counts: not so once the message is acked, given back, or its channels are
         gone."""
-        feeds, seq = self.feeds, self.place[SEQ]
-        if len(feeds) == 1:
-            return feeds[0].held.get(seq) is self
-        return any(feed.held.get(seq) is self for feed in feeds)
+        channels, seq = self.channels, self.place[SEQ]
+        if len(channels) == 1:
+            return channels[0].held.get(seq) is self
+        return any(channel.held.get(seq) is self for channel in channels)
 
     @property
     def is_kept(self) -> bool:
@@ -230,17 +239,17 @@ class Lease:
         return time is not None and time.until <= now and self.hold == LEASED and self.is_held
 
 
-class Taker:
-    """A place in the line for one message of a feed."""
+class Receiver:
+    """A place in the line for one message of a channel."""
 
     __slots__ = ("_waiter", "lease")
 
     watches: ClassVar[bool] = False
-    """Nothing is handed to it, and whatever happens in its feed wakes it (watching.py)."""
+    """Nothing is handed to it, and whatever happens in its channel wakes it (watching.py)."""
 
     def __init__(self) -> None:
         self.lease: Lease | None = None
-        """The lease that the taker was given. Set before the message counts as held, so that who is interrupted can
+        """The lease that the receiver was given. Set before the message counts as held, so that who is interrupted can
         give it back."""
         self._waiter: Any = None
 
@@ -262,6 +271,6 @@ class Taker:
         return bool(self._waiter.acquire(timeout=-1 if seconds is None else max(seconds, 0)))
 
 
-def claimed(feed: Feed) -> int:
-    """Return how many of a feed's messages transactions have claimed."""
-    return sum(lease.hold == CLAIMED for lease in list(feed.held.values()))
+def claimed(channel: Channel) -> int:
+    """Return how many of a channel's messages transactions have claimed."""
+    return sum(lease.hold == CLAIMED for lease in list(channel.held.values()))

@@ -1,9 +1,9 @@
-"""Messages fetched ahead of a feed by order, and the orders in which more is there to be fetched.
+"""Messages fetched ahead of a channel by order, and the orders in which more is there to be fetched.
 
-O1  An order below `walked` of which the rows hold a message that was not fetched has a lane whose cursor lies before
+O1  An order below `walked` of which the rows hold a message that was not fetched has a level whose cursor lies before
     that message. Of the orders from `walked` on nothing is known: the rows are asked for the next one.
-O2  An order that has a lane is in the heap; what is in the heap twice, or without a lane, is skipped.
-O3  A lane that has run out goes, so that there are never more lanes than orders with messages. At most FETCHED_MAX of
+O2  An order that has a level is in the heap; what is in the heap twice, or without a level, is skipped.
+O3  A level that has run out goes, so that there are never more levels than orders with messages. At most FETCHED_MAX of
     them hold messages that were fetched.
 
 Each order is asked for once, however many there are, and again only once something has come: a receive costs the same
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Final
 from ..record.place import ORDER_MAX, SEQ, Place
 
 if TYPE_CHECKING:
-    from .leases import Feed
+    from .leases import Channel
     from .rows import Rows
 
 FETCH: Final = 64
 """How many messages a receive looks up ahead."""
 FETCHED_MAX: Final = 32
-"""Lanes of a feed that keep what was fetched once something more urgent has come."""
+"""Levels of a channel that keep what was fetched once something more urgent has come."""
 
 
 class Orders:
@@ -59,8 +59,8 @@ class Orders:
         return self._sorted[at] if at < len(self._sorted) else None
 
 
-class Lane:
-    """The messages that have been fetched of one order of a feed."""
+class Level:
+    """The messages that have been fetched of one order of a channel."""
 
     __slots__ = ("cursor", "end", "ready")
 
@@ -70,16 +70,16 @@ class Lane:
         self.end = 0
         """The delivery's `epoch` in which there is nothing in the rows beyond the cursor: see arrivals.py."""
         self.ready: deque[Place] | None = None
-        """None before the first fetch: a lane may wait long for its turn, and there may be 65,536."""
+        """None before the first fetch: a level may wait long for its turn, and there may be 65,536."""
 
-    def fetch(self, feed: Feed, rows: Rows, order: int, epoch: int = 0) -> deque[Place] | None:
+    def fetch(self, channel: Channel, rows: Rows, order: int, epoch: int = 0) -> deque[Place] | None:
         """Look some ahead; None if nobody holds none. `epoch`: what `end` is if there is no more. A message claimed by
         a transaction that was prepared before this open is skipped: a rollback brings it back, after a commit nothing
         would tell that it is dead."""
-        held, ready, self.end = feed.held, self.ready, 0
+        held, ready, self.end = channel.held, self.ready, 0
         if ready is None:
             ready = self.ready = deque()
-        while places := rows.rows(feed.state, feed.subscription, order, self.cursor, FETCH):
+        while places := rows.rows(channel.state, channel.subscription, order, self.cursor, FETCH):
             ready.extend(place for place in places if place[SEQ] not in held)
             self.cursor = places[-1][SEQ]
             if ready:
@@ -100,7 +100,7 @@ class Lane:
         self.ready = None
 
     def set_back(self, seq: int) -> None:
-        """Set the lane back: a message has come that may lie before what was fetched, and is fetched next.
+        """Set the level back: a message has come that may lie before what was fetched, and is fetched next.
         Idempotent."""
         if self.cursor >= seq:
             self.end = 0
@@ -113,71 +113,71 @@ class Lane:
             self.ready = deque(place for place in self.ready if not first <= place[SEQ] <= last)
 
 
-class Lanes:
-    """The lanes of one feed of a store with priorities. All fields belong to the store's lock."""
+class Levels:
+    """The levels of one channel of a store with priorities. All fields belong to the store's lock."""
 
-    __slots__ = ("_fetched", "_heap", "_lanes", "_walked")
+    __slots__ = ("_fetched", "_heap", "_levels", "_walked")
 
     def __init__(self) -> None:
-        self._lanes: dict[int, Lane] = {}
+        self._levels: dict[int, Level] = {}
         self._heap: list[int] = []
         """Their orders."""
-        self._fetched: dict[int, Lane] = {}
-        """Lanes that may hold something."""
+        self._fetched: dict[int, Level] = {}
+        """Levels that may hold something."""
         self._walked = 0
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._levels)
 
     @property
     def position(self) -> int:
         """Return a number that changes when messages pass, and may when none does."""
-        return sum(lane.cursor for lane in self._lanes.values())
+        return sum(level.cursor for level in self._levels.values())
 
     def add(self, order: int, seq: int) -> None:
         """Note a new message in the rows. May be said again."""
-        if order < self._walked and order not in self._lanes:
+        if order < self._walked and order not in self._levels:
             heapq.heappush(self._heap, order)
-            self._lanes[order] = Lane(seq - 1)
+            self._levels[order] = Level(seq - 1)
 
     def set_back(self, order: int, seq: int) -> None:
-        """Set back the lane of this order, as Lane.set_back."""
-        lane = self._lanes.get(order)
-        if lane is None:
+        """Set back the level of this order, as Level.set_back."""
+        level = self._levels.get(order)
+        if level is None:
             self.add(order, seq)
         else:
-            lane.set_back(seq)
+            level.set_back(seq)
 
-    def first(self, feed: Feed, rows: Rows) -> deque[Place] | None:
+    def first(self, channel: Channel, rows: Rows) -> deque[Place] | None:
         """Return what was fetched of the first order that has something; None if none has."""
-        heap, lanes = self._heap, self._lanes
+        heap, levels = self._heap, self._levels
         while True:
             while heap and heap[0] < self._walked:
                 order = heap[0]
-                lane = lanes.get(order)
-                if lane is not None:
-                    ready = lane.ready
+                level = levels.get(order)
+                if level is not None:
+                    ready = level.ready
                     if not ready:
-                        self._keep(order, lane)  # first: what is fetched may have to be found again
-                        ready = lane.fetch(feed, rows, order)
+                        self._keep(order, level)  # first: what is fetched may have to be found again
+                        ready = level.fetch(channel, rows, order)
                     if ready:
                         return ready
-                    lanes.pop(order, None)
+                    levels.pop(order, None)
                 heapq.heappop(heap)
             next_order = None
             if self._walked <= ORDER_MAX:
-                next_order = rows.next_order(feed.state, feed.subscription, self._walked)
+                next_order = rows.next_order(channel.state, channel.subscription, self._walked)
             if next_order is None:
                 self._walked = ORDER_MAX + 1
                 if not heap:
                     return None
                 continue
             heapq.heappush(heap, next_order)
-            lanes.setdefault(next_order, Lane())
+            levels.setdefault(next_order, Level())
             self._walked = next_order + 1
 
-    def _keep(self, order: int, lane: Lane) -> None:
-        """Note a lane that is about to be fetched from. The most urgent ones of the others keep what they hold."""
+    def _keep(self, order: int, level: Level) -> None:
+        """Note a level that is about to be fetched from. The most urgent ones of the others keep what they hold."""
         fetched = self._fetched
         if len(fetched) >= FETCHED_MAX and order not in fetched:
             for used_up in [used_up for used_up, other in fetched.items() if not other.ready]:
@@ -186,9 +186,9 @@ class Lanes:
                 least = max(fetched)
                 fetched[least].unfetch()
                 fetched.pop(least, None)
-        fetched[order] = lane
+        fetched[order] = level
 
     def remove(self, first: int, last: int) -> None:
         """Remove the messages between these seqs, which are dead. Idempotent."""
-        for lane in self._fetched.values():
-            lane.remove(first, last)
+        for level in self._fetched.values():
+            level.remove(first, last)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from ..record.place import Place
 
 if TYPE_CHECKING:
-    from .leases import Feed
+    from .leases import Channel
     from .states import DestinationState, SubscriptionState
 
 
@@ -36,15 +36,15 @@ class Rows(Protocol):
         """Return where one message is; None if it is dead, or acked by the subscription. `order`: its order, where the
         caller knows it."""
 
-    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
-        """Return the feeds of the subscriptions that have yet to ack a topic's message."""
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Channel]:
+        """Return the channels of the subscriptions that have yet to ack a topic's message."""
 
     def expired(self, since: int, now: int) -> Iterable[tuple[DestinationState, Place]]:
         """Return the messages that expire behind `since` and by `now` (ms), in any order. Cheap if there are none. The
         caller goes on with the result later, when the store may have changed. Messages that have come since, or died,
         may be in it or not."""
 
-    def limited(self, least: int) -> Iterable[tuple[Feed, Place]]:
+    def limited(self, least: int) -> Iterable[tuple[Channel, Place]]:
         """Return the messages that were given back so often or more often. Asked for at open and when there are many.
         The caller goes on with the result later, as with that of `expired`."""
 

@@ -8,13 +8,24 @@ from typing import Any
 
 from ....policies.names.destination import Destination, Kind
 from ..store_types import Subscription, SubscriptionKey
-from .leases import Feed
+from .leases import Channel
 
 
 class SubscriptionState:
     """One durable subscription of a topic. All fields belong to the store's lock."""
 
-    __slots__ = ("count", "delayed", "expired", "feed", "number", "own", "start", "subscription", "topic", "volatile")
+    __slots__ = (
+        "channel",
+        "count",
+        "delayed",
+        "expired",
+        "number",
+        "own",
+        "start",
+        "subscription",
+        "topic",
+        "volatile",
+    )
 
     def __init__(self, number: int, topic: DestinationState, subscription: Subscription, start: int) -> None:
         self.number = number
@@ -32,7 +43,7 @@ class SubscriptionState:
         """Messages that it never acked, for their time was over; since open."""
         self.volatile: SubscriptionState | None = None
         """The mirror, as of its topic."""
-        self.feed = Feed(topic, self)
+        self.channel = Channel(topic, self)
         self.own: Any = None
         """The backend's."""
 
@@ -53,12 +64,12 @@ class DestinationState:
     __slots__ = (
         "at_limit",
         "bytes",
+        "channel",
         "count",
         "declared",
         "delayed",
         "destination",
         "expired",
-        "feed",
         "is_map",
         "is_topic",
         "number",
@@ -88,10 +99,10 @@ class DestinationState:
         """Messages that wait for their time, of a topic those that do so for all. The backend counts them."""
         self.expired = 0
         """Messages that are gone since their time was over; since open."""
-        self.at_limit: dict[Feed, None] = {}
-        """Its feeds where somebody waits who got nothing, since as many messages are leased as may be."""
-        self.feed = Feed(self)
-        """The feed of a queue."""
+        self.at_limit: dict[Channel, None] = {}
+        """Its channels where somebody waits who got nothing, since as many messages are leased as may be."""
+        self.channel = Channel(self)
+        """The channel of a queue."""
         self.subscriptions: dict[SubscriptionKey, SubscriptionState] = {}
         """Replaced, not changed, so that other threads may walk it."""
         self.own: Any = None
@@ -115,11 +126,13 @@ class DestinationState:
         """Return the subscriptions that a message of this seq is for."""
         return [subscriber for subscriber in self.subscriptions.values() if subscriber.start < seq]
 
-    def feeds(self, number: int = 0) -> tuple[Feed, ...]:
-        """Return a queue's feed; of a topic those of all its subscriptions, or of the one with this number."""
+    def channels(self, number: int = 0) -> tuple[Channel, ...]:
+        """Return a queue's channel; of a topic those of all its subscriptions, or of the one with this number."""
         if not self.is_topic:
-            return (self.feed,)
-        return tuple(subscriber.feed for subscriber in self.subscriptions.values() if number in (0, subscriber.number))
+            return (self.channel,)
+        return tuple(
+            subscriber.channel for subscriber in self.subscriptions.values() if number in (0, subscriber.number)
+        )
 
     def join(self, subscriber: SubscriptionState) -> None:
         """Add a subscription. Idempotent."""
@@ -140,9 +153,9 @@ class Catalog:
         self.by_number: dict[int, DestinationState] = {}
         self.subscriptions: dict[int, SubscriptionState] = {}
         """By number."""
-        self.leaving: dict[Feed, None] = {}
-        """Feeds of removed destinations and of subscriptions that have ended, whose messages are still to go, a page at
-        a time (purging.py). Under the store's lock."""
+        self.leaving: dict[Channel, None] = {}
+        """Channels of removed destinations and of subscriptions that have ended, whose messages are still to go, a page
+        at a time (purging.py). Under the store's lock."""
         self.last_number = 0
         """The highest that a destination or a subscription ever had."""
         self.messages = self.bytes = 0
@@ -150,14 +163,16 @@ class Catalog:
 
     def held(self) -> list[DestinationState]:
         """Return all destinations of which there may be messages, also removed ones. With the store's lock held."""
-        removed = [feed.state for feed in self.leaving if feed.state.removed]
+        removed = [channel.state for channel in self.leaving if channel.state.removed]
         return list(dict.fromkeys([*self.by_number.values(), *removed]))
 
     def left(self, state: DestinationState, number: int) -> None:
         """Forget a removed destination, or (by number) a subscription that has ended, of which nothing is left. With
         the store's lock held."""
-        for feed in [feed for feed in self.leaving if feed.state is state and number in (0, feed.number)]:
-            self.leaving.pop(feed, None)
+        for channel in [
+            channel for channel in self.leaving if channel.state is state and number in (0, channel.number)
+        ]:
+            self.leaving.pop(channel, None)
 
     def next_number(self) -> int:
         """Return a number that nothing in this store ever had."""
@@ -221,11 +236,11 @@ class Catalog:
         with self.lock:
             if state.declared:
                 return
-            feeds = (state.feed, *state.feeds())
+            channels = (state.channel, *state.channels())
             if state.removed:  # who waits there goes on at what has its name, and the store stays open for them
-                is_used = any(feed.takers or feed.listeners for feed in feeds)
+                is_used = any(channel.receivers or channel.listeners for channel in channels)
             else:
-                is_used = state.volatile is not None or any(feed.is_used for feed in feeds)
+                is_used = state.volatile is not None or any(channel.is_used for channel in channels)
             if not is_used:
                 self.forget(state)
 
@@ -259,9 +274,9 @@ class Catalog:
         self.last_number = max(self.last_number, number)
         return subscriber
 
-    def feeds(self) -> Iterator[Feed]:
-        """Yield all feeds that messages are received from."""
+    def channels(self) -> Iterator[Channel]:
+        """Yield all channels that messages are received from."""
         for state in list(self.by_number.values()):
-            yield state.feed
+            yield state.channel
             for subscriber in state.subscriptions.values():
-                yield subscriber.feed
+                yield subscriber.channel

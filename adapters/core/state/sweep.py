@@ -20,7 +20,7 @@ from ..messages import DELIVERY_LIMIT, EXPIRED
 from ..record.place import EXPIRES, ORDER, SEQ, Place
 
 if TYPE_CHECKING:
-    from .leases import Feed
+    from .leases import Channel
     from .rows import Rows
     from .states import DestinationState
 
@@ -31,7 +31,7 @@ REMEMBERED_MAX: Final = 10_000
 
 Owner = TypeVar("Owner")
 
-Take = Callable[["Sequence[Feed]", Place, str], bool]
+Take = Callable[["Sequence[Channel]", Place, str], bool]
 """Lease a message for that reason; false if there is no room for a lease. One that is held stays as it is."""
 
 
@@ -129,7 +129,7 @@ class Sweep:
     def __init__(self, max_deliveries: int | None) -> None:
         self._max_deliveries = max_deliveries
         self._expired: Remembered[DestinationState] = Remembered(REMEMBERED_MAX)
-        self._limited: Remembered[Feed] = Remembered(REMEMBERED_MAX)
+        self._limited: Remembered[Channel] = Remembered(REMEMBERED_MAX)
         self._since = 0
         """The next walk over what has expired begins behind this time (ms)."""
         self._until = 0
@@ -147,17 +147,17 @@ class Sweep:
         if 0 < place[EXPIRES] <= self._until and not self._expired.add(state, place):
             self._since = min(self._since, place[EXPIRES] - 1)
 
-    def is_limited(self, feed: Feed, place: Place) -> None:
+    def is_limited(self, channel: Channel, place: Place) -> None:
         """Note that a message that nobody holds has reached the delivery limit. May be said again, also of one that is
         dead."""
-        if not self._limited.add(feed, place):
+        if not self._limited.add(channel, place):
             self._look_for_limited = True
 
-    def forget(self, feed: Feed) -> None:
-        """Forget a feed that is no more, or in which all is dead."""
-        self._limited.forget(feed)
-        if feed.subscription is None:
-            self._expired.forget(feed.state)
+    def forget(self, channel: Channel) -> None:
+        """Forget a channel that is no more, or in which all is dead."""
+        self._limited.forget(channel)
+        if channel.subscription is None:
+            self._expired.forget(channel.state)
 
     # Looking
 
@@ -215,18 +215,18 @@ class Sweep:
         if place[EXPIRES] > now:
             return False  # it was remembered, and the clock went back
         seq = place[SEQ]
-        if not state.is_topic and seq in state.feed.held:
+        if not state.is_topic and seq in state.channel.held:
             return True
         row = rows.row(state, None, seq, place[ORDER])
         if row is None:
             return True  # it is dead
-        return take(rows.unacked(state, seq) if state.is_topic else (state.feed,), row, EXPIRED)
+        return take(rows.unacked(state, seq) if state.is_topic else (state.channel,), row, EXPIRED)
 
-    def _take_limited(self, rows: Rows, take: Take, feed: Feed, place: Place) -> bool:
-        if feed.state.removed or feed not in feed.state.feeds(feed.number):
+    def _take_limited(self, rows: Rows, take: Take, channel: Channel, place: Place) -> bool:
+        if channel.state.removed or channel not in channel.state.channels(channel.number):
             return True  # its messages are still to go
-        row = rows.row(feed.state, feed.subscription, place[SEQ], place[ORDER])
-        return row is None or take((feed,), row, DELIVERY_LIMIT)
+        row = rows.row(channel.state, channel.subscription, place[SEQ], place[ORDER])
+        return row is None or take((channel,), row, DELIVERY_LIMIT)
 
 
 _TakeOne = Callable[[Any, Place], bool]

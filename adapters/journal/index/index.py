@@ -227,7 +227,7 @@ class Index:
             self._gone.pop(state, None)
             if removed:
                 state.removed = state.own.leaving = True
-                self._catalog.leaving[state.feed] = None
+                self._catalog.leaving[state.channel] = None
         for key, value in txn.cursor(db=self._subscriptions_db):
             self._load_subscription(ID.unpack(key)[0], *msgspec.msgpack.decode(value))
         self.rows.load()
@@ -262,7 +262,7 @@ class Index:
         subscriber.own = IndexedSubscription(1 << slot, ended)
         self._ended.pop(subscriber, None)
         if ended:
-            self._catalog.leaving[subscriber.feed] = None
+            self._catalog.leaving[subscriber.channel] = None
         state.own.join(subscriber)
 
     def _state(self, number: int, destination: Destination) -> DestinationState:
@@ -341,7 +341,7 @@ class Index:
             state.own.leaving = False
             self._gone[state] = None
             self._txn.delete(ID.pack(state.number), db=self._destinations_db)
-            self._catalog.leaving.pop(state.feed, None)
+            self._catalog.leaving.pop(state.channel, None)
         elif subscriber is not None and subscriber.own.ended:
             self._drop(subscriber)
 
@@ -370,7 +370,7 @@ class Index:
         self._forget_duplicates(state.number)
         own.named, own.leaving, state.removed = False, True, True
         self.rows.changed[state] = None
-        self._catalog.leaving[state.feed] = None
+        self._catalog.leaving[state.channel] = None
         if at_once:
             self.ack_range(state, 0, SEQ_MAX, 0)
 
@@ -392,18 +392,18 @@ class Index:
             return
         own.end(there)
         self.rows.changed_subscriptions[there] = None
-        self._catalog.leaving[there.feed] = None
+        self._catalog.leaving[there.channel] = None
         if subscriber.topic.count <= AT_ONCE:
             self.ack_range(subscriber.topic, 0, SEQ_MAX, subscriber.number)
 
     def complete_removals(self) -> None:
         """Remove what is left of what was removed, and for what has ended: at once, while nobody else is there."""
-        for feed in list(self._catalog.leaving):
-            self.ack_range(feed.state, 0, SEQ_MAX, feed.number)
+        for channel in list(self._catalog.leaving):
+            self.ack_range(channel.state, 0, SEQ_MAX, channel.number)
 
     def _drop(self, subscriber: SubscriptionState) -> None:
         self._ended[subscriber] = None
-        self._catalog.leaving.pop(subscriber.feed, None)
+        self._catalog.leaving.pop(subscriber.channel, None)
         subscriber.topic.own.leave(subscriber)
         self._txn.delete(ID.pack(subscriber.number), db=self._subscriptions_db)
 

@@ -31,7 +31,7 @@ from ...core.operations.changes import Ack, Change, Send, SendMany
 from ...core.operations.table import SEQ_MAX
 from ...core.record.encoding import REMOVAL
 from ...core.record.place import ALSO_WAITING, ORDER, OWN, SEQ, Place
-from ...core.state.leases import Feed
+from ...core.state.leases import Channel
 from ...core.state.states import Catalog, DestinationState, SubscriptionState
 from ...wal.segment import Segment, SegmentTable
 from ..encoding import SEND_OVERHEAD
@@ -751,12 +751,12 @@ class MessageRows:
             count = DELIVERIES.unpack(found)[0] if found is not None else 0
         return (place[ORDER], seq, place[2], count, place[OWN]) if count else place
 
-    def unacked(self, state: DestinationState, seq: int) -> list[Feed]:
+    def unacked(self, state: DestinationState, seq: int) -> list[Channel]:
         row = self._row(state, seq)
         if row is None or state.own is None:
             return []
         pending = row[1] & state.own.mask
-        return [subscriber.feed for subscriber in state.own.subscriptions.values() if subscriber.own.bit & pending]
+        return [subscriber.channel for subscriber in state.own.subscriptions.values() if subscriber.own.bit & pending]
 
     def expired(self, start: bytes, now: int) -> tuple[list[tuple[DestinationState, Place]], bytes | None]:
         """Return a page of those that have expired, from this key of `expiries` on. Returns also the key to go on from;
@@ -773,19 +773,21 @@ class MessageRows:
                 found.append((state, place))
         return found, rows[-1][0] + b"\0" if rows else None
 
-    def limited(self, start: bytes, least: int) -> tuple[list[tuple[Feed, Place]], bytes | None]:
+    def limited(self, start: bytes, least: int) -> tuple[list[tuple[Channel, Place]], bytes | None]:
         """Return a page of those that have come back so often, from this key of `deliveries` on. Returns also the key
         to go on from; None at the end."""
-        found: list[tuple[Feed, Place]] = []
+        found: list[tuple[Channel, Place]] = []
         rows = self._raw(self._deliveries_db, start, 0, PAGE) if self.counted else []
         for key, value in rows:
             seq, number = DELIVERIES_KEY.unpack(key)
             count, destination = DELIVERIES.unpack(value)
             state = self._states.get(destination)
-            for feed in state.feeds(number) if state is not None and count >= least and not state.own.leaving else ():
-                place = self.row(feed.state, feed.subscription, seq)
+            for channel in (
+                state.channels(number) if state is not None and count >= least and not state.own.leaving else ()
+            ):
+                place = self.row(channel.state, channel.subscription, seq)
                 if place is not None:
-                    found.append((feed, place))
+                    found.append((channel, place))
         return found, rows[-1][0] + b"\0" if rows else None
 
     def pending(self, state: DestinationState, ask: Ask) -> Iterator[tuple[int, int]]:

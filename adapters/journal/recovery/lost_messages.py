@@ -37,14 +37,14 @@ class LostMessages:
         self._lock = threading.Lock()
         """Guards what follows."""
         self._report: LossReport | None = None
-        self._told: set[tuple[str, int]] = set()
+        self._reported: set[tuple[str, int]] = set()
 
     def add(self, destination: str, place: Place, message_id: str | None, error: CorruptionError) -> None:
         """Add a lost message to the report. Durable on return. A message that was told of before, by another
         subscription, say, is not told again. Raises OSError."""
         seq, (lsn, offset, length) = place[SEQ], place[OWN]
         with self._lock:
-            if (destination, seq) in self._told:
+            if (destination, seq) in self._reported:
                 return
             report = self._report
             if report is None or len(report.messages) >= MESSAGES_MAX:
@@ -64,7 +64,7 @@ class LostMessages:
             where = self._directory / f"loss-{report.at}.json"
             write_report(where, longer, self._file_mode)
             self._report = longer
-            self._told.add((destination, seq))
+            self._reported.add((destination, seq))
         named = f", id {message_id}" if message_id is not None else ""
         log.error("store %s: message %d of %s%s is damaged, and lost: %s", self._name, seq, destination, named, where)
 
@@ -75,7 +75,7 @@ class LostMessages:
             number += 1
             at = f"{now}-{number}"
         # The index knows all that the journal says: nothing else can have been lost.
-        self._told.clear()
+        self._reported.clear()
         return LossReport(self._name, at, f"damaged-{at}", [], since_record=w.COPIES)
 
     def _keep(self, path: Path, offset: int, length: int, aside: Path) -> None:

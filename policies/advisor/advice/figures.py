@@ -6,7 +6,7 @@ would take too long on a large trace is None, and the report says so. If there a
 that matter most.
 
 `build_figures` makes them of operations in memory. A caller that has the stores' courses alone (`model.TimedCourse`)
-gives what follows from them, a `Picture` without bars, and leaves `stores`, `told` and `by_stores` empty: the report
+gives what follows from them, a `Picture` without bars, and leaves `stores`, `listed` and `by_stores` empty: the report
 then shows what there is, and says what there is not. A store that compacts keeps no file for one message: nothing is
 said of who keeps whose files then.
 """
@@ -114,7 +114,7 @@ class Figures:
     pictures: tuple[Picture, ...]
     """The candidate that it is compared with, and the recommended one; that alone where they are the same."""
     stores: tuple[StoreFigures, ...] = ()
-    told: tuple[DestinationFigures, ...] = ()
+    listed: tuple[DestinationFigures, ...] = ()
     """At most DESTINATIONS_MAX of the destinations, those first that keep most of what is compared with it, or that
     write most, where stores compact."""
     by_stores: tuple[tuple[int, float], ...] = ()
@@ -160,15 +160,15 @@ def build_figures(
     near = _by_retention(stays)
     stores = _stores(operations, set_costs, constraints, limited, partition, names, stays)
     weights = [_weight(kept, d) if kept else operations.totals[d].bytes for d in range(len(operations.destinations))]
-    told = sorted(range(len(weights)), key=lambda d: (-weights[d], operations.destinations[d]))[:DESTINATIONS_MAX]
+    listed = sorted(range(len(weights)), key=lambda d: (-weights[d], operations.destinations[d]))[:DESTINATIONS_MAX]
     home = {d: number for number, members in enumerate(partition) for d in members}
-    moves = {d: _move(set_costs, constraints, limited, masks, near, home[d], d) for d in told}
+    moves = {d: _move(set_costs, constraints, limited, masks, near, home[d], d) for d in listed}
     return Figures(
         begin=float(operations.time[0]),
         finish=float(operations.time[-1]),
         destinations=operations.destinations,
         stores=stores,
-        told=tuple(
+        listed=tuple(
             DestinationFigures(
                 name=operations.destinations[d],
                 store=names[home[d]],
@@ -179,7 +179,7 @@ def build_figures(
                 target=None if (target := moves[d].store) is None else ALONE if target < 0 else names[target],
                 move_cost=moves[d].cost,
             )
-            for d in told
+            for d in listed
         ),
         pictures=pictures,
         by_stores=_by_stores(set_costs, constraints, limited, partition),

@@ -46,9 +46,9 @@ STORES_SHOWN = 60
 MOVES_SHOWN = 15
 LISTED_MAX = 200
 _NO_FIGURES: dict[str, Any] = {
-    "histories": [], "lives": [], "told": [], "kinds": [], "keepers": [], "curve": None, "keeper_sentence": None,
+    "histories": [], "lives": [], "listed": [], "kinds": [], "keepers": [], "curve": None, "keeper_sentence": None,
 }  # fmt: skip
-_PARTS = {"histories": "disk over time", "lives": "who keeps which journal files", "told": "each destination"}
+_PARTS = {"histories": "disk over time", "lives": "who keeps which journal files", "listed": "each destination"}
 _NOT_TRIED = "not tried, since the trace is large"
 _EPOCH_FROM = 946_684_800.0
 """2000-01-01: a trace's clock before it counts from somewhere else."""
@@ -225,19 +225,19 @@ def _date(seconds: float) -> str:
 def _figures(figures: Figures, signs: Signs, scale: Scale, recommendation: Recommendation) -> dict[str, Any]:
     return {
         **pictures_of(figures, signs, scale, len(recommendation.recommended.stores)),
-        "keepers": [picture.candidate for picture in figures.pictures if figures.told and figures.told[0].kept],
+        "keepers": [picture.candidate for picture in figures.pictures if figures.listed and figures.listed[0].kept],
         "keeper_sentence": _keeper_sentence(figures),
-        "told": [_destination(one, scale) for one in figures.told],
-        "told_left": len(figures.destinations) - len(figures.told),
+        "listed": [_destination(one, scale) for one in figures.listed],
+        "unlisted": len(figures.destinations) - len(figures.listed),
     }
 
 
 def _keeper_sentence(figures: Figures) -> dict[str, str] | None:
     """Say who keeps most under what the recommended one is compared with."""
-    told = [one for one in figures.told if one.kept and one.kept[0].files]
-    if not told:
+    listed = [one for one in figures.listed if one.kept and one.kept[0].files]
+    if not listed:
         return None
-    worst = max(told, key=lambda one: (one.kept[0].file_bytes, one.name))
+    worst = max(listed, key=lambda one: (one.kept[0].file_bytes, one.name))
     kept = worst.kept[0]
     return {
         "candidate": figures.pictures[0].candidate,

@@ -48,7 +48,7 @@ def signs_of(figures: Figures) -> Signs:
     most.
 
     A store that is there in both has the same pattern in both."""
-    ranked = sorted(figures.told, key=lambda one: (-sum(kept.file_bytes for kept in one.kept), one.name))
+    ranked = sorted(figures.listed, key=lambda one: (-sum(kept.file_bytes for kept in one.kept), one.name))
     keepers = [one.name for one in ranked if any(kept.files for kept in one.kept)]
     held: dict[str, int] = {}
     for picture in figures.pictures:
@@ -139,10 +139,10 @@ def _lives(figures: Figures, picture: Picture, drawn: Bars, signs: Signs) -> dic
         if len(rows):
             paths.append({"colour": name, "path": svg.boxes(rows.tolist(), count, full[rows], end[rows])})
     at = figures.pictures.index(picture)
-    told = [(one.name, one.kept[at]) for one in figures.told if one.kept[at].files]
-    told.sort(key=lambda entry: (-entry[1].file_bytes, entry[0]))
+    listed = [(one.name, one.kept[at]) for one in figures.listed if one.kept[at].files]
+    listed.sort(key=lambda entry: (-entry[1].file_bytes, entry[0]))
     shown = {path["colour"] for path in paths}
-    kept = sum(one.files for _, one in told)
+    kept = sum(one.files for _, one in listed)
     return {
         "name": picture.candidate,
         "paths": paths,
@@ -152,9 +152,9 @@ def _lives(figures: Figures, picture: Picture, drawn: Bars, signs: Signs) -> dic
         if count < drawn.of
         else f"All {count_of(count, 'journal file')} {'is' if count == 1 else 'are'} drawn.",
         "text": f"{count_of(drawn.of, 'journal file')} in all, {kept:,} of them kept for messages after "
-        f"{'it was' if kept == 1 else 'they were'} full" + (f", most by {shorter(told[0][0])}." if told else "."),
-        "rows": [(name, f"{one.files:,}", human_bytes(one.file_bytes)) for name, one in told[:LISTED]],
-        "left": max(len(told) - LISTED, 0),
+        f"{'it was' if kept == 1 else 'they were'} full" + (f", most by {shorter(listed[0][0])}." if listed else "."),
+        "rows": [(name, f"{one.files:,}", human_bytes(one.file_bytes)) for name, one in listed[:LISTED]],
+        "left": max(len(listed) - LISTED, 0),
     }
 
 

@@ -95,7 +95,7 @@ def _try(address: tuple[str, int]) -> str | None:
 
 
 @contextmanager
-def told_to_wait(what: str, waits: Callable[[], bool] = lambda: True) -> Iterator[None]:
+def warned_of_waiting(what: str, waits: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Log a warning, once, if the block takes longer than some seconds and `waits` says that it is waiting."""
 
     def tell() -> None:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from typing import IO, TYPE_CHECKING, Any
 
 from ...errors import MissingExtraError, SparkError
-from .cluster import check_master, is_local, told_to_wait
+from .cluster import check_master, is_local, warned_of_waiting
 from .java import environment
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def spark_session(master: str | None = None) -> SparkSession:
     if master is not None:
         check_master(master)
     configuration = _configuration(master, local)
-    waiting = told_to_wait(f"Spark's master {master} has not answered yet; still waiting for it")
+    waiting = warned_of_waiting(f"Spark's master {master} has not answered yet; still waiting for it")
     failed = spark_errors(f"Spark could not be started on {master or 'the cluster'}")
     conf = SparkConf().setAll([*configuration.items()])
     # The errors inside the Java's block: they are asked for their reasons while it is there to tell them.

@@ -6,7 +6,7 @@ as its library has. Each returns a callable to be used by one thread:
     sender()       one message in, alone                       Callable[[bytes], object]
     batch_sender() many messages in, one call                  Callable[[list[bytes]], object]
     transaction()  many messages in, all or none, durable      Callable[[list[bytes]], object]
-    taker()        one message out, received and acked         Callable[[], bytes]
+    receiver()        one message out, received and acked         Callable[[], bytes]
     reader()       all messages, in order, left in place       Callable[[], int], how many they were
 
 and, without an instance:

@@ -69,7 +69,7 @@ class Anabranch:
 
         return commit
 
-    def taker(self) -> Callable[[], bytes]:
+    def receiver(self) -> Callable[[], bytes]:
         def take() -> bytes:
             message = self._queue.receive(timeout=0)
             assert message is not None

@@ -109,7 +109,7 @@ class Redis:
 
     transaction = batch_sender
 
-    def taker(self) -> Callable[[], bytes]:
+    def receiver(self) -> Callable[[], bytes]:
         client = self._new()
 
         def take() -> bytes:
@@ -166,7 +166,7 @@ class RabbitMQ:
         channel.confirm_delivery()
         return lambda body: channel.basic_publish("", NAME, body, self._persistent, mandatory=True)
 
-    def taker(self) -> Callable[[], bytes]:
+    def receiver(self) -> Callable[[], bytes]:
         channel = self._channel()
 
         def take() -> bytes:

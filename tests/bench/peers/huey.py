@@ -21,7 +21,7 @@ class Huey:
     def sender(self) -> Callable[[bytes], object]:
         return self._storage.enqueue  # type: ignore[no-any-return]
 
-    def taker(self) -> Callable[[], bytes]:
+    def receiver(self) -> Callable[[], bytes]:
         return self._storage.dequeue  # type: ignore[no-any-return]
 
     def reader(self) -> Callable[[], int]:

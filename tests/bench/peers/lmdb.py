@@ -44,7 +44,7 @@ class Lmdb:
 
     transaction = batch_sender
 
-    def taker(self) -> Callable[[], bytes]:
+    def receiver(self) -> Callable[[], bytes]:
         begin = self._env.begin
 
         def take() -> bytes:

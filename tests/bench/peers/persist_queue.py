@@ -44,7 +44,7 @@ class PersistQueue:
         put: Callable[[bytes], object] = self._queue.put
         return put
 
-    def taker(self) -> Callable[[], bytes]:
+    def receiver(self) -> Callable[[], bytes]:
         get: Callable[[], bytes] = self._queue.get_nowait
         return get
 

@@ -65,7 +65,7 @@ class Sqlite:
 
         return send
 
-    def taker(self) -> Callable[[], bytes]:
+    def receiver(self) -> Callable[[], bytes]:
         execute, lock = self._db.execute, self._lock
 
         def take() -> bytes:

@@ -17,7 +17,7 @@ from ....wal.ticket import SHRINKS
 from ...operations.changes import Change, Send
 from ...operations.plan import Effect, Naming, Plan
 from ...state.duplicates import Key
-from ...state.leases import Taker
+from ...state.leases import Receiver
 from ...state.states import DestinationState
 
 RECENT_MAX: Final = 256
@@ -76,8 +76,8 @@ class KeyEffect(Effect):
 
     def taken(self) -> None:
         for key in self.written:
-            for taker in list(self._keys.waiting.get(key, ())):
-                taker.wake()
+            for receiver in list(self._keys.waiting.get(key, ())):
+                receiver.wake()
 
 
 class Keys(Naming):
@@ -86,8 +86,8 @@ class Keys(Naming):
     def __init__(self) -> None:
         self.versions = KeyVersions()
         self.recent = RecentKeys()
-        self.waiting: dict[Key, dict[Taker, None]] = {}
-        """Takers that wait for the value of a key. They are among the takers of the map's feed, too."""
+        self.waiting: dict[Key, dict[Receiver, None]] = {}
+        """Receivers that wait for the value of a key. They are among the receivers of the map's channel, too."""
 
     def effect(self, plan: Plan) -> KeyEffect:
         """Return a plan's effect on keys."""

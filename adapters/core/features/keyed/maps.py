@@ -25,7 +25,7 @@ from ...record.encoding import body_of, encode
 from ...record.keys import key_bytes, text_bytes
 from ...record.place import EXPIRES, OWN, SEQ, Place, order_of
 from ...service.damaged import lose, readable
-from ...state.leases import Taker
+from ...state.leases import Receiver
 from ...state.rows import KeyedRows
 from ...state.states import DestinationState
 from ...state.sweep import wall_ms
@@ -133,29 +133,29 @@ class Maps(Feature):
             if value is not None or (left is not None and left <= 0):
                 return value.body if value is not None else None
             state = self._sending.state(destination)
-            taker = Taker()
-            taker.prepare()
+            receiver = Receiver()
+            receiver.prepare()
             try:
                 engine.check()
                 with engine.lock:
-                    state.feed.takers[taker] = None  # first: what is taken in from now on wakes it
-                    self._keys.waiting.setdefault((state.number, name), {})[taker] = None
+                    state.channel.receivers[receiver] = None  # first: what is taken in from now on wakes it
+                    self._keys.waiting.setdefault((state.number, name), {})[receiver] = None
                     engine.current()
                     place = self._place(destination, name)
                     stays = engine.catalog.current(state) is state
                 if stays and (place is None or not _lives(place)):
-                    taker.wait(left)
+                    receiver.wait(left)
                 engine.check()
             finally:
-                self._leave(state, name, taker)
+                self._leave(state, name, receiver)
 
-    def _leave(self, state: DestinationState, name: bytes, taker: Taker) -> None:
+    def _leave(self, state: DestinationState, name: bytes, receiver: Receiver) -> None:
         """End a consumer's wait. Idempotent."""
-        state.feed.takers.pop(taker, None)
+        state.channel.receivers.pop(receiver, None)
         key, waiting = (state.number, name), self._keys.waiting
         others = waiting.get(key)
         if others is not None:
-            others.pop(taker, None)
+            others.pop(receiver, None)
             if not others:
                 with self._engine.lock:
                     if not others and waiting.get(key) is others:
@@ -164,7 +164,7 @@ class Maps(Feature):
 
     def _drop_unused(self, state: DestinationState) -> None:
         engine = self._engine
-        if not state.declared and not state.feed.takers and not engine.closed and not engine.forked:
+        if not state.declared and not state.channel.receivers and not engine.closed and not engine.forked:
             with engine.lock:
                 engine.catalog.drop(state)
 

@@ -392,7 +392,7 @@ class LargeBodies(Feature):
                 return self._copied(body, body.name, persistent)
             return self._copied(body, os.urandom(16), persistent) if lasts and not own.lasting else own
 
-    def brought(self, body: StoredBody) -> StoredBody:
+    def migrated(self, body: StoredBody) -> StoredBody:
         """Return a copy of a body in another store, under its name, for a message that comes from there. Raises as
         `kept`, and CorruptionError."""
         own = self.adopted(body)

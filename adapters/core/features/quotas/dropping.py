@@ -68,7 +68,7 @@ class Oldest:
         found = dict.fromkeys(rooms, NOTHING)
         for lease, size in zip(grant.evicted, grant.sizes, strict=False):
             for room in found:
-                state = lease.feeds[0].state
+                state = lease.channels[0].state
                 if room.state in (None, state) and (not room.volatile or is_volatile(lease.place)):
                     count, total = found[room]
                     found[room] = count + 1, total + size
@@ -84,7 +84,7 @@ class Oldest:
         seq, size = lease.seq, 0
         if sized:
             try:
-                rows, state = self._engine.rows, lease.feeds[0].state
+                rows, state = self._engine.rows, lease.channels[0].state
                 record = self._engine.reading(lambda: next(iter(rows.bodies(state, [lease.place])), None))
             except CorruptionError:  # it is there to be received, and told of
                 return
@@ -93,9 +93,9 @@ class Oldest:
             size = len(record) + (self._engine.bodies.size_at(state, seq) if self._engine.bodies is not None else 0)
         grant.sizes.append(size)
         grant.evicted.append(lease)  # first: who is interrupted knows what to give back
-        for feed in lease.feeds:
-            feed.held[seq] = lease
-            feed.remove_fetched(seq, seq)
+        for channel in lease.channels:
+            channel.held[seq] = lease
+            channel.remove_fetched(seq, seq)
 
     def _free(self, room: Room) -> Iterator[Lease]:
         """Yield leases of what nobody holds, not held yet."""
@@ -140,10 +140,10 @@ class Oldest:
 
     def _lease(self, state: DestinationState, place: Place) -> Lease | None:
         """Return a lease; None if somebody holds the message, or it is gone."""
-        feeds = tuple(self._engine.rows.unacked(state, place[SEQ])) if state.is_topic else (state.feed,)
-        if not feeds or any(place[SEQ] in feed.held or feed.purging for feed in feeds):
+        channels = tuple(self._engine.rows.unacked(state, place[SEQ])) if state.is_topic else (state.channel,)
+        if not channels or any(place[SEQ] in channel.held or channel.purging for channel in channels):
             return None
-        return Lease(feeds, place, LEAVING, state.is_topic)
+        return Lease(channels, place, LEAVING, state.is_topic)
 
 
 class DropLog:
@@ -166,7 +166,7 @@ class DropLog:
 
     def old(self, leases: Iterable[Lease]) -> None:
         """Note that the messages of these leases are dropped."""
-        self._add(self._old, (lease.feeds[0].state.destination for lease in leases))
+        self._add(self._old, (lease.channels[0].state.destination for lease in leases))
 
     def _add(self, counts: Counter[Destination], destinations: Iterable[Destination]) -> None:
         with self._lock:

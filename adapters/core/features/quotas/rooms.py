@@ -126,7 +126,7 @@ class Rooms:
     def at(self, message: Message) -> list[Room]:
         """Return the rooms of a message that is there, the narrowest first."""
         lease = message._note
-        state = lease.feeds[0].state if type(lease) is Lease else None
+        state = lease.channels[0].state if type(lease) is Lease else None
         return self.of_state(state, not message.persistent and not self.engine.backend.volatile) if state else []
 
     def of_state(self, state: DestinationState, volatile: bool) -> list[Room]:

@@ -87,9 +87,9 @@ class TransientEffect(Effect):
 
     def taken(self) -> None:
         for one in self.apart:
-            for feed in one.change.state.feeds():
-                if feed.takers:
-                    feed.wake()
+            for channel in one.change.state.channels():
+                if channel.receivers:
+                    channel.wake()
 
     def apply(self, plan: Plan) -> None:
         if self.apart:

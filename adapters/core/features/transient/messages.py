@@ -1,15 +1,15 @@
 """Transient messages (`persistent=False`): no backend ever sees them, and they are in one order with the others.
 
 They lie in memory, in swap files what does not fit (in_memory/rows.py). Their destinations and subscriptions are their
-own, which mirror those of the catalog: `DestinationState.volatile`. Feeds and leases are those of the others.
+own, which mirror those of the catalog: `DestinationState.volatile`. Channels and leases are those of the others.
 
 A1  Seqs come from the store's one counter (plan.py, P3). What concerns these messages alone is done at once, on the
     thread of whoever calls and under the store's lock: it waits for no disk.
 A2  What is in one ticket with changes that are persistent goes with its plan (`Plan.beside`), and takes effect under
     the lock in one with that.
 A3  So a write under way may bring lower seqs than are there already. Whoever applies it sets cursors back
-    (`Delivery.set_back`), and these messages have two lanes of each order in memory, both in order of seq: one for what
-    is done at once, one for what goes with a plan.
+    (`Delivery.set_back`), and these messages have two levels of each order in memory, both in order of seq: one for
+    what is done at once, one for what goes with a plan.
 A4  What is in `_written` takes effect, whatever Ctrl-C does: whoever takes the lock next goes on with it.
 A5  After a crash no backend knows of their seqs. But what is durable may speak of one: a subscription begins behind it,
     a large body's `low` is it. The next open goes on behind all of these: else what is sent then would come before.
@@ -38,7 +38,7 @@ from ...record.encoding import is_requeued
 from ...record.place import is_volatile
 from ...state.duplicates import DuplicateWindow, Key
 from ...state.gates import require_passage
-from ...state.leases import Feed, Lease
+from ...state.leases import Channel, Lease
 from ...state.limits import Grant, release
 from ...state.states import Catalog, DestinationState, SubscriptionState
 from ..parts import Parts
@@ -265,9 +265,9 @@ class TransientMessages:
         self._add(change, state, seq, AT_ONCE, doing)
         return seq, False
 
-    def _add(self, send: Send, state: DestinationState, seq: int, lane: int, doing: list[Change]) -> None:
+    def _add(self, send: Send, state: DestinationState, seq: int, level: int, doing: list[Change]) -> None:
         mirror = state.volatile or self._mirror(state)
-        kept = Send(mirror, send.record, send.name, 2 * send.order + lane, send.expires_at_ms)
+        kept = Send(mirror, send.record, send.name, 2 * send.order + level, send.expires_at_ms)
         kept.seq, kept.large = seq, send.large
         if mirror.is_topic:
             kept.recipients = list(mirror.subscriptions.values())
@@ -330,12 +330,12 @@ class TransientMessages:
             written.effect.apart = []
         for change in changes:
             if type(change) is Send:
-                for feed in change.state.feeds():
-                    feed.wake()
+                for channel in change.state.channels():
+                    channel.wake()
             elif type(change) is Ack:
-                for feed in change.state.feeds(change.number):
-                    if feed.state.at_limit:
-                        self._engine.wake_at_limit(feed.state, change.number)
+                for channel in change.state.channels(change.number):
+                    if channel.state.at_limit:
+                        self._engine.wake_at_limit(channel.state, change.number)
         self._written = None
         self._applying = False
         self._engine.tell_freed()
@@ -384,11 +384,11 @@ class TransientMessages:
         self._set_back(send, send.order)
 
     def _set_back(self, send: Send | Many, order: int) -> None:
-        feeds = [send.state.feed]
+        channels = [send.state.channel]
         if send.state.is_topic and type(send) is Send:
-            feeds = [subscriber.feed for subscriber in send.recipients]
-        for feed in feeds:
-            self._engine.delivery.set_back(feed, order, send.seq)
+            channels = [subscriber.channel for subscriber in send.recipients]
+        for channel in channels:
+            self._engine.delivery.set_back(channel, order, send.seq)
 
     # Mirrors
 
@@ -397,7 +397,7 @@ class TransientMessages:
         mirror = self.mirrors.by_number.get(state.number)
         if mirror is None:
             mirror = DestinationState(state.number, state.destination)
-            mirror.feed = state.feed
+            mirror.channel = state.channel
             mirror.declared = True
             self.mirrors.add(mirror)
         self._kept.declare(mirror)
@@ -410,14 +410,14 @@ class TransientMessages:
         same = mirror.own.subscriptions.get(subscriber.number)
         if same is None:
             same = SubscriptionState(subscriber.number, mirror, subscriber.subscription, 0)
-            same.feed = subscriber.feed
+            same.channel = subscriber.channel
             self._kept.subscribe(same)
         mirror.join(same)
         subscriber.volatile = same
 
     def _end(self, mirror: DestinationState, ended: SubscriptionState) -> None:
-        if ended.feed.state is not mirror:
-            ended.feed = Feed(mirror, ended)  # the other one is known to the catalog of the backend
+        if ended.channel.state is not mirror:
+            ended.channel = Channel(mirror, ended)  # the other one is known to the catalog of the backend
         self._kept.unsubscribe(ended)
         mirror.leave(ended)
         if self.is_leaving:
@@ -425,11 +425,11 @@ class TransientMessages:
 
     def remove(self, state: DestinationState) -> None:
         """Remove a destination that goes, with its messages, leased ones too."""
-        for feed in state.feeds():
-            for seq, lease in list(feed.held.items()):
+        for channel in state.channels():
+            for seq, lease in list(channel.held.items()):
                 if is_volatile(lease.place):
-                    feed.held.pop(seq, None)
-            feed.rewind()
+                    channel.held.pop(seq, None)
+            channel.rewind()
         self._remove(state)
         self._engine.catalog.drop(state)
 
@@ -438,8 +438,8 @@ class TransientMessages:
             self._engine.bodies.may_be_dead(state)
         mirror = state.volatile
         if mirror is not None:
-            if mirror.feed.state is not mirror:
-                mirror.feed = Feed(mirror)  # as in `_end`
+            if mirror.channel.state is not mirror:
+                mirror.channel = Channel(mirror)  # as in `_end`
             mirror.removed = True
             self._kept.remove(mirror)
             self.window.forget(state.number)

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from ...record.place import ALSO_WAITING, SEQ, Place, TransientSlot, is_volatile
-from ...state.leases import Feed
+from ...state.leases import Channel
 from ...state.rows import Rows, ScheduledRows
 from ...state.states import Catalog, DestinationState, SubscriptionState
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 0
 PLANNED: Final = 1
-"""The two lanes of each order in memory (rule A3): order 4 has 8 and 9 there."""
+"""The two levels of each order in memory (rule A3): order 4 has 8 and 9 there."""
 
 
 class MixedRows(Rows):
@@ -69,10 +69,10 @@ class MixedRows(Rows):
             return []
         if order is None:
             return [_place(place) for place in self._kept.rows(mirror, same, None, after, limit)]
-        lanes = mirror.own.lanes
+        levels = mirror.own.levels
         also = order & ALSO_WAITING
         order -= also
-        orders = [one for one in (2 * order + AT_ONCE, 2 * order + PLANNED) if one in lanes]
+        orders = [one for one in (2 * order + AT_ONCE, 2 * order + PLANNED) if one in levels]
         places = [_place(place) for one in orders for place in self._kept.rows(mirror, same, one + also, after, limit)]
         if len(orders) > 1:
             places.sort(key=itemgetter(SEQ))
@@ -90,10 +90,10 @@ class MixedRows(Rows):
                     return _place(place)
         return self._backend.row(state, subscription, seq, order)
 
-    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Channel]:
         mirror = state.volatile
-        feeds = self._kept.unacked(mirror, seq) if mirror is not None else ()
-        return feeds or self._backend.unacked(state, seq)
+        channels = self._kept.unacked(mirror, seq) if mirror is not None else ()
+        return channels or self._backend.unacked(state, seq)
 
     def expired(self, since: int, now: int) -> Iterator[tuple[DestinationState, Place]]:
         yield from self._backend.expired(since, now)
@@ -102,10 +102,10 @@ class MixedRows(Rows):
             if state is not None:
                 yield state, _place(place)
 
-    def limited(self, least: int) -> Iterator[tuple[Feed, Place]]:
+    def limited(self, least: int) -> Iterator[tuple[Channel, Place]]:
         yield from self._backend.limited(least)
-        for feed, place in self._kept.limited(least):
-            yield feed, _place(place)
+        for channel, place in self._kept.limited(least):
+            yield channel, _place(place)
 
     def next_due(self) -> int:
         both = (self._scheduled.next_due() if self._scheduled is not None else 0, self._kept.next_due())

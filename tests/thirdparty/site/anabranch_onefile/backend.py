@@ -20,7 +20,7 @@ from anabranch.adapters.core.operations.plan import Plan
 from anabranch.adapters.core.operations.table import apply_all
 from anabranch.adapters.core.record.encoding import REMOVAL, name_of, order_and_expiry
 from anabranch.adapters.core.record.place import ALSO_WAITING, DELIVERIES, Place, order_of
-from anabranch.adapters.core.state.leases import Feed
+from anabranch.adapters.core.state.leases import Channel
 from anabranch.adapters.core.state.states import DestinationState, SubscriptionState
 from anabranch.adapters.core.store_types import Progress, Subscription
 from anabranch.adapters.system.directory import StoreDirectory
@@ -259,18 +259,18 @@ class OneFileBackend(WrittenBackend):
             for seq, row in messages.items():
                 yield self._host.catalog.by_number[number], seq, row
 
-    def unacked(self, state: DestinationState, seq: int) -> Sequence[Feed]:
+    def unacked(self, state: DestinationState, seq: int) -> Sequence[Channel]:
         waiting = self._now.messages[state.number][seq].waiting
-        return [feed for feed in state.feeds() if not feed.number or feed.number in waiting]
+        return [channel for channel in state.channels() if not channel.number or channel.number in waiting]
 
     def expired(self, since: int, now: int) -> Iterable[tuple[DestinationState, Place]]:
         due = [(state, seq) for state, seq, row in self._all() if since < row.expires_at_ms <= now]
         return [(state, self._place(state, seq, 0)) for state, seq in due]
 
-    def limited(self, least: int) -> Iterable[tuple[Feed, Place]]:
-        feeds = [(feed, seq) for state, seq, _ in self._all() for feed in self.unacked(state, seq)]
-        places = [(feed, self._place(feed.state, seq, feed.number)) for feed, seq in feeds]
-        return [(feed, place) for feed, place in places if place[DELIVERIES] >= least]
+    def limited(self, least: int) -> Iterable[tuple[Channel, Place]]:
+        channels = [(channel, seq) for state, seq, _ in self._all() for channel in self.unacked(state, seq)]
+        places = [(channel, self._place(channel.state, seq, channel.number)) for channel, seq in channels]
+        return [(channel, place) for channel, place in places if place[DELIVERIES] >= least]
 
     def next_due(self) -> int:
         return min((due for _, _, row in self._all() for due in row.waits.values()), default=0)
