@@ -31,8 +31,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def mypy(programs: list[Path], scratch: Path) -> subprocess.CompletedProcess[str]:
-    """As a user runs it, whose packages are followed for their types alone, and in a cache of its own: `make lint` looks
-    into what they do as well, which takes half a minute."""
+    """As a user runs it, whose packages are followed for their types alone, and in a cache of its own: `make lint`
+    looks into what they do as well, which takes half a minute."""
     options = ["--strict", "--follow-imports", "silent", "--cache-dir", ".mypy_cache/of-users"]
     return run("mypy", *options, *map(str, programs))
 
