@@ -137,7 +137,8 @@ def test_nothing_stays_kept_after_an_error(spark: Any, tmp_path: Path, monkeypat
     assert kept(spark) == before
 
 
-def test_two_traces_at_once_in_one_session(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.weight(0)
+def test_two_traces_at_once_in_one_session(spark: Any, tmp_path: Path, share: Share) -> None:
     """Neither is mixed up with the other, and the caller's session has no name that it had not."""
     tables = [generate(shape(name, "5m")) for name in ("topics", "transactions")]
     for number, table in enumerate(tables):
@@ -150,6 +151,9 @@ def test_two_traces_at_once_in_one_session(spark: Any, tmp_path: Path) -> None:
     ):
         partitions = divisions(len(other_here.destinations), np.random.default_rng(1))
         assert_engines_agree(other_here, other_there, partitions, SEGMENT_BYTES)
+        if share.whole:
+            partitions = divisions(len(here.destinations), np.random.default_rng(1))
+            assert_engines_agree(here, there, partitions, SEGMENT_BYTES)
         assert_rows_agree(here, there)
     assert [view.name for view in spark.catalog.listTables()] == ["anabranch_rows"]
     assert spark.table("anabranch_rows").count() == 3
