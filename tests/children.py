@@ -6,15 +6,19 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
 CONTEXT: Final[ForkServerContext] = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["pytest", "anabranch", "anabranch.adapters.sql", "tests.crash.power.workloads"])
+CONTEXT.set_forkserver_preload(
+    ["pytest", "anabranch", "anabranch.adapters.sql", "anabranch.router.cli.queues", "tests.crash.power.workloads"]
+)
 
 
 def run_module(
@@ -45,6 +49,26 @@ def _told(
             process.join()
         process.close()
         return code, told.read()
+
+
+def started(module: str, *arguments: str, stdin: str = os.devnull, out: str, err: str) -> BaseProcess:
+    """Start `python -m module` where this process is, in a session of its own, with these files: the path of a terminal
+    makes it the session's."""
+    process = CONTEXT.Process(target=_start, args=(module, arguments, str(Path.cwd()), (stdin, out, err)))
+    process.start()
+    return process
+
+
+def _start(module: str, arguments: tuple[str, ...], directory: str, files: tuple[str, str, str]) -> None:
+    os.setsid()
+    os.chdir(directory)
+    for descriptor, path in enumerate(files):
+        given = os.open(path, (os.O_WRONLY if descriptor else os.O_RDONLY) | os.O_CREAT)
+        os.dup2(given, descriptor)
+        os.close(given)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _run_module(module, arguments)
 
 
 def _run(run: Callable[..., None], what: tuple[object, ...], told: str, environment: dict[str, str]) -> None:

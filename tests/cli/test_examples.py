@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from ..children import started
+from ..contract.disk import PATIENCE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
@@ -62,8 +63,12 @@ def test_none_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("name", SAYS)
-def test_it_runs(name: str, tmp_path: Path) -> None:
-    run = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, cwd=tmp_path)
-    assert (run.returncode, run.stderr) == (0, "")
-    assert SAYS[name] in run.stdout
-    assert not list(tmp_path.iterdir())
+def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err, here = tmp_path / "out", tmp_path / "err", tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    process = started(f"examples.{name}", out=str(out), err=str(err))
+    process.join(PATIENCE)
+    assert (process.exitcode, err.read_text()) == (0, "")
+    assert SAYS[name] in out.read_text()
+    assert not list(here.iterdir())

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from click.testing import CliRunner, Result
 import anabranch
 from anabranch.router.cli.app import app
 
+from ..children import started
 from ..contract.disk import PATIENCE
 from ..thirdparty.disk import SITE
 
@@ -284,10 +286,10 @@ def test_json_is_written_that_others_read_whatever_a_body_says(body: bytes, valu
     def refuse(name: str) -> None:
         raise AssertionError(name)
 
-    result = subprocess.run(
-        [*ANABRANCH, "receive", "data", "jobs", "--ack", "--json"], capture_output=True, timeout=PATIENCE, check=True
-    )
-    shown = json.loads(result.stdout, parse_constant=refuse)
+    process = started("anabranch", "receive", "data", "jobs", "--ack", "--json", out="out", err="err")
+    process.join(PATIENCE)
+    assert process.exitcode == 0
+    shown = json.loads(Path("out").read_bytes(), parse_constant=refuse)
     assert (shown.get("value"), shown["body"], shown["headers"]["n"]) == (value, body.decode(), "nan")
     assert bodies("jobs") == []
 
@@ -420,16 +422,14 @@ def test_ended_while_it_receives_it_has_lost_nothing(number: int, code: int) -> 
     """Each message was written out, or is there, or both."""
     total = 3000
     send(*map(str, range(total)))
-    with Path("out").open("wb") as out:
-        process = subprocess.Popen(
-            [*ANABRANCH, "receive", "data", "jobs", "--ack", "--limit", "0", "--json"], stdout=out, stderr=-1,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )  # fmt: skip
-        while Path("out").stat().st_size < 20_000:
-            time.sleep(0.01)
-        process.send_signal(number)
-        process.communicate(timeout=PATIENCE)
-    assert process.returncode in (code, 0)
+    Path("out").touch()
+    process = started("anabranch", "receive", "data", "jobs", "--ack", "--limit", "0", "--json", out="out", err="err")
+    while Path("out").stat().st_size < 20_000:
+        time.sleep(0.01)
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    process.join(PATIENCE)
+    assert process.exitcode in (code, 0)
     text = Path("out").read_text()
     written = [json.loads(line)["body"] for line in text.splitlines() if line.endswith("}")]
     left = [body.decode() for body in bodies("jobs")]
@@ -538,22 +538,23 @@ def test_what_destroys_asks_and_refuses_without_a_terminal(command: str, asks: s
 )
 def test_it_does_what_is_answered(command: str, answer: str, code: int) -> None:
     send("1", "2")
-    pid, fd = pty.fork()
-    if pid == 0:
-        os.execv(sys.executable, [*ANABRANCH, command, "data", "jobs"])
+    fd, follower = pty.openpty()
+    terminal = os.ttyname(follower)
+    process = started("anabranch", command, "data", "jobs", stdin=terminal, out=terminal, err=terminal)
     output = b""
     while b"[y/N]" not in output:
+        assert select.select([fd], [], [], PATIENCE)[0]
         output += os.read(fd, 1024)
     os.write(fd, answer.encode())
-    while True:
+    process.join(PATIENCE)
+    os.close(follower)
+    while select.select([fd], [], [], 0)[0]:
         try:
-            if not (more := os.read(fd, 1024)):
-                break
-        except OSError:  # it has ended
+            output += os.read(fd, 1024)
+        except OSError:  # nobody has the other end any more
             break
-        output += more
     os.close(fd)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code
+    assert process.exitcode == code
     assert b"with 2 messages?" in output or b"Remove 2 messages of queue://jobs in " in output
     with anabranch.open("data") as router:
         assert router.exists("jobs") is (code != 0 or command == "purge")

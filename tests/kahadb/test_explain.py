@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.kahadb import StoreExplanation, explain, render_text
+from anabranch.adapters.kahadb import Explanation, StoreExplanation, explain, render_text
 from anabranch.adapters.kahadb.ackmap import AckMapError, read_ack_map
 from anabranch.adapters.kahadb.commands import AckMessageFileMap
 from anabranch.adapters.kahadb.entries import Outcomes, read_entries
@@ -34,9 +34,14 @@ def kinds_of(directory: Path) -> dict[int, list[str]]:
     return {file.number: [reason.kind for reason in file.reasons] for file in only(directory).files}
 
 
+@pytest.fixture(scope="module")
+def explained(toymaker: Path) -> Explanation:
+    return explain(toymaker)
+
+
 @pytest.mark.parametrize("name", ["mixed", "toymaker"])
-def test_the_text_is_the_golden_one(name: str, request: pytest.FixtureRequest) -> None:
-    text = render_text(explain(request.getfixturevalue(name)))
+def test_the_text_is_the_golden_one(name: str, mixed: Path, explained: Explanation) -> None:
+    text = render_text(explain(mixed) if name == "mixed" else explained)
     golden = DATA / f"explain-{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text)
@@ -44,8 +49,8 @@ def test_the_text_is_the_golden_one(name: str, request: pytest.FixtureRequest) -
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_the_text_keeps_to_the_terminal(toymaker: Path, width: int) -> None:
-    assert max(map(len, render_text(explain(toymaker), width).splitlines())) <= width
+def test_the_text_keeps_to_the_terminal(explained: Explanation, width: int) -> None:
+    assert max(map(len, render_text(explained, width).splitlines())) <= width
 
 
 def test_references_are_those_of_the_broker_at_each_of_its_checkpoints(toymaker: Path) -> None:
@@ -74,8 +79,8 @@ def _collected(directory: Path, number: int) -> bool:
     return (directory / "archive" / f"db-{number}.log").exists()
 
 
-def test_every_file_that_the_broker_still_had_is_kept(toymaker: Path) -> None:
-    store = only(toymaker)
+def test_every_file_that_the_broker_still_had_is_kept(explained: Explanation) -> None:
+    (store,) = explained.stores
     assert (len(store.files), store.archived_files) == (44, 7)
     assert all(file.kept for file in store.files)
     assert store.summary.startswith(

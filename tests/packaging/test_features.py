@@ -62,7 +62,8 @@ print(*sorted(refused))
 def without(name: str, path: Path) -> Path:
     """A copy of the tree that lacks a feature."""
     for top in ("adapters", "policies", "router", "src"):
-        shutil.copytree(ROOT / top, path / top, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
+        # With what Python has compiled: it looks at the times of the sources, which are copied too.
+        shutil.copytree(ROOT / top, path / top, ignore=shutil.ignore_patterns("*.nb?"), symlinks=True)
     features = path / "adapters/core/features"
     if (features / name).is_dir():
         shutil.rmtree(features / name)

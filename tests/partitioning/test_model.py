@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.policies.advisor import JournalSizes, UsageEvent, from_events
@@ -50,7 +50,6 @@ def traces(draw: st.DrawFn) -> list[UsageEvent]:
     return events
 
 
-@settings(max_examples=200)
 @given(traces(), st.sampled_from(["together", "separate", "mixed"]), st.booleans())
 def test_agrees_with_the_naive_model(events: list[UsageEvent], kind: str, chains: bool) -> None:
     table = from_events(events)
@@ -153,7 +152,6 @@ def test_a_coarse_clock_makes_the_peaks_of_kahadb_higher_and_the_order_alone_doe
 
 
 @given(traces())
-@settings(max_examples=100)
 def test_a_peak_by_time_is_that_by_order_or_higher(events: list[UsageEvent]) -> None:
     """Higher only for KahaDB, whose files are looked at by the clock."""
     partition = canonical([[i] for i in range(len({event.destination for event in events}))])

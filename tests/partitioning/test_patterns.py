@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.policies.advisor.search.patterns import filters
@@ -14,7 +14,6 @@ NAMES = st.lists(SEGMENTS, min_size=1, max_size=4).map(".".join).filter(bool)
 DESTINATIONS = st.builds(str.__add__, st.sampled_from(["queue://", "topic://"]), NAMES)
 
 
-@settings(max_examples=300)
 @given(st.dictionaries(DESTINATIONS, st.integers(0, 3), min_size=1, max_size=25))
 def test_every_destination_goes_to_its_store(store_of: dict[str, int]) -> None:
     stores = [sorted(name for name, number in store_of.items() if number == n) for n in range(4)]
@@ -28,7 +27,6 @@ def test_every_destination_goes_to_its_store(store_of: dict[str, int]) -> None:
         assert len(texts) <= len(names)
 
 
-@settings(max_examples=300)
 @given(st.dictionaries(DESTINATIONS, st.integers(0, 3), min_size=1, max_size=25))
 def test_a_store_that_takes_all_others_has_no_other_filter(store_of: dict[str, int]) -> None:
     """ActiveMQ knows no filter beside it; and the others' must leave it what is its own."""

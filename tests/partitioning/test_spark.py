@@ -27,6 +27,7 @@ from anabranch.policies.advisor.statistics.summary import Summary
 from anabranch.policies.advisor.workload.generator import chunk_count, generate_with_spark
 from anabranch.policies.errors import ConfigError, TraceError
 
+from ..shares import Share
 from .conftest import EXAMPLES, SEGMENT_BYTES, shape
 
 
@@ -76,6 +77,13 @@ def assert_engines_agree(here: Engine, there: Engine, partitions: list[Partition
         assert there.compacted_peaks(partitions, segment_bytes) == here.compacted_peaks(partitions, segment_bytes)
 
 
+def assert_rows_agree(here: Engine, there: Engine) -> None:
+    """Each operation is the same, and so is all that is worked out from them."""
+    a, b = here.operations(), there.operations()
+    for name in ("destination", "size", "time", "send", "ends", "seq"):
+        np.testing.assert_array_equal(getattr(b, name), getattr(a, name), err_msg=name)
+
+
 def divisions(width: int, random: np.random.Generator) -> list[Partition]:
     """All together, all separate, and one in between."""
     mixed: dict[int, list[int]] = {}
@@ -88,19 +96,17 @@ def divisions(width: int, random: np.random.Generator) -> list[Partition]:
     ("name", "model", "clock"),
     [pytest.param("transactions", "anabranch", "ts", marks=CAMPAIGN), ("topics", "kahadb", "ts")],
 )
-def test_every_figure_is_that_of_memory(spark: Any, tmp_path: Path, name: str, model: Any, clock: Any) -> None:
+def test_every_figure_is_that_of_memory(
+    spark: Any, tmp_path: Path, name: str, model: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a summary with longer buckets, too."""
     # A trace that begins in the middle, and not at 0.
     table = generate(shape(name)).slice(2000)
     with both(spark, table, tmp_path, table.num_rows // 3, model, clock) as (here, there):
         partitions = divisions(len(here.destinations), np.random.default_rng(1))
         assert_engines_agree(here, there, partitions, SEGMENT_BYTES)
-
-
-def test_a_summary_with_longer_buckets_is_the_same(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = generate(shape("topics"))
-    monkeypatch.setattr(summary, "ROWS_MAX", 4000)
-    monkeypatch.setattr(summary, "ROWS_A_DESTINATION", 0)
-    with both(spark, table, tmp_path, table.num_rows // 3, "kahadb", "ts") as (here, there):
+        monkeypatch.setattr(summary, "ROWS_MAX", 4000)
+        monkeypatch.setattr(summary, "ROWS_A_DESTINATION", 0)
         found = here.summary(SEGMENT_BYTES)
         assert len(found.bucket_start) < 900
         assert_same(there.summary(SEGMENT_BYTES), found)
@@ -131,7 +137,8 @@ def test_nothing_stays_kept_after_an_error(spark: Any, tmp_path: Path, monkeypat
     assert kept(spark) == before
 
 
-def test_two_traces_at_once_in_one_session(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.weight(0)
+def test_two_traces_at_once_in_one_session(spark: Any, tmp_path: Path, share: Share) -> None:
     """Neither is mixed up with the other, and the caller's session has no name that it had not."""
     tables = [generate(shape(name, "5m")) for name in ("topics", "transactions")]
     for number, table in enumerate(tables):
@@ -142,9 +149,12 @@ def test_two_traces_at_once_in_one_session(spark: Any, tmp_path: Path) -> None:
         both(spark, tables[0], tmp_path / "0", 500, "kahadb", "ts") as (here, there),
         both(spark, tables[1], tmp_path / "1", 500, "kahadb", "seq") as (other_here, other_there),
     ):
-        for a, b in ((here, there), (other_here, other_there)):
-            partitions = divisions(len(a.destinations), np.random.default_rng(1))
-            assert_engines_agree(a, b, partitions, SEGMENT_BYTES)
+        partitions = divisions(len(other_here.destinations), np.random.default_rng(1))
+        assert_engines_agree(other_here, other_there, partitions, SEGMENT_BYTES)
+        if share.whole:
+            partitions = divisions(len(here.destinations), np.random.default_rng(1))
+            assert_engines_agree(here, there, partitions, SEGMENT_BYTES)
+        assert_rows_agree(here, there)
     assert [view.name for view in spark.catalog.listTables()] == ["anabranch_rows"]
     assert spark.table("anabranch_rows").count() == 3
     spark.catalog.dropTempView("anabranch_rows")
@@ -177,19 +187,28 @@ def odd_trace(seed: int) -> pa.Table:
     return from_events(rows[i] for i in order)
 
 
-def test_what_is_lost_is_made_again_and_is_the_same(spark: Any, tmp_path: Path) -> None:
-    """Ranges, above all: carries and clocks are told by their numbers. With gaps in seq they are cut by a sample."""
+@pytest.mark.weight(0)
+def test_what_is_lost_is_made_again_and_is_the_same(spark: Any, tmp_path: Path, share: Share) -> None:
+    """Ranges, above all: carries and clocks are told by their numbers. With gaps in seq they are cut by a sample.
+
+    Each figure makes all of it once more. A share asks for the rows, the summary, and what one division keeps.
+    """
     table = generate(shape("transactions", "30m"))
     seq = np.arange(table.num_rows) ** 2
     table = table.set_column(0, "seq", pa.array(seq))
     write_trace(table, tmp_path / "t.parquet")
-    trace = prepare(spark, spark.read.parquet(str(tmp_path / "t.parquet")), rows_a_task=table.num_rows // 6)
+    trace = prepare(spark, spark.read.parquet(str(tmp_path / "t.parquet")), rows_a_task=table.num_rows // 4)
     there, here = SparkEngine(trace), LocalEngine(build(table))
     counts = trace.facts["count"].to_numpy()
-    assert len(counts) >= 6 and counts.max() < 1.1 * table.num_rows / 6
+    assert len(counts) >= 4 and counts.max() < 1.1 * table.num_rows / 4
     trace.close()  # so that all of it is made anew, by other plans
     partitions = divisions(len(here.destinations), np.random.default_rng(1))
-    assert_engines_agree(here, there, partitions, SEGMENT_BYTES)
+    if share.whole:
+        assert_engines_agree(here, there, partitions, SEGMENT_BYTES)
+    assert_rows_agree(here, there)
+    assert_same(there.summary(SEGMENT_BYTES), here.summary(SEGMENT_BYTES))
+    costs = CostModel(SEGMENT_BYTES, min_segments=2)
+    assert there.measure(partitions[-1:], costs) == here.measure(partitions[-1:], costs)
 
 
 @pytest.mark.parametrize(
@@ -205,12 +224,10 @@ def test_odd_traces_too(spark: Any, tmp_path: Path, seed: int, model: Any, clock
     with both(spark, table, tmp_path, table.num_rows // 4, model, clock) as (here, there):
         partitions = divisions(len(here.destinations), np.random.default_rng(seed))
         assert_engines_agree(here, there, partitions, 4097 if model == "kahadb" else 8192)
-        a, b = here.operations(), there.operations()
-        for name in ("destination", "size", "time", "send", "ends", "seq"):
-            np.testing.assert_array_equal(getattr(b, name), getattr(a, name), err_msg=name)
+        assert_rows_agree(here, there)
 
 
-@pytest.mark.parametrize("model", ["anabranch", "kahadb"])
+@pytest.mark.parametrize("model", [pytest.param("anabranch", marks=CAMPAIGN), "kahadb"])
 def test_recommendation_is_the_same_either_way(spark: Any, toymaker: pa.Table, model: Any) -> None:
     local = RecommendOptions(model=model, segment_bytes=512 << 10, engine="local")
     with_spark = dataclasses.replace(local, engine="spark")

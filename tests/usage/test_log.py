@@ -168,7 +168,7 @@ def test_no_spoiled_call_harms_messages_or_what_was_written(tmp_path: Path, shar
     assert any("rename" in line or "unlink" in line for line in faults.log)  # the oldest files go
     count = faults.count
     for first, kind in enumerate(("crash", "eio", "enospc", "short")):
-        for at in share.of(range(1, count + 1), every=32, first=8 * first):
+        for at in share.of(range(1, count + 1), every=64, first=16 * first):
             wrong += trial(tmp_path, kind, at)[1]
     assert wrong == []
     share.counts.append(f"{count} calls of the usage log, each spoiled in four ways")
