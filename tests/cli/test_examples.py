@@ -8,6 +8,9 @@ import pytest
 
 from ..children import started
 from ..contract.disk import PATIENCE
+from ..kernels import compiled  # noqa: F401  a fixture
+
+pytestmark = pytest.mark.usefixtures("compiled")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {

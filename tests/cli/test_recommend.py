@@ -10,6 +10,10 @@ from click.testing import CliRunner, Result
 
 from anabranch.router.cli.app import app
 
+from ..kernels import compiled  # noqa: F401  a fixture
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
 WORKLOAD = """
 name: shop
 seed: 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tarfile
 from collections.abc import Iterator
@@ -16,17 +15,16 @@ from anabranch import Config, JournalOptions, StoreConfig
 from anabranch.adapters.kahadb import usage_trace
 from anabranch.policies.advisor import (
     CurrentConfig,
-    RecommendOptions,
-    UsageEvent,
     Workload,
     from_events,
     generate,
-    recommend,
 )
 from anabranch.policies.advisor.model.cost_model import CostModel, Partition, Retention, Segments, courses, segments
 from anabranch.policies.advisor.model.engine import LocalEngine
 from anabranch.policies.advisor.model.kernel import JournalRules
 from anabranch.policies.advisor.statistics.operations import Operations
+
+from ..kernels import compiled  # noqa: F401  a fixture
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 """A Java that lives for seconds only loses by compiling well: it is most of what these tests cost."""
@@ -112,16 +110,8 @@ def _dedent(text: str) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One process compiles numba's kernels, which takes half a minute of a fresh clone; the others read them then."""
-    with (tmp_path_factory.getbasetemp().parent / "anabranch-compiled.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        sends = [
-            UsageEvent(2 * i, float(i), "send", f"queue://q{i % 2}", str(i), 500, None, 1, None, 500) for i in range(9)
-        ]
-        acks = [UsageEvent(2 * i + 1, i + 0.5, "ack", f"queue://q{i % 2}", str(i), 50) for i in range(9)]
-        for model in ("anabranch", "kahadb"):
-            recommend(from_events(sends + acks), RecommendOptions(engine="local", model=model))
+def kernels(compiled: None) -> None:  # noqa: F811
+    """Have them compiled."""
 
 
 @pytest.fixture(scope="session", params=sorted(_SHAPES))

@@ -19,7 +19,10 @@ from anabranch.router.usage import log, usage_trace
 from anabranch.router.usage.configuration import FILE, remembered
 from anabranch.router.usage.reading import UsageTrace
 
+from ..kernels import compiled  # noqa: F401  a fixture
 from .conftest import config
+
+pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def journals(directory: Path, sync: str = "never", size: str = "1MiB", **more: Any) -> Config:
