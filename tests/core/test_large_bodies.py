@@ -124,6 +124,28 @@ def test_a_check_goes_on_while_others_send(tmp_path: Path, monkeypatch: pytest.M
         assert_whole(store)
 
 
+def test_a_body_that_goes_while_others_are_listed_is_no_violation(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.send(A, io.BytesIO(body()))
+    bodies = bodies_of(store)
+    holders = [one for those in bodies._live.values() for one in those.values()]
+    take(store).ack()
+    bodies.tidy()
+
+    def listed(real: Callable[[], Any] = bodies.storage.kept) -> Any:
+        names = list(real())
+        assert names
+        holders.clear()
+        gc.collect()
+        bodies._remove_unreferenced()
+        return names
+
+    monkeypatch.setattr(bodies.storage, "kept", listed)
+    assert_whole(store)
+    assert not files(store)
+
+
 def test_check_reads_every_body(store: Store) -> None:
     store.send(A, io.BytesIO(body(CHUNK_BYTES + 5)))
     assert_whole(store)

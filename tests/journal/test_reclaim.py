@@ -212,9 +212,9 @@ def test_a_pooled_file_that_was_cut_short_harms_nobody(disk: JournalDisk, opened
     fill(store, 400)
     drain(store)
     store.reclaim()
+    eventually(lambda: len(list((directory_of(store) / "journal").glob("*.free"))) == 2)  # the background is at it too
     if not opened:
         store.close()
-    eventually(lambda: len(list((directory_of(store) / "journal").glob("*.free"))) == 2)  # the background is at it too
     files = list((directory_of(store) / "journal").glob("*.free"))
     for file in files:
         os.truncate(file, size)

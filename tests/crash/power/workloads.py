@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import anabranch
 from anabranch.adapters.core.service import purging
-from anabranch.adapters.journal.index.index import index
+from anabranch.adapters.journal.index import index
 
 from ..ledger import Marks
 from . import declared

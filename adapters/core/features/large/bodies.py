@@ -620,8 +620,12 @@ class LargeBodies(Feature):
         message is one, too."""
         if not self.used:
             return
+        known = {
+            *list(self._by_name),
+            *(ref.name for ref in list(self.unreferenced)),
+        }  # first: they may just be removed
         for name, _ in self.storage.kept():
-            if name not in self._by_name and all(ref.name != name for ref in list(self.unreferenced)):
+            if name not in known and name not in self._by_name:
                 yield f"{self.storage.place(name, 0)[0]}: a body that belongs to no message"
         for state in list(self._engine.catalog.destinations.values()):
             after, named = 0, set()
