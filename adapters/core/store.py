@@ -798,11 +798,11 @@ class Store:
     def subscriptions(self) -> Sequence[Subscription]:
         """Return all subscriptions, in no order."""
         catalog = self._engine.catalog
-        return self._engine.asked(
-            lambda: [
+        return self._engine.counted(
+            lambda pending: [
                 subscriber.subscription
-                for state in catalog.destinations.values()
-                for subscriber in state.subscriptions.values()
+                for state in list(catalog.destinations.values())
+                for subscriber in list(state.subscriptions.values())
             ]
         )
 

@@ -511,7 +511,7 @@ class StoreRegistry:
     def subscriptions(self) -> set[Subscription]:
         """Return the durable subscriptions of all stores; those that are not open are opened."""
         rows = list(self.table.stores.values())
-        found = shared().for_each(rows, lambda row: self.with_row(row, lambda store: list(store.stats().subscriptions)))
+        found = shared().for_each(rows, lambda row: self.with_row(row, lambda store: store.subscriptions()))
         for row, _, error in found:
             if error is not None and row.store_id in self.table.stores:  # else it was removed meanwhile
                 raise error

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+import anabranch
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.engine import engine
 from anabranch.adapters.core.operations.changes import AckRange
 from anabranch.adapters.core.operations.pending_counts import PendingCounts
 from anabranch.adapters.core.store_types import Counts, Subscription
+from anabranch.adapters.journal import JournalStore
+from anabranch.router.placement import store_statistics
 
 from ..contract.disk import PATIENCE, A, B, Parallel, T, assert_whole, take
 from .disk import JournalDisk
@@ -102,6 +105,33 @@ def test_what_is_just_being_applied_is_counted_once(disk: JournalDisk, monkeypat
         assert store.depth(A) == total
         assert set(told) <= {9, 18}
         assert not told or max(told) <= total
+
+
+def test_a_router_is_answered_by_a_store_whose_checkpoint_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if it waits a while for a count that is not known: of a topic of which something is acked."""
+    assert store_statistics.ANSWER_SECONDS >= 4 * engine.COUNT_SECONDS
+    monkeypatch.setattr(store_statistics, "ANSWER_SECONDS", PATIENCE)  # as long as a busy machine takes
+    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"])])
+    with anabranch.open(config) as router:
+        topic = router.topic("t")
+        desk = topic.subscribe("desk")
+        topic.send(b"x")
+        message = desk.receive()
+        assert message is not None
+        (store,) = router._registry.open_stores()
+        assert isinstance(store, JournalStore)
+        hang, index = Hang(), store.backend._index
+        monkeypatch.setattr(index, "commit_partial", hang.around(index.commit_partial))
+        with Parallel(store.checkpoint) as checkpoint:
+            assert hang.begun.wait(PATIENCE)
+            message.ack()
+            stats, subscriptions = router.stats(), router.subscriptions()
+            hang.over.set()
+            checkpoint.result()
+    assert (stats.unresponsive, list(stats.stores)) == ((), ["all"])
+    assert [subscription.name for subscription in subscriptions] == ["desk"]
 
 
 @pytest.mark.parametrize("patience", [0.0, PATIENCE])

@@ -48,9 +48,11 @@ _SENDS: Final = frozenset((Send, SendMany))
 LET_PASS_TIMES: Final = 20
 LET_PASS_SECONDS: Final = 0.00005
 """How often, and how long each time, a receiver lets another one pass before it waits for the lock."""
-COUNT_SECONDS: Final = 1.0
-"""Seconds that a question for a count waits until what is pending is applied, where it cannot be told before."""
+COUNT_SECONDS: Final = 0.25
+"""Seconds that a question for a count waits until what is pending is applied, where it cannot be told before. Far fewer
+than those after which a router calls a store unresponsive."""
 COUNT_PAUSE: Final = 0.001
+COUNT_PAUSE_MAX: Final = 0.02
 COMMITTED_MAX: Final = 100_000
 """Transactions over several stores that are remembered as committed until their coordinator forgets them."""
 
@@ -518,13 +520,14 @@ class Engine:
         backend holds the lock since its disk hangs. Where what is pending does not tell a count that is asked for, that
         takes COUNT_SECONDS. The answer is then as of the last that was applied."""
         self.settle()
-        until = time.monotonic() + COUNT_SECONDS
+        until, pause = time.monotonic() + COUNT_SECONDS, COUNT_PAUSE
         while self.counts_stand and not self.unsubscribing:
             self.ensure_usable()
             applied, pending = self._applied, self.pending_counts()
             answer = question(pending)
             if pending.is_guess and time.monotonic() < until:
-                time.sleep(COUNT_PAUSE)
+                time.sleep(pause)
+                pause = min(2 * pause, COUNT_PAUSE_MAX)
             elif self.counts_stand and self._applied == applied:
                 return answer
         return self.asked(lambda: question(self.pending_counts()))
