@@ -16,6 +16,9 @@ from types import ModuleType
 import pytest
 from hypothesis import HealthCheck, settings
 
+from anabranch.adapters.core.engine import engine
+from anabranch.router.placement import store_statistics
+
 from . import browser
 from .browser import chromium  # noqa: F401  a fixture
 from .garbage import set_aside
@@ -37,6 +40,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("anabranch", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("campaign", settings.get_profile("anabranch"), derandomize=False, max_examples=2000)
 settings.load_profile("anabranch")
+
+# On a busy machine a store may take long to answer. Tests of stores that do not answer say how long they wait.
+engine.__dict__.update(COUNT_SECONDS=30.0)
+store_statistics.__dict__.update(ANSWER_SECONDS=120.0)
 
 HERE = Path(__file__).parent
 SLOWEST = (HERE / "crash/test_transactions.py", HERE / "partitioning", HERE / "crash")

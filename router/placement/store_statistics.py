@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Final
 
+from ...adapters.core.engine.engine import COUNT_SECONDS
 from ...adapters.core.store_types import StoreStats
 from ...adapters.system.background import shared
 from .record import StoreRow
 
-ANSWER_SECONDS: Final = 1.0
-"""The time in seconds after which an open store that does not answer is unresponsive."""
+ANSWER_SECONDS: Final = 4 * COUNT_SECONDS
+"""The time in seconds after which an open store that does not answer is unresponsive: far longer than one waits for its
+own counts."""
 
 
 class StoreStatistics:

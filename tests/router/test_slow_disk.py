@@ -16,6 +16,7 @@ from anabranch.adapters.system.background import LEADERS, WORKERS
 from anabranch.adapters.system.locking import DirectoryLock
 from anabranch.adapters.system.locking import _watch as lock_watch
 from anabranch.router.placement import open_stores as stores_module
+from anabranch.router.placement import store_statistics
 from anabranch.router.transactions import decision_cleanup as cleanup_module
 
 from ..contract.disk import Parallel, eventually
@@ -143,6 +144,7 @@ def test_statistics_are_told_of_those_that_answer(
 ) -> None:
     before = router.stats()
     assert before.unresponsive == ()
+    monkeypatch.setattr(store_statistics, "ANSWER_SECONDS", 1.0)
     calls: list[str] = []
     for store in router._registry.open_stores():
         if store.name in ("bad0", "bad1"):

@@ -49,8 +49,7 @@ LET_PASS_TIMES: Final = 20
 LET_PASS_SECONDS: Final = 0.00005
 """How often, and how long each time, a receiver lets another one pass before it waits for the lock."""
 COUNT_SECONDS: Final = 0.25
-"""Seconds that a question for a count waits until what is pending is applied, where it cannot be told before. Far fewer
-than those after which a router calls a store unresponsive."""
+"""Seconds that a question for a count waits until what is pending is applied, where it cannot be told before."""
 COUNT_PAUSE: Final = 0.001
 COUNT_PAUSE_MAX: Final = 0.02
 COMMITTED_MAX: Final = 100_000
