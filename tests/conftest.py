@@ -142,10 +142,11 @@ def _weight(item: pytest.Item) -> float:
 
 def _seconds(request: pytest.FixtureRequest) -> float:
     """What this campaign may take; no end where no limit was given."""
-    minutes, weight = request.config.getoption("--campaign-minutes"), _weight(request.node)
+    minutes: float = request.config.getoption("--campaign-minutes")
+    weight = _weight(request.node)
     if not minutes or not weight:
         return math.inf
-    workers = getattr(request.config, "workerinput", {"workercount": 1})["workercount"]
+    workers: int = getattr(request.config, "workerinput", {"workercount": 1})["workercount"]
     return 60 * minutes * workers * weight / sum(_weight(item) for item in request.session.items)
 
 

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +42,12 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The options of one kind of store for everything, in a directory that has been opened with them."""
     name = request.param
-    options = {name: {**(KINDS[name][name] or {}), **DLQ}}
+    options: dict[str, Any] = {name: {**(KINDS[name][name] or {}), **DLQ}}
     anabranch.open(anabranch.Config("data", [anabranch.StoreConfig("all", [">"], **options)])).close()
-    return options  # type: ignore[return-value]
+    return options
 
 
 def run(*arguments: str, stdin: bytes | str | None = None, code: int = 0) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -44,7 +45,7 @@ def answer() -> dict[str, object]:
     return json.loads(Path("advice/recommendation.json").read_text())  # type: ignore[no-any-return]
 
 
-def stores() -> list[dict[str, object]]:
+def stores() -> list[dict[str, Any]]:
     return json.loads(Path("advice/recommendation.json").read_text())["recommended"]["stores"]  # type: ignore[no-any-return]
 
 
@@ -60,7 +61,7 @@ def test_durability_and_pins() -> None:
         "--pin", "ticks.us, ticks.eu",
     )  # fmt: skip
     assert (result.exit_code, result.stderr) == (0, "")
-    found = {tuple(store["destinations"]): store["sync"] for store in stores()}  # type: ignore[arg-type]
+    found = {tuple(store["destinations"]): store["sync"] for store in stores()}
     assert found == {
         ("queue://orders.new",): "periodic",
         ("queue://orders.old",): "always",

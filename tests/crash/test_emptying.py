@@ -18,10 +18,12 @@ import pytest
 
 import anabranch
 from anabranch.adapters.core.service import purging
+from anabranch.adapters.journal import JournalStore
 from anabranch.policies.config.durability import Sync
 
 from ..contract.children import forked, reaped
 from ..contract.disk import PATIENCE
+from ..taking import take
 from ..wal.logs import leading
 from .ledger import body_of, contents, identity_of, violations
 from .test_full_disk import fill_up
@@ -150,12 +152,6 @@ def send_all(disk: Path, queue: anabranch.Queue | anabranch.Topic, size: int) ->
             assert "call `compact`" in str(error)
         fill_up(disk / "filler")
     return sent
-
-
-def take(queue: anabranch.Queue) -> anabranch.Message:
-    message = queue.receive()
-    assert message is not None
-    return message
 
 
 def send_again(router: anabranch.Router, queue: anabranch.Queue) -> None:
@@ -429,6 +425,7 @@ def test_sends_are_refused_and_acks_are_not_where_they_come_together(disk: Path)
         sent = send_all(disk, queue, 100)
         messages = [take(queue) for _ in sent]
         store = messages[0]._store
+        assert isinstance(store, JournalStore)
         log = store.backend._log
         for start in range(0, 200, 10):
             with leading(log):  # so that they share a batch

@@ -15,6 +15,7 @@ from anabranch.adapters.journal import JournalStore
 
 from ..contract.disk import eventually
 from ..shares import Share
+from ..taking import take
 from .ledger import body_of, contents, identity_of, violations
 from .test_interrupts import everywhere
 
@@ -79,8 +80,8 @@ class Scene:
                     message.ack()
                 assert queue.depth() == 0, f"{where}: a message of {queue.destination} is held on to"
         assert len(set(signs)) == 1, f"{where}: half done: {signs}"
-        for store in self.router.stats().stores.values():
-            assert store.leased == 0, where
+        for stats in self.router.stats().stores.values():
+            assert stats.leased == 0, where
         self.outcomes.append(signs[0])
         return signs[0]
 
@@ -131,14 +132,13 @@ def test_the_whole_of_a_transaction(scene: Scene, share: Share) -> None:
         messages = []
         for store in "ab":
             scene.router.queue(f"{store}.in").send(body_of(f"m.{scene.number}"))
-            messages.append(scene.router.queue(f"{store}.in").receive())
+            messages.append(take(scene.router.queue(f"{store}.in")))
 
         def run() -> None:
             tx = scene.router.transaction()
             open_one.append(tx)
             with tx:
                 for store, message in zip("ab", messages, strict=True):
-                    assert message is not None
                     tx.send(f"{store}.out", body_of(f"m.{scene.number}"))
                     tx.ack(message)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from ..shares import Share
 from .ledger import violations
 from .test_interrupts import everywhere
 
-KINDS = {
+KINDS: dict[str, Any] = {
     "journal": anabranch.JournalOptions(sync=anabranch.Sync.NEVER, segment_size=64 * 1024, checkpoint_interval=3600.0),
     "memory": anabranch.MemoryOptions(),
 }

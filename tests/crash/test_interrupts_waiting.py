@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 def router(request: pytest.FixtureRequest, clock: Clock, tmp_path: Path) -> Iterator[anabranch.Router]:
     journal = anabranch.JournalOptions(sync=anabranch.Sync.NEVER, segment_size=64 * 1024, checkpoint_interval=3600.0)
     kind = {"journal": journal} if request.param == "journal" else {"memory": anabranch.MemoryOptions()}
-    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"], **kind)])  # type: ignore[arg-type]
+    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"], **kind)])
     with anabranch.open(config) as router:
         yield router
 

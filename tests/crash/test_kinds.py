@@ -28,6 +28,7 @@ from anabranch.policies.config.options import StoreOptions
 
 from ..contract.children import forked, reaped
 from ..shares import Share
+from ..taking import take
 from .damaging import Trial, outcomes
 from .ledger import body_of, contents, identity_of, violations
 
@@ -217,7 +218,7 @@ def test_a_forked_child_harms_nothing_that_waits_is_leased_or_streamed(tmp_path:
             stream = message.open()
             streams.append(stream)
             assert stream.read(3) == b"l.0"
-            leased += [message, queue.receive()]
+            leased += [message, take(queue)]
             queue.send(body_of("s.1"), deliver_in=1.0)
             waiters.append(threading.Thread(target=lambda q=queue: got.append(q.receive(timeout=60))))
         for waiter in waiters:

@@ -137,7 +137,7 @@ def _unsynced(self: Any, *arguments: Any) -> Any:
     return _PREPARE(self, *before, False, room, changes)
 
 
-_PREPARE = JournalStore.prepare
+_PREPARE: Any = JournalStore.prepare
 
 
 @pytest.mark.parametrize(

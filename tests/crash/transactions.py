@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -212,7 +213,7 @@ def behaviour(script: Script, faults: Faults) -> list[str]:
         if undecided and not any("StoreFailedError" in line for line in several):
             wrong.append(f"without a decision log {well} say {several}")
     for name in failed:
-        script.attempt("reopen", lambda name=name: router.reopen(name))
+        script.attempt("reopen", partial(router.reopen, name))
     if undecided:
         script.attempt("reopen_decisions", router.reopen_decisions)
     for message in script.leased:

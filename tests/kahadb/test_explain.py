@@ -13,7 +13,7 @@ from anabranch.adapters.kahadb import Explanation, StoreExplanation, explain, re
 from anabranch.adapters.kahadb.ackmap import AckMapError, read_ack_map
 from anabranch.adapters.kahadb.commands import AckMessageFileMap
 from anabranch.adapters.kahadb.entries import Outcomes, read_entries
-from anabranch.adapters.kahadb.files import find_stores
+from anabranch.adapters.kahadb.files import Damage, find_stores
 from anabranch.adapters.kahadb.journal import Journal
 from anabranch.adapters.kahadb.replay import Replay
 from anabranch.policies.errors import TraceError
@@ -28,6 +28,10 @@ DATA = Path(__file__).parent / "data"
 def only(directory: Path) -> StoreExplanation:
     (store,) = explain(directory).stores
     return store
+
+
+def refused(damage: Damage) -> None:
+    pytest.fail(str(damage))
 
 
 def kinds_of(directory: Path) -> dict[int, list[str]]:
@@ -56,9 +60,9 @@ def test_the_text_keeps_to_the_terminal(explained: Explanation, width: int) -> N
 def test_references_are_those_of_the_broker_at_each_of_its_checkpoints(toymaker: Path) -> None:
     """The broker writes down which files' acks need which files; we derive the same from the acks."""
     journal = Journal(find_stores(toymaker).stores[0])
-    replay = Replay(Outcomes.read(journal, pytest.fail))
+    replay = Replay(Outcomes.read(journal, refused))
     checkpoints = 0
-    for entry in read_entries(journal, pytest.fail):
+    for entry in read_entries(journal, refused):
         replay.apply(entry)
         if isinstance(entry.command, AckMessageFileMap):
             derived: dict[int, set[int]] = defaultdict(set)
@@ -69,8 +73,8 @@ def test_references_are_those_of_the_broker_at_each_of_its_checkpoints(toymaker:
             # What the broker has forgotten by then, it has collected.
             assert all(needed <= derived[number] for number, needed in broker.items())
             assert all(number in broker or _collected(toymaker, number) for number in derived)
-            for number, needed in broker.items():
-                assert all(_collected(toymaker, n) for n in derived[number] - needed)
+            for number, said in broker.items():
+                assert all(_collected(toymaker, n) for n in derived[number] - said)
             checkpoints += 1
     assert checkpoints == 42
 
@@ -209,7 +213,7 @@ def test_damage_is_part_of_the_explanation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [0, 4, 5, 40, 60, -1])
 def test_what_is_no_ack_map_is_refused(cut: int, toymaker: Path) -> None:
     journal = Journal(find_stores(toymaker).stores[0])
-    maps = (e.command.map for e in read_entries(journal, pytest.fail) if isinstance(e.command, AckMessageFileMap))
+    maps = (e.command.map for e in read_entries(journal, refused) if isinstance(e.command, AckMessageFileMap))
     whole = next(data for data in maps if len(data) > 150)
     assert read_ack_map(whole)
     with pytest.raises(AckMapError):

@@ -22,6 +22,7 @@ from anabranch.adapters.kahadb.pending import pending_of
 from anabranch.policies.config import load
 from anabranch.router.cli.app import app
 from anabranch.router.offline import importing
+from anabranch.router.placement.on_disk.import_marker import MARKER
 
 from ..crash.calls import Crash, Faults, Jobs, simulated
 from ..shares import Share
@@ -125,7 +126,7 @@ def test_a_small_one(small: Path, to: Callable[..., Path], kind: str) -> None:
         ]  # fmt: skip
         assert router.queue("q").send(b"again", message_id="ID:p:1:1:1").duplicate
     assert {path: path.read_bytes() for path in small.iterdir()} == before
-    assert not (to(kind).parent / "data" / importing.MARKER).exists()
+    assert not (to(kind).parent / "data" / MARKER).exists()
 
 
 def counted(source: Path, config: Path) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
@@ -282,7 +283,7 @@ def test_a_source_that_a_broker_has_open(small: Path, to: Callable[..., Path]) -
 def test_a_broker_cannot_start_meanwhile(small: Path) -> None:
     (small / "lock").touch()
     program = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    start = [sys.executable, "-c", program, small / "lock"]
+    start = [sys.executable, "-c", program, str(small / "lock")]
     with pending_of(small):
         assert subprocess.run(start, capture_output=True, check=False).returncode == 1
     assert subprocess.run(start, capture_output=True, check=False).returncode == 0
@@ -367,7 +368,7 @@ def test_no_router_uses_what_an_import_has_left(small: Path, to: Callable[..., P
 
 def test_what_has_come_can_be_kept_as_it_is(small: Path, to: Callable[..., Path]) -> None:
     assert run("--from-kahadb", small, "-c", to("journal: {max_messages: 4}")).exit_code == 1
-    (to().parent / "data" / importing.MARKER).unlink()
+    (to().parent / "data" / MARKER).unlink()
     left = facts(to())
     assert left
     assert run("--from-kahadb", small, "-c", to()).exit_code == 2
@@ -383,7 +384,7 @@ def test_what_the_source_has_no_longer_is_named(small: Path, to: Callable[..., P
 
 def test_a_damaged_marker_is_told_of(small: Path, to: Callable[..., Path]) -> None:
     (to().parent / "data").mkdir()
-    (to().parent / "data" / importing.MARKER).write_text("{")
+    (to().parent / "data" / MARKER).write_text("{")
     result = run("--from-kahadb", small, "-c", to())
     assert result.exit_code == 2 and "import-kahadb.json is damaged" in result.stderr
 
@@ -408,7 +409,7 @@ def test_ctrl_c(small: Path, to: Callable[..., Path], kind: str, per_destination
 
     with contextlib.suppress(KeyboardInterrupt):
         bring(config, small, progress)
-    assert (config.parent / "data" / importing.MARKER).exists() == (place < 2)  # one of three has no message
+    assert (config.parent / "data" / MARKER).exists() == (place < 2)  # one of three has no message
     if place < 2:
         assert "5 messages of 3 destinations imported" in imported(small, config).stdout
     assert facts(config) == SMALL

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -15,9 +15,8 @@ import anabranch
 from anabranch import DecodeError, Message, Outgoing
 
 from ..contract.disk import PATIENCE
+from ..taking import take
 from .test_hosting import KINDS, config
-
-T = TypeVar("T")
 
 PLAIN: Any = {"number": 17, "price": 1.5, "paid": True, "who": None, "lines": [{"a": "ä"}, []]}
 
@@ -33,12 +32,6 @@ def memory(tmp_path: Path) -> Iterator[anabranch.Router]:
     """For what a kind of store has no part in."""
     with anabranch.open(config(tmp_path / "data", "memory")) as router:
         yield router
-
-
-def take(queue: anabranch.Queue[T] | anabranch.Subscriber[T]) -> Message[T]:
-    message = queue.receive()
-    assert message is not None
-    return message
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from anabranch.router.placement import open_stores
 
 from ..contract.disk import PATIENCE, Parallel, eventually
 from ..router.disk import NEVER
+from ..taking import take
 
 ACK, RELEASE, REJECT = Settlement.ACK, Settlement.RELEASE, Settlement.REJECT
 KINDS: dict[str, Any] = {
@@ -44,12 +45,6 @@ def config(directory: Path, kind: str) -> anabranch.Config:
 def router(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[anabranch.Router]:
     with anabranch.open(config(tmp_path / "data", request.param)) as router:
         yield router
-
-
-def take(queue: anabranch.Queue | anabranch.Subscriber, timeout: float = 0) -> Message:
-    message = queue.receive(timeout)
-    assert message is not None
-    return message
 
 
 def bodies(queue: anabranch.Queue | anabranch.Subscriber) -> list[bytes]:

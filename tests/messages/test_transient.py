@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.core.messages import Outgoing
 from anabranch.router.placement import open_stores
 
 from ..contract.disk import PATIENCE, Parallel
 from ..router.disk import SYNCED
+from ..taking import take
 
 
 def one(tmp_path: Path, **options: object) -> anabranch.Config:
@@ -31,12 +32,6 @@ def drained(queue: anabranch.Queue | anabranch.Subscriber) -> list[bytes]:
     return found
 
 
-def taken(queue: anabranch.Queue) -> Message:
-    message = queue.receive()
-    assert message is not None
-    return message
-
-
 def test_they_keep_their_place_among_the_others_and_go_with_the_process(tmp_path: Path) -> None:
     with anabranch.open(one(tmp_path)) as router:
         queue = router.queue("q")
@@ -46,13 +41,13 @@ def test_they_keep_their_place_among_the_others_and_go_with_the_process(tmp_path
         assert [m.body for m in queue.browse(limit=2, after=next(queue.browse(limit=1)))] == [b"1", b"2"]
         second = list(queue.browse())[1]
         assert [m.body for m in queue.browse(limit=2, after=second)] == [b"2", b"3"]
-        first, again = taken(queue), taken(queue)
+        first, again = take(queue), take(queue)
         assert (first.body, again.body) == (b"0", b"1")
         again.release()
         first.release()
         assert queue.depth() == 6
         assert [m.deliveries for m in queue.browse()] == [1, 1, 0, 0, 0, 0]
-        assert taken(queue).body == b"0"
+        assert take(queue).body == b"0"
         syncs = router.stats().stores["all"].syncs
         queue.send(b"6", persistent=False)
         assert router.stats().stores["all"].syncs == syncs  # never waited for
@@ -117,9 +112,9 @@ def test_a_transaction_over_them_is_seen_as_one(tmp_path: Path, durable: list[st
         acked = []
         for name in [*durable, "m.q"]:
             router.queue(name).send(b"old")
-            acked.append(taken(router.queue(name)))
+            acked.append(take(router.queue(name)))
         router.queue("x").send(b"old", persistent=False)
-        acked.append(taken(router.queue("x")))
+        acked.append(take(router.queue("x")))
         before = router.stats()
         tx = router.transaction()
         for message in acked:
@@ -140,7 +135,7 @@ def test_a_transaction_over_them_is_seen_as_one(tmp_path: Path, durable: list[st
         assert (after.decision_syncs > before.decision_syncs) == (len(durable) > 1)
         with pytest.raises(ZeroDivisionError), router.transaction() as tx:
             for name in names:
-                tx.ack(taken(router.queue(name)))
+                tx.ack(take(router.queue(name)))
                 tx.send(name, b"never", persistent=name != "x")
             raise ZeroDivisionError
         assert [[m.body for m in router.queue(name).browse()] for name in names] == [[b"new"]] * len(names)
@@ -158,10 +153,10 @@ def test_a_participant_that_is_full_stops_all(tmp_path: Path) -> None:
         router.queue("m.q").send(b"1")
         router.queue("q").send(b"1")
         with pytest.raises(anabranch.StoreFullError), router.transaction() as tx:
-            tx.ack(taken(router.queue("q")))
+            tx.ack(take(router.queue("q")))
             tx.send("queue://q,queue://m.q", b"2")
         assert [m.body for m in router.queue("q").browse()] == [b"1"]
-        assert taken(router.queue("q")).body == b"1"
+        assert take(router.queue("q")).body == b"1"
 
 
 def test_a_prepared_external_transaction_is_carried_out_in_memory_too(tmp_path: Path) -> None:
@@ -169,7 +164,7 @@ def test_a_prepared_external_transaction_is_carried_out_in_memory_too(tmp_path: 
         router.queue("m.q").send(b"1")
         for xid, commit in ((anabranch.Xid(1, "g", "a"), True), (anabranch.Xid(1, "g", "b"), False)):
             tx = router.transaction(xid=xid)
-            tx.ack(taken(router.queue("m.q")))
+            tx.ack(take(router.queue("m.q")))
             tx.send("queue://m.q,queue://q", b"2")
             tx.send("queue://q", b"3", persistent=False)
             tx.prepare()
@@ -286,9 +281,9 @@ def test_a_store_in_which_nothing_persistent_is_done_needs_no_second_phase(tmp_p
         router.queue("other.q").send(b"2")
         before = router.stats()
         tx = router.transaction()
-        tx.ack(taken(router.queue("q")))
+        tx.ack(take(router.queue("q")))
         tx.send("q", b"3", persistent=False)
-        tx.ack(taken(router.queue("other.q")))
+        tx.ack(take(router.queue("other.q")))
         getattr(tx, outcome)()
         after = router.stats()
         assert after.decision_syncs == before.decision_syncs
@@ -313,7 +308,7 @@ def test_a_dead_letter_is_as_persistent_as_it_was(tmp_path: Path) -> None:
     with anabranch.open(one(tmp_path, dead_letter="dlq", max_deliveries=1)) as router:
         for persistent in (True, False):
             router.queue("q").send(b"%d" % persistent, persistent=persistent)
-            taken(router.queue("q")).release()
+            take(router.queue("q")).release()
         assert router.sweep() == 2
         assert [(m.body, m.persistent) for m in router.queue("dlq").browse()] == [(b"1", True), (b"0", False)]
         assert router.requeue("dlq") == 2
@@ -338,7 +333,7 @@ def test_their_swap_files_are_as_large_as_it_is_said(tmp_path: Path, kind: str) 
                 queue.send(b"%d" % number + bytes(20_000), persistent=False)
             files[size] = [len(list(directory.glob("stores/s/swap/*.swap")))]
             for number in range(30):
-                message = taken(queue)
+                message = take(queue)
                 assert message.body.rstrip(b"\0") == (b"%d" % number).rstrip(b"\0")
                 message.ack()
             files[size].append(len(list(directory.glob("stores/s/swap/*.swap"))))

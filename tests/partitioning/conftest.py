@@ -15,6 +15,7 @@ from anabranch import Config, JournalOptions, StoreConfig
 from anabranch.adapters.kahadb import usage_trace
 from anabranch.policies.advisor import (
     CurrentConfig,
+    Recommendation,
     Workload,
     from_events,
     generate,
@@ -147,3 +148,12 @@ def measure(operations: Operations, partition: Partition, costs: CostModel) -> R
 def simulate(operations: Operations, partition: Partition, rules: JournalRules) -> Segments:
     """Find the segments of a partitioning whose stores do not compact."""
     return segments(courses(operations, partition, rules), rules.segment_bytes)
+
+
+def written(answer: Recommendation, out: Path) -> list[Path]:
+    """Write the files of an answer into a directory of this machine."""
+    paths: list[Path] = []
+    for path in answer.write(out):
+        assert isinstance(path, Path)
+        paths.append(path)
+    return paths

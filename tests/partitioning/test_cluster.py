@@ -231,16 +231,17 @@ def test_a_worker_may_be_lost_but_not_all(tmp_path: Path) -> None:
 def test_workers_need_nothing_of_this_package() -> None:
     from pyspark import cloudpickle
 
+    untyped: Any = cloudpickle
     by_value(workers)
     by_value(lives)
     by_value(kernel)
     try:
         rules = kernel.JournalRules(1 << 20, 1 << 20, live_percent=50)
-        journals = {(0, (0,)): kernel.store_journal(rules)}
+        journals: dict[tuple[int, tuple[int, ...]], kernel.StoreJournal] = {(0, (0,)): kernel.store_journal(rules)}
         tasks = [workers.match_task, workers.order_task, partial(workers.flow_task, journals, 9)]
-        pickled = cloudpickle.dumps(tasks)
+        pickled = untyped.dumps(tasks)
     finally:  # other tests' workers have this package
-        cloudpickle.unregister_pickle_by_value(kernel)
+        untyped.unregister_pickle_by_value(kernel)
     code = "import pickle, sys; sys.modules['anabranch'] = None; print(len(pickle.loads(sys.stdin.buffer.read())))"
     done = subprocess.run([sys.executable, "-c", code], input=pickled, capture_output=True, check=False)
     assert (done.stdout, done.stderr) == (b"3\n", b"")

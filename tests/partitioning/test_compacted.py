@@ -98,7 +98,7 @@ def test_what_is_never_acked_is_copied_a_few_times() -> None:
 
     def add(op: str, name: str, identity: str) -> None:
         body = 1000 if op == "send" else None
-        events.append(UsageEvent(len(events), float(len(events)), op, name, identity, 0, None, 1, None, body))  # type: ignore[arg-type]
+        events.append(UsageEvent(len(events), float(len(events)), op, name, identity, 0, None, 1, None, body))
 
     for n in range(5000):
         add("send", "queue://a", f"{n}")

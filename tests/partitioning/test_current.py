@@ -27,6 +27,8 @@ from anabranch.policies.errors import ConfigError
 from anabranch.policies.names.destination import Destination
 from anabranch.router.cli.app import app
 
+from .conftest import written
+
 SEGMENT = 64 << 10
 FILE = """\
 directory: data
@@ -56,7 +58,7 @@ def usage(*, ledger: bool = True) -> list[UsageEvent]:
 
     def add(op: str, name: str, identity: str) -> None:
         body = 1000 if op == "send" else None
-        events.append(UsageEvent(len(events), float(len(events)), op, name, identity, 0, None, 1, None, body))  # type: ignore[arg-type]
+        events.append(UsageEvent(len(events), float(len(events)), op, name, identity, 0, None, 1, None, body))
 
     for number in range(3000):
         add("send", "queue://work", f"w{number}")
@@ -81,7 +83,7 @@ def advice(current: CurrentConfig, **options: object) -> Recommendation:
 
 
 def revised(answer: Recommendation, tmp_path: Path) -> Config:
-    (path,) = [path for path in answer.write(tmp_path / "advice") if path.name == "stores.yaml"]
+    (path,) = [path for path in written(answer, tmp_path / "advice") if path.name == "stores.yaml"]
     return load(path)
 
 
@@ -186,7 +188,7 @@ def test_a_configuration_that_is_best_is_left_as_it_is(tmp_path: Path) -> None:
 def test_where_filters_would_take_others_along_names_are_written(tmp_path: Path) -> None:
     """All of a.> is in one store, and what is quick of it is to leave."""
     events = [
-        UsageEvent(2 * n + k, float(2 * n + k), op, f"queue://a.{n % 3}", str(n), 0, None, 1, None, 1000)  # type: ignore[arg-type]
+        UsageEvent(2 * n + k, float(2 * n + k), op, f"queue://a.{n % 3}", str(n), 0, None, 1, None, 1000)
         for n in range(3000)
         for k, op in enumerate(("send", "ack"))
         if op == "send" or n % 3

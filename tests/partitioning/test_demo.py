@@ -51,7 +51,7 @@ def test_what_it_did_not_make_it_does_not_delete(tmp_path: Path, kept: str) -> N
 def test_the_loop_takes_less_disk_and_loses_nothing(tmp_path: Path) -> None:
     """Among what is quick, one of `slow` each 40: in one store they keep every file."""
     events = [
-        UsageEvent(seq, float(seq), op, f"queue://{name}", f"{name}{number}", 0, None, 1, None, 2000)  # type: ignore[arg-type]
+        UsageEvent(seq, float(seq), op, f"queue://{name}", f"{name}{number}", 0, None, 1, None, 2000)
         for seq, (op, name, number) in enumerate(
             (op, name, number)
             for number in range(4000)

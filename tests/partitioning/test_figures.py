@@ -53,7 +53,10 @@ def plain_pins(
     full = full_times(segments, finish)
     capacity = operations.sizes.capacity(SEGMENT_BYTES)
     store_of = {d: number for number, members in enumerate(partition) for d in members}
-    current, used, where, born = {}, {}, [], 0
+    current: dict[int, int] = {}
+    used: dict[int, int] = {}
+    where: list[int] = []
+    born = 0
     for d, size in zip(operations.destination.tolist(), operations.size.tolist(), strict=True):
         store = store_of[d]
         if store not in current or used[store] + size + rules.room > capacity:
@@ -64,7 +67,8 @@ def plain_pins(
     reasons: list[list[tuple[float, int]]] = [[] for _ in range(born)]
     for i, s in enumerate(where):
         reasons[s].append((ends[i], int(operations.destination[i])))
-    holders, until = [], []
+    holders: list[int] = []
+    until: list[float] = []
     for s in range(born):
         last = max(max(end for end, _ in reasons[s]), full[s])
         holder = next((d for end, d in reasons[s] if end == last), NOBODY) if last > full[s] else NOBODY
@@ -122,7 +126,7 @@ def test_what_is_on_disk_over_time(percent: int) -> None:
             one.course.changes.tolist(), one.time.tolist(), one.course.level.tolist(), strict=True
         )
     )
-    levels = [(begin, (0, 0, 0))]
+    levels: list[tuple[float, tuple[int, ...]]] = [(begin, (0, 0, 0))]
     for _, time, number, level in changes:
         levels.append((time, tuple(level if b == number else old for b, old in enumerate(levels[-1][1]))))
     for column in range(17):
@@ -211,6 +215,7 @@ def test_the_toy_maker(toymaker: pa.Table) -> None:
     assert (before.candidate, after.candidate) == ("all-together", "recommended")
     # The peak of KahaDB counts only what lasts; a picture shows every moment.
     assert before.history.total.max() >= answer.candidate("all-together").peak_bytes
+    assert before.bars is not None
     assert before.bars.of == 51
     worst = figures.listed[0]
     assert worst.name in ("queue://dlq", "queue://orders.custom")

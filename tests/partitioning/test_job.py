@@ -29,7 +29,7 @@ from anabranch.policies.errors import ConfigError, TraceError
 from anabranch.policies.names.destination import Destination
 from anabranch.policies.text import human_bytes
 
-from .conftest import SEGMENT_BYTES, in_force, shape
+from .conftest import SEGMENT_BYTES, in_force, shape, written
 
 OPTIONS = RecommendOptions(segment_bytes=SEGMENT_BYTES, engine="local")
 
@@ -94,7 +94,7 @@ def test_files_are_written_and_others_left_alone(tmp_path: Path) -> None:
     out.mkdir()
     (out / "mine.txt").write_text("mine")
     answer = recommend(tmp_path / "trace.parquet", OPTIONS)
-    paths = answer.write(out)
+    paths = written(answer, out)
     paths[1].write_text("edited")
     for place in (out, str(out)):
         with pytest.raises(ConfigError, match=r"recommendation\.json exists already and was left as it is; give"):

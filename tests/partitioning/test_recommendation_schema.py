@@ -64,7 +64,7 @@ def test_what_is_said_of_each_destination() -> None:
     for number in range(100):
         for op, ts in (("send", 10.0 * number), ("ack", 10.0 * number + (1.0 if number < 90 else 5.0))):
             size = 500 if op == "send" else None
-            events.append(UsageEvent(seq, ts, op, "queue://a", str(number), 50, None, 1, None, size))  # type: ignore[arg-type]
+            events.append(UsageEvent(seq, ts, op, "queue://a", str(number), 50, None, 1, None, size))
             seq += 1
     events.append(UsageEvent(seq, 1000.0, "send", "queue://b", "open", 50, None, 1, None, 500))
     options = RecommendOptions(segment_bytes=SEGMENT_BYTES, engine="local")

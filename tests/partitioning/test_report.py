@@ -32,7 +32,7 @@ from anabranch.policies.advisor.statistics.sizes import Model
 from anabranch.policies.advisor.statistics.summary import summarise
 from anabranch.policies.text import human_bytes
 
-from .conftest import SEGMENT_BYTES, in_force, shape
+from .conftest import SEGMENT_BYTES, in_force, shape, written
 
 OPTIONS = RecommendOptions(segment_bytes=SEGMENT_BYTES, engine="local")
 _VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
@@ -83,7 +83,7 @@ def events(names: list[str], messages: int, slow: int) -> list[UsageEvent]:
 
 def test_it_says_what_the_summary_says(toymaker: pa.Table, tmp_path: Path) -> None:
     answer = recommend(toymaker, RecommendOptions(model="kahadb", segment_bytes=512 << 10, engine="local"))
-    path = answer.write(tmp_path / "out")[3]
+    path = written(answer, tmp_path / "out")[3]
     page = path.read_text()
     assert page == render_html(answer, str(tmp_path / "out"))
     text = Reader(page).text

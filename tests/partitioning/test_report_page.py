@@ -13,7 +13,7 @@ import pytest
 from anabranch.policies.advisor import UsageEvent, from_events, recommend
 from anabranch.policies.advisor.advice.options import RecommendOptions
 
-from .conftest import SEGMENT_BYTES
+from .conftest import SEGMENT_BYTES, written
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -73,8 +73,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for seq, (at, op, name, key) in enumerate(merged)
     ]
     options = RecommendOptions(segment_bytes=SEGMENT_BYTES, engine="local", compact_live_percent=0)
-    paths = recommend(from_events(rows), options).write(tmp_path_factory.mktemp("report"))
-    return paths[3]
+    return written(recommend(from_events(rows), options), tmp_path_factory.mktemp("report"))[3]
 
 
 @pytest.fixture(scope="module", params=sorted(VIEWS))

@@ -68,8 +68,8 @@ def assert_engines_agree(here: Engine, there: Engine, partitions: list[Partition
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
     for costs in (CostModel(segment_bytes, live_percent=0), CostModel(segment_bytes, min_segments=2)):
         assert there.measure(partitions, costs) == here.measure(partitions, costs)
-        for a, b in zip(there.courses(partitions, costs), here.courses(partitions, costs), strict=True):
-            for one, other in zip(a, b, strict=True):
+        for found, expected in zip(there.courses(partitions, costs), here.courses(partitions, costs), strict=True):
+            for one, other in zip(found, expected, strict=True):
                 for name in ("level", "files"):
                     np.testing.assert_array_equal(getattr(one.course, name), getattr(other.course, name), err_msg=name)
                 np.testing.assert_array_equal(one.time, other.time)
@@ -176,7 +176,7 @@ def odd_trace(seed: int) -> pa.Table:
         rows.append(
             UsageEvent(
                 seq, stamp, "send" if send else "ack", str(name), str(random.integers(0, count // 2)),
-                None if random.random() < 0.1 else int(random.choice([0, 60, 300, 5000])),
+                None if random.random() < 0.1 else int(random.choice([0, 60, 300, 5000])),  # type: ignore[arg-type]
                 None if random.random() < 0.7 else f"x{random.integers(0, count // 3)}",
                 int(random.integers(0, 4)) if topic else 1,
                 None,

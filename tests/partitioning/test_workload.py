@@ -18,7 +18,7 @@ from .conftest import EXAMPLES
 
 def frame(text: str) -> pd.DataFrame:
     workload = Workload.parse(text)
-    found = generate(workload).to_pandas()
+    found: pd.DataFrame = generate(workload).to_pandas()
     found["ts"] -= workload.start_seconds
     return found
 

@@ -327,7 +327,7 @@ def test_one_error(text: str, line: int, says: str) -> None:
 
 def test_one_store_instead_of_a_list() -> None:
     with pytest.raises(ConfigError) as raised:
-        Config("d", StoreConfig("a", [">"]))
+        Config("d", StoreConfig("a", [">"]))  # type: ignore[arg-type]
     assert str(raised.value) == "stores: expected a list of stores; found one; write [StoreConfig(...)]"
     with pytest.raises(ConfigError, match=r"^match: expected a list; found '>'; write \[\">\"\]$"):
         StoreConfig("a", ">")
@@ -384,7 +384,7 @@ def test_an_index_may_be_in_its_own_store_but_not_in_another() -> None:
 
 def test_objects_have_the_same_errors() -> None:
     with pytest.raises(ConfigError) as caught:
-        StoreConfig("a b", "queue://a", jurnal={}, per_destination=1)
+        StoreConfig("a b", "queue://a", jurnal={}, per_destination=1)  # type: ignore[call-arg, arg-type]
     assert [problem.message.partition(":")[0] for problem in caught.value.problems] == [
         "name",
         "match",
@@ -392,7 +392,7 @@ def test_objects_have_the_same_errors() -> None:
         "jurnal",
     ]
     with pytest.raises(ConfigError, match="sync: expected 'always', 'periodic' or 'never'; found 'x'"):
-        JournalOptions(sync="x")
+        JournalOptions(sync="x")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="stores: expected at least one"):
         Config("d", [])
     with pytest.raises(ConfigError) as caught:
@@ -402,7 +402,7 @@ def test_objects_have_the_same_errors() -> None:
         Config("", [StoreConfig("a", ["a"]), StoreConfig("b", ["a"])])
     assert [problem.message.partition(":")[0] for problem in caught.value.problems] == ["directory", "store 'b'"]
     with pytest.raises(ConfigError, match=r"journal: expected a mapping of options; found Options$"):
-        StoreConfig("a", ["a"], journal=Options())
+        StoreConfig("a", ["a"], journal=Options())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("content", "says"), [(None, "no such file"), (b"directory: \xff\n", "not UTF-8")])

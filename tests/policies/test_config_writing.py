@@ -142,15 +142,16 @@ OPTIONS = [
 def test_each_option_of_each_kind_is_written(kind: str, option: str, data: st.DataObject) -> None:
     info = KINDS[kind].model_fields[option]
     value = data.draw(values(option, info.annotation, info.metadata).filter(lambda one: one is not None))
-    needed: dict[str, Any] = {
+    needed: dict[str, dict[str, Any]] = {
         "max_deliveries": {"dead_letter": "dlq"}, "when_full": {"max_messages": 5},
         "block_timeout": {"max_messages": 5, "when_full": "block"}, "lease_renewal": {"lease_expiration": 86400},
         "archive_max_bytes": {"archive_directory": "/a"}, "archive_max_age": {"archive_directory": "/a"},
         "pool_min": {"pool_max": -1}, "pool_max": {"pool_min": 0},
-    }.get(option, {})  # fmt: skip
+    }  # fmt: skip
     server = {"url": "postgresql+psycopg://h/d"} if option in ("username", "creator") else {}
+    options = {**needed.get(option, {}), **server, option: value}
     try:
-        config = Config("/d", [StoreConfig("a", [">"], kind=kind, options={**needed, **server, option: value})])
+        config = Config("/d", [StoreConfig("a", [">"], kind=kind, options=options)])
     except ConfigError:
         reject()  # a few of the values
     text = dump_yaml(config)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,10 +87,11 @@ def test_one_file_that_cannot_be_written_asks_for_another_file(tmp_path: Path) -
         (tmp_path / "directory", True, "directory is in the way: a file of that name is to be written; give another f"),
         (tmp_path / "there" / "out", True, "there is in the way: a directory is needed there; give another file"),
     ):
-        for attempt in (
+        attempts: list[Callable[[], object]] = [
             lambda: check_file(path, overwrite=overwrite),  # noqa: B023  called here
             lambda: write_file(path, lambda written: written.write_text("ours"), overwrite=overwrite),  # noqa: B023
-        ):
+        ]
+        for attempt in attempts:
             with pytest.raises(ConfigError, match=re.escape(says)):
                 attempt()
     new = tmp_path / "new"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.adapters.core.messages import Message, Outgoing
+from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.system.locking import DirectoryLock
 from anabranch.policies.errors import (
     ClosedError,
@@ -28,6 +28,7 @@ from anabranch.router.placement import open_stores as stores_module
 from anabranch.router.placement.record import StoreRow
 
 from ..contract.disk import PATIENCE
+from ..taking import take
 from .disk import bodies, contents, said_in_a_child
 
 OPTIONS = anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)
@@ -48,12 +49,6 @@ def config(directory: Path) -> anabranch.Config:
 def router(tmp_path: Path) -> Iterator[anabranch.Router]:
     with anabranch.open(config(tmp_path / "data")) as router:
         yield router
-
-
-def take(queue: anabranch.Queue) -> Message:
-    message = queue.receive()
-    assert message is not None
-    return message
 
 
 class TestQueues:

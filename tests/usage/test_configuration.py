@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import anabranch
+from anabranch.adapters.system.clock import now_us
 from anabranch.policies.config import Config, dump_yaml, load
 from anabranch.router.cli.app import app
 from anabranch.router.usage import log, usage_trace
@@ -89,6 +90,7 @@ def test_each_kind_of_store_is_remembered_and_no_secret(tmp_path: Path) -> None:
         assert found is not None
         assert (found.since, found.day) == (1_700_000_000.0, "2023-11-14 22:13:20 UTC")
         assert [store.kind for store in found.config.stores] == [store.kind for store in one.stores]
+    assert found is not None
     assert found.config.stores[0] == secret.stores[0]
 
 
@@ -113,7 +115,7 @@ def test_only_a_change_is_written(tmp_path: Path) -> None:
 
 def test_of_a_log_that_spans_a_change_the_latest_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(journals(tmp_path / "data"), 1, 2)
-    later = [log.now_us() + 3_600_000_000]
+    later = [now_us() + 3_600_000_000]
     monkeypatch.setattr(log, "now_us", lambda: later[0])
     recorded(journals(tmp_path / "data", "periodic"), 2)
     trace = read(tmp_path / "data")

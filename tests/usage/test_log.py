@@ -26,6 +26,7 @@ from anabranch.router.usage.reading import UsageTrace
 from ..contract.children import forked, reaped
 from ..crash.calls import Crash, Faults, Jobs, simulated
 from ..shares import Share
+from ..taking import take
 from .conftest import config
 
 
@@ -74,7 +75,7 @@ class Script:
                 for _ in range(2):
                     self.tell("send", queue.send(b"x").seq)
                     self.messages += 1
-                message = queue.receive()
+                message = take(queue)
                 message.ack()
                 self.messages -= 1
                 self.tell("ack", message.seq)
@@ -215,7 +216,7 @@ def test_a_disk_that_fails_stops_the_log_and_nothing_else(
             queue.send(b"22")
             log_of(router).flush()
             queue.send(b"333")
-        queue.receive().ack()
+        take(queue).ack()
         assert all(store.usage is None for store in router._registry.open_stores())
         stats = router.usage_stats()
         assert stats is not None
@@ -333,7 +334,7 @@ def test_a_log_that_cannot_be_opened_keeps_nobody_from_messages(
     (segment,) = (tmp_path / "usage" / "journal").glob("*.seg")
     segment.write_bytes(b"x" * 10_000)
     with anabranch.open(config(tmp_path)) as router:
-        assert router.queue("j.a").receive().body == b"1"
+        assert take(router.queue("j.a")).body == b"1"
         stats = router.usage_stats()
         assert stats is not None
         assert (stats.recorded, stats.lost) == (0, 0)

@@ -22,6 +22,7 @@ from anabranch.router.cli.app import app
 from anabranch.router.usage import log, usage_trace
 from anabranch.router.usage.blocks import decode_block, encode_block
 
+from ..taking import take
 from .conftest import config
 
 Set = Callable[[float], None]
@@ -36,7 +37,7 @@ def recorded(directory: Path, *sizes: int, name: str = "j.a") -> Path:
     with anabranch.open(config(directory)) as router:
         for size in sizes:
             router.queue(name).send(bytes(size))
-        router.queue(name).receive().ack()
+        take(router.queue(name)).ack()
     return directory / "usage"
 
 
@@ -327,7 +328,7 @@ def test_what_was_recorded_is_recommended_from(tmp_path: Path) -> None:
             router.topic("news").send(b"not asked for")
             for _ in range(20):
                 quick.send(bytes(5000))
-                quick.receive().ack()
+                take(quick).ack()
     advice = tmp_path / "advice"
     result = run("recommend", "--usage", tmp_path / "data", "--engine", "local", "--segment-size", "64KiB",
                  "--disk-gib", 1, "--out", advice, "--json")  # fmt: skip

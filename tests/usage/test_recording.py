@@ -12,6 +12,7 @@ import anabranch
 from anabranch.policies.advisor.trace.events import UsageEvent
 from anabranch.router.usage import usage_trace
 
+from ..taking import take
 from .conftest import config
 
 QUEUES = ("j.a", "s.a", "m.a")
@@ -44,8 +45,8 @@ def test_sends_and_acks_of_each_kind(tmp_path: Path, name: str) -> None:
         assert queue.send(b"12345", message_id="twice").duplicate
         queue.send_nowait(b"").result()
         for _ in range(2):
-            queue.receive().ack()
-        queue.receive().release()
+            take(queue).ack()
+        take(queue).release()
     found = events(tmp_path)
     assert lives(found, name) == [(3, 1), (1, 1), (2, 0), (4, 0), (5 + len("twice"), 0), (0, 0)]
     first = next(event for event in found if event.op == "send")
@@ -68,15 +69,15 @@ def test_transactions_have_one_name_in_all_stores(tmp_path: Path) -> None:
             tx.send("j.a", b"new")
             tx.send("j.b", b"new")
         with router.transaction() as tx:
-            tx.ack(router.queue("j.a").receive())
-            tx.ack(router.queue("j.b").receive())
+            tx.ack(take(router.queue("j.a")))
+            tx.ack(take(router.queue("j.b")))
         with router.transaction() as tx:  # of one operation
             tx.send("j.b", b"alone")
         with pytest.raises(ZeroDivisionError), router.transaction() as tx:
             for name in QUEUES:
                 tx.send(name, b"never")
             raise ZeroDivisionError
-        router.ack([router.queue("j.a").receive(), router.queue("j.b").receive()])  # none
+        router.ack([take(router.queue("j.a")), take(router.queue("j.b"))])  # none
     found = [(event.tx, event.destination[8:], event.op) for event in events(tmp_path)]
     named = list(dict.fromkeys(tx for tx, _, _ in found if tx is not None))
     content = [sorted((name, op) for tx, name, op in found if tx == wanted) for wanted in named]
@@ -88,13 +89,13 @@ def test_transactions_have_one_name_in_all_stores(tmp_path: Path) -> None:
 
 def test_an_external_transaction_counts_once_it_is_committed(tmp_path: Path) -> None:
     with anabranch.open(config(tmp_path)) as router:
-        transaction = router.transaction((1, "global", "branch"))
+        transaction = router.transaction(anabranch.Xid(1, "global", "branch"))
         transaction.send("j.a", b"x")
         transaction.send("s.a", b"y")
         transaction.prepare()
     with anabranch.open(config(tmp_path)) as router:
         router.queue("m.a").send(b"between")
-        router.commit((1, "global", "branch"))
+        router.commit(anabranch.Xid(1, "global", "branch"))
     found = events(tmp_path)
     assert sorted(event.destination for event in found) == ["queue://j.a", "queue://m.a", "queue://s.a"]
     assert len({event.tx for event in found if event.destination != "queue://m.a"}) == 1
@@ -106,9 +107,9 @@ def test_topics(tmp_path: Path) -> None:
         topic.send(b"nobody")
         desks = [topic.subscribe(client_id="c", name=name) for name in ("one", "two")]
         topic.send_many([b"1", b"2", b"3"])
-        assert desks[0].receive().body == b"1"
-        desks[0].receive().ack()
-        desks[1].receive().ack()
+        assert take(desks[0]).body == b"1"
+        take(desks[0]).ack()
+        take(desks[1]).ack()
         desks[1].unsubscribe()
     found = events(tmp_path)
     sent = [event for event in found if event.op == "send"]
@@ -124,7 +125,7 @@ def test_what_is_purged_or_deleted_has_ended(tmp_path: Path, name: str) -> None:
         purged, deleted = router.queue(name), router.queue(f"{name}.b")
         for queue in (purged, deleted):
             queue.send_many([b"1", b"22", b"333"])
-        held = purged.receive()
+        held = take(purged)
         assert purged.purge() == 2
         purged.send(b"4444")
         held.release()
@@ -140,7 +141,7 @@ def test_what_expires_or_is_rejected_has_ended(tmp_path: Path) -> None:
         gone, kept = router.queue("s.a"), router.queue("j.a")
         gone.send(b"1", expires_in=0.001)
         kept.send(b"1")
-        kept.receive().reject("no good")
+        take(kept).reject("no good")
         while not router.sweep() and gone.depth():
             pass
     found = events(tmp_path)
@@ -161,7 +162,7 @@ def test_what_is_not_persistent_is_in_no_journal(tmp_path: Path) -> None:
             tx.send("j.a", b"333", persistent=False)
             tx.send("j.a", b"4444")
         for _ in range(4):
-            queue.receive().ack()
+            take(queue).ack()
     assert lives(events(tmp_path), "j.a") == [(2, 1), (4, 1)]
 
 
@@ -172,7 +173,7 @@ def test_a_message_is_the_same_after_a_restart_but_in_memory(tmp_path: Path) -> 
                 router.queue(name).send(body)
             if body == b"22":
                 for name in QUEUES[:2]:
-                    router.queue(name).receive().ack()
+                    take(router.queue(name)).ack()
     found = events(tmp_path)
     for name in QUEUES:
         assert lives(found, name) == [(1, 1), (2, 0)]
@@ -188,7 +189,7 @@ def test_it_is_switched_while_the_router_runs(tmp_path: Path) -> None:
         router.start_usage_log()
         queue.send(b"22")
         router.queue("s.a").send(b"22")  # a store that opens meanwhile
-        queue.receive().ack()
+        take(queue).ack()
         router.stop_usage_log()
         assert router.usage_stats() is None
         queue.send(b"333")

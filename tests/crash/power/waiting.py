@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import anabranch
 from anabranch.adapters.core.engine import lease_times
+from anabranch.adapters.core.state.rows import ScheduledRows
 
 from ...contract.disk import eventually
 from ..ledger import Contents, Marks, Operation, Prefix, body_of, contents, identity_of, source
@@ -265,7 +266,12 @@ def until_of(router: anabranch.Router, message: anabranch.Message) -> int:
     engine = router._registry.store_for(message.destination)._engine
     state, key = engine.catalog.destinations[message.destination], message.subscription
     subscriber = state.subscriptions[key] if key is not None else None
-    return engine.asked(lambda: engine.rows.until(state, subscriber, message.seq))
+
+    def until() -> int:
+        assert isinstance(engine.rows, ScheduledRows)
+        return engine.rows.until(state, subscriber, message.seq)
+
+    return engine.asked(until)
 
 
 def compare(router: anabranch.Router, found: Contents, marks: Sequence[Sequence[Any]]) -> list[str]:

@@ -21,6 +21,7 @@ from unittest.mock import patch
 
 import anabranch
 from anabranch.adapters.core.service import purging
+from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.journal.index import index
 
 from ..ledger import Marks
@@ -148,7 +149,8 @@ def compacting(directory: Path, workload: Workload) -> None:
 def values(directory: Path, workload: Workload) -> None:
     """Keyed values: put, replaced, removed, alone and with the messages that they are the results of, in one store and
     over two; segments go, move together and are snapshot amid, and the store is opened again."""
-    marks, worker = Marks(), None
+    marks = Marks()
+    worker: Worker | None = None
     for life in range(2):
         with anabranch.open(config(directory, workload.options)) as router:
             before = worker
@@ -383,7 +385,7 @@ def killed_lazily(router: Callable[[], anabranch.Router], turn: int) -> None:
     die()
 
 
-KILLED = {
+KILLED: dict[str, Callable[[Callable[[], anabranch.Router], int], None]] = {
     "kills": killed_by_time,
     "kills-before-sync": killed_before_sync,
     "kills-lazily": killed_lazily,
@@ -421,6 +423,7 @@ def idling(directory: Path, workload: Workload) -> None:
                 if number % 3 == turn:
                     worker.ack("q")
             (store,) = router._registry.open_stores()
+            assert isinstance(store, JournalStore)
             log = store.backend._log
             while log._marked_lsn < log.tail.lsn:
                 time.sleep(0.01)
