@@ -12,7 +12,7 @@ from anabranch.adapters.system.background import shared
 from anabranch.adapters.system.conditions import Event, Promise, unless_busy
 
 from ..contract.disk import Parallel
-from ..crash.test_interrupts import LIBRARY, OURS, everywhere
+from ..crash.interrupts import LIBRARY, OURS, everywhere
 
 PATIENCE = 60.0
 

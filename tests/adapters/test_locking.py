@@ -23,7 +23,7 @@ from anabranch.policies.errors import ConfigError, StoreFailedError, StoreLocked
 
 from ..contract.children import forked, reaped
 from ..contract.disk import Parallel
-from ..crash.test_interrupts import LIBRARY, OURS, everywhere
+from ..crash.interrupts import LIBRARY, OURS, everywhere
 
 
 def lock_of(path: Path, **more: Callable[[], str]) -> DirectoryLock:

@@ -25,7 +25,7 @@ from anabranch.policies.errors import LargeMessageError, StoreFailedError
 from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, C, eventually, take
-from ..crash.test_interrupts import everywhere
+from ..crash.interrupts import everywhere
 from . import test_interrupts
 from .made import memory, onefile
 from .test_copying import Both, both  # noqa: F401

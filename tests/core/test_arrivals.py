@@ -17,7 +17,7 @@ from anabranch.adapters.core.state.priorities import FETCH
 from anabranch.adapters.core.store_types import Settlement
 
 from ..contract.disk import A, B, assert_whole, drain
-from ..crash.test_interrupts import everywhere
+from ..crash.interrupts import everywhere
 from ..journal.disk import JournalDisk
 from ..model import FAST
 

@@ -14,7 +14,7 @@ from anabranch.adapters.core.store_types import Settlement, Subscription
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A, B, T, assert_whole, bodies, drain
-from ..crash.test_interrupts import everywhere
+from ..crash.interrupts import everywhere
 from ..model import FAST
 from ..thirdparty.disk import OneFileDisk
 

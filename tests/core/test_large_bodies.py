@@ -29,7 +29,7 @@ from anabranch.policies.names.destination import Destination
 from ..contract.disk import PATIENCE, A, B, Disk, Parallel, assert_whole, take
 from ..contract.features import bodies_of, limits_of
 from ..contract.large import body, contents, kept
-from ..crash.test_interrupts import everywhere
+from ..crash.interrupts import everywhere
 from ..journal.disk import JournalDisk
 from ..sql.disk import SqliteDisk
 

@@ -13,7 +13,7 @@ from anabranch.policies.errors import ClosedError, StoreFailedError, UnknownMess
 
 from ..contract.disk import A, take
 from ..contract.leasing import LONG, Lasting, timed
-from ..crash.test_interrupts import everywhere
+from ..crash.interrupts import everywhere
 from . import test_interrupts
 from .made import onefile
 from .test_interrupts import emptied

@@ -12,7 +12,7 @@ from anabranch.adapters.system.volumes import Volume
 from anabranch.policies.config.limits import WhenFull
 from anabranch.policies.errors import StoreFullError
 
-from ..crash.test_interrupts import everywhere
+from ..crash.interrupts import everywhere
 
 
 def test_what_is_held_and_reserved_counts() -> None:

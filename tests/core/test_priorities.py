@@ -15,7 +15,7 @@ from anabranch.adapters.core.state.priorities import FETCHED_MAX, Orders
 from anabranch.adapters.core.store import Store
 
 from ..contract.disk import A, assert_whole, bodies, drain
-from ..crash.test_interrupts import everywhere
+from ..crash.interrupts import everywhere
 from .made import memory
 
 COUNT = 10_000

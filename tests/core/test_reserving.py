@@ -22,7 +22,7 @@ from anabranch.policies.errors import StoreFailedError, StoreFullError
 from ..contract.disk import PATIENCE, A, B, Disk, Parallel, bodies, drain, eventually, take
 from ..contract.features import limits_of
 from ..contract.when_full import LONG, limit, waiting
-from ..crash.test_interrupts import everywhere
+from ..crash.interrupts import everywhere
 from ..shares import Share
 from .made import journal, memory, onefile
 

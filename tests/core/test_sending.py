@@ -14,7 +14,7 @@ from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.errors import MessageTooLargeError, StoreFullError
 
 from ..contract.disk import A, T, assert_whole, bodies, drain
-from ..crash.test_interrupts import everywhere
+from ..crash.interrupts import everywhere
 from .made import journal, memory, onefile
 
 MANY = [b"%d" % number for number in range(3 * FETCH)]

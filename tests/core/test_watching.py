@@ -17,7 +17,7 @@ from anabranch.policies.errors import ClosedError, StoreFailedError
 
 from ..contract.disk import PATIENCE, A, B, Disk, Parallel, assert_whole, eventually, take
 from ..contract.preparing import claim, prepare, to
-from ..crash.test_interrupts import everywhere
+from ..crash.interrupts import everywhere
 from ..journal.disk import JournalDisk
 from ..memory.disk import MemoryDisk
 from ..model import FAST

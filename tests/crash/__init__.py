@@ -4,6 +4,7 @@
     sigkill.py         children that are killed at random moments      python -m tests.crash.sigkill --rounds 1000
     mixed.py           the same over all kinds of stores               python -m tests.crash.sigkill --mixed
     sigint.py          storms of Ctrl-C; --across: over two stores     python -m tests.crash.sigint --signals 3000
+    interrupts.py      Ctrl-C at every bytecode of one call, and the table of which calls
     faults.py          one system call of a scripted workload fails    python -m tests.crash.faults
     large.py           the same with large messages                    python -m tests.crash.large
     damage.py          one file of a directory of all kinds is damaged python -m tests.crash.damage

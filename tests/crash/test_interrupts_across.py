@@ -16,8 +16,8 @@ from anabranch.adapters.journal import JournalStore
 from ..contract.disk import eventually
 from ..shares import Share
 from ..taking import take
+from .interrupts import everywhere
 from .ledger import body_of, contents, identity_of, violations
-from .test_interrupts import everywhere
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import anabranch
 from anabranch import Message, Settlement
 
 from ..contract.disk import eventually
+from .interrupts import everywhere
 from .ledger import body_of, identity_of, violations
-from .test_interrupts import everywhere
 
 NEVER = anabranch.Sync.NEVER
 

@@ -12,8 +12,8 @@ import pytest
 import anabranch
 
 from ..shares import Share
+from .interrupts import everywhere
 from .ledger import violations
-from .test_interrupts import everywhere
 
 KINDS: dict[str, Any] = {
     "journal": anabranch.JournalOptions(sync=anabranch.Sync.NEVER, segment_size=64 * 1024, checkpoint_interval=3600.0),

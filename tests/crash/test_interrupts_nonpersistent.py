@@ -18,7 +18,7 @@ from ..contract.nonpersistent import passing
 from ..contract.preparing import transaction
 from ..journal.disk import JournalDisk
 from ..shares import Share
-from .test_interrupts import everywhere
+from .interrupts import everywhere
 from .test_interrupts_topics import settled
 
 DESK, BOOK = Subscription(T, "desk"), Subscription(T, "book")

@@ -17,7 +17,7 @@ from anabranch.policies.names.destination import Destination
 from ..contract.disk import A, T, assert_whole, take
 from ..journal.disk import JournalDisk
 from ..shares import Share
-from .test_interrupts import everywhere
+from .interrupts import everywhere
 
 DESK, LATE = Subscription(T, "desk"), Subscription(T, "late", "client")
 

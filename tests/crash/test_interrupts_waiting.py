@@ -13,8 +13,8 @@ from anabranch.adapters.core.features.scheduled import Waiting
 
 from ..contract.expiring import HOUR, Clock
 from ..shares import Share
+from .interrupts import everywhere
 from .ledger import body_of, identity_of, violations
-from .test_interrupts import everywhere
 
 EVERY = 9
 

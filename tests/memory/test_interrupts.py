@@ -15,7 +15,7 @@ from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.disk import A, B, T, assert_whole, bodies, take
 from ..contract.preparing import OTHER, to, transaction
-from ..crash.test_interrupts import everywhere
+from ..crash.interrupts import everywhere
 from ..shares import Share
 from .disk import MemoryDisk
 

@@ -17,7 +17,7 @@ from anabranch.router.api import pattern_consumers
 from anabranch.router.placement import open_stores
 
 from ..contract.disk import PATIENCE, Parallel, eventually
-from ..crash.test_interrupts import everywhere
+from ..crash.interrupts import everywhere
 from ..router.disk import NEVER
 from .test_codecs import memory as memory  # a fixture
 

@@ -16,7 +16,7 @@ from anabranch.router.upkeep.salvage import salvage
 
 from ..children import run_program
 from ..contract.disk import PATIENCE
-from ..crash.test_interrupts import everywhere
+from ..crash.interrupts import everywhere
 from ..shares import Share
 from ..thirdparty import disk as thirdparty  # installs its kind of store
 

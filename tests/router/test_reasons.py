@@ -16,7 +16,7 @@ from anabranch.router.offline.repartition import repartition
 
 from ..children import run_program
 from ..contract.disk import PATIENCE, eventually
-from ..crash.test_interrupts import everywhere
+from ..crash.interrupts import everywhere
 from ..thirdparty import disk as thirdparty  # installs its kind of store
 from .disk import take
 

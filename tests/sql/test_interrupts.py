@@ -23,7 +23,7 @@ from anabranch.policies.errors import UnknownMessageError
 from ..contract.disk import A, B, T, assert_whole, bodies, eventually, take
 from ..contract.features import feature_of
 from ..contract.preparing import OTHER, to, transaction
-from ..crash.test_interrupts import LIBRARY, OURS, everywhere
+from ..crash.interrupts import LIBRARY, OURS, everywhere
 from ..shares import Share
 from .disk import SqliteDisk, directory_of
 
