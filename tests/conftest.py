@@ -48,10 +48,7 @@ store_statistics.__dict__.update(ANSWER_SECONDS=120.0)
 HERE = Path(__file__).parent
 SLOWEST = (HERE / "crash/test_transactions.py", HERE / "partitioning", HERE / "crash")
 OF_THE_DISK = (
-    "journal/test_disk_errors.py",
-    "journal/test_hanging.py",
-    "journal/test_periodic.py",
-    "journal/test_recovery.py",
+    *(f"journal/{path.name}" for path in (HERE / "journal").glob("test_*.py") if path.name != "test_checksums.py"),
     "crash/test_delivering.py",
     "crash/test_idle_damage.py",
     "crash/test_isolation.py",
