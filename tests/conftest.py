@@ -47,18 +47,12 @@ store_statistics.__dict__.update(ANSWER_SECONDS=120.0)
 
 HERE = Path(__file__).parent
 SLOWEST = (HERE / "crash/test_transactions.py", HERE / "partitioning", HERE / "crash")
-OF_THE_DISK = (
-    *(f"journal/{path.name}" for path in (HERE / "journal").glob("test_*.py") if path.name != "test_checksums.py"),
-    "crash/test_delivering.py",
-    "crash/test_idle_damage.py",
-    "crash/test_isolation.py",
-    "crash/test_kinds.py",
-    "crash/test_recovery.py",
-    "crash/test_sigkill.py",
-)
+CRASHES_ON_DISK = ("delivering", "idle_damage", "isolation", "kinds", "recovery", "sigkill")
+OF_THE_DISK = {path for path in (HERE / "journal").glob("test_*.py") if path.name != "test_checksums.py"} | {
+    HERE / "crash" / f"test_{name}.py" for name in CRASHES_ON_DISK
+}
 """Their files are on a real disk. All others ask nothing of what a disk does when it syncs, some at thousands of
 places."""
-
 
 _numbers = itertools.count(1)
 """Of the tests that this process runs."""
@@ -171,7 +165,7 @@ def _kept(config: pytest.Config) -> bool:
 def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """As pytest's own; in memory for those who wait for thousands of syncs and do not test them."""
     memory = in_memory()
-    if memory is None or _kept(request.config) or request.path in [HERE / name for name in OF_THE_DISK]:
+    if memory is None or _kept(request.config) or request.path in OF_THE_DISK:
         yield tmp_path_factory.mktemp(re.sub(r"\W", "_", request.node.name)[:30])
         return
     with tempfile.TemporaryDirectory(prefix="anabranch-test-", dir=memory) as place:

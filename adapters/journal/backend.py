@@ -31,7 +31,7 @@ from ..wal.files.archive import Archive
 from ..wal.files.segment_files import SegmentFiles
 from ..wal.log import Log
 from ..wal.reclaim import Reclaimer
-from ..wal.recovery import opening as recovery
+from ..wal.recovery.opening import take_over
 from ..wal.ticket import LogOptions
 from .applying import Applier
 from .bodies import Bodies
@@ -143,7 +143,7 @@ class JournalBackend(Backend):
             )
             index.complete_removals()
             self._encoder.start(self._log, opened.survey.snapshot_at, self._applier)
-            recovery.take_over(opened.survey, self._log, opened.seq)
+            take_over(opened.survey, self._log, opened.seq)
             self._applier.start(lambda: self._encoder.snapshot_at)
         except BaseException:
             self._log.let_go()

@@ -14,6 +14,7 @@ from anabranch import LargeMessageError, Outgoing, Router, TransactionError, Tra
 from anabranch.policies.config import loads
 
 from ..contract.large import body, kept
+from ..router.disk import take
 
 CONFIG = """
 directory: data
@@ -46,16 +47,10 @@ def count(router: Router) -> int:
     return sum(kept(store) for store in router._registry.open_stores())
 
 
-def taken(router: Router, name: str) -> anabranch.Message:
-    message = router.queue(name).receive()
-    assert message is not None
-    return message
-
-
 def test_a_transaction_over_three_stores_sends_and_acks(router: Router) -> None:
     router.queue("films.a").send(io.BytesIO(body()))
     with router.transaction() as transaction:
-        message = taken(router, "films.a")
+        message = take(router, "films.a")
         transaction.ack(message)
         transaction.send("tables.a", message.content)
         transaction.send("rest", io.BytesIO(body(seed=2)), size=2000)
@@ -63,7 +58,7 @@ def test_a_transaction_over_three_stores_sends_and_acks(router: Router) -> None:
         assert router.queue("rest").receive() is None
     del message, transaction
     for name, seed in (("tables.a", 1), ("rest", 2), ("memory.a", 3)):
-        found = taken(router, name)
+        found = take(router, name)
         assert found.read() == body(seed=seed)
         with pytest.raises(LargeMessageError):
             found.body  # noqa: B018
@@ -89,7 +84,7 @@ def test_a_savepoint_lets_go_of_what_came_after(router: Router) -> None:
         transaction.send("rest", io.BytesIO(body(seed=2)))
         point.rollback()
         assert count(router) == 1
-    assert taken(router, "rest").read() == body()
+    assert take(router, "rest").read() == body()
 
 
 def test_what_a_transaction_refuses_leaves_nothing(router: Router) -> None:
@@ -116,7 +111,7 @@ def test_a_composite_is_read_once(router: Router) -> None:
     router.send("queue://films.a,queue://films.b,queue://tables.a,topic://nobody", sent)
     assert sent.read() == b""
     for name in ("films.a", "films.b", "tables.a"):
-        assert taken(router, name).read() == body()
+        assert take(router, name).read() == body()
     assert count(router) == 2
 
 
@@ -131,14 +126,14 @@ def test_many_with_files_among_them(router: Router) -> None:
 def test_a_dead_letter_goes_and_comes_back_with_its_body(router: Router, name: str) -> None:
     queue = router.queue(name)
     queue.send(io.BytesIO(body()), {"h": 1}, "id")
-    taken(router, name).reject("on purpose")
-    letter = taken(router, f"dead.{name}")
+    take(router, name).reject("on purpose")
+    letter = take(router, f"dead.{name}")
     assert (letter.read(), letter.headers["dead_letter_reason"]) == (body(), "on purpose")
     letter.release()
     del letter
     assert count(router) == 1
     assert router.requeue(f"dead.{name}") == 1
-    again = taken(router, name)
+    again = take(router, name)
     assert (again.read(), again.headers["h"], again.message_id) == (body(), 1, "id")
     again.ack()
     del again
@@ -150,7 +145,7 @@ def test_what_expires_goes_to_the_dead_letters(router: Router) -> None:
     queue.send(io.BytesIO(body()), expires_in=0.001)
     while not router.sweep():
         pass
-    assert taken(router, "dead.films.a").read() == body()
+    assert take(router, "dead.films.a").read() == body()
     assert count(router) == 1
 
 
@@ -161,7 +156,7 @@ def test_a_destination_moves_with_its_bodies_while_it_is_used(tmp_path: Path) ->
         queue = router.queue("films.a")
         for seed in (1, 2, 3):
             queue.send(io.BytesIO(body(seed=seed)), None, str(seed))
-        held = taken(router, "films.a")
+        held = take(router, "films.a")
         stream = held.open()
         start = stream.read(100)
         router.repartition(loads(after, tmp_path))
@@ -186,8 +181,8 @@ def test_a_destination_moves_with_its_bodies_while_nobody_is_there(tmp_path: Pat
     with anabranch.open(loads(before, tmp_path)) as router:
         router.repartition(loads(after, tmp_path))
     with anabranch.open(loads(after, tmp_path)) as router:
-        assert taken(router, "films.a").read() == body()
-        assert taken(router, "films.b").read() == body(seed=2)
+        assert take(router, "films.a").read() == body()
+        assert take(router, "films.b").read() == body(seed=2)
         assert count(router) == 2
 
 

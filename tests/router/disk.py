@@ -17,6 +17,7 @@ import anabranch
 from anabranch.adapters.core.messages import Message
 from anabranch.adapters.journal import JournalStore
 
+from .. import taking
 from ..contract.children import reaped
 from ..wal.logs import leading
 
@@ -70,10 +71,8 @@ def with_time_enough(test: Callable[[float, Path], None], seconds: float, path: 
 
 
 def take(router: anabranch.Router, name: str) -> Message:
-    """Receive one that must be there."""
-    message = router.queue(name).receive()
-    assert message is not None
-    return message
+    """Receive one that must be there, of a queue."""
+    return taking.take(router.queue(name))
 
 
 def contents(router: anabranch.Router, name: str) -> list[bytes]:

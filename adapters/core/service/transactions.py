@@ -104,7 +104,7 @@ class Transactions:
     ) -> list[Receipt]:
         """Return the receipts of sends, which come before acks among the outcomes."""
         made = []
-        for (destination, _), done in zip(sends, outcomes):  # noqa: B905  no comprehension, which is a call
+        for (destination, _), done in zip(sends, outcomes, strict=False):  # no comprehension, which is a call
             made.append(tuple.__new__(Receipt, (destination, *done)))  # as its own, less a call
         self._engine.sends += len(made)
         if grant is not None and grant.dropped:

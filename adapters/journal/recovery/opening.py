@@ -20,7 +20,7 @@ from ...wal.files.copies import base_of
 from ...wal.files.segment_files import COPIES_SUFFIX, SegmentFiles
 from ...wal.log import Log
 from ...wal.reader import BatchReader, read_record, records_of
-from ...wal.recovery import opening as recovery
+from ...wal.recovery.opening import settle as settle_log
 from ...wal.recovery.survey import CheckpointMismatchError, Survey, adopt_copies, open_copies, survey
 from ...wal.segment import Segment, SegmentTable
 from ...wal.ticket import Tail
@@ -57,7 +57,7 @@ def bring_up(
     files: SegmentFiles,
     index: Index,
     progress: Progress | None,
-    settle: Callable[[Survey, SegmentFiles], None] = recovery.settle,
+    settle: Callable[[Survey, SegmentFiles], None] = settle_log,
     is_salvaging: bool = False,
 ) -> Opened:
     """Fill the index. Records above the last watermark are on disk before anybody sees them: `settle` sees to that, and
