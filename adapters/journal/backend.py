@@ -358,4 +358,5 @@ class JournalBackend(Backend):
         )
 
     def check(self) -> Iterator[str]:
-        return violations(self._index, self._log.table, self._log.tail)
+        tail = self._log.written()
+        return violations(self._index, self._log.table, tail)

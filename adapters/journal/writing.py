@@ -4,6 +4,7 @@ asked for as the bytes of one batch."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from google_crc32c import extend as crc32c
@@ -11,7 +12,7 @@ from google_crc32c import extend as crc32c
 from ..core.backend import Host
 from ..core.operations.branches import Prepare
 from ..core.operations.changes import Ack, Change, Postponed, Returned, Send, SendMany
-from ..core.operations.plan import Plan
+from ..core.operations.plan import Plan, Sequencer
 from ..system.acceleration import inner_loop
 from ..wal import format as w
 from ..wal.log import Log
@@ -59,11 +60,13 @@ class JournalEncoder:
     """The journal's side of its log. All is the leader's, but for looking at it."""
 
     def __init__(self, host: Host) -> None:
-        self._host, self._sequencer = host, host.sequencer
+        self._host, self.sequencer = host, host.sequencer
         self.snapshot_at = (0, 0)
         self.promised = 0
         """Bytes that the outcomes of prepared branches take; after Ctrl-C it may say too much until nothing is
         prepared."""
+        self.encode: Callable[[Tail, list[Any], int], JournalBatch] = partial(encode_tickets, self.sequencer)
+        self.accept: Callable[[JournalBatch], None] = partial(accept_batch, self)
         self._log: Log
         self._applier: Applier
 
@@ -73,7 +76,7 @@ class JournalEncoder:
 
     def load(self) -> None:
         """Count what is promised to prepared branches: the core knows them by now."""
-        self.promised = sum(branch.promise for branch in self._sequencer.prepared.values())
+        self.promised = sum(branch.promise for branch in self.sequencer.prepared.values())
 
     @property
     def spare_bytes(self) -> int:
@@ -92,42 +95,9 @@ class JournalEncoder:
     def reserve(self, size: int) -> None:
         self._applier.reserve(size)
 
-    def encode(self, tail: Tail, tickets: list[Any], watermark: int) -> JournalBatch:
-        if not tickets:
-            data = w.encode_batch_header(tail.segment.seed, tail.offset, 0, 0, tail.lsn + 1, watermark)
-            return JournalBatch(tail, tail._replace(offset=tail.offset + _BATCH_BYTES), tickets, data, True, None)
-        plan = self._sequencer.plan(tickets)
-        changes = plan.changes
-        if changes:
-            data, end = encode_batch(tail, changes, plan.last_seq, watermark)
-        else:
-            data, end = b"", tail
-        first, several = tickets[0], len(tickets) > 1
-        sync = any(ticket.sync for ticket in tickets) if several else first.sync
-        batch = JournalBatch(tail, end, tickets, data, sync, plan)
-        if plan.is_more or not data:
-            batch.changes = True
-        if first.unsynced:
-            batch.unsynced = not several or all(ticket.unsynced for ticket in tickets)
-        return batch
-
-    def written(self, batch: JournalBatch) -> None:
-        plan = batch.plan
-        if plan is None:
-            return
-        if plan.prepared or plan.settled:
-            self._promise(plan)
-        if type(plan.own) is WriteSnapshot:
-            self.snapshot_at = (batch.segment.number, batch.offset)
-        self._sequencer.accept(plan)
-        if self.promised and not self._sequencer.prepared:
-            self.promised = 0
-        if plan.beside is not None and not plan.changes:
-            self._host.take(plan)  # nothing is written, so it is not delivered
-            plan.tickets = _NO_TICKETS
-
-    def _promise(self, plan: Plan) -> None:
-        prepared = self._sequencer.prepared
+    def promise(self, plan: Plan) -> None:
+        """Count what is promised to the branches of a plan that is about to be accepted."""
+        prepared = self.sequencer.prepared
         change = 0
         for branch in plan.prepared:
             if branch.transaction not in prepared:
@@ -139,15 +109,18 @@ class JournalEncoder:
 
     def deliver(self, batch: JournalBatch) -> None:
         plan, host = batch.plan, self._host
-        if plan is not None:
+        if plan is None:
+            return
+        if batch.data:
             plan.own = batch.tail
             host.batches += 1
-            if not plan.is_more:  # else `written` has
-                self._sequencer.accept(plan)
-            host.take(plan)
-            plan.tickets = _NO_TICKETS  # who keeps the plan needs them no more
-            if len(batch.data) > HEAVY_BYTES:
-                host.pending_changes += len(batch.data) // HEAVY_BYTES
+        elif plan.beside is None:
+            return  # nothing is written: there are duplicates only
+        host.take(plan)
+        plan.tickets = _NO_TICKETS  # who keeps the plan needs them no more
+        if len(batch.data) > HEAVY_BYTES:
+            host.pending_changes += len(batch.data) // HEAVY_BYTES
+        batch.plan = None  # last: who is struck before does all again
 
     def stopped(self) -> None:
         if self._log.failed is not None:
@@ -186,6 +159,39 @@ class JournalWriter:
         if self._log is not None:
             self._log.close()
             self._close()
+
+
+@inner_loop
+def encode_tickets(sequencer: Sequencer, tail: Tail, tickets: list[Any], watermark: int) -> JournalBatch:
+    """Return the batch of these tickets behind `tail`, as Encoder.encode."""
+    if not tickets:
+        data = w.encode_batch_header(tail.segment.seed, tail.offset, 0, 0, tail.lsn + 1, watermark)
+        return JournalBatch(tail, tail._replace(offset=tail.offset + _BATCH_BYTES), tickets, data, True, None)
+    plan = sequencer.plan(tickets)
+    changes = plan.changes
+    if changes:
+        data, end = encode_batch(tail, changes, plan.last_seq, watermark)
+    else:
+        data, end = b"", tail
+    batch = JournalBatch(tail, end, tickets, data, any(ticket.sync for ticket in tickets), plan)
+    if all(ticket.unsynced for ticket in tickets):
+        batch.unsynced = True
+    return batch
+
+
+@inner_loop
+def accept_batch(encoder: JournalEncoder, batch: JournalBatch) -> None:
+    """Build on a batch, as Encoder.accept."""
+    plan = batch.plan
+    if plan is None:
+        return
+    if plan.prepared or plan.settled:
+        encoder.promise(plan)
+    if type(plan.own) is WriteSnapshot:
+        encoder.snapshot_at = (batch.segment.number, batch.offset)
+    encoder.sequencer.accept(plan)
+    if encoder.promised and not encoder.sequencer.prepared:
+        encoder.promised = 0
 
 
 @inner_loop

@@ -26,21 +26,21 @@ FORCE_PURE: Final = "ANABRANCH_PURE"
 """An environment variable: set, and not to 0, the loops run in Python even where they are compiled."""
 
 
-def find_compiled(environment: Mapping[str, str]) -> ModuleType | None:
-    """Return the module of the compiled loops; None if there is none that can be loaded, or the environment does not
+def find_compiled(name: str, environment: Mapping[str, str] = os.environ) -> ModuleType | None:
+    """Return a compiled module, by its full name; None if there is none that can be loaded, or the environment does not
     want it."""
     if environment.get(FORCE_PURE, "0") not in ("", "0"):
         return None
     try:
-        return importlib.import_module(".compiled_loops", __package__)
+        return importlib.import_module(name)
     except ModuleNotFoundError:
         return None  # it was installed without a C compiler
     except ImportError as error:
-        log.warning("the compiled loops cannot be loaded, those in Python are used: %s", error)
+        log.warning("%s cannot be loaded, what is in Python serves instead: %s", name, error)
         return None
 
 
-_compiled = find_compiled(os.environ)
+_compiled = find_compiled(f"{__package__}.compiled_loops")
 
 accelerated: Final[bool] = _compiled is not None
 """True if the compiled loops are used."""

@@ -8,23 +8,17 @@
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_Size
-from cpython.exc cimport PyErr_SetFromErrno
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.ref cimport Py_INCREF
 from cpython.version cimport PY_VERSION_HEX
-from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
-from posix.types cimport off_t
-from posix.unistd cimport pwrite
+from posix.time cimport clock_gettime, timespec
 
-import os
 import time
 
 from google_crc32c import extend
 
-from ...policies.platform_files import BY_FDATASYNC
 
 
 cdef extern from "Python.h":
@@ -67,18 +61,16 @@ cdef enum:
     KEY_BYTES = 12          # journal/index/rows.py's KEY
     WHERE_BYTES = 16        # and WHERE
     ITEMS = 16
-    SMALL_BYTES = 16384
     SMALL_CHANGE = 64       # core/operations/changes.py's SMALL_BYTES
     ROW_BYTES = 36          # core/engine/usage.py's ROW
 
 cdef uint64_t priority_max = 0, expires_max_ms = 0
 cdef object default_priority = None, order_of = None
-cdef double SLOW_SECONDS = 0.001, SLOW_SHARE = 20, LOOK_SECONDS = 1
 
 # What the loops make and know. It is imported once somebody calls one, since those who define it import this; the log's
 # loops import nothing that the log does not know.
 cdef object Send = None, SendMany = None, Ack = None, Tail = None, Record = None, Message = None, Receipt = None
-cdef object PURE = None, CODECS = None
+cdef object PURE = None, CODECS = None, Plan = None, JournalBatch = None
 cdef object pack_headers = None, pack_id = None, unpack_headers = None, new = tuple.__new__
 
 
@@ -261,6 +253,70 @@ cdef object batch_of(object start, list changes, object counter, uint64_t waterm
     finally:
         if items is not few:
             PyMem_Free(items)
+
+
+def encode_tickets(sequencer, tail, tickets, watermark):
+    if Send is None:
+        bind()
+    batch = None
+    if type(tickets) is list and len(<list>tickets) == 1:
+        batch = batch_of_plain(sequencer, tail, tickets, watermark)
+    return twin("encode_tickets")(sequencer, tail, tickets, watermark) if batch is None else batch
+
+
+cdef object batch_of_plain(object sequencer, object start, list tickets, object watermark):
+    """The batch of one message without an id, or of one ack; None for anything else. As Sequencer.plan, Send.plan and
+    Plan say."""
+    global Plan, JournalBatch
+    cdef object ticket = tickets[0], content = ticket.content, change, state, plan, batch, seq = sequencer.last_seq
+    cdef object outcome = None, data_and_end
+    cdef list changes
+    if len(content) != 1 or sequencer.gates or sequencer.mixed:
+        return None
+    change = content[0]
+    if type(change) is Send:
+        state = change.state
+        if (
+            change.name is not None or change.extras is not None or change.expires_at_ms
+            or not state.declared or state.is_topic
+        ):
+            return None
+        seq = seq + 1
+        change.seq, outcome = seq, (seq, False)
+    elif type(change) is not Ack:
+        return None
+    if Plan is None:
+        from ..core.operations.plan import Plan as plan_type
+        from ..journal.writing import JournalBatch as batch_type
+
+        Plan, JournalBatch = plan_type, batch_type
+    changes = [change]
+    try:
+        data_and_end = batch_of(start, changes, seq, watermark)
+    except Exception:
+        return None
+    if data_and_end is None:
+        return None
+    sequencer._planning = tickets
+    ticket.outcomes = [outcome]
+    plan = Plan.__new__(Plan)
+    plan._sequencer, plan.number, plan.last_seq = sequencer, sequencer.number + 1, seq
+    plan.changes, plan.tickets = changes, tickets
+    batch = JournalBatch.__new__(JournalBatch)
+    batch.segment, batch.offset, batch.tail = start[0], start[1], (<tuple>data_and_end)[1]
+    batch.tickets, batch.data, batch.sync, batch.plan = tickets, (<tuple>data_and_end)[0], ticket.sync, plan
+    if ticket.unsynced:
+        batch.unsynced = True
+    return batch
+
+
+def accept_batch(encoder, batch):
+    cdef object plan = batch.plan, sequencer
+    if plan is None or plan.is_more or encoder.promised:
+        return twin("accept_batch")(encoder, batch)
+    sequencer = encoder.sequencer
+    sequencer.last_seq, sequencer.number = plan.last_seq, plan.number
+    sequencer._planning = ()  # last
 
 
 cdef inline void put_start(uchar *record, Py_ssize_t size, uint64_t lsn, uchar kind) noexcept:
@@ -936,98 +992,3 @@ cdef Py_ssize_t put_rows(Rows rows, uchar *row, object change, uint32_t transact
             done += ROW_BYTES
         seq += 1
     return done
-
-
-# Writing to a file
-
-
-cdef object system_pwrite = os.pwrite, system_fdatasync = getattr(os, "fdatasync", None)
-cdef bint by_fdatasync = BY_FDATASYNC
-cdef double hands_over_until = 0.0, looks_until = 0.0
-
-cdef extern from *:
-    """
-    #include <sys/resource.h>
-    #include <unistd.h>
-
-    /* Called where policies/platform_files.py has found that it makes a file durable. */
-    #if !defined(_POSIX_SYNCHRONIZED_IO) || _POSIX_SYNCHRONIZED_IO <= 0
-    #define fdatasync fsync
-    #endif
-
-    /* How often this thread has waited for something, such as a disk; -1 where that is not told. */
-    static long waits(void)
-    {
-    #ifdef RUSAGE_THREAD
-        struct rusage usage;
-        if (getrusage(RUSAGE_THREAD, &usage) == 0)
-            return usage.ru_nvcsw;
-    #endif
-        return -1;
-    }
-    """
-    long waits() noexcept nogil
-    int fdatasync(int) nogil
-
-
-cdef double monotonic() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return now.tv_sec + now.tv_nsec / 1e9
-
-
-def took(double seconds, bint waited):
-    """A write has just taken so long, with all other threads waiting. Where the processor was somebody else's meanwhile
-    handing over helps nobody: only what `waited` for the disk counts. Whether it did is looked at for a while after the
-    first that was slow."""
-    global hands_over_until, looks_until
-    cdef double now = monotonic()
-    looks_until = now + LOOK_SECONDS
-    if waited:
-        hands_over_until = now + seconds * SLOW_SHARE
-
-
-def write_small(fd, data, offset):
-    cdef Py_ssize_t size, written
-    cdef double began, seconds
-    cdef int descriptor
-    cdef off_t at
-    cdef long waits_before = 0
-    cdef bint looks
-    # Who puts another function there, to watch or to spoil what is written, is asked.
-    if type(data) is bytes and os.pwrite is system_pwrite:
-        size, began = PyBytes_Size(data), monotonic()
-        if size <= SMALL_BYTES and began >= hands_over_until:
-            descriptor, at, looks = fd, offset, began < looks_until
-            if looks:
-                waits_before = waits()
-            written = pwrite(descriptor, PyBytes_AS_STRING(data), size, at)
-            seconds = monotonic() - began
-            if seconds > SLOW_SECONDS:
-                took(seconds, looks and (waits_before < 0 or waits() != waits_before))
-            if written == size:
-                return
-    twin("write_small")(fd, data, offset)  # again, if less was written or nothing: it tells why
-
-
-def write_synced(fd, data, offset):
-    cdef Py_ssize_t size, written
-    cdef int descriptor, failed = 0
-    cdef off_t at
-    cdef const char *start
-    if (
-        not by_fdatasync or type(data) is not bytes
-        or os.pwrite is not system_pwrite or os.fdatasync is not system_fdatasync
-    ):
-        return twin("write_synced")(fd, data, offset)
-    size, descriptor, at, start = PyBytes_Size(data), fd, offset, PyBytes_AS_STRING(data)
-    with nogil:
-        written = pwrite(descriptor, start, size, at)
-        if written == size:
-            failed = fdatasync(descriptor)
-            while failed and errno == EINTR:
-                failed = fdatasync(descriptor)
-    if written != size:
-        return twin("write_synced")(fd, data, offset)  # again: it tells why
-    if failed:
-        PyErr_SetFromErrno(OSError)  # never tried again

@@ -20,7 +20,6 @@ from ...policies.errors import ConfigError, OutOfDescriptorsError, StoreFailedEr
 from ...policies.platform_files import sync_data as sync_data
 from ...policies.platform_files import sync_directory as sync_directory
 from ...policies.platform_files import sync_file as sync_file
-from .acceleration import inner_loop
 from .descriptors import limit
 
 OUT_OF_FILES: Final = frozenset((errno.EMFILE, errno.ENFILE))
@@ -188,23 +187,6 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     while written < len(data):
         view = memoryview(data)[written:]
         written += os.pwrite(fd, view, offset + written)
-
-
-@inner_loop
-def write_small(fd: int, data: bytes, offset: int) -> None:
-    """Do write_all, for what is not synced now. Compiled, a write of up to 16 KiB does not hand the interpreter to
-    other threads, which takes longer than the write; once two within a second took more than a millisecond, the second
-    of them waiting for the disk, all do for twenty times as long as it took: a slow disk stops the other threads for a
-    twentieth of the time."""
-    write_all(fd, data, offset)
-
-
-@inner_loop
-def write_synced(fd: int, data: bytes, offset: int) -> None:
-    """Do write_all, then sync_data. Compiled, other threads take their turn once meanwhile instead of twice: whoever
-    hands the interpreter over may have to wait for it."""
-    write_all(fd, data, offset)
-    sync_data(fd)
 
 
 def write_file(path: Path, data: bytes, file_mode: int = FILE_MODE) -> None:

@@ -1,27 +1,43 @@
-"""The log's writing end: one batch after the other, synced as the policy says, with marks that vouch for what is on
-disk (rules J2 to J4, G2).
+"""The log's writing end: what callers hand in is put in order, gathered, written and synced as the policy says, with
+marks that vouch for what is on disk (rules G1 to G5, J2 to J4).
 
-The batch under way is `_in_flight`, the end of the log is the writer's `tail`, and each moves by one assignment.
+    submit      the caller's ticket becomes a batch behind the last one: planned, encoded, and queued (`appending`)
+    wait        until it is written, or on disk: one thread writes and syncs what many have queued
+    deliver     whoever comes back first tells the owner of all that counts by then, in order
+
+The batches that are not delivered yet are a chain: `_delivered`, the last that was, and by `next` those behind it. A
+batch is in the log from the moment it is linked, in one step. `_accepted` is the last that the owner plans behind: who
+is struck by KeyboardInterrupt just after the link leaves the next caller to accept it. Any other step may be done
+again, too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from ...policies.config.durability import Sync
-from ...policies.errors import AnabranchError, CorruptionError, OutcomeUnknownError, StoreFailedError
+from ...policies.errors import (
+    AnabranchError,
+    ClosedError,
+    CorruptionError,
+    OutcomeUnknownError,
+    StoreFailedError,
+    StoreFullError,
+)
 from ..system import locking
-from ..system.background import CoalescedJob
-from ..system.files import FULL, is_out_of_files, refused, write_small
+from ..system.background import CoalescedJob, shared
+from ..system.files import FULL, is_out_of_files, refused
 from ..system.locking import gone_directory
 from . import format as f
+from .appending import Appender
 from .files.segment_files import SegmentFiles
-from .group_commit import GroupCommit
 from .segment import Segment, SegmentTable
 from .segment_writer import SegmentWriter
 from .syncing import Syncer
@@ -29,56 +45,75 @@ from .ticket import GROWS, SHRINKS, Encoder, LogOptions, Tail, Ticket, WriteBatc
 
 log = logging.getLogger(__name__)
 
+BATCH_BYTES: Final = f.BATCH_HEADER.size
+QUEUED_MAX: Final = 50_000
+"""Batches; who would queue more waits for those before."""
 IDLE_SECONDS: Final = 0.1
 """After so long without a write a synced mark is written, so that the last batch has a watermark behind it (J4)."""
 NEVER_IDLES: Final = 10
 """Under `never` after so many times as long: who writes now and then has three syncs a second at most."""
 
 
-class Log(GroupCommit):
+class Log:
     """A log that is open for writing. Threads: all of them. A forked child may only let go of it.
 
-    `_lead` (GroupCommit) guards all writing of the log's files, the writer's `tail` and `_in_flight`.
+    `_planning` guards what is linked, the writer, and making room; `_delivering` guards `_delivered`. Neither is held
+    while somebody waits for the disk, but to make room.
     """
 
     def __init__(self, name: str, log_id: bytes, files: SegmentFiles, options: LogOptions, encoder: Encoder) -> None:
         """`name` is what errors call it, such as "store 'a'"."""
-        super().__init__(name, min(options.batch_bytes_max, options.segment_bytes - f.HEADER_BYTES), options.advice)
-        self.log_id, self.files, self.options = log_id, files, options
-        self.batches = 0
-        """Written since it was made."""
-        self._encoder, self._deliver = encoder, encoder.deliver
-        self._syncer = Syncer(self._written, self.fail, self._require_not_failed)
-        self._writer = SegmentWriter(name, log_id, files, options, encoder, self._syncer)
+        self.name, self.log_id, self.files, self.options = name, log_id, files, options
+        self.failed: BaseException | None = None
+        """Why it has stopped for good, if it has (invariant 7)."""
+        self._encoder = encoder
+        self._appender = Appender()
+        self._syncer = Syncer(self._appender)
+        self._writer = SegmentWriter(name, log_id, files, options, encoder, self._appender, self._syncer, self._drain)
+        self._planning = threading.RLock()
+        self._delivering = threading.RLock()
+        self._accepted = self._delivered = WriteBatch.__new__(WriteBatch)  # until `start`: nothing is queued
+        self._delivered.delivered = True
+        self._sync_number = 0
+        """All up to this batch is to be on disk before what is linked next is delivered."""
         self._always = options.sync is Sync.ALWAYS
         self._periodic = options.sync is Sync.PERIODIC
-        self._in_flight: WriteBatch | None = None
-        self._marked_lsn = 0
-        self._last_write = 0.0
         self._never = options.sync is Sync.NEVER
+        self._attending = False
+        """A background thread is about to wait for what is queued."""
+        self._unattended = False
+        """Something is queued for which nobody may wait."""
+        self._marked = 0
+        """The number of the last mark."""
+        self._last_write = 0.0
         self._idle_job = CoalescedJob(self._idle)
+        self._closed = True
+        """True if no more tickets are taken."""
         self._ended = True
+        """Nor is anything linked. Set while nobody plans."""
+        self._generation = locking.generation
         self.releases = 0
         """How often segments were released since it was made."""
         self.relief: Callable[[], object] = lambda: None
-        """Releases segments, if it can. Called by a thread whose tickets wait for room."""
+        """Releases segments, if it can. Called by a thread whose ticket waits for room."""
         self._relief = threading.Lock()  # one at a time; the others wait for it
         self.releasing = 0
         """The thread that releases segments, if one does: it does not wait for room to be made."""
+        self._out_of_room = False
+        """Tickets wait for room to be made."""
         self._out_of_room_at = 0
         self._hopeless = False
         """Nothing could be released for those that wait."""
         self._hopeless_lsn = -1
         """The end of the log when that was last so: nothing can have died until it is another. -1: what makes the log
         hold more has found room since."""
-        self._most = 0
-        """Tickets that are tried together, the disk being full; 0: as many as there are."""
 
     # Opening and closing
 
-    def start(self, table: SegmentTable, tail: Tail, durable_lsn: int, last_number: int) -> None:
-        """Take over from recovery. `last_number` is the highest segment number ever seen (rule I1)."""
-        self._syncer.durable_lsn = self._marked_lsn = durable_lsn
+    def start(self, table: SegmentTable, tail: Tail, last_number: int) -> None:
+        """Take over from recovery: all up to `tail` is on disk. `last_number` is the highest segment number ever seen
+        (rule I1)."""
+        self._begin(tail)
         self._writer.start(table, tail, last_number)
         self._generation = locking.generation
         self._closed = self._ended = False
@@ -90,23 +125,28 @@ class Log(GroupCommit):
     def begin_segment(self, base_lsn: int) -> None:
         """Go on, after a crash, in a fresh segment, with LSNs never seen before (rules I1, J5). Raises OSError."""
         self._writer.begin(base_lsn)
+        self._begin(self._writer.tail)
+
+    def _begin(self, tail: Tail) -> None:
+        """Begin the chain of batches behind `tail`."""
+        self._accepted = self._delivered = first = WriteBatch(tail, tail, [], b"", False)
+        first.delivered = True
+        self._appender.restart(first)
+
+    def refuse_more(self) -> None:
+        """Take no more tickets; those queued are still written."""
+        self._closed = True
 
     def close(self) -> None:
         """Write what is queued, sync it, leave a mark. Does nothing to the files of a failed log."""
-        if self.forked:
-            self._closed = True
-            return
-        self._lead_queued()
         self._closed = True
-        while not self._ended:
-            self._lead_queued()
-            try:
-                with self._lead:
-                    # In one piece with finding the queue empty: a ticket that is refused has taken no effect.
-                    self._ended = not self._has_work()
-            finally:
-                if self._has_work():
-                    self._hand_on()
+        if self.forked:
+            return
+        self._require_no_reentry()
+        with self._planning:
+            # What is linked by now is written; a ticket that is refused from here on has taken no effect (rule G7).
+            self._ended = True
+        self._finish()
         self._writer.stop_preparing()
         if self.failed is None:
             self.sync()
@@ -115,21 +155,54 @@ class Log(GroupCommit):
     def let_go(self) -> None:
         """Wait, after close, until nothing of ours makes files any more, since the directory may soon be another's."""
         self._closed = True
+        if not self.forked:
+            self._appender.segment(-1, 0)
         self._writer.let_go()
         self._syncer.let_go()
 
     def fail(self, cause: BaseException) -> None:
-        """Stop for good as GroupCommit's; a directory that was deleted is told as that."""
-        gone = gone_directory(self.files.directory / "*", self.name) if isinstance(cause, FileNotFoundError) else ""
-        super().fail(StoreFailedError(gone) if gone else cause)
+        """Stop for good (invariant 7). All that wait get their error. A directory that was deleted is told as that."""
+        if self.failed is None:
+            gone = gone_directory(self.files.directory / "*", self.name) if isinstance(cause, FileNotFoundError) else ""
+            self.failed = StoreFailedError(gone) if gone else cause
+            log.error("%s has failed: %s", self.name, self.failed)
+            self._appender.stop()  # from here on it is certain what may have been written
+            self._writer.stop_preparing()
+            self._encoder.stopped()
+            shared().schedule(0, self._finish)
 
-    def _stop(self) -> None:
-        self._writer.stop_preparing()
-        self._encoder.stopped()
+    # Whether it can be used
 
-    def _require_not_failed(self) -> None:
+    @property
+    def forked(self) -> bool:
+        """Return whether this is a forked child of the process that opened the log."""
+        return self._generation != locking.generation
+
+    def ensure_usable(self) -> None:
+        """Raise if closed, forked or failed."""
+        if self._closed:
+            raise ClosedError(f"{self.name} is closed; open it again")
+        if self.forked:
+            raise ClosedError(f"{self.name} was opened by the parent process; open it anew in a forked child")
         if self.failed is not None:
             raise self._failure()
+
+    def _refusal(self) -> AnabranchError:
+        return self._failure() if self.failed is not None else ClosedError(f"{self.name} is closed")
+
+    def _failure(self) -> StoreFailedError:
+        error = StoreFailedError(f"{self.name} has stopped after an error: {self.failed}; close it and open it again")
+        error.__cause__ = self.failed
+        return error
+
+    def _require_no_reentry(self) -> None:
+        """Raise instead of deadlocking (rule G3)."""
+        owned = self._planning._is_owned() or self._delivering._is_owned()  # type: ignore[attr-defined]
+        if owned or self._syncer.is_syncing:
+            raise RuntimeError(
+                f"{self.name} was called from a signal handler that interrupted its own write; "
+                "do it after the handler, or in another thread"
+            )
 
     # The contents of the log
 
@@ -142,6 +215,15 @@ class Log(GroupCommit):
     def tail(self) -> Tail:
         """Return where the next batch goes."""
         return self._writer.tail
+
+    def written(self) -> Tail:
+        """Return the end of the log, with all before it handed to the operating system."""
+        number, tail = self._last.number, self._writer.tail
+        try:
+            self._appender.settle(number, 0)
+        except OSError as error:
+            self._lose(error)
+        return tail
 
     @property
     def last_number(self) -> int:
@@ -159,9 +241,14 @@ class Log(GroupCommit):
         return self._out_of_room or self.files.reserve.is_short
 
     @property
+    def batches(self) -> int:
+        """Return how many batches were queued since it was made."""
+        return self._accepted.number
+
+    @property
     def syncs(self) -> int:
         """Return how often the log has waited for the disk since it was made."""
-        return self._syncer.count
+        return self._syncer.count + self._appender.syncs
 
     def count_sync(self) -> None:
         """Count that somebody has waited for the disk on the log's behalf."""
@@ -175,72 +262,232 @@ class Log(GroupCommit):
         """Take released segments out of the table."""
         self._writer.forget(numbers)
 
-    # Leading: only with _lead held
+    @property
+    def _last(self) -> WriteBatch:
+        """Return the last batch in the log. Who sees what the owner made of it makes it durable with `sync`, though it
+        may not be accepted altogether."""
+        return self._accepted.next or self._accepted
 
-    def _has_work(self) -> bool:
-        return bool(self._queue or self._unsynced_queue or self._in_flight is not None)
+    # Submitting
 
-    def _lead_once(self) -> None:
-        try:
-            self._leader = get_ident()
-            if self._in_flight is not None:
-                self._finish(self._in_flight)
-            if self._expected > len(self._queue) > 0 and not self._unsynced_queue and not self._ended:
-                self._gather()
-            tickets, size = self._take()
-            if not tickets:
-                return
-            if self._ended or self.failed is not None:
-                self._dismiss(tickets, self._refusal())
-                return
-            if self._most:
-                tickets, size = self._fewer(tickets)
-            encoder, writer, promised = self._encoder, self._writer, 0
-            tail = writer.tail
-            if encoder.promised or len(tickets) > 1 or tickets[0].promise:
-                promised = self._promised(tickets)
-            if writer.must_roll or tail.offset + size > writer.limit or promised > writer.promised:
-                if not self._make_room(tickets, size, promised):
-                    return
-                tail = writer.tail
+    def submit(self, ticket: Ticket) -> Ticket:
+        """Queue it, and return it, once there is room for it. It will be written in the order of submission, also if
+        the log is closed by then; where it raises, it was not queued. One for which there is no room is done."""
+        if self._closed or self.failed is not None or self._generation != locking.generation:
+            self.ensure_usable()
+        planning = self._planning
+        if planning._is_owned() or self._delivering._is_owned() or self._syncer.sealed:  # type: ignore[attr-defined]
+            self._require_no_reentry()
+        if self._accepted.number - self._delivered.number > QUEUED_MAX:
+            self._finish()
+        while True:
+            with planning:
+                if self._plan(ticket):
+                    return ticket
+            self._relieve()
+
+    def submit_all(self, tickets: Sequence[Ticket]) -> None:
+        """Queue them in this order. Where it raises, none was queued; an error that comes later is the ticket's."""
+        for position, ticket in enumerate(tickets):
             try:
-                batch = encoder.encode(tail, tickets, self._syncer.durable_lsn)
-            except Exception as error:  # our bug; it is for these callers, not for all who come after them
-                self._dismiss(tickets, error)
-                return
+                self.submit(ticket)
+            except AnabranchError as error:
+                if not position:
+                    raise
+                ticket.finish(error)
+
+    def _plan(self, ticket: Ticket) -> bool:
+        """Link the ticket's batch, with `_planning` held, or finish the ticket with an error. False: try again once
+        segments were released."""
+        if self._accepted.next is not None:
+            self._accept()
+        if self._ended or self.failed is not None:
+            raise self._refusal()
+        encoder, writer = self._encoder, self._writer
+        size, promised, tail = BATCH_BYTES + ticket.size, encoder.promised + ticket.promise, writer.tail
+        if writer.must_roll or tail.offset + size > writer.limit or promised > writer.promised:
+            if not self._make_room(ticket, size, promised):
+                return ticket.done
+            tail = writer.tail
+        try:
+            batch = encoder.encode(tail, [ticket], self._syncer.durable_lsn)
             if batch.tail.offset > tail.segment.allocated:
-                # Earlier entries of the queue made the batch larger than its size had said.
-                if not self._make_room(tickets, batch.tail.offset - tail.offset, promised):
-                    return
-                batch = encoder.encode(writer.tail, tickets, self._syncer.durable_lsn)
-            self._in_flight = batch
-            self._finish(batch)
+                # It declares what earlier tickets were to declare, and is larger than its size had said.
+                if not self._make_room(ticket, batch.tail.offset - tail.offset, promised):
+                    return ticket.done
+                batch = encoder.encode(writer.tail, [ticket], self._syncer.durable_lsn)
+        except Exception as error:  # our bug; it is for this caller, not for all who come after
+            ticket.finish(error)
+            return True
+        self._link(batch, ticket)
+        return True
+
+    def _link(self, batch: WriteBatch, ticket: Ticket | None) -> None:
+        """Queue a batch that follows all others, with `_planning` held. Raises StoreFailedError."""
+        needs_sync = batch.sync or (self._always and not batch.unsynced)
+        last = self._accepted
+        batch.number = number = last.number + 1
+        batch.filled = filled = number if batch.data else last.filled
+        if needs_sync:
+            self._sync_number = filled
+        batch.sync_number = self._sync_number
+        if ticket is not None:
+            ticket.batch = batch
+        try:
+            self._appender.put(batch.data, batch.tail.lsn, needs_sync, last, batch)
+        except OSError as error:
+            self.fail(error)
+            raise self._failure() from error
+        if ticket is not None and ticket.future is not None:
+            self._unattended = True
+        self._accept()
+
+    def _accept(self) -> None:
+        """Build on what is linked, with `_planning` held. May be done again."""
+        writer = self._writer
+        while (batch := self._accepted.next) is not None:
+            writer.tail = batch.tail
+            self._encoder.accept(batch)
+            self._accepted = batch
+            if batch.data:
+                self._last_write = now = monotonic()
+                if self._syncer.dirty_since is None:
+                    self._syncer.dirty_since = now
+                if self._idle_job.last.begun:  # asked for each write: Ctrl-C may have struck between the two
+                    self._schedule_idle()
+            if not writer.prepared_ahead and batch.tail.offset > batch.segment.capacity // 2:
+                writer.look_ahead()
+
+    def proceed(self) -> None:
+        """See that what is queued is written without its caller, and delivered if nobody may wait for it."""
+        self._appender.kick()
+        if self._unattended and not self._attending:
+            self._attending = True
+            try:
+                shared().lead(self._attend)
+            except BaseException:  # else nobody would ever deliver what does not wait
+                shared().lead(self._attend)
+                raise
+
+    def _attend(self) -> None:
+        try:
+            while self._unattended:
+                self._unattended = False
+                self._finish()
         finally:
-            self._leader = 0
+            self._attending = False
+            if self._unattended:  # since it was looked at
+                self.proceed()
 
-    def _promised(self, tickets: list[Ticket]) -> int:
-        """Return how many bytes are promised once this batch is written (rule J10)."""
-        if len(tickets) == 1:
-            return self._encoder.promised + tickets[0].promise
-        return self._encoder.promised + sum([ticket.promise for ticket in tickets])
+    # Waiting
 
-    def _make_room(self, tickets: list[Ticket], size: int, promised: int) -> bool:
-        """See that the batch fits into the segment and its space is allocated, with the reserve behind it that it has
-        to leave. On a full disk, or where the process can open no file any more, tickets get StoreFullError before any
-        byte of the batch is written (invariant 7): first those that make the log hold more.
-        """
-        leaves = [self._encoder.leaves(ticket) for ticket in tickets]
-        most = max(leaves, default=SHRINKS)
-        if tickets and most == GROWS and self._hopeless_lsn >= 0 and self._may_be_relieved() and self._sealing_pays():
-            self._out_of_room_at, self._out_of_room = (
-                self.releases,
-                True,
-            )  # first: what is written here would keep the segment
+    def wait(self, ticket: Ticket) -> list[Any]:
+        """Wait until the ticket is done; return its outcomes. Raises StoreFullError if nothing was written for want of
+        room, OutcomeUnknownError if the log failed while it wrote, and what the encoder raised. An interruption leaves
+        the outcome unknown (rule G3)."""
+        batch = ticket.batch  # first: it has none once it is done
+        if not ticket.done:
+            try:
+                assert batch is not None
+                self._settle(batch)
+            except BaseException as interrupt:  # a signal handler may raise anything
+                shared().schedule(0, self._finish)
+                if isinstance(interrupt, KeyboardInterrupt):
+                    what = f"{self.name}: it is not known whether the interrupted operation took effect"
+                    interrupt.add_note(f"{what}; {self.options.advice}" if self.options.advice else what)
+                raise
+        if ticket.error is not None:
+            error = copy.copy(ticket.error)  # others raise the same: each thread has its own traceback
+            raise error from ticket.error.__cause__
+        return ticket.outcomes
+
+    def flush(self) -> None:
+        """Wait until all that is queued now is written, and delivered. Raises StoreFailedError, ClosedError."""
+        with contextlib.suppress(StoreFullError):  # it takes no room itself
+            self.wait(self.submit(Ticket((), 0)))
+
+    def _finish(self) -> None:
+        """Write and deliver all that is queued; whoever waits for it may have been interrupted."""
+        self._require_no_reentry()
+        with self._planning:
+            self._accept()
+            last = self._accepted
+        self._settle(last)
+
+    def _settle(self, batch: WriteBatch) -> None:
+        """Wait until a batch is written, or on disk, as the policy asks, and deliver all up to it. If the log fails
+        their tickets are told."""
+        if batch.delivered:
+            return
+        number, sync_number, syncer = batch.number, batch.sync_number, self._syncer
+        try:
+            if self._periodic and self._overdue():
+                syncer.dirty_since = None
+                self._make_durable(batch.filled)
+            while not batch.delivered:
+                if self.failed is not None:
+                    self._lose(self.failed)
+                    return
+                if syncer.sealed:
+                    syncer.sync_sealed(sync_number)
+                self._appender.settle(number, sync_number)
+                if not self._deliver():
+                    with self._planning:
+                        self._accept()
+        except OSError as error:
+            self._lose(error)
+
+    def _deliver(self) -> bool:
+        """Deliver, in order, what is as durable as the policy asks. False: one of them has to be accepted first."""
+        appender, encoder, syncer = self._appender, self._encoder, self._syncer
+        with self._delivering:
+            while (batch := self._delivered.next) is not None:
+                durable = (syncer if syncer.sealed else appender).durable
+                if batch.number > appender.written or batch.sync_number > durable:
+                    break
+                if self._accepted is self._delivered:
+                    return False
+                encoder.deliver(batch)
+                for ticket in batch.tickets:
+                    ticket.finish(None)
+                self._delivered, batch.delivered = batch, True
+                batch.tickets, batch.data = (), b""  # a thread may hold on to it, as the chain does to the last one
+        return True
+
+    def _lose(self, error: BaseException) -> None:
+        """Fail, since a write or a sync has failed, and tell the tickets: what became of those that may have been
+        written is unknown."""
+        self.fail(error)
+        attempted, error = self._appender.attempted, self.failed or error
+        what = f"{self.name} failed while it wrote: {error}. Whether this operation took effect shows once it is opened"
+        advice = self.options.advice
+        unknown = OutcomeUnknownError(f"{what} again; {advice}" if advice else f"{what} again")
+        unknown.__cause__ = error
+        with self._planning:
+            self._accept()
+        self._deliver()  # what was on disk before counts
+        with self._delivering:
+            while (batch := self._delivered.next) is not None:
+                for ticket in batch.tickets:
+                    ticket.finish(unknown if batch.number <= attempted else self._failure())
+                self._delivered, batch.delivered = batch, True
+                batch.tickets, batch.data = (), b""
+
+    # Room: only with `_planning` held, but for `_relieve`
+
+    def _make_room(self, ticket: Ticket | None, size: int, promised: int) -> bool:
+        """See that a batch of this size fits into the segment and its space is allocated, with the reserve behind it
+        that it has to leave. On a full disk, or where the process can open no file any more, the ticket gets
+        StoreFullError before any byte of it is written (invariant 7): first one that makes the log hold more. False:
+        it is done, or waits for segments to be released."""
+        kind = SHRINKS if ticket is None else self._encoder.leaves(ticket)
+        if kind == GROWS and self._hopeless_lsn >= 0 and self._may_be_relieved() and self._sealing_pays():
+            self._wait_for_room()  # first: what is written here would keep the segment
             return False
         try:
-            self._writer.make_room(size, promised, most)
+            self._writer.make_room(size, promised, kind)
         except StoreFailedError as error:
-            self._dismiss(tickets, error)
+            self._refuse(ticket, error)
             return False
         except (OSError, CorruptionError) as error:
             if (
@@ -248,29 +495,36 @@ class Log(GroupCommit):
                 or self._writer.must_roll or self.failed is not None
             ):  # fmt: skip
                 self.fail(error)
-                self._dismiss(tickets, self._failure())
+                self._refuse(ticket, self._failure())
                 return False
-            if most < GROWS and len(tickets) > 1:
-                self._most = len(tickets) // 2  # what is left of the reserve may do for some of them
+            if self.releasing != get_ident() and ticket is not None and self._may_wait(kind, error):
+                self._wait_for_room()
                 return False
-            if tickets and (not self._hopeless if most == SHRINKS else self._may_be_relieved(error)):
-                self._out_of_room_at, self._out_of_room = self.releases, True
-                return False
-            self._most, self._hopeless = 0, False
+            self._hopeless = False
             what = f"{self.name} cannot grow: {error.strerror} ({self.files.directory})"
             full = refused(what, error, ". Nothing was written", self.options.room_advice)
             full.__cause__ = error.with_traceback(None)  # its frames would keep files open until they are collected
-            self._dismiss([ticket for ticket, kind in zip(tickets, leaves, strict=True) if kind == most], full)
+            self._refuse(ticket, full)
             return False
-        self._most, self._hopeless = 0, False
-        if most == GROWS:
+        self._hopeless = False
+        if kind == GROWS:
             self._hopeless_lsn = -1
         elif self._hopeless_lsn >= 0:
             self._writer.limit = 0  # who makes it hold more comes here first
         return True
 
+    def _refuse(self, ticket: Ticket | None, error: AnabranchError) -> None:
+        if ticket is not None:
+            ticket.finish(error)
+
+    def _may_wait(self, kind: int, error: OSError) -> bool:
+        return not self._hopeless if kind == SHRINKS else self._may_be_relieved(error)
+
+    def _wait_for_room(self) -> None:
+        self._out_of_room_at, self._out_of_room = self.releases, True
+
     def _may_be_relieved(self, error: OSError | None = None) -> bool:
-        """Return whether tickets that make the log hold more should look if anything can be released. Once after each
+        """Return whether a ticket that makes the log hold more should look if anything can be released. Once after each
         change, where it is counted what is needed."""
         tail = self._writer.tail
         return (
@@ -283,16 +537,8 @@ class Log(GroupCommit):
         needed = self._encoder.needed_bytes(self._writer.tail.segment)
         return needed is not None and self._writer.sealing_pays(needed)
 
-    def _fewer(self, tickets: list[Ticket]) -> tuple[list[Ticket], int]:
-        """Return the first of the tickets, as many as may be tried together, and the size of their batch."""
-        tickets = tickets[: self._most]
-        return tickets, f.BATCH_HEADER.size + sum(ticket.size for ticket in tickets)
-
     def _relieve(self) -> None:
-        """Have segments released, without the lead, for those tickets that wait for room. If none is, the tickets get
-        their error next."""
-        if self.releasing == get_ident():
-            return
+        """Have segments released for those tickets that wait for room. If none is, the tickets get their error next."""
         with self._relief:
             if not self._out_of_room:
                 return  # another thread has
@@ -312,11 +558,9 @@ class Log(GroupCommit):
     def _seal_spent(self) -> bool:
         """Leave the segment that is being written, on a disk that one segment fills, if most of it is needed no more.
         The segment is released once the rest is needed no more. Returns whether it was left."""
-        with self._lead:
+        with self._planning:
             try:
-                self._leader = get_ident()
-                if self._in_flight is not None:
-                    self._finish(self._in_flight)
+                self._accept()
                 if self._ended or self.failed is not None or not self._sealing_pays():
                     return False
                 self._writer.seal()
@@ -326,80 +570,20 @@ class Log(GroupCommit):
                     self.fail(error)
                 log.debug("%s: no spare file could be begun: %s", self.name, error)
                 return False
-            finally:
-                self._leader = 0
 
-    def _finish(self, batch: WriteBatch) -> None:
-        """Write the batch, sync it if need be, make it count. Every step may be done twice."""
-        writer = self._writer
+    def _drain(self) -> None:
+        """Have all that is queued written, or synced if that is due: the writer is about to leave its segment. Raises
+        StoreFailedError."""
+        number, filled, syncer = self._accepted.number, self._accepted.filled, self._syncer
         try:
-            if self.failed is not None:
-                raise self._failure()
-            if batch.sync or (self._always and not batch.unsynced):
-                self._write_synced(batch)
-            else:
-                self._write(batch)
-        except (OSError, StoreFailedError) as error:
-            self._lose(batch, error)
-            return
-        writer.tail = batch.tail  # first: who sees what the encoder remembers of it makes that durable with `sync`
-        if batch.changes:
-            self._encoder.written(batch)
-        if batch.data:
-            self._deliver(batch)
-        for ticket in batch.tickets:
-            ticket.finish(None)
-        queue = self._queue
-        while queue and queue[0].done:
-            queue.popleft()
-        if self._unsynced_queue:
-            self._drop_done()
-        self._in_flight = None
-        if not writer.prepared_ahead and batch.tail.offset > batch.segment.capacity // 2:
-            writer.look_ahead()
-
-    def _write_synced(self, batch: WriteBatch) -> None:
-        syncer, began = self._syncer, monotonic()
-        if batch.data:
-            self.batches += 1
-            if syncer.dirty_since is None and self._idle_job.last.begun:
-                self._schedule_idle()
-            syncer.write_through(batch.data, batch.offset, batch.tail)
-            self._last_write = ended = monotonic()
-        else:
-            syncer.through(batch.tail)
-            ended = monotonic()
-        self._synced(ended - began)
-
-    def _write(self, batch: WriteBatch) -> None:
-        syncer = self._syncer
-        if batch.data:
-            self.batches += 1
-            file = batch.segment.file or batch.segment.open()
-            write_small(file.fd, batch.data, batch.offset)
-            self._last_write = monotonic()
-            if syncer.dirty_since is None:
-                syncer.dirty_since = self._last_write
-            if self._idle_job.last.begun:  # asked for each write: Ctrl-C may have struck between the two
-                self._schedule_idle()
-        if self._periodic and self._overdue():
-            began = monotonic()
-            syncer.through(batch.tail)
-            self._synced(monotonic() - began)
-
-    def _lose(self, batch: WriteBatch, error: Exception) -> None:
-        """Fail, since the write or the sync has failed: what the batch became is unknown."""
-        self.fail(error)
-        what = f"{self.name} failed while it wrote: {error}. Whether this operation took effect shows once it is opened"
-        unknown = OutcomeUnknownError(f"{what} again; {self._advice}" if self._advice else f"{what} again")
-        unknown.__cause__ = error
-        self._dismiss(batch.tickets, unknown)
-        self._in_flight = None
+            if full := syncer.is_full:
+                syncer.sync_sealed(filled)
+            self._appender.settle(number, filled if full or self._always else 0)
+        except OSError as error:
+            self.fail(error)
+            raise self._failure() from error
 
     # Syncing
-
-    def _written(self) -> Tail:
-        return self._writer.tail
 
     def _overdue(self) -> bool:
         """Return whether the interval of `periodic` is over: who comes then waits for the disk, and the loss stays
@@ -408,39 +592,41 @@ class Log(GroupCommit):
         return since is not None and monotonic() - since > self.options.sync_interval
 
     def sync(self) -> None:
-        """Make all that has been written durable. Raises StoreFailedError."""
-        tail = self._writer.tail
-        if tail.lsn > self._syncer.durable_lsn:
-            try:
-                self._syncer.through(tail)
-            except OSError as error:
-                raise self._failure() from error
+        """Make all that has been queued durable. Raises StoreFailedError."""
+        syncer = self._syncer
+        self._require_no_reentry()
+        if self.failed is not None:
+            raise self._failure()
+        syncer.dirty_since = None  # first: what is queued from now on is younger
+        try:
+            self._make_durable(self._last.filled)
+        except OSError as error:
+            self._lose(error)
+            raise self._failure() from error
+
+    def _make_durable(self, number: int) -> None:
+        """Have all up to a batch on disk. Raises OSError."""
+        syncer = self._syncer
+        while number > syncer.durable:  # again: a segment may be sealed between the two
+            syncer.sync_sealed(number)
+            self._appender.settle(number, number)
 
     def _mark(self) -> None:
         """Write an empty batch, whose watermark vouches for all before it (rule J4)."""
-        try:
-            with self._lead:
-                self._mark_once()
-        finally:  # an error, too: others have left to who leads what nobody waits for
-            if self._has_work():
-                self._hand_on()
-
-    def _mark_once(self) -> None:
-        try:
-            self._leader = get_ident()
-            if self._in_flight is not None:
-                self._finish(self._in_flight)
-            durable = self._syncer.durable_lsn
-            if self.failed is not None or self._marked_lsn >= self._writer.tail.lsn:
+        with self._planning:
+            self._accept()
+            number = self._accepted.filled
+            if self.failed is not None or self._marked == number or self._syncer.durable < number:
                 return
-            if durable < self._writer.tail.lsn or not self._make_room([], f.BATCH_HEADER.size, 0):
+            if not self._make_room(None, BATCH_BYTES, 0):
                 return
-            self._in_flight = batch = self._encoder.encode(self._writer.tail, [], durable)
-            self._finish(batch)
-            self._marked_lsn = durable
-            self._writer.vouch()
-        finally:
-            self._leader = 0
+            mark = self._encoder.encode(self._writer.tail, [], self._syncer.durable_lsn)
+            self._link(mark, None)
+        self._settle(mark)
+        if self.failed is None:
+            with self._planning:
+                self._marked = mark.number
+                self._writer.vouch()
 
     def _idle_seconds(self) -> float:
         return IDLE_SECONDS * NEVER_IDLES if self._never else IDLE_SECONDS
@@ -463,7 +649,7 @@ class Log(GroupCommit):
                 self._idle_job.schedule(self.options.sync_interval if self._periodic else left)
             else:
                 self._mark()
-                if self._syncer.durable_lsn < self._writer.tail.lsn:
+                if self._syncer.durable < self._accepted.filled:
                     self._schedule_idle()  # it was written during the sync: no other write may follow
         except AnabranchError as error:
             log.debug("%s: no mark: %s", self.name, error)

@@ -92,7 +92,7 @@ class Reclaimer:
         self._log.sync()  # while nobody leads: who writes next waits for the sync of the snapshot, not of all before it
         ticket = Ticket(self._content(payload), f.RECORD_HEADER.size + len(payload), sync=True)
         ticket.unsynced = True  # with `sync` it is synced
-        self._log.submit_first(ticket)  # others may be waiting for what it frees
+        self._log.submit(ticket)
         self._log.wait(ticket)
         self._forget({segment.number for segment in free})
         segments = [(segment.number, segment.capacity) for segment in free]

@@ -84,13 +84,12 @@ class RecordEncoder:
         batch.records = records
         if unsynced:
             batch.unsynced = True
-        for kind, _, _ in records:
-            if kind == f.SNAPSHOT:
-                batch.changes = True
         return batch
 
-    def written(self, batch: RecordBatch) -> None:
-        self.snapshot_at = (batch.segment.number, batch.offset)
+    def accept(self, batch: RecordBatch) -> None:
+        for kind, _, _ in batch.records:
+            if kind == f.SNAPSHOT:
+                self.snapshot_at = (batch.segment.number, batch.offset)
 
 
 def encode_records(tail: Tail, records: Sequence[RecordOf], watermark: int) -> tuple[bytes, Tail]:

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,8 @@ from ...policies.errors import CorruptionError
 from ..system.background import shared
 from ..system.files import FULL, allocate, zero_fill
 from . import format as f
-from .files.file import FILL_MAX, FILL_MIN
+from .appending import Appender
+from .files.file import FILL_MAX, FILL_MIN, File
 from .files.segment_files import SegmentFiles
 from .files.watermark import Watermark, WatermarkFile
 from .segment import Segment, SegmentTable
@@ -38,8 +40,17 @@ class SegmentWriter:
     """
 
     def __init__(
-        self, name: str, log_id: bytes, files: SegmentFiles, options: LogOptions, encoder: Encoder, syncer: Syncer
+        self,
+        name: str,
+        log_id: bytes,
+        files: SegmentFiles,
+        options: LogOptions,
+        encoder: Encoder,
+        appender: Appender,
+        syncer: Syncer,
+        drain: Callable[[], None],
     ) -> None:
+        """`drain` has all that is queued written, or synced if that is due. Raises StoreFailedError."""
         self.table = SegmentTable(())
         self.tail: Tail
         """The place where the next batch goes; there is none before `start`."""
@@ -52,7 +63,10 @@ class SegmentWriter:
         self.must_roll = False
         """Nothing more may be written to the tail's segment: the header of the next one may be seen already."""
         self._name, self._log_id = name, log_id
-        self._files, self._options, self._encoder, self._syncer = files, options, encoder, syncer
+        self._files, self._options, self._encoder = files, options, encoder
+        self._appender, self._syncer, self._drain = appender, syncer, drain
+        self._file: File | None = None
+        """The file in which the appender writes, and syncs perhaps, until it goes on in another."""
         self._watermark = WatermarkFile(files.directory, log_id, files.count_sync, files.file_mode)
         self._table_lock = threading.Lock()
         self._prepare_lock = threading.Lock()
@@ -77,6 +91,7 @@ class SegmentWriter:
             pass
         for segment in self.table.all:
             segment.close()
+        self._file = None
 
     def stop_preparing(self) -> None:
         """Make no more files ahead of need."""
@@ -123,6 +138,7 @@ class SegmentWriter:
         """Make room for tickets that make a log hold more."""
         if self.must_roll or self.tail.offset + size > self.tail.segment.capacity:
             self.roll(size)
+        self._append_here()
         end = self.tail.offset + size
         self._allocate(self.tail.segment, end)
         self.promised = max(promised, PROMISED_MIN if self.promised else 0)
@@ -144,8 +160,16 @@ class SegmentWriter:
             if spare is None:
                 raise self._full()
             self.roll(size, spare=spare)
+        self._append_here()
         if len(reserve.files) < leaves:
             raise self._full()
+
+    def _append_here(self) -> None:
+        """Have the appender go on in the tail's segment. Nothing is queued where it is another."""
+        file = self.tail.segment.file or self.tail.segment.open()
+        if self._file is not file:
+            self._appender.segment(file.fd, self.tail.offset)
+            self._file = file
 
     def _full(self) -> OSError:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._files.directory))
@@ -202,8 +226,7 @@ class SegmentWriter:
         tail, standard = self.tail, self._options.segment_bytes
         if base_lsn is None:
             base_lsn = tail.lsn + 1
-        if self._syncer.is_full:
-            self._syncer.through(tail)
+        self._drain()
         snapshot_at = self._encoder.snapshot_at
         self.last_number += 1
         header = f.SegmentHeader(
@@ -217,7 +240,7 @@ class SegmentWriter:
         segment.allocated = allocated
         old = tail.segment
         if old.file is not None and self._syncer.durable_lsn < tail.lsn:
-            self._syncer.sealed(old.file)
+            self._syncer.seal(old.file)
         old.file = None  # whoever reads it opens it again, and is counted
         old.end, old.last_lsn = tail.offset, tail.lsn
         old.changed = True

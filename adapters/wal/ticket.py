@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -57,6 +57,8 @@ class Ticket:
     """Need not be synced even under `always`: what it says is known elsewhere, and would be written again."""
     promise = 0
     """Bytes that have to be kept free for what must follow it, until the owner says otherwise (Encoder.promised)."""
+    batch: WriteBatch | None = None
+    """What it has become, once it is queued and until it is done."""
 
     def __init__(self, content: Any, size: int, sync: bool = False, unsynced: bool = False) -> None:
         self.content = content
@@ -69,8 +71,8 @@ class Ticket:
             self.unsynced = True
 
     def finish(self, error: BaseException | None) -> None:
-        """Finish the ticket, well or not. May be called again with the same by a leader that makes up for an
-        interrupted one."""
+        """Finish the ticket, well or not. May be called again with the same by who makes up for an interrupted
+        thread."""
         if error is not None:
             self.error = error
         self.held = None
@@ -79,6 +81,7 @@ class Ticket:
             result = None if self.error is not None else future[1](self)
             shared().resolve([(future[0], result, self.error)])
         self.done = True
+        self.batch = None  # which holds all behind it
         if self.waiter is not None:
             self.wake()
 
@@ -114,15 +117,23 @@ class Tail(NamedTuple):
 
 
 class WriteBatch:
-    """The bytes written with one call: enough to write them again, same bytes, same place (rule G2). An encoder may
-    return a subclass with what it wants to remember of it."""
+    """The bytes of some tickets, and their place in the log. An encoder may return a subclass with what it wants to
+    remember of it."""
 
-    changes = False
-    """The encoder has to know of it before it encodes the next one: `written` is called."""
+    next: WriteBatch | None = None
+    """The batch behind it. It is set once, in one step: by it that one is in the log."""
+    delivered = False
+    """Its owner has been told of it, and its tickets; or it is lost."""
+    number = 0
+    """One more than that of the batch before it."""
+    filled = 0
+    """The number of the last one up to it that has bytes."""
+    sync_number = 0
+    """It is not delivered before all up to this one is on disk."""
     unsynced = False
     """Every ticket in it is `unsynced`."""
 
-    def __init__(self, start: Tail, tail: Tail, tickets: list[Any], data: bytes, sync: bool) -> None:
+    def __init__(self, start: Tail, tail: Tail, tickets: Sequence[Any], data: bytes, sync: bool) -> None:
         self.segment = start.segment
         self.offset = start.offset
         self.tail = tail
@@ -134,8 +145,8 @@ class WriteBatch:
 
 
 class Encoder(Protocol):
-    """The owner of a log, as the log sees it. All but `stopped` is called by the log's leader, one at a time; nothing
-    here may call the log. An exception that `encode` raises is for the tickets that it was given."""
+    """The owner of a log, as the log sees it. All but `stopped` and `deliver` is called by who plans, one at a time;
+    nothing here may call the log. An exception that `encode` raises is for the tickets that it was given."""
 
     @property
     def promised(self) -> int:
@@ -165,13 +176,13 @@ class Encoder(Protocol):
         """Build the bytes of the batch after `tail`; no tickets make an empty batch, a mark. `watermark`: the LSN known
         to be on disk. Changes nothing but the tickets' outcomes, so that it may be done again."""
 
-    def written(self, batch: Any) -> None:
-        """Remember what a batch with `changes` says: the next one is encoded after it. May be called again for the
-        same."""
+    def accept(self, batch: Any) -> None:
+        """Build on what a batch says, which is in the log from now on: the next one is encoded after it. May be called
+        again for the last one."""
 
     def deliver(self, batch: Any) -> None:
-        """Deliver a batch that is, with all before it, as durable as the policy asks: it counts. In order, and only for
-        one with bytes. May be called again for the same."""
+        """Deliver a batch that is, with all before it, as durable as the policy asks: it counts. In order, by one
+        thread at a time, after `accept`. May be called again for the same."""
 
     def stopped(self) -> None:
         """Wake, once the log has failed, whoever waits for what it would have brought. Any thread."""

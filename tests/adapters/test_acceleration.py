@@ -4,12 +4,10 @@ are compared with themselves; CI looks that they are compiled."""
 from __future__ import annotations
 
 import enum
-import errno
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,6 @@ from anabranch.adapters.journal.encoding import SEND_OVERHEAD
 from anabranch.adapters.journal.index import row_format
 from anabranch.adapters.system import acceleration
 from anabranch.adapters.system.acceleration import PURE
-from anabranch.adapters.system.files import write_small, write_synced
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal import reader
 from anabranch.adapters.wal.segment import Segment
@@ -204,7 +201,7 @@ def test_the_rows_of_many_are_the_same(
 
 @given(st.integers(0, (1 << 32) - 1), BODY)
 def test_a_sum_is_that_of_the_package(seed: int, data: bytes) -> None:
-    compiled_loops = acceleration.find_compiled({})
+    compiled_loops = acceleration.find_compiled(LOOPS, {})
     if compiled_loops is not None:
         assert compiled_loops.checksums(seed, data) == (crc32c(seed, data),) * 2
 
@@ -290,6 +287,9 @@ def test_a_log_is_read_without_the_twins(monkeypatch: pytest.MonkeyPatch) -> Non
 
 KEEPER = sending.Intake(None, lambda message: message)
 HEADERS = st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-9, 1 << 65), st.text(max_size=5), st.binary()))
+
+
+LOOPS = "anabranch.adapters.system.compiled_loops"
 
 
 @pytest.fixture
@@ -437,112 +437,6 @@ def test_receipts_are_the_same(outcomes: list[tuple[int, bool]]) -> None:
     both(sending, "receipts", ORDERS, [*outcomes, (1,)])
 
 
-# Writing to a file
-
-
-@pytest.fixture
-def fd(tmp_path: Path) -> Iterator[int]:
-    opened = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    yield opened
-    os.close(opened)
-
-
-@pytest.mark.parametrize("write", [write_small, write_synced])
-@pytest.mark.parametrize("size", [0, 1, 16_384, 16_385, 1 << 20])
-def test_all_is_written_where_it_belongs(fd: int, size: int, write: Callable[[int, bytes, int], None]) -> None:
-    data = os.urandom(size)
-    write(fd, data, 4096)
-    assert os.pread(fd, size + 1, 4096) == data
-
-
-def test_what_cannot_be_written_raises(fd: int, tmp_path: Path) -> None:
-    read_only = os.open(tmp_path / "file", os.O_RDONLY)
-    try:
-        for number, offset in ((read_only, 0), (fd, -1), (-1, 0)):
-            found = [outcome(loop, number, b"data", offset) for loop in (os.pwrite, write_small, write_synced)]
-            assert found[0] == found[1] == found[2]
-            assert found[0][0] is OSError
-    finally:
-        os.close(read_only)
-
-
-def test_a_small_write_is_alone(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_alone("write_small", monkeypatch)
-    write_small(fd, b"data", 0)
-    assert os.pread(fd, 9, 0) == b"data"
-
-
-def test_a_write_and_its_sync_are_one(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_alone("write_synced", monkeypatch)
-    write_synced(fd, b"data", 0)
-    assert os.pread(fd, 9, 0) == b"data"
-
-
-def test_a_sync_that_fails_raises_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what cannot be synced fdatasync says EINVAL, after the write."""
-    is_alone("write_synced", monkeypatch)
-    null = os.open("/dev/null", os.O_WRONLY)
-    try:
-        with pytest.raises(OSError, match="Invalid argument") as error:
-            write_synced(null, b"data", 0)
-        assert error.value.errno == errno.EINVAL
-    finally:
-        os.close(null)
-
-
-def test_whoever_takes_the_place_of_fdatasync_sees_each_sync(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bytes] = []
-    monkeypatch.setattr(os, "fdatasync", lambda number: seen.append(os.pread(number, 9, 0)))
-    write_synced(fd, b"data", 0)
-    assert seen == [b"data"]
-
-
-def test_whoever_takes_the_place_of_pwrite_sees_each_write(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, seen = os.pwrite, []
-
-    def half(number: int, data: bytes, offset: int) -> int:
-        seen.append((bytes(data), offset))
-        return real(number, data[:2], offset)
-
-    monkeypatch.setattr(os, "pwrite", half)
-    write_small(fd, b"data", 7)
-    assert seen == [(b"data", 7), (b"ta", 9)]
-    assert os.pread(fd, 9, 7) == b"data"
-
-
-def test_after_a_slow_write_the_others_let_other_threads_run(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    left: list[bytes] = []
-    monkeypatch.setitem(PURE, "write_small", lambda number, data, offset: left.append(data))
-    compiled_loops = acceleration.find_compiled({})
-    if compiled_loops is None or not anabranch.accelerated:
-        return  # all of them do
-    compiled_loops.took(3600.0, True)
-    try:
-        write_small(fd, b"later", 0)
-        assert left == [b"later"]
-    finally:
-        compiled_loops.took(0.0, True)
-    write_small(fd, b"now", 0)
-    assert left == [b"later"]
-    assert os.pread(fd, 9, 0) == b"now"
-    compiled_loops.took(3600.0, False)  # but not for the disk: the processor was somebody else's
-    write_small(fd, b"too", 0)
-    assert left == [b"later"]
-    assert os.pread(fd, 9, 0) == b"too"
-
-
-def test_threads_that_write_do_not_disturb_each_other(fd: int) -> None:
-    threads = [
-        threading.Thread(target=lambda n=n: [write_small(fd, bytes([n]) * 100, (n * 50 + k) * 100) for k in range(50)])
-        for n in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert os.pread(fd, 20_001, 0) == b"".join(bytes([n]) * 5000 for n in range(4))
-
-
 # Which of them are used
 
 
@@ -556,5 +450,5 @@ def test_the_environment_can_ask_for_the_loops_in_python(value: str, pure: bool)
     program = "import anabranch; print(anabranch.accelerated)"
     environment = {**os.environ, acceleration.FORCE_PURE: value}
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
-    there = acceleration.find_compiled({}) is not None
+    there = acceleration.find_compiled(LOOPS, {}) is not None
     assert run.stdout.strip() == str(there and not pure)

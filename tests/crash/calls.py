@@ -22,7 +22,6 @@ from anabranch.adapters.core.features import scheduled as waiting
 from anabranch.adapters.system import background, locking
 from anabranch.adapters.system.background import Outcome
 from anabranch.adapters.wal import log as wal_log
-from anabranch.adapters.wal import syncing
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -237,7 +236,7 @@ def simulated(jobs: Jobs, seed: str) -> Iterator[None]:
         stack.enter_context(mock.patch.object(background, "_shared", jobs))
         # That of the real process would wait for ever for a look that it had asked these jobs for.
         stack.enter_context(mock.patch.object(locking, "_watch", locking._Watch()))
-        for module in (wal_log, syncing, waiting):
+        for module in (wal_log, waiting):
             stack.enter_context(mock.patch.object(module, "monotonic", jobs.clock))
         stack.enter_context(mock.patch.object(os, "urandom", chance.randbytes))
         yield

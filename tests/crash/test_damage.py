@@ -193,7 +193,7 @@ def worked_and_marked(directory: Path, kill: bool) -> None:
         decisions = router._coordinator.log._log
         assert decisions is not None
         for log in (*logs, decisions):
-            eventually(lambda log=log: log._marked_lsn == log.tail.lsn)  # type: ignore[misc]
+            eventually(lambda log=log: log._marked == log._accepted.filled)  # type: ignore[misc]
             with leading(log):  # nor is the mark's second place being written
                 pass
         if kill:

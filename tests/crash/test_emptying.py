@@ -24,7 +24,6 @@ from anabranch.policies.config.durability import Sync
 from ..contract.children import forked, reaped
 from ..contract.disk import PATIENCE
 from ..taking import take
-from ..wal.logs import leading
 from .ledger import body_of, contents, identity_of, violations
 from .test_full_disk import fill_up
 
@@ -419,23 +418,26 @@ def test_a_killed_process_leaves_a_disk_that_one_segment_fills_to_the_next(disk:
         assert violations(router) == []
 
 
-def test_sends_are_refused_and_acks_are_not_where_they_come_together(disk: Path) -> None:
+def test_acks_are_not_refused_where_sends_come_with_them(disk: Path) -> None:
+    """The sends find no room, or what acks before them have made."""
     with anabranch.open(config(disk, Sync.ALWAYS)) as router:
         queue = router.queue("q")
         sent = send_all(disk, queue, 100)
         messages = [take(queue) for _ in sent]
         store = messages[0]._store
         assert isinstance(store, JournalStore)
-        log = store.backend._log
+        refused = taken = 0
         for start in range(0, 200, 10):
-            with leading(log):  # so that they share a batch
-                acks = [store.ack_nowait([message]) for message in messages[start : start + 10]]
-                sends = [store.send_nowait(queue.destination, body_of("never.0", 30_000)) for _ in range(3)]
+            sends = [store.send_nowait(queue.destination, body_of("new.0", 30_000)) for _ in range(3)]
+            acks = [store.ack_nowait([message]) for message in messages[start : start + 10]]
             for done in acks:
                 done.result(PATIENCE)
-            for refused in sends:
-                assert isinstance(refused.exception(PATIENCE), anabranch.StoreFullError)
-        assert contents(router) == {"q": sent[200:]}
+            errors = [done.exception(PATIENCE) for done in sends]
+            assert all(error is None or isinstance(error, anabranch.StoreFullError) for error in errors)
+            taken += errors.count(None)
+            refused += len(errors) - errors.count(None)
+        assert refused
+        assert contents(router) == {"q": sent[200:] + ["new.0"] * taken}
 
 
 def test_an_index_is_rebuilt_while_it_is_full(disk: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_transaction_interrupted_anywhere_is_whole(router: anabranch.Router, s
 
     def check(at: int, where: str) -> None:
         identity = state["identity"]
-        store_of(router).backend._log._lead_queued()  # else a worker may carry on with it between the two looks
+        store_of(router).backend._log._finish()  # else a worker may carry on with it between the two looks
         acked = identity not in [identity_of(message.body) for message in queue.browse()]
         sent = identity in [identity_of(message.body) for message in audit.browse()]
         assert acked == sent, (identity, where)

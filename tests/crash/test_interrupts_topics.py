@@ -35,7 +35,7 @@ def store(disk: JournalDisk) -> JournalStore:
 
 def settled(store: JournalStore) -> None:
     """What an interrupted thread has left is done, else a worker may do it between two looks."""
-    store.backend._log._lead_queued()
+    store.backend._log._finish()
 
 
 def two_sent(disk: JournalDisk) -> JournalStore:

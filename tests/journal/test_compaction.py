@@ -401,7 +401,7 @@ def test_a_snapshot_may_come_at_any_time(disk: JournalDisk, monkeypatch: pytest.
     crashed: list[Path] = []
 
     def late(ticket: object) -> object:
-        if getattr(ticket, "unsynced", False):
+        if getattr(ticket, "unsynced", False) and not crashed:
             store.checkpoint()
             crashed.append(disk.copy(store))
             store.reclaim()

@@ -13,17 +13,17 @@ import pytest
 
 from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.core.operations.branches import Branch
+from anabranch.adapters.core.operations.tickets import Ticket
 from anabranch.adapters.core.record.encoding import HEAD
 from anabranch.adapters.core.state.leases import LEASED, LEAVING
 from anabranch.adapters.journal.encoding import NUMBER, SEND_OVERHEAD
 from anabranch.adapters.wal import format as w
-from anabranch.adapters.wal.log import Log
 from anabranch.policies.errors import StoreFullError, UnknownMessageError
 from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, Parallel, assert_whole, bodies, drain, eventually, take
 from ..contract.preparing import prepare, to
-from ..wal.logs import leading
+from ..wal.logs import leading, stalled
 from .disk import JournalDisk
 
 
@@ -33,14 +33,11 @@ def disk(tmp_path: Path) -> Iterator[JournalDisk]:
         yield disk
 
 
-def queued(store_log: Log, count: int) -> None:
-    """Wait until so many tickets wait for the lead."""
-    eventually(lambda: len(store_log._queue) + len(store_log._unsynced_queue) >= count)
-
-
-def test_a_send_that_must_name_its_destination_again_is_not_overwritten(disk: JournalDisk) -> None:
-    """A removal that is written in the same batch makes the send longer than its sender counted: the batch may run
-    past the allocated space, and zero-filling from there would go over acknowledged records."""
+def test_a_send_that_must_name_its_destination_again_is_not_overwritten(
+    disk: JournalDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removal that comes just before makes the send longer than its sender counted: the batch may run past the
+    allocated space, and zero-filling from there would go over acknowledged records."""
     store = disk.create(sync="never", segment_size=1 << 20)
     named = Destination.parse("queue://" + "x" * 900)
     store.send(named, b"first")
@@ -58,16 +55,15 @@ def test_a_send_that_must_name_its_destination_again_is_not_overwritten(disk: Jo
         store.send(B, b"z" * 1000)
     store.send(B, b"z" * (left() - need - alone))
     assert left() == need
-    with leading(log):
-        threads = [
-            threading.Thread(target=store.delete, args=(named,)),
-            threading.Thread(target=store.send, args=(named, body)),
-        ]
-        for count, thread in enumerate(threads, 1):
-            thread.start()
-            queued(log, count)
-    for thread in threads:
-        thread.join()
+    submit = store._writer.submit
+
+    def late(ticket: Ticket) -> object:
+        monkeypatch.undo()
+        store.delete(named)
+        return submit(ticket)
+
+    monkeypatch.setattr(store._writer, "submit", late)
+    store.send(named, body)
     store.send(B, b"next")
     store = disk.reopen(store)
     assert bodies(store, named) == [body]
@@ -155,18 +151,25 @@ def test_an_ack_that_lands_after_its_message_was_released_ends_it(disk: JournalD
     store.send(A, b"1")
     message = take(store)
 
+    log = store.backend._log
+    before = log.batches
+
     def interrupt() -> None:
-        queued(store.backend._log, 1)
+        eventually(lambda: log.batches == before + 2)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    with leading(store.backend._log):  # somebody else leads, on a slow disk
+    with stalled(log):
+        earlier = threading.Thread(target=store.send, args=(B, b"x"))  # it writes for both
+        earlier.start()
+        eventually(lambda: log.batches == before + 1)
         with pytest.raises(KeyboardInterrupt), Parallel(interrupt):
             message.ack()
         releasing = threading.Thread(target=message.release)
         releasing.start()
-        queued(store.backend._log, 2)
-    releasing.join()
-    store.backend._log._lead_queued()
+        eventually(lambda: log.batches == before + 3)
+    for thread in (earlier, releasing):
+        thread.join()
+    log._finish()
     assert store.depth(A) == 0
     assert store.receive(A) is None
 
@@ -177,11 +180,8 @@ def test_a_handler_that_calls_the_store_which_it_interrupted_is_refused(disk: Jo
     store.send(A, b"1")
     with store._engine.lock, pytest.raises(RuntimeError, match="signal handler"):
         store.receive(A)
-    with leading(store.backend._log):
-        store.backend._log._leader = threading.get_ident()
-        with pytest.raises(RuntimeError, match="signal handler"):
-            store.send_nowait(A, b"2")
-        store.backend._log._leader = 0
+    with leading(store.backend._log), pytest.raises(RuntimeError, match="signal handler"):
+        store.send_nowait(A, b"2")
     assert bodies(store) == [b"1"]
 
 
@@ -193,14 +193,12 @@ def test_what_a_refused_handler_would_have_settled_is_leased_still(disk: Journal
     with store._engine.lock, pytest.raises(RuntimeError, match="signal handler"):
         message.release()
     with leading(store.backend._log):
-        store.backend._log._leader = threading.get_ident()
         for call in (message.release, message.ack):
             with pytest.raises(RuntimeError, match="signal handler"):
                 call()
         store.claim(message)
         with pytest.raises(RuntimeError, match="signal handler"):
             store.commit([], [message])
-        store.backend._log._leader = 0
     store.unclaim([message])
     take(store).ack()
     assert bodies(store) == []
@@ -243,9 +241,7 @@ def test_who_sees_that_a_branch_is_committed_can_make_it_durable(disk: JournalDi
             thread = threading.Thread(target=store.sync)
             thread.start()
             thread.join()
-            batch = the_log._in_flight
-            assert batch is not None
-            unsynced.append(batch.tail.lsn - the_log.durable_lsn)
+            unsynced.append(the_log.tail.lsn - the_log.durable_lsn)
             return super().pop(*key)
 
     store._engine.sequencer.prepared = Watched(store._engine.sequencer.prepared)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 import anabranch
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.backend.writers import Threaded
-from anabranch.adapters.wal import group_commit
+from anabranch.adapters.wal import Log, Ticket
 from anabranch.policies.errors import ClosedError
 
 from ..contract.disk import Parallel
@@ -33,7 +32,7 @@ class Closer:
         self.closed = 0
         """How many stores were."""
 
-    def put(self, queue: object, put: Callable[[], None]) -> None:
+    def put(self, queue: object, put: Callable[[], object]) -> None:
         store = self._store_of(queue)
         if store is None or threading.get_ident() != self._thread:
             put()
@@ -50,7 +49,7 @@ class Closer:
         for store in self._router._registry.open_stores():
             writer = store._writer
             log = getattr(writer, "_log", None)
-            if writer is queue or (log is not None and queue in (id(log._queue), id(log._unsynced_queue))):
+            if queue in (writer, log):
                 return store
         return None
 
@@ -63,17 +62,7 @@ class Closer:
 closer: list[Closer] = []
 
 
-class Queue(deque[Any]):
-    """A log's."""
-
-    def append(self, item: Any, /) -> None:
-        put(id(self), lambda: super(Queue, self).append(item))
-
-    def extend(self, items: Iterable[Any], /) -> None:
-        put(id(self), lambda: super(Queue, self).extend(items))
-
-
-def put(queue: object, real: Callable[[], None]) -> None:
+def put(queue: object, real: Callable[[], object]) -> None:
     if closer:
         closer[0].put(queue, real)
     else:
@@ -82,8 +71,13 @@ def put(queue: object, real: Callable[[], None]) -> None:
 
 @pytest.fixture(autouse=True)
 def queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(group_commit, "deque", Queue)
-    real = Threaded._put
+    submit, real = Log.submit, Threaded._put
+
+    def submitted(log: Log, ticket: Ticket) -> Ticket:
+        put(log, lambda: submit(log, ticket))
+        return ticket
+
+    monkeypatch.setattr(Log, "submit", submitted)
     monkeypatch.setattr(Threaded, "_put", lambda writer, tickets: put(writer, lambda: real(writer, tickets)))
     yield
     closer.clear()

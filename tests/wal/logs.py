@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from anabranch.adapters.wal import (
     Log,
@@ -23,7 +27,6 @@ from anabranch.adapters.wal import (
     survey,
     take_over,
 )
-from anabranch.adapters.wal.group_commit import GroupCommit
 
 LOG_ID = bytes(range(16))
 SEGMENT_BYTES = 64 * 1024
@@ -74,14 +77,37 @@ def opened(path: Path, **options: Any) -> Opened:
 
 
 @contextmanager
-def leading(log: GroupCommit) -> Iterator[None]:
-    """Nobody else leads meanwhile. What was queued by then another leads afterwards: it was left to us."""
-    try:
-        with log._lead:
+def leading(log: Log) -> Iterator[None]:
+    """Nothing more is queued meanwhile, and all that was is written."""
+    with log._planning:
+        log.written()
+        yield
+
+
+@contextmanager
+def stalled(log: Log) -> Iterator[None]:
+    """The disk takes nothing of what is queued meanwhile: as if somebody else had begun to write."""
+    real, goes_on = os.pwrite, threading.Event()
+
+    def pwrite(fd: int, data: bytes, offset: int) -> int:
+        file = log.tail.segment.file
+        if file is not None and fd == file.fd and any(memoryview(data)[:64]):
+            goes_on.wait(60)
+        return real(fd, data, offset)
+
+    with mock.patch("os.pwrite", pwrite):
+        try:
             yield
-    finally:
-        if log._has_work():
-            log._hand_on()
+        finally:
+            goes_on.set()
+
+
+def is_submitting(thread: threading.Thread) -> bool:
+    """Whether a thread is about to queue something: it waits for who does so already."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code is not Log.submit.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def killed(one: Opened, copy: Path) -> Path:

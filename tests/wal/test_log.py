@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from time import monotonic
 
 import pytest
 
-from anabranch.adapters.wal import log, record_ticket
-from anabranch.adapters.wal.ticket import Tail
+from anabranch.adapters.wal import RecordBatch, log, record_ticket
 from anabranch.policies.config.durability import Sync
-from anabranch.policies.errors import CorruptionError, OutcomeUnknownError, StoreFailedError, StoreFullError
+from anabranch.policies.errors import (
+    ClosedError,
+    CorruptionError,
+    OutcomeUnknownError,
+    StoreFailedError,
+    StoreFullError,
+)
 
-from ..contract.disk import eventually
-from .logs import KIND, SEGMENT_BYTES, created, killed, newest, opened
+from ..contract.disk import Parallel, eventually
+from .logs import KIND, SEGMENT_BYTES, Opened, created, is_submitting, killed, leading, newest, opened, stalled
 
 
 def no(*_: object) -> None:
@@ -105,8 +112,8 @@ def test_a_full_disk_refuses_before_the_first_byte_and_the_log_goes_on(
 
 def test_what_an_encoder_raises_is_for_the_tickets_it_was_given(tmp_path: Path) -> None:
     one = created(tmp_path / "log")
-    bad = one.log.submit(record_ticket([(KIND, b"", None)]))
-    bad.content = [("no number", b"", None)]
+    bad = record_ticket([("no number", b"", None)])  # type: ignore[list-item]
+    one.log.submit(bad)
     with pytest.raises(Exception, match="required argument is not an integer"):
         one.log.wait(bad)
     one.write(b"goes on")
@@ -135,20 +142,237 @@ def test_what_is_written_while_all_else_is_synced_is_synced_soon(
 ) -> None:
     """Though nothing is written after it, and the burst was over long ago when that sync ended."""
     one = created(tmp_path / "log", sync=Sync.PERIODIC, sync_interval=0.05)
-    log, syncer = one.log, one.log._syncer
-    through = syncer.through
+    log, real = one.log, os.fdatasync
 
-    def slow(tail: Tail) -> None:
+    def slow(fd: int) -> None:
         monkeypatch.undo()
-        syncer.dirty_since = monotonic()  # else the next write would sync by itself
-        one.write(b"2")
+        with Parallel(lambda: one.write(b"2")) as writing:
+            writing.result()
         log._last_write = 0.0
-        through(tail)
+        real(fd)
 
-    monkeypatch.setattr(syncer, "through", slow)
+    monkeypatch.setattr(os, "fdatasync", slow)
     one.write(b"1")
-    eventually(lambda: one.counted == [b"1", b"2"] and syncer.durable_lsn == log._writer.tail.lsn)
+    eventually(lambda: one.counted == [b"1", b"2"] and log.durable_lsn == log.tail.lsn)
     one.close()
+
+
+def writing(one: Opened, *payloads: bytes) -> list[threading.Thread]:
+    """A thread for each."""
+    threads = [threading.Thread(target=one.write, args=(payload,), daemon=True) for payload in payloads]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def joined(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_what_is_queued_together_is_synced_together(tmp_path: Path) -> None:
+    one = created(tmp_path / "log")
+    one.write(b"first")
+    batches, syncs = one.log.batches, one.log.syncs
+    with stalled(one.log):
+        first = writing(one, b"0")
+        eventually(lambda: one.log.batches == batches + 1)
+        others = writing(one, *(b"%d" % number for number in range(1, 20)))
+        eventually(lambda: one.log.batches == batches + 20)
+    joined(first + others)
+    assert one.log.syncs <= syncs + 3
+    assert sorted(one.counted[1:]) == sorted(b"%d" % number for number in range(20))
+    one.close()
+
+
+def test_a_ticket_that_nobody_waits_for_is_written_all_the_same(tmp_path: Path) -> None:
+    one = created(tmp_path / "log")
+    ticket = record_ticket([(KIND, b"alone", None)])
+    ticket.future = (Future(), lambda done: None)
+    one.log.submit(ticket)
+    one.log.proceed()
+    eventually(lambda: ticket.done)
+    assert one.counted == [b"alone"]
+    one.close()
+
+
+def test_flush_waits_for_what_others_have_queued(tmp_path: Path) -> None:
+    one = created(tmp_path / "log")
+    one.submit(b"1")
+    one.submit(b"2")
+    one.log.flush()
+    assert one.counted == [b"1", b"2"]
+    one.close()
+
+
+def test_what_a_signal_handlers_error_interrupts_is_done_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = created(tmp_path / "log")
+    left = one.submit(b"left")
+
+    def struck(*_: object) -> None:
+        monkeypatch.undo()
+        raise TimeoutError
+
+    monkeypatch.setattr(one.log, "_settle", struck)
+    with pytest.raises(TimeoutError):
+        one.write(b"own")
+    eventually(lambda: left.done)
+    one.close()
+
+
+def test_a_signal_handler_that_interrupts_its_own_write_is_refused(tmp_path: Path) -> None:
+    """It would wait for itself."""
+    one = created(tmp_path / "log")
+    refused: list[str] = []
+
+    def handler(*_: object) -> None:
+        try:
+            one.write(b"from the handler")
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    encoder = one.log._encoder
+    try:
+        for name in ("deliver", "accept"):
+            real = getattr(encoder, name)
+
+            def interrupted(batch: RecordBatch, real: Callable[[RecordBatch], None] = real) -> None:
+                signal.raise_signal(signal.SIGUSR1)
+                real(batch)
+
+            setattr(encoder, name, interrupted)
+            one.write(b"interrupted")
+            setattr(encoder, name, real)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len([error for error in refused if "called from a signal handler" in error]) == len(refused) == 2
+    one.write(b"after")
+    assert one.counted == [b"interrupted", b"interrupted", b"after"]
+    one.close()
+
+
+def test_a_signal_handler_that_interrupts_the_sync_of_earlier_segments_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = created(tmp_path / "log", sync=Sync.NEVER)
+    one.write(b"1")
+    with one.log._planning:
+        one.log._writer.roll(0)
+    assert one.log._syncer.sealed
+    refused: list[RuntimeError] = []
+    real = os.fdatasync
+
+    def interrupted(fd: int) -> None:
+        monkeypatch.undo()
+        for call in (lambda: one.submit(b"2"), one.log.sync):
+            with pytest.raises(RuntimeError, match="signal handler") as error:
+                call()
+            refused.append(error.value)
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", interrupted)
+    one.log.sync()
+    assert (len(refused), one.log.batches) == (2, 1)
+    one.close()
+
+
+def test_a_sync_covers_a_segment_that_is_sealed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = created(tmp_path / "log", sync=Sync.NEVER)
+    one.write(b"1")
+    log, real_sync, first = one.log, os.fdatasync, one.log.tail.segment
+    file, real, synced = first.open(), log._syncer.sync_sealed, []
+
+    def meanwhile(number: int) -> None:
+        real(number)
+        if log.tail.segment is first:
+            with log._planning:
+                log._writer.roll(0)
+            one.write(b"2")
+
+    def fdatasync(fd: int) -> None:
+        real_sync(fd)
+        synced.append(fd)
+
+    monkeypatch.setattr(log._syncer, "sync_sealed", meanwhile)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    log.sync()
+    assert file.fd in synced
+    one.close()
+
+
+def test_a_future_is_resolved_though_others_look_while_its_ticket_waits_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "IDLE_SECONDS", 3600.0)
+    one = created(tmp_path / "log", sync=Sync.NEVER)
+    ticket = record_ticket([(KIND, b"1", None)])
+    ticket.future = (Future(), lambda done: None)
+
+    def send() -> None:
+        one.log.submit(ticket)
+        one.log.proceed()
+
+    thread = threading.Thread(target=send)
+    with leading(one.log):
+        thread.start()
+        eventually(lambda: is_submitting(thread))
+        one.log._attend()
+    thread.join()
+    eventually(lambda: ticket.done)
+    one.close()
+
+
+def test_what_was_not_written_when_it_failed_never_is(tmp_path: Path) -> None:
+    """Who is told that nothing was written does it again elsewhere."""
+    one = created(tmp_path / "log")
+    one.write(b"kept")
+    tickets = [one.submit(b"%d" % number) for number in range(3)]
+    one.log.fail(OSError("the index"))
+    for ticket in tickets:
+        with pytest.raises(StoreFailedError, match="has stopped after an error: the index"):
+            one.log.wait(ticket)
+    one.close()
+    assert opened(tmp_path / "log").held == [b"kept"]
+
+
+def test_a_thread_that_is_struck_just_after_the_link_leaves_the_rest_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch is in the log, though nothing was built on it."""
+    one = created(tmp_path / "log")
+
+    def struck() -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(one.log, "_accept", struck)
+    with pytest.raises(KeyboardInterrupt):
+        one.submit(b"struck")
+    one.write(b"next")
+    assert one.counted == [b"struck", b"next"]
+    one.close()
+    assert opened(tmp_path / "log").held == one.counted
+
+
+def test_a_closed_log_refuses_and_says_so(tmp_path: Path) -> None:
+    one = created(tmp_path / "log")
+    one.write(b"kept")
+    one.close()
+    with pytest.raises(ClosedError, match="the log is closed; open it again"):
+        one.write(b"late")
+    assert opened(tmp_path / "log").held == [b"kept"]
+
+
+def test_what_was_queued_when_it_is_closed_is_written(tmp_path: Path) -> None:
+    one = created(tmp_path / "log")
+    tickets = [one.submit(b"%d" % number) for number in range(5)]
+    one.close()
+    assert all(ticket.done and ticket.error is None for ticket in tickets)
+    assert opened(tmp_path / "log").held == [b"0", b"1", b"2", b"3", b"4"]
 
 
 @pytest.mark.parametrize("sync", list(Sync))

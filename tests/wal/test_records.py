@@ -38,8 +38,7 @@ def test_the_latest_snapshot_is_remembered(tmp_path: Path) -> None:
     segment = Segment(header_of(4), tmp_path / "s")
     encoder = RecordEncoder(lambda batch: None)
     batch = encoder.encode(Tail(segment, 5000, 0, 0), [record_ticket([(SNAPSHOT, b"all", None)])], 0)
-    assert batch.changes
-    encoder.written(batch)
+    encoder.accept(batch)
     assert encoder.snapshot_at == (4, 5000)
 
 

@@ -10,112 +10,79 @@ import pytest
 
 from anabranch.adapters.system.descriptors import unsynced_files
 from anabranch.adapters.wal.files.file import File
-from anabranch.adapters.wal.segment import Segment
 from anabranch.adapters.wal.syncing import UNSYNCED_FILES_MAX, Syncer
-from anabranch.adapters.wal.ticket import Tail
-from anabranch.policies.errors import StoreFailedError
-
-from .made import header_of
 
 
-class Written:
-    """A log as its syncs see it: files that are real, an end that a test sets."""
+class Appended:
+    """An appender as a syncer sees it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.segment = Segment(header_of(), path / "1.seg")
-        self.segment.file = self.file("1.seg")
-        self.lsn = 0
-        self.failed: list[BaseException] = []
-        self.syncer = Syncer(lambda: self.tail, self.failed.append, self.require_not_failed)
-
-    def file(self, name: str) -> File:
-        return File(self.path / name, os.O_RDWR | os.O_CREAT)
-
-    @property
-    def tail(self) -> Tail:
-        return Tail(self.segment, 0, self.lsn, 0)
-
-    @property
-    def is_dirty(self) -> bool:
-        return self.syncer.dirty_since is not None
-
-    def write(self, lsn: int) -> Tail:
-        self.lsn = lsn
-        self.syncer.dirty_since = self.syncer.dirty_since or 1.0
-        return self.tail
-
-    def require_not_failed(self) -> None:
-        if self.failed:
-            raise StoreFailedError("it has stopped")
+    durable = 3
+    durable_lsn = 30
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Written:
-    return Written(tmp_path)
+def syncer() -> Syncer:
+    return Syncer(Appended())  # type: ignore[arg-type]
 
 
-def test_what_is_durable_is_not_synced_again(written: Written) -> None:
-    tail = written.write(5)
-    written.syncer.through(tail)
-    assert (written.syncer.durable_lsn, written.syncer.count, written.syncer.dirty_since) == (5, 1, None)
-    written.syncer.through(tail)
-    assert written.syncer.count == 1
+def sealed(syncer: Syncer, path: Path) -> File:
+    file = File(path, os.O_RDWR | os.O_CREAT)
+    syncer.seal(file)
+    return file
 
 
-def test_what_was_written_meanwhile_waits_for_the_next(written: Written) -> None:
-    tail = written.write(5)
-    written.write(6)
-    written.syncer.through(tail)
-    assert written.syncer.durable_lsn == 5
-    assert written.is_dirty
-    written.syncer.through(written.tail)
-    assert written.syncer.durable_lsn == 6
-    assert not written.is_dirty
-
-
-def test_earlier_segments_come_first(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_durable_behind_a_file_that_waits_does_not_count(syncer: Syncer, tmp_path: Path) -> None:
     """A watermark counts only if all before it is on disk (rule J2)."""
-    earlier = [written.file("a"), written.file("b")]
-    for file in earlier:
-        written.syncer.sealed(file)
+    assert (syncer.durable, syncer.durable_lsn) == (3, 30)
+    sealed(syncer, tmp_path / "a")
+    syncer._appender.durable, syncer._appender.durable_lsn = 5, 50
+    sealed(syncer, tmp_path / "b")
+    assert (syncer.durable, syncer.durable_lsn) == (3, 30)
+    syncer.sync_sealed(3)
+    assert (syncer.count, len(syncer.sealed)) == (0, 2)
+    syncer.sync_sealed(4)
+    assert (syncer.count, syncer.sealed, syncer.durable, syncer.durable_lsn) == (2, [], 5, 50)
+
+
+def test_earlier_files_come_first(syncer: Syncer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [sealed(syncer, tmp_path / name) for name in "ab"]
     synced: list[int] = []
     monkeypatch.setattr(os, "fdatasync", synced.append)
-    written.syncer.through(written.write(9))
-    assert written.segment.file is not None
-    assert synced == [earlier[0].fd, earlier[1].fd, written.segment.file.fd]
-    assert not unsynced_files & set(earlier)
+    syncer.sync_sealed(4)
+    assert synced == [file.fd for file in files]
+    assert not unsynced_files & set(files)
 
 
-def test_after_an_error_nothing_is_durable_any_more(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_error_nothing_is_durable_any_more(
+    syncer: Syncer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tried again a sync says yes, though pages are lost (invariant 7)."""
 
     def broken(fd: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    tail = written.write(3)
+    sealed(syncer, tmp_path / "a")
     with monkeypatch.context() as patches:
         patches.setattr(os, "fdatasync", broken)
         with pytest.raises(OSError, match="Input/output"):
-            written.syncer.through(tail)
-    assert len(written.failed) == 1
-    with pytest.raises(StoreFailedError):
-        written.syncer.through(tail)
-    assert written.syncer.durable_lsn == 0
+            syncer.sync_sealed(4)
+    with pytest.raises(OSError, match="Input/output"):
+        syncer.sync_sealed(4)
+    assert syncer.durable == 3
+    syncer.let_go()
 
 
-def test_as_many_files_wait_as_may(written: Written) -> None:
+def test_as_many_files_wait_as_may(syncer: Syncer, tmp_path: Path) -> None:
     for number in range(UNSYNCED_FILES_MAX):
-        assert not written.syncer.is_full
-        written.syncer.sealed(written.file(str(number)))
-    assert written.syncer.is_full
-    written.syncer.through(written.write(1))
-    assert not written.syncer.is_full
+        assert not syncer.is_full
+        sealed(syncer, tmp_path / str(number))
+    assert syncer.is_full
+    syncer.sync_sealed(4)
+    assert not syncer.is_full
 
 
-def test_a_log_that_is_closed_leaves_no_file_waiting(written: Written) -> None:
-    file = written.file("a")
-    written.syncer.sealed(file)
+def test_a_log_that_is_closed_leaves_no_file_waiting(syncer: Syncer, tmp_path: Path) -> None:
+    file = sealed(syncer, tmp_path / "a")
     assert file in unsynced_files
-    written.syncer.let_go()
+    syncer.let_go()
     assert file not in unsynced_files

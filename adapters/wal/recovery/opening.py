@@ -64,7 +64,7 @@ def take_over(survey: Survey, wal: Log, counter: int = 0) -> None:
     last = survey.chain[-1]
     last.end = None
     tail = Tail(last, survey.end.offset, survey.end.lsn, counter)
-    wal.start(survey.table(), tail, survey.end.lsn, survey.highest_number)
+    wal.start(survey.table(), tail, survey.highest_number)
     if resume_in(survey):
         last.file = File(last.path, os.O_RDWR)
         last.allocated = max(os.fstat(last.file.fd).st_size, survey.end.offset)  # an empty one may have been cut short

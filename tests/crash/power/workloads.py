@@ -425,7 +425,7 @@ def idling(directory: Path, workload: Workload) -> None:
             (store,) = router._registry.open_stores()
             assert isinstance(store, JournalStore)
             log = store.backend._log
-            while log._marked_lsn < log.tail.lsn:
+            while log._marked < log._accepted.filled:
                 time.sleep(0.01)
             marks.write("CLOSED", {})
         worker.send("q", 300)

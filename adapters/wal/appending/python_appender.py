@@ -1,0 +1,107 @@
+"""The appender in Python: its tests' oracle, and what serves where there is no compiled one. It keeps every promise,
+only slower.
+
+Whoever writes takes all that is linked; whoever syncs does so for all who wait for the lock meanwhile. Each step may be
+done again after an interruption: the same bytes, at the same place.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from ...system.files import sync_data, write_all
+from ..ticket import WriteBatch
+
+REENTRY: Final = "a log was called from a signal handler that interrupted its own write"
+
+
+class PythonAppender:
+    """Writes batches to a file, in order, and syncs it. Threads: all; one at a time puts."""
+
+    def __init__(self) -> None:
+        self.attempted = self.written = self.durable = 0
+        """Numbers of batches: all that may be in the file by now; that is there; that is on disk, of the files since
+        `restart`."""
+        self.durable_lsn = 0
+        """The last LSN of that one."""
+        self.syncs = 0
+        """How often it has waited for the disk."""
+        self._fd, self._failed = -1, False
+        self._last: WriteBatch
+        """The last that was written."""
+        self._writing, self._syncing = threading.RLock(), threading.RLock()
+
+    def restart(self, first: WriteBatch) -> None:
+        """Begin with the batch behind this one, which has number 0, and is on disk with all before it."""
+        self._last, self.durable_lsn = first, first.tail.lsn
+        self.attempted = self.written = self.durable = 0
+
+    def segment(self, fd: int, offset: int) -> None:
+        """Go on in this file, from this offset on. Nothing is queued; nobody uses the one before by then."""
+        with self._syncing, self._writing:
+            self._fd = fd
+
+    def put(self, data: bytes, lsn: int, sync: bool, last: WriteBatch, batch: WriteBatch) -> None:
+        """Queue a batch whose bytes are `data` and whose last LSN is `lsn`, and link it to the `last` one, in one step.
+        `sync`: somebody will wait for the disk. Raises OSError once it has failed; RuntimeError in a signal handler
+        that interrupted its own thread's write, and would wait for itself (rule G3)."""
+        self._require_no_reentry()
+        self._require_not_failed()
+        last.next = batch
+
+    def settle(self, number: int, sync_number: int) -> None:
+        """Wait until all up to a batch is written, and all up to another one is on disk. Raises OSError; then it has
+        failed for good (invariant 7); RuntimeError as `put`."""
+        self._require_no_reentry()
+        if self.written < max(number, sync_number):
+            with self._writing:
+                self._write()
+        if self.durable < sync_number:
+            with self._syncing:
+                self._sync(sync_number)
+
+    def _write(self) -> None:
+        self._require_not_failed()
+        batches, last = [], self._last
+        while (batch := last.next) is not None:
+            batches.append(batch)
+            last = batch
+        if batches:
+            self.attempted = last.number
+            self._require_not_failed()  # only now: see `stop`
+            try:
+                write_all(self._fd, b"".join([batch.data for batch in batches]), batches[0].offset)
+            except OSError:
+                self._failed = True
+                raise
+            self._last = last
+        self.written = self._last.number
+
+    def _sync(self, number: int) -> None:
+        self._require_not_failed()
+        if self.durable < number:
+            target = self._last
+            try:
+                self.syncs += 1
+                sync_data(self._fd)
+            except OSError:
+                self._failed = True
+                raise
+            self.durable_lsn, self.durable = target.tail.lsn, target.number
+
+    def _require_not_failed(self) -> None:
+        if self._failed:
+            raise OSError("an earlier write has failed")
+
+    def stop(self) -> None:
+        """Write nothing more, for good: as after an error. `attempted` stays as it is, or what it becomes is not
+        written."""
+        self._failed = True
+
+    def _require_no_reentry(self) -> None:
+        if self._writing._is_owned() or self._syncing._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError(REENTRY)
+
+    def kick(self) -> None:
+        """See that what is queued is synced though nobody waits: here it is done by who waits."""
