@@ -31,6 +31,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from ..errors import ConfigError, DestinationError
 from ..names.pattern import Pattern
+from ..paths import FILE_MODE, URL_SCHEME, from_home
 from ..units import (
     DURATION_PATTERN,
     SIZE_BYTES_MAX,
@@ -147,10 +148,6 @@ class Duration:
         return seconds
 
 
-FILE_MODE: Final = 0o600
-"""The mode of files where nothing else is said: their owner alone reads and writes them."""
-
-
 @dataclass(frozen=True, slots=True)
 class FileMode:
     """`Annotated[int, FileMode()]`: who may read and write files, written in octal as `0640` or `"0o640"`."""
@@ -195,10 +192,6 @@ class Base:
     """Words for another place in the file, in an error: ` (line 7)`."""
 
 
-URL_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
-"""The beginning of a URL. One slash is enough: pathlib leaves one of two."""
-
-
 def _written(value: object) -> object:
     # Path("") is ".", which nobody means who leaves a value empty.
     if isinstance(value, str) and (not value.strip() or "\0" in value):
@@ -206,11 +199,6 @@ def _written(value: object) -> object:
     if isinstance(value, (str, Path)) and URL_SCHEME.match(str(value)):
         raise ValueError("expected the path of a directory of this machine, not a URL")
     return value
-
-
-def from_home(path: str | os.PathLike[str]) -> Path:
-    """Return the path that a shell makes of it: a leading `~` is the home directory, `~name` that of a user."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111  Path's raises RuntimeError for a user there is not
 
 
 def _absolute(path: Path, info: ValidationInfo) -> Path:
