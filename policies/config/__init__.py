@@ -17,6 +17,7 @@ and for type checkers.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,14 @@ if not TYPE_CHECKING:  # which would take any name for one of ours
     def __getattr__(name: str) -> Any:
         """Import the modules of the models, which need pydantic, when the first of their names is asked for. That is
         half of the time that `import anabranch` would take."""
-        for module in ("options", "models", "reading", "writing", "schema") if name in __all__ else ():
-            if (found := vars(import_module(f".{module}", __name__)).get(name)) is not None:
-                return found
+        before = set(sys.modules)
+        try:
+            for module in ("options", "models", "reading", "writing", "schema") if name in __all__ else ():
+                if (found := vars(import_module(f".{module}", __name__)).get(name)) is not None:
+                    return found
+        except BaseException:  # Ctrl-C. PyYAML cannot be imported once more beside those of its modules that are there.
+            for left in sorted(sys.modules.keys() - before):
+                if left.rpartition(".")[0] not in {*sys.modules, ""}:
+                    del sys.modules[left]
+            raise
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

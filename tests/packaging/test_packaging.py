@@ -143,6 +143,28 @@ def test_the_models_of_the_configuration_come_when_they_are_asked_for(tmp_path: 
     assert imported.stdout.split() == ["always", "False", "True"], imported.stderr
 
 
+STRUCK = """
+import sys, anabranch
+def strike(frame, event, argument):
+    if frame.f_code.co_filename.endswith(sys.argv[1]):
+        sys.settrace(None)
+        raise KeyboardInterrupt
+sys.settrace(strike)
+try:
+    anabranch.Config
+except KeyboardInterrupt:
+    store = anabranch.StoreConfig("all", [">"])
+    with anabranch.open(anabranch.Config("data", [store])) as router:
+        print(router.queue("q").depth())
+"""
+
+
+@pytest.mark.parametrize("module", ["pydantic/types.py", "yaml/cyaml.py", "config/fields.py", "config/models.py"])
+def test_the_models_can_be_imported_after_a_ctrl_c_in_their_import(module: str, tmp_path: Path) -> None:
+    again = run("-c", STRUCK, module, cwd=tmp_path)
+    assert again.stdout.strip() == "0", again.stderr
+
+
 def test_the_advisor_works_without_spark() -> None:
     """CI does it where Spark is not installed."""
     done = run(str(ROOT / "tests/packaging/local_only.py"), "--blocked", cwd=ROOT)
