@@ -11,6 +11,7 @@
 - `config`: the YAML file, its models and options; docs/configuration.md is for its users.
 - `compaction`: which files of a journal are compacted next.
 - `platform_files`: how a file is made durable on each platform. Nothing else syncs.
+- `paths`: paths as users write them.
 - `errors`: every error that Anabranch raises on purpose.
 - `outputs`: what a command writes for its user. `text`: sizes and counts as people read them.
 - `advisor`: which destinations should share a store. `activemq`: ActiveMQ's configuration, in and out.

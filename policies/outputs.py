@@ -23,8 +23,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from .config.fields import URL_SCHEME, from_home
 from .errors import ConfigError
+from .paths import URL_SCHEME, from_home
 from .platform_files import sync_directory, sync_file
 
 

@@ -22,7 +22,7 @@ from ..adapters.core.messages import REJECTED, Headers, LargeBody, Message, Read
 from ..adapters.core.store_types import Progress, Settlement, StoreStats, Subscription
 from ..adapters.system.files import disk_errors
 from ..adapters.system.locking import DirectoryLock
-from ..policies.config import Config, UsageOptions
+from ..policies import config as configs
 from ..policies.errors import AnabranchError, StoreFailedError
 from ..policies.names.destination import Destination
 from ..policies.text import count_of
@@ -61,6 +61,7 @@ from .usage import UsageStats
 from .usage.recording import UsageRecording
 
 if TYPE_CHECKING:
+    from ..policies.config import Config, UsageOptions
     from .hosts.data_manager import DataManager
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class Router:
     """
 
     def __init__(self, config: Config) -> None:
-        if not isinstance(config, Config):
+        if not isinstance(config, configs.Config):
             raise TypeError(
                 f"a Router takes an anabranch.Config, not {type(config).__name__}: {config!r}; anabranch.open takes "
                 "the path of a file, too"

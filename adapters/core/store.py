@@ -22,9 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from ...policies.errors import (
     AnabranchError,
@@ -93,6 +91,9 @@ from .store_types import (
     Subscription,
     SubscriptionKey,
 )
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from typing import BinaryIO, Final
 
 import lmdb
 
-from ...policies.config.fields import FILE_MODE as FILE_MODE
 from ...policies.errors import ConfigError, OutOfDescriptorsError, StoreFailedError, StoreFullError
+from ...policies.paths import FILE_MODE as FILE_MODE
 from ...policies.platform_files import sync_data as sync_data
 from ...policies.platform_files import sync_directory as sync_directory
 from ...policies.platform_files import sync_file as sync_file

@@ -13,7 +13,7 @@ from anabranch.policies.config import Config, load
 from anabranch.policies.text import count_of, human_bytes
 from anabranch.router.cli.output import working
 from anabranch.router.offline.repartition import repartition
-from anabranch.router.usage import usage_trace
+from anabranch.router.usage.reading import usage_trace
 
 from .replay import Replay, disk_of
 

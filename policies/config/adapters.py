@@ -18,27 +18,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
-from types import MappingProxyType
-from typing import Any, Final, cast
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import MissingExtraError
-from .fields import Options
-from .options import JournalOptions, MemoryOptions, SqlOptions
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ADAPTERS_GROUP = "anabranch.adapters"
 DEFAULT_KIND = "journal"
-
-OURS: Final[Mapping[str, type[BaseModel]]] = MappingProxyType(
-    {DEFAULT_KIND: JournalOptions, "sql": SqlOptions, "memory": MemoryOptions}
-)
+OURS: Final = (DEFAULT_KIND, "sql", "memory")
 
 
 @lru_cache(maxsize=1)
 def _adapters(_path: tuple[str, ...]) -> dict[str, EntryPoint]:
     """Return the registered adapters; sys.path decides. Asking takes a millisecond, too much for each of 500 stores."""
+    from importlib.metadata import entry_points  # a slow start
+
     return {entry.name: entry for entry in entry_points(group=ADAPTERS_GROUP)}
 
 
@@ -50,14 +46,6 @@ def known_kinds() -> list[str]:
 def kind_in(store: Mapping[Any, Any]) -> str:
     """Return the kind of a store that has these keys."""
     return next((kind for kind in known_kinds() if kind in store), DEFAULT_KIND)
-
-
-def options_model(kind: str) -> type[BaseModel]:
-    """Return the model of a known kind's options. The adapter is imported, unless it is one of ours. Raises ValueError
-    and MissingExtraError."""
-    if kind in OURS:
-        return OURS[kind]
-    return cast("type[BaseModel]", getattr(load_adapter(kind), "options_model", Options))
 
 
 def load_adapter(kind: str) -> Any:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DestinationError
-from ..names.destination import Destination
+from ..names.destination import Destination, dead_letter_name
 from ..names.pattern import Pattern
+from ..paths import from_home
 from .adapters import kind_in
-from .fields import Base, from_home, given, items, parsed
+from .fields import Base, given, items, parsed
 from .limits import contradictions
-from .options import dead_letter_name
 from .problems import Located
 from .yaml_lines import Path as Place
 

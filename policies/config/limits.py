@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Required, TypedDict, Unpack
 
@@ -11,23 +10,8 @@ from pydantic import AfterValidator, BaseModel
 from ..names.pattern import Pattern, may_overlap
 from .fields import AT_LEAST_ONE, Duration, Options, PatternText, Positive, Size, given, items, parsed
 from .problems import Located
+from .when_full import WhenFull
 from .yaml_lines import Path as Place
-
-
-class WhenFull(enum.Enum):
-    """The fate of a send that goes beyond a limit. The values are the words of the configuration file."""
-
-    FAIL = "fail"
-    """The send raises StoreFullError at once."""
-
-    BLOCK = "block"
-    """The send waits for room behind those who came before. After `block_timeout` it raises StoreFullError."""
-
-    DROP_NEW = "drop_new"
-    """The message is not stored; its receipt says `dropped`."""
-
-    DROP_OLD = "drop_old"
-    """The oldest messages that nobody holds are dropped in its favour, in the same write: a ring."""
 
 
 def _some(patterns: tuple[str, ...]) -> tuple[str, ...]:

@@ -25,14 +25,14 @@ from pydantic import (
 )
 
 from ..errors import ConfigError, MissingExtraError
-from ..names.destination import Destination
+from ..names.destination import Destination, dead_letter_name
 from ..names.pattern import Pattern
 from ..names.routes import RouteTable
-from .adapters import DEFAULT_KIND, OURS, known_kinds, options_model
+from ..paths import FILE_MODE
+from .adapters import DEFAULT_KIND, known_kinds
 from .checks import disagreements
 from .fields import (
     AT_LEAST_ONE,
-    FILE_MODE,
     Base,
     Directory,
     FileMode,
@@ -44,7 +44,7 @@ from .fields import (
     items,
     remember_variables,
 )
-from .options import JournalOptions, MemoryOptions, SqlOptions, TransactionOptions, UsageOptions, dead_letter_name
+from .options import MODELS, JournalOptions, MemoryOptions, SqlOptions, TransactionOptions, UsageOptions, options_model
 from .problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -142,7 +142,7 @@ class StoreConfig(Model):
     @classmethod
     def _misplaced(cls, key: str) -> str:
         """Return words for an option that stands one level too high."""
-        kind = next((kind for kind, model in OURS.items() if key in model.model_fields), None)
+        kind = next((kind for kind, model in MODELS.items() if key in model.model_fields), None)
         return f"an option of {kind}; write `{kind}: {{{key}: ...}}`" if kind is not None else ""
 
     @model_validator(mode="before")

@@ -10,8 +10,9 @@ from typing import Any, Literal, TypedDict
 from pydantic import SecretStr
 
 from .durability import OnCorruption, Sync
-from .limits import Full, LimitOptions, WhenFull
+from .limits import Full, LimitOptions
 from .redelivery import Redelivery
+from .when_full import WhenFull
 
 Size = int | str
 Duration = float | str

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, Unpack
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, Unpack, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     Field,
     SecretStr,
     ValidationInfo,
@@ -20,14 +22,16 @@ from pydantic import (
     model_validator,
 )
 
-from ..names.destination import Destination, Kind
+from ..names.destination import Destination, Kind, dead_letter_name
 from ..units import GIB, KIB, MIB
+from .adapters import OURS, load_adapter
 from .durability import OnCorruption, Sync
 from .fields import AT_LEAST_ONE, Directory, Duration, FileMode, Options, PatternText, Positive, Size
-from .limits import SOME, LimitOptions, WhenFull
+from .limits import SOME, LimitOptions
 from .option_values import JournalValues, MemoryValues, SqlValues, TransactionValues, UsageValues
 from .problems import Located, fold
 from .redelivery import Redelivery
+from .when_full import WhenFull
 
 
 def _dead_letter(pattern: str) -> str:
@@ -109,11 +113,6 @@ class StoreOptions(Options):
         if value is not None and info.data.get("dead_letter", "") is None:
             raise ValueError("expected a `dead_letter` queue beside it, such as `dead_letter: dlq`")
         return value
-
-
-def dead_letter_name(pattern: str, name: str) -> str:
-    """Return the name of the dead-letter queue of a destination."""
-    return pattern.replace("{name}", name)
 
 
 # The journal ---------------------------------------------------------------------------------------------------------
@@ -408,3 +407,17 @@ class TransactionOptions(Options):
         if value not in (Sync.ALWAYS, Sync.NEVER, Sync.ALWAYS.value, Sync.NEVER.value):
             raise ValueError("expected 'always' or 'never'")
         return value
+
+
+# By kind -------------------------------------------------------------------------------------------------------------
+
+
+MODELS: Final[Mapping[str, type[BaseModel]]] = MappingProxyType(
+    dict(zip(OURS, (JournalOptions, SqlOptions, MemoryOptions), strict=True))
+)
+
+
+def options_model(kind: str) -> type[BaseModel]:
+    """Return the model of a known kind's options. The adapter is imported, unless it is one of ours. Raises ValueError
+    and MissingExtraError."""
+    return MODELS.get(kind) or cast("type[BaseModel]", getattr(load_adapter(kind), "options_model", Options))

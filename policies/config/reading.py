@@ -12,9 +12,10 @@ from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError, Problem
 from ..names.destination import wildcard_in
+from ..paths import from_home
 from . import yaml_lines
 from .adapters import kind_in, known_kinds
-from .fields import Base, from_home, given, variables_of
+from .fields import Base, given, variables_of
 from .models import Config, StoreConfig, validated_options
 from .problems import Located, describe_value, did_you_mean, explain
 from .yaml_lines import Document

@@ -8,9 +8,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from .adapters import known_kinds, options_model
+from .adapters import known_kinds
 from .fields import takes_text
 from .models import NAME_PATTERN, Config, StoreConfig
+from .options import options_model
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

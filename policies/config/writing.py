@@ -20,8 +20,9 @@ import yaml
 from pydantic import BaseModel, SecretStr
 from pydantic_core import PydanticSerializationError
 
+from ..paths import URL_SCHEME
 from .adapters import DEFAULT_KIND
-from .fields import URL_SCHEME, Options, octal, takes_text, variables_of
+from .fields import Options, octal, takes_text, variables_of
 from .models import Config, StoreConfig
 
 NOWHERE: Final = "given_from_python:not_written"

@@ -140,3 +140,8 @@ def _split(text: str) -> Destination:
         if kind.scheme == scheme + separator:
             return Destination(kind, name)
     raise DestinationError(f"unknown scheme {scheme!r} in destination {text!r}; use queue://, topic:// or map://")
+
+
+def dead_letter_name(pattern: str, name: str) -> str:
+    """Return the name of the dead-letter queue of a destination."""
+    return pattern.replace("{name}", name)

@@ -15,9 +15,8 @@ from typing import Any, Final, Generic
 from ...adapters.core.messages import Message, T
 from ...adapters.core.service.failures import Failure
 from ...adapters.core.store_types import SubscriptionKey
-from ...policies.config.options import dead_letter_name
 from ...policies.errors import AnabranchError
-from ...policies.names.destination import Destination
+from ...policies.names.destination import Destination, dead_letter_name
 from ..transactions.participant import Participant
 
 PREFIX: Final = "dead_letter_"

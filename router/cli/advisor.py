@@ -16,8 +16,7 @@ from ...policies.errors import ConfigError, TraceError
 from ...policies.outputs import check_file, scratch_directory, write_file
 from ...policies.text import count_of
 from ...policies.units import parse_size
-from ..usage import UsageTrace, usage_trace
-from ..usage.reading import directory_of, find_logs
+from ..usage.reading import UsageTrace, directory_of, find_logs, usage_trace
 from .activemq import Notes, as_mkahadb, echo_notes, write_xml
 from .output import LocalPath, PathOrUrl, echo_json, echo_result, echo_warnings, json_option, warnings_shown, working
 

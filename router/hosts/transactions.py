@@ -4,10 +4,9 @@ the operations of a transaction."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, Unpack, cast
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
 
 from ...adapters.core.messages import Headers, LargeBody, Message, Readable, T
-from ...policies.config import Config
 from ...policies.names.destination import Destination
 from ..api.addresses import Address
 from ..api.endpoint import SendOptions
@@ -16,6 +15,9 @@ from ..api.queue import Queue
 from ..api.topic import Topic
 from ..api.transaction import Transaction
 from ..transactions.xid import Xid
+
+if TYPE_CHECKING:
+    from ...policies.config import Config
 
 
 class Transactions(Protocol):

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ...adapters.core.migration.copying import Amount
 from ...adapters.core.migration.live_copy import GivenUpError, LiveCopy, nonpersistent, volatile_count
@@ -29,7 +29,6 @@ from ...adapters.core.operations.branches import Branch
 from ...adapters.core.state.gates import Gate
 from ...adapters.system.conditions import Event, Thread
 from ...adapters.system.files import disk_errors
-from ...policies.config import Config, StoreConfig
 from ...policies.errors import AnabranchError, ClosedError, PlacementError, StoreFailedError
 from ...policies.names.destination import Destination
 from ...policies.names.routes import Match
@@ -41,6 +40,9 @@ from ..placement.registry import StoreRegistry
 from ..transactions.coordinator import Coordinator
 from .plan import Move, move_of
 from .repartition import Planned, Repartitioned, Repartitioning, Told, in_the_way, looked_at
+
+if TYPE_CHECKING:
+    from ...policies.config import Config, StoreConfig
 
 log = logging.getLogger(__name__)
 

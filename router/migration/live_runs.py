@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ...policies.config import Config, load
+from ...policies import config as configs
 from ...policies.errors import TransactionError
 from ..placement.registry import StoreRegistry
 from ..transactions.coordinator import Coordinator
 from .live import LiveRepartition
 from .plan import require_directory
 from .repartition import Repartitioned
+
+if TYPE_CHECKING:
+    from ...policies.config import Config
 
 
 class LiveRuns:
@@ -36,7 +40,7 @@ class LiveRuns:
             raise TypeError(f"prepared_seconds is a number of seconds, not {kind}: {prepared_seconds!r}")
         if not prepared_seconds >= 0:  # not so of nan either
             raise ValueError(f"prepared_seconds is a number of seconds, 0 or more, not {prepared_seconds!r}")
-        new, path = (config, "") if isinstance(config, Config) else (load(config), str(config))
+        new, path = (config, "") if isinstance(config, configs.Config) else (configs.load(config), str(config))
         require_directory(new, self._registry.config)
         told = progress or (lambda done, total: None)
         live = LiveRepartition(self._registry, self._coordinator, new, restart, path, prepared_seconds, told)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ...adapters.core import Store
 from ...adapters.core.migration import copying, moved_branches
@@ -19,7 +19,6 @@ from ...adapters.core.migration.copying import Amount
 from ...adapters.system.directory import is_empty
 from ...adapters.system.files import disk_errors
 from ...adapters.system.locking import DirectoryLock
-from ...policies.config import Config, StoreConfig
 from ...policies.config.adapters import load_adapter
 from ...policies.errors import AnabranchError, ConfigError, PlacementError, StoreFullError
 from ...policies.names.destination import Destination
@@ -33,6 +32,9 @@ from ..placement.on_disk.repartition_progress import NAME, Progress, ProgressFil
 from ..placement.open_stores import OpenStores
 from ..placement.reconcile import Reconciler
 from ..placement.record import RECORD, DestinationsTable, StoreRow
+
+if TYPE_CHECKING:
+    from ...policies.config import Config, StoreConfig
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -37,7 +37,6 @@ from ...adapters.core.migration.copying import Amount
 from ...adapters.core.operations.branches import Branch
 from ...adapters.system.directory import is_empty
 from ...adapters.system.files import FULL, make_directory, remove_directory, sweep_unfinished, sync_directory
-from ...policies.config import Config, StoreConfig
 from ...policies.config.adapters import load_adapter
 from ...policies.errors import CorruptionError, PlacementError, StoreFullError
 from ...policies.names.destination import Destination
@@ -52,6 +51,9 @@ from ..transactions.coordinator import Coordinator
 from .branches import MovedBranches
 from .plan import Move, digest_of, held_of, interrupted, is_volatile, kinds_changed, move_of, problems_of, refuse
 
+if TYPE_CHECKING:
+    from ...policies.config import Config, StoreConfig
+
 log = logging.getLogger(__name__)
 
 _DAMAGED: Final = (
@@ -62,7 +64,7 @@ _DAMAGED: Final = (
 )
 RECLAIM_BYTES: Final = 8 << 20
 """Bytes deleted in a store after which it gives back the space at once: the next move may need it."""
-Planned = tuple[StoreRow, Destination, Match[StoreConfig], Amount]
+Planned = tuple[StoreRow, Destination, Match["StoreConfig"], Amount]
 """A destination to move, and the store that it is in."""
 Told = Callable[[int, int], None]
 """Called with how many messages have moved, and how many there are to move."""

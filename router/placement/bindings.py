@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ...adapters.system.files import disk_errors, make_directory, read_file, replace_file
-from ...policies.config import Config
 from ...policies.errors import PlacementError
 from .record import RECORD
+
+if TYPE_CHECKING:
+    from ...policies.config import Config
 
 MARK: Final = "bindings.id"
 DECISIONS: Final = "decisions"

@@ -12,15 +12,17 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...adapters.core import Store
-from ...policies.config import Config, StoreConfig
 from ...policies.config.adapters import load_adapter
 from ...policies.errors import PlacementError, shown_held
 from ...policies.text import count_of
 from .on_disk.directories import StoreDirectories
 from .record import StoreRow
+
+if TYPE_CHECKING:
+    from ...policies.config import Config, StoreConfig
 
 SHOWN_MAX: Final = 20
 

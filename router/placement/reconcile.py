@@ -15,11 +15,10 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...adapters.system.directory import is_empty
 from ...adapters.system.files import remove_directory, sync_directory
-from ...policies.config import StoreConfig
 from ...policies.config.adapters import DEFAULT_KIND
 from ...policies.errors import AnabranchError, PlacementError, StoreLockedError, shown_held
 from ...policies.names.destination import Destination
@@ -30,6 +29,9 @@ from .changed_kinds import Displaced, command, displaced, held_by, in_words, ref
 from .on_disk.directories import Place, StoreDirectories
 from .open_stores import OpenStores
 from .record import DestinationRow, DestinationsTable, StoreRow
+
+if TYPE_CHECKING:
+    from ...policies.config import StoreConfig
 
 log = logging.getLogger(__name__)
 

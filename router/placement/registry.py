@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ...adapters.core import Store
 from ...adapters.core.engine.forwarding import follow
@@ -20,7 +20,6 @@ from ...adapters.system import locking
 from ...adapters.system.background import shared
 from ...adapters.system.directory import is_empty
 from ...adapters.system.files import disk_errors, sweep_unfinished
-from ...policies.config import Config, StoreConfig
 from ...policies.errors import (
     AnabranchError,
     ClosedError,
@@ -44,6 +43,9 @@ from .record import RECORD, DestinationRow, DestinationsTable, StoreRow
 from .removal import Removal
 from .routing import Routing
 from .store_statistics import StoreStatistics
+
+if TYPE_CHECKING:
+    from ...policies.config import Config, StoreConfig
 
 log = logging.getLogger(__name__)
 

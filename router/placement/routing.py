@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
-from ...policies.config import Config, StoreConfig
 from ...policies.errors import NoRouteError
 from ...policies.names.destination import Destination, Kind
 from ...policies.names.pattern import Pattern
 from ...policies.names.routes import Match
 from .near_names import LOOKED_AT, near_name
 from .record import DestinationsTable
+
+if TYPE_CHECKING:
+    from ...policies.config import Config, StoreConfig
 
 log = logging.getLogger(__name__)
 

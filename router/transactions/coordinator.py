@@ -18,12 +18,11 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...adapters.core import Store
 from ...adapters.core.store_types import TRANSACTION_BYTES
 from ...adapters.system.files import FILE_MODE, disk_errors
-from ...policies.config import TransactionOptions
 from ...policies.config.durability import Sync
 from ...policies.errors import (
     AnabranchError,
@@ -44,6 +43,9 @@ from .resolver import Resolver
 from .states import DONE, IN_DOUBT, PREPARED, PREPARING
 from .table import TransactionTable
 from .xid import Xid
+
+if TYPE_CHECKING:
+    from ...policies.config import TransactionOptions
 
 log = logging.getLogger(__name__)
 

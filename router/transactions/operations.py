@@ -7,17 +7,19 @@ transaction sorts them by their stores: into participants, which the coordinator
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from ...adapters.core import Store
 from ...adapters.core.engine.forwarding import follow
 from ...adapters.core.messages import LargeBody, Message, Outgoing, Reason, Receipt
 from ...adapters.core.store_types import Change
-from ...policies.config import TransactionOptions
 from ...policies.errors import TransactionError
 from ...policies.names.destination import Destination
 from ..placement.gates import Gates
 from .participant import Participant, unclaim
+
+if TYPE_CHECKING:
+    from ...policies.config import TransactionOptions
 
 
 class Send(NamedTuple):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ...adapters.core.store_types import Prepared
 from ...adapters.system.background import shared
-from ...policies.config import TransactionOptions
 from ...policies.errors import TransactionError
 from .decision_log import Decision, DecisionLog, External
 from .global_transaction import GlobalTransaction
 from .states import ACTIVE, IN_DOUBT, PREPARED
 from .xid import Xid
+
+if TYPE_CHECKING:
+    from ...policies.config import TransactionOptions
 
 log = logging.getLogger(__name__)
 

@@ -30,8 +30,8 @@ from ...adapters.system.files import FULL, make_directory, refused, replace_file
 from ...adapters.system.reading_lock import kept_closed
 from ...policies.config import Config, JournalOptions
 from ...policies.config.durability import OnCorruption
-from ...policies.config.fields import from_home
 from ...policies.errors import CorruptionError, PlacementError, StoreFullError
+from ...policies.paths import from_home
 from ...policies.text import human_bytes
 from ..placement import bindings
 from ..placement.record import RECORD, DestinationsTable

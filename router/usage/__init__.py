@@ -33,6 +33,5 @@ events of a usage trace.
 """
 
 from .log import UsageLog, UsageStats
-from .reading import UsageTrace, usage_trace
 
-__all__ = ["UsageLog", "UsageStats", "UsageTrace", "usage_trace"]
+__all__ = ["UsageLog", "UsageStats"]

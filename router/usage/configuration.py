@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ...adapters.system.files import replace_file
-from ...policies.config import Config, dump_yaml, loads
+from ...policies import config as configs
 from ...policies.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ...policies.config import Config
 
 FILE: Final = "configuration.yaml"
 _SINCE: Final = "# Written by the usage log beside it: the configuration in force since "
@@ -40,7 +43,7 @@ def remember(log: Path, config: Config, now_us: int, file_mode: int) -> int:
     """Write the configuration of the usage log in a directory, unless it is there already, and return its bytes. A file
     that was there stays, or is replaced whole. Raises OSError."""
     path = log / FILE
-    text = dump_yaml(config, log.parent)
+    text = configs.dump_yaml(config, log.parent)
     before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     if not before.startswith(_SINCE) or before.partition("\n")[2] != text:
         now = datetime.fromtimestamp(now_us / 1e6, UTC)
@@ -59,7 +62,7 @@ def remembered(log: Path) -> Remembered | None:
     try:
         first, _, text = path.read_text(encoding="utf-8").partition("\n")
         since = datetime.strptime(first.removeprefix(_SINCE), _TIME).replace(tzinfo=UTC).timestamp()
-        return Remembered(path, loads(text, log.parent, names_suffice=True), text, since)
+        return Remembered(path, configs.loads(text, log.parent, names_suffice=True), text, since)
     except FileNotFoundError:
         return None
     except ConfigError as error:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...adapters import wal
 from ...adapters.core import Store
@@ -30,13 +30,14 @@ from ...adapters.system.conditions import Event
 from ...adapters.system.directory import StoreDirectory, is_empty
 from ...adapters.system.files import FILE_MODE, disk_errors, read_file, sweep_unfinished, write_file
 from ...adapters.wal.segment import Segment
-from ...policies.config import Config
 from ...policies.config.durability import Sync
-from ...policies.config.options import UsageOptions
 from ...policies.errors import AnabranchError, ConfigError, StoreFailedError, StoreLockedError
 from ...policies.names.pattern import Pattern
 from .blocks import BLOCK, VERSION_FILE, encode_block
 from .configuration import remember
+
+if TYPE_CHECKING:
+    from ...policies.config import Config, UsageOptions
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from ...adapters.wal.format import BATCH_HEADER, BATCH_MAGIC, HEADER_BYTES, RECO
 from ...adapters.wal.reader import BatchReader, read_at, records_of
 from ...adapters.wal.segment import Segment
 from ...policies.advisor.trace.events import UsageEvent
-from ...policies.config.fields import from_home
 from ...policies.errors import ConfigError, CorruptionError, TraceError
+from ...policies.paths import from_home
 from .blocks import BLOCK, VERSION_FILE, Block, decode_block
 from .configuration import Remembered, remembered
 

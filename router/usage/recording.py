@@ -6,12 +6,15 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...adapters.core import Store
-from ...policies.config import Config, UsageOptions
+from ...policies import config as configs
 from ...policies.errors import AnabranchError, ConfigError
 from .log import UsageLog, UsageStats
+
+if TYPE_CHECKING:
+    from ...policies.config import Config, UsageOptions
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +78,10 @@ class UsageRecording:
     def _options(self, given: UsageOptions | Mapping[str, Any] | None) -> UsageOptions:
         config = self._config()
         if given is None:
-            given = config.usage or UsageOptions()
+            given = config.usage or configs.UsageOptions()
         elif isinstance(given, Mapping):
-            given = UsageOptions(**{str(key): value for key, value in given.items()})
-        elif not isinstance(given, UsageOptions):
+            given = configs.UsageOptions(**{str(key): value for key, value in given.items()})
+        elif not isinstance(given, configs.UsageOptions):
             raise TypeError(
                 f"the usage log takes UsageOptions or a mapping of them, not {type(given).__name__}: {given!r}"
             )

@@ -20,19 +20,9 @@ from .policies import platform_files as _platform_files  # noqa: F401  first: it
 from .adapters.core.messages import Headers, HeaderValue, LargeBody, Message, Outgoing, Readable, Reason, Receipt
 from .adapters.core.store_types import Counts, Listener, Progress, Settlement, StoreStats, Subscription, SubscriptionKey
 from .adapters.system.acceleration import accelerated
-from .policies.config import (
-    Config,
-    JournalOptions,
-    KindOptions,
-    MemoryOptions,
-    SqlOptions,
-    StoreConfig,
-    TransactionOptions,
-    UsageOptions,
-)
+from .policies import config as _configs
 from .policies.config.durability import OnCorruption, Sync
-from .policies.config.limits import LimitOptions, WhenFull
-from .policies.config.redelivery import Redelivery
+from .policies.config.when_full import WhenFull
 from .policies.errors import (
     AnabranchError,
     ClockError,
@@ -93,6 +83,18 @@ from .router.transactions.xid import Xid
 from .router.usage import UsageStats
 
 if TYPE_CHECKING:
+    from .policies.config import (
+        Config,
+        JournalOptions,
+        KindOptions,
+        LimitOptions,
+        MemoryOptions,
+        Redelivery,
+        SqlOptions,
+        StoreConfig,
+        TransactionOptions,
+        UsageOptions,
+    )
     from .router.hosts.data_manager import DataManager as DataManager
 
     __version__: str
@@ -199,7 +201,10 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # which would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
-        """Import DataManager, which needs the extra `transaction`, and the version, when they are asked for."""
+        """Import what is asked for: the configuration, which takes long; DataManager, which needs the extra
+        `transaction`; the version."""
+        if name in __all__:
+            return getattr(_configs, name)
         if name == "DataManager":
             from .router.hosts.data_manager import DataManager
 

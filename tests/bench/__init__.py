@@ -2,6 +2,7 @@
 
     python -m tests.bench --scenario send-sync --peers anabranch,sqlite3,raw --n 20000 --threads 1 --rounds 3
     python -m tests.bench --scenario all                    # every scenario, every peer, its default count
+    python -m tests.bench.page                              # the table of docs/performance.md
 
 Each run is a process of its own on a fresh directory of a real disk (`--dir`; tmpfs is refused, since a sync there
 costs nothing). Within a round each peer runs once, and the order turns by one from round to round. Each run prints one

@@ -15,9 +15,7 @@ from .scenarios import SCENARIOS
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    options.dir.mkdir(parents=True, exist_ok=True)
-    if runner.filesystem(options.dir) in {"tmpfs", "ramfs"}:
-        print(f"{options.dir} is in memory, where a sync costs nothing: give a --dir on a disk", file=sys.stderr)
+    if not runner.is_on_disk(options.dir):
         return 2
     lines = []
     for name in options.scenario:
@@ -34,26 +32,26 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Anabranch beside its peers.")
     parser.add_argument(
         "--scenario",
-        type=_names(SCENARIOS),
+        type=names_of(SCENARIOS),
         default=["send-sync"],
         help=f"comma separated, or all: {', '.join(SCENARIOS)}",
     )
     parser.add_argument(
         "--peers",
-        type=_names(peers.MODULES),
+        type=names_of(peers.MODULES),
         default=list(peers.MODULES),
         help=f"comma separated: {', '.join(peers.MODULES)}",
     )
-    parser.add_argument("--n", type=_positive, help="operations a run (default: the scenario's, some seconds' worth)")
-    parser.add_argument("--threads", type=_positive, default=1, help="for the scenarios of sends and acks")
-    parser.add_argument("--rounds", type=_positive, default=3, help="how often each peer runs")
+    parser.add_argument("--n", type=positive, help="operations a run (default: the scenario's, some seconds' worth)")
+    parser.add_argument("--threads", type=positive, default=1, help="for the scenarios of sends and acks")
+    parser.add_argument("--rounds", type=positive, default=3, help="how often each peer runs")
     parser.add_argument(
         "--dir", type=Path, default=Path("build/bench"), help="where to make the directories; must be a disk"
     )
     return parser
 
 
-def _names(known: Any) -> Any:
+def names_of(known: Any) -> Any:
     def parse(text: str) -> list[str]:
         names = list(known) if text == "all" else text.split(",")
         if unknown := [name for name in names if name not in known]:
@@ -63,7 +61,7 @@ def _names(known: Any) -> Any:
     return parse
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a count of 1 or more")
     return int(text)

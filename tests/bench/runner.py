@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -47,6 +48,15 @@ def in_process(peer: str, scenario: str, base: Path, n: int, threads: int) -> di
 def measure(peer: str, scenario: str, directory: Path, n: int, threads: int) -> dict[str, Any]:
     result = SCENARIOS[scenario].run(Run(peers.load(peer), directory, n, threads))
     return result.line(peer, scenario, threads)
+
+
+def is_on_disk(directory: Path) -> bool:
+    """Makes the directory, and tells whoever runs a benchmark if that is in memory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    on_disk = filesystem(directory) not in {"tmpfs", "ramfs"}
+    if not on_disk:
+        print(f"{directory} is in memory, where a sync costs nothing: give a --dir on a disk", file=sys.stderr)
+    return on_disk
 
 
 def filesystem(directory: Path) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from anabranch.policies.advisor import Workload
 
-from . import advice, peers, report
+from . import advice, page, peers, report
 from .__main__ import main
 from .runner import left_out, measure
 from .scenarios import SCENARIOS
@@ -110,6 +110,28 @@ def test_the_ratio_says_how_many_times_a_peer_anabranch_is() -> None:
     rows = report.table(lines).splitlines()
     assert rows[2].split() == ["anabranch", "200", "100", "300", "0.5000", "1.00"]
     assert rows[3].split() == ["lmdb", "50", "50", "50", "0.5000", "4.00"]
+
+
+def test_the_table_of_the_page_has_the_medians_and_the_best_peer() -> None:
+    def line(peer: str, per_second: float, p99: float | None = None) -> dict[str, object]:
+        return {"peer": peer, "per_second": per_second, "p99_us": p99}
+
+    sends = [line("anabranch", 100.0, 1500.0), line("anabranch", 300.0, 2500.0), line("anabranch", 200.0, 9000.0)]
+    others = [line("huey", 50.0), line("sqlite3", 100.0), line("raw", 400.0)]
+    rows = page.table({page.ROWS[0]: [*sends, *others], page.ROWS[-1]: [line("anabranch", 4.0)]}).splitlines()
+    assert rows[2].split(" | ")[2:] == ["200/s", "2.5 ms", "sqlite3 100/s", "2.00", "400/s", "0.50 |"]
+    assert rows[3].split(" | ")[2:] == ["250 ms", "", "", "", "", " |"]
+
+
+def test_the_command_prints_the_table_of_the_page(tmp_path: Path) -> None:
+    options = ["--rows", "send-many,import", "--rounds", "1", "--scale", "0.0001", "--dir", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.bench.page", *options]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2])
+    assert run.returncode in {0, 2}, run.stderr
+    if run.returncode == 0:  # else the temporary directory of this machine is in memory
+        rows = [row.split(" | ") for row in run.stdout.splitlines()[4:]]
+        assert [row[0] for row in rows] == ["| unsynced `send_many` of 1,000", "| `import`"]
+        assert all(row[2] for row in rows)
 
 
 @pytest.mark.parametrize("wrong", [["--scenario", "nope"], ["--n", "0"], ["--peers", "lmdb,nope"]])

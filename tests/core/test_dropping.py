@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.adapters.core.features.quotas.dropping import DropLog, Oldest
 from anabranch.adapters.core.state.limits import Grant, Room
-from anabranch.policies.config.limits import WhenFull
+from anabranch.policies.config.when_full import WhenFull
 from anabranch.policies.errors import CorruptionError
 from anabranch.policies.names.destination import Destination
 

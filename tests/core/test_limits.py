@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.adapters.core.state.limits import DiskRoom, Grant, NoRoomYetError, Room, may_wait, without_waiting
 from anabranch.adapters.system.volumes import Volume
-from anabranch.policies.config.limits import WhenFull
+from anabranch.policies.config.when_full import WhenFull
 from anabranch.policies.errors import StoreFullError
 
 from ..crash.interrupts import everywhere

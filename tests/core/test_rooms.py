@@ -5,7 +5,8 @@ from __future__ import annotations
 from anabranch.adapters.core.features.quotas.rooms import Request
 from anabranch.adapters.core.messages import Message, Outgoing
 from anabranch.adapters.core.record.encoding import REQUEUED
-from anabranch.policies.config.limits import LimitOptions, WhenFull
+from anabranch.policies.config.limits import LimitOptions
+from anabranch.policies.config.when_full import WhenFull
 
 from ..contract.disk import A, B, take
 from ..contract.features import limits_of

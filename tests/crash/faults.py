@@ -16,7 +16,8 @@ from pathlib import Path
 
 import anabranch
 from anabranch.adapters.journal import JournalStore
-from anabranch.policies.config.limits import LimitOptions, WhenFull
+from anabranch.policies.config.limits import LimitOptions
+from anabranch.policies.config.when_full import WhenFull
 
 from .calls import Faults, Jobs
 from .ledger import Contents, body_of, compare, contents, identity_of, source, violations

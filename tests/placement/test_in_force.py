@@ -234,6 +234,7 @@ def test_what_this_user_may_not_enter_or_read(tmp_path: Path) -> None:
             directory.chmod(mode | 0o055)  # pytest's own, which root keeps to itself
     program = (
         "import os, sys, anabranch\n"
+        "anabranch.Config  # is imported while this user may still read what pydantic needs\n"
         "if os.getuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "for path in sys.argv[1:]:\n"
         "    try: anabranch.open(path)\n"

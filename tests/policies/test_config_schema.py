@@ -77,7 +77,7 @@ DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "configuration.md").read_t
 def test_the_documentation_says_every_option_with_its_default(model: type[Model]) -> None:
     for name, default in model().model_dump(mode="json").items():
         shown = "none" if default is None else f"`{default}`"
-        description = " ".join((model.model_fields[name].description or "").split())
+        description = " ".join(model._descriptions()[name].split())
         assert f"| `{name}` | {shown} | {description}" in DOCUMENTATION
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from anabranch.policies.config import Config, JournalOptions, MemoryOptions, StoreConfig, dump_yaml, loads
-from anabranch.policies.config.limits import LimitOptions, WhenFull
+from anabranch.policies.config.limits import LimitOptions
+from anabranch.policies.config.when_full import WhenFull
 from anabranch.policies.errors import ConfigError
 from anabranch.policies.names.pattern import Pattern, may_overlap
 

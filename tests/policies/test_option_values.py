@@ -12,6 +12,7 @@ from pydantic import BaseModel, SecretStr
 
 from anabranch.policies.config import limits, option_values, options, redelivery
 from anabranch.policies.config.fields import Duration, FileMode, Size
+from anabranch.policies.config.when_full import WhenFull
 
 MODELS: dict[type[BaseModel], type] = {
     options.StoreOptions: option_values.StoreValues,
@@ -36,7 +37,7 @@ def parts(annotation: object) -> list[object]:
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_each_field_takes_what_the_checkers_are_told(model: type[BaseModel]) -> None:
-    models = {one.__name__: one for one in (limits.LimitOptions, limits.WhenFull, redelivery.Redelivery)}
+    models = {one.__name__: one for one in (limits.LimitOptions, WhenFull, redelivery.Redelivery)}
     values = typing.get_type_hints(MODELS[model], localns=models, include_extras=True)
     assert set(values) == set(model.model_fields)
     for name, field in model.model_fields.items():

@@ -16,9 +16,9 @@ import anabranch
 from anabranch.adapters.system.clock import now_us
 from anabranch.policies.config import Config, dump_yaml, load
 from anabranch.router.cli.app import app
-from anabranch.router.usage import log, usage_trace
+from anabranch.router.usage import log
 from anabranch.router.usage.configuration import FILE, remembered
-from anabranch.router.usage.reading import UsageTrace
+from anabranch.router.usage.reading import UsageTrace, usage_trace
 
 from ..kernels import compiled  # noqa: F401  a fixture
 from .conftest import config

@@ -20,8 +20,8 @@ import pytest
 
 import anabranch
 from anabranch.adapters.core.engine.usage import ROW
-from anabranch.router.usage import UsageLog, log, usage_trace
-from anabranch.router.usage.reading import UsageTrace
+from anabranch.router.usage import UsageLog, log
+from anabranch.router.usage.reading import UsageTrace, usage_trace
 
 from ..contract.children import forked, reaped
 from ..crash.calls import Crash, Faults, Jobs, simulated

@@ -19,8 +19,9 @@ from anabranch.adapters.core.engine.usage import ROW, SENT
 from anabranch.policies.advisor import from_events
 from anabranch.policies.advisor.trace.table import read_trace
 from anabranch.router.cli.app import app
-from anabranch.router.usage import log, usage_trace
+from anabranch.router.usage import log
 from anabranch.router.usage.blocks import decode_block, encode_block
+from anabranch.router.usage.reading import usage_trace
 
 from ..taking import take
 from .conftest import config

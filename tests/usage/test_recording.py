@@ -10,7 +10,7 @@ import pytest
 
 import anabranch
 from anabranch.policies.advisor.trace.events import UsageEvent
-from anabranch.router.usage import usage_trace
+from anabranch.router.usage.reading import usage_trace
 
 from ..taking import take
 from .conftest import config

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ....policies.config.limits import LimitOptions, WhenFull
-from ....policies.config.options import StoreOptions
-from ....policies.config.redelivery import Redelivery
+from ....policies.config.when_full import WhenFull
+
+if TYPE_CHECKING:
+    from ....policies.config import LimitOptions, Redelivery, StoreOptions
 
 
 @dataclass(frozen=True, slots=True)

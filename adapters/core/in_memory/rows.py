@@ -11,9 +11,8 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ....policies.config.options import MemoryOptions
 from ....policies.errors import StoreFailedError, StoreFullError
 from ..operations.branches import Prepare
 from ..operations.changes import Change, Postponed, Send
@@ -30,6 +29,9 @@ from .memory_limit import MemoryLimit
 from .message_chunks import ADDRESS_COST, CHUNK_COST, NUMBERS_COST, WAIT_COST, indexes, memory_of
 from .messages import DESTINATION_COST, SUBSCRIPTION_COST, DestinationMessages, place_of
 from .swap_files import SwapFiles
+
+if TYPE_CHECKING:
+    from ....policies.config.options import MemoryOptions
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ....policies.config.limits import WhenFull
+from ....policies.config.when_full import WhenFull
 from ....policies.errors import StoreFullError
 from ...system.background import shared
 from ...system.reservation import Reservation

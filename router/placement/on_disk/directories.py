@@ -7,17 +7,19 @@ import logging
 import string
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ....adapters.system.files import FULL, make_directory, refused
-from ....policies.config import Config, StoreConfig
-from ....policies.config.adapters import options_model
+from ....policies import config as configs
 from ....policies.errors import ConfigError
 from ....policies.names.destination import Destination
 from ..record import StoreRow
 from . import in_force
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from ....policies.config import Config, StoreConfig
 
 log = logging.getLogger(__name__)
 
@@ -112,10 +114,12 @@ class StoreDirectories:
         configured = self.configured(row)
         if configured is not None:
             return configured
+        from ....policies.config.options import options_model  # needs pydantic, which takes long
+
         # Ids that it remembers, by a larger window than the default, are not to be forgotten by opening it.
         fields = options_model(row.kind).model_fields
         options: dict[str, Any] = {row.kind: {"duplicate_window": 10_000_000} if "duplicate_window" in fields else None}
-        return StoreConfig("unconfigured", [">"], **options)
+        return configs.StoreConfig("unconfigured", [">"], **options)
 
     def configured(self, row: StoreRow) -> StoreConfig | None:
         """Return the configuration of a recorded store's directory, else of its name; None if there is neither. The one

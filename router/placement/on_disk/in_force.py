@@ -17,15 +17,18 @@ from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Final
 
 from ....adapters.system.files import DENIED, read_file, replace_file, require_no_link
-from ....policies.config import Config, JournalOptions, StoreConfig, dump_yaml, load, loads
+from ....policies import config as configs
 from ....policies.config.durability import Sync
-from ....policies.config.fields import from_home
 from ....policies.errors import ConfigError
+from ....policies.paths import from_home
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from ....policies.config import Config
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ _WAYS: Final = (
 def configuration_of(source: str | PathLike[str] | Config | None) -> Config:
     """Return the configuration that a source names; nothing is created. Raises ConfigError, and TypeError for what is
     neither a path nor a Config."""
-    if isinstance(source, Config):
+    if isinstance(source, configs.Config):
         return source
     if source is None:
         raise TypeError(f"anabranch.open needs to know what to open: {_WAYS}")
@@ -69,7 +72,7 @@ def configuration_of(source: str | PathLike[str] | Config | None) -> Config:
         if path.is_dir():
             return of_directory(path)
         if path.suffix.lower() in _ENDS or path.exists():
-            return load(path)
+            return configs.load(path)
         if _is_named_as_a_file(path):
             raise ConfigError(
                 [
@@ -106,13 +109,14 @@ def of_directory(directory: Path) -> Config:
     if in_force is not None:
         return in_force
     _require_ours_or_empty(directory)
-    return Config(directory, [StoreConfig(_ALL, [">"], journal=JournalOptions(sync=Sync.ALWAYS))])
+    options = configs.JournalOptions(sync=Sync.ALWAYS)
+    return configs.Config(directory, [configs.StoreConfig(_ALL, [">"], journal=options)])
 
 
 def _own(directory: Path) -> Config:
     """Return the configuration in the file that the user has put into the directory."""
     file = directory / FILE
-    config = load(file)
+    config = configs.load(file)
     if config.directory.resolve() != directory.resolve():
         raise ConfigError(
             [
@@ -133,7 +137,7 @@ def read_in_force(directory: Path) -> Config | None:
 def parsed(text: str, directory: Path, *, names_suffice: bool = False) -> Config:
     """Return the configuration in the text of a directory. Raises ConfigError; `names_suffice` as in `load`."""
     try:
-        return loads(text, directory, names_suffice=names_suffice)
+        return configs.loads(text, directory, names_suffice=names_suffice)
     except ConfigError as error:
         step = f"no secret is written there, and it may be damaged: give the file that {directory} is used with instead"
         raise ConfigError([*error.problems, step], str(directory / NAME)) from None
@@ -154,7 +158,7 @@ def write_in_force(config: Config) -> None:
     path = config.directory / NAME
     try:
         require_no_link(path)
-        text, before = _HEAD + dump_yaml(config, config.directory), text_of(config.directory)
+        text, before = _HEAD + configs.dump_yaml(config, config.directory), text_of(config.directory)
         if text != before:
             replace_file(path, text.encode(), config.file_mode)
             if before is not None:

@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from .....policies.config.limits import WhenFull
+from .....policies.config.when_full import WhenFull
 from .....policies.errors import AnabranchError, StoreFullError
 from ....system.background import CoalescedJob
 from ....system.conditions import unless_busy

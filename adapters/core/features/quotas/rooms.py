@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .....policies.config.limits import LimitOptions, WhenFull
+from .....policies.config.when_full import WhenFull
 from .....policies.names.routes import RouteTable
 from ....system.volumes import volume_of
 from ...messages import Message
@@ -19,6 +19,7 @@ from ...state.limits import NOTHING, Amount, DiskRoom, Room
 from ...state.states import DestinationState
 
 if TYPE_CHECKING:
+    from .....policies.config import LimitOptions
     from ...engine.engine import Engine
 
 

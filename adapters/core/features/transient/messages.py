@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequen
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from .....policies.config.options import MemoryOptions
+from .....policies import config as configs
 from ....system.reservation import Reservation
 from ...engine.hooks import Feature
 from ...in_memory.rows import NEW_COST, MemoryRows
@@ -144,7 +144,7 @@ class TransientMessages:
         """The mirrors."""
         name = f"{engine.name} (not persistent)"
         settings = engine.backend.settings
-        options = MemoryOptions(
+        options = configs.MemoryOptions(
             file_mode=file_mode, max_bytes=settings.nonpersistent_memory, roll_over_size=settings.roll_over_size
         )
         self._kept = MemoryRows(name, directory, options, True, self.mirrors, engine.lock)
