@@ -85,14 +85,14 @@ def test_one_module_says_how_a_file_is_made_durable() -> None:
 
 
 def test_the_compiled_loops_sync_where_that_module_says_so_alone() -> None:
-    text = (ROOT / "adapters/system/compiled_loops.pyx").read_text()
-    loops = text[text.index("# Writing to a file") :]
-    calls = [
-        line for line in text.splitlines() if re.search(r"\bf(data)?sync\(\w", line) and "int fdatasync" not in line
-    ]
-    assert calls == [line for line in loops.splitlines() if "failed = fdatasync(descriptor)" in line]
-    assert loops.index("not by_fdatasync or ") < loops.index("fdatasync(descriptor)")
+    sources = [*ROOT.glob("adapters/**/*.pyx"), ROOT / "adapters/wal/appending/appender.c"]
+    lines = [line.strip() for path in sources for line in path.read_text().splitlines()]
+    calls = [line for line in lines if re.search(r"\bf(data)?sync\(\w", line)]
+    assert calls == ["static int system_sync(int fd) { return fdatasync(fd) ? -errno : 0; }"]
+    text = (ROOT / "adapters/wal/appending/compiled_appender.pyx").read_text()
     assert "cdef bint by_fdatasync = BY_FDATASYNC" in text
+    changed = text[text.index("cdef bint changed = (") : text.index("if changed is not calls_python")]
+    assert "or not by_fdatasync" in changed  # then it is sync_data that is called
 
 
 @pytest.fixture

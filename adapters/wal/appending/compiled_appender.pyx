@@ -82,7 +82,7 @@ cdef object system_pwrite = os.pwrite, system_fdatasync = getattr(os, "fdatasync
 cdef bint by_fdatasync = BY_FDATASYNC
 cdef bint calls_python = False
 cdef list raised = []  # by one of them, and not yet by who waits
-cdef list callers = []  # the threads that are in one: a signal handler may come there, and must not wait for itself
+cdef list callers = []  # who is in one, and for which file: a signal handler may come there, and wait for itself
 
 
 cdef int outcome(object error) noexcept:
@@ -95,30 +95,30 @@ cdef int outcome(object error) noexcept:
 
 cdef ssize_t python_write(int fd, const void *data, size_t size, off_t offset) noexcept with gil:
     try:
-        callers.append(get_ident())
+        callers.append((get_ident(), fd))
         return os.pwrite(fd, (<const char *>data)[:size], offset)
     except BaseException as error:
         return outcome(error)
     finally:
-        callers.remove(get_ident())
+        callers.remove((get_ident(), fd))
 
 
 cdef int python_sync(int fd) noexcept with gil:
     try:
-        callers.append(get_ident())
+        callers.append((get_ident(), fd))
         sync_data(fd)
         return 0
     except BaseException as error:
         return outcome(error)
     finally:
-        callers.remove(get_ident())
+        callers.remove((get_ident(), fd))
 
 
 cdef appender_calls python_calls
 python_calls.write, python_calls.sync = python_write, python_sync
 
 
-cdef inline int look_at_calls() except -1:
+cdef inline int look_at_calls(int fd) except -1:
     global calls_python
     cdef bint changed = (
         PyDict_GetItem(of_os, "pwrite") is not <PyObject *>system_pwrite
@@ -128,15 +128,17 @@ cdef inline int look_at_calls() except -1:
     if changed is not calls_python:
         calls_python = changed
         appender_use(&python_calls if changed else &appender_system_calls)
-    if callers and get_ident() in callers:
+    if callers and (get_ident(), fd) in callers:
         raise RuntimeError(REENTRY)
     return 0
 
 
 cdef class Appender:
     cdef appender *log
+    cdef int fd
 
     def __cinit__(self):
+        self.fd = -1
         self.log = appender_new()
         if self.log is NULL:
             raise MemoryError
@@ -175,10 +177,11 @@ cdef class Appender:
                 result = appender_segment(self.log, fd, offset, SLICE)
             PyErr_CheckSignals()
         self.require(result)
+        self.fd = fd
 
     def put(self, bytes data, uint64_t lsn, bint sync, last, batch):
         cdef int result
-        look_at_calls()
+        look_at_calls(self.fd)
         result = appender_put(self.log, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), lsn, sync)
         if result != APPENDER_OK:
             self.require(result)
@@ -186,7 +189,7 @@ cdef class Appender:
 
     def settle(self, uint64_t number, uint64_t sync_number):
         cdef int result
-        look_at_calls()
+        look_at_calls(self.fd)
         if sync_number > appender_durable(self.log):
             result = APPENDER_AGAIN
             while result == APPENDER_AGAIN:
@@ -232,7 +235,7 @@ cdef class Appender:
         appender_stop(self.log)
 
     def kick(self):
-        look_at_calls()
+        look_at_calls(self.fd)
         appender_kick(self.log)
 
     cdef int reraise(self) except -1:
