@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from ..adapters.core import Store
 from ..adapters.core.messages import REJECTED, Headers, LargeBody, Message, Readable, Reason, Receipt, T
 from ..adapters.core.store_types import Progress, Settlement, StoreStats, Subscription
+from ..adapters.system.acceleration import log_parts
 from ..adapters.system.files import disk_errors
 from ..adapters.system.locking import DirectoryLock
 from ..policies import config as configs
@@ -135,6 +136,7 @@ class Router:
         Stores open on first use. Raises StoreLockedError, PlacementError (see invariant 6), CorruptionError,
         ConfigError for a directory that cannot be used, and StoreFullError for one that has no room now.
         """
+        log_parts()
         with self._lock:
             if self._directory_lock.held:
                 self._directory_lock.acquire()  # which says that this very router is open

@@ -1,5 +1,5 @@
-"""The loops that run once for each message: compiled where there was a C compiler when Anabranch was installed, in
-Python elsewhere. Both do the same, to the byte and to the error.
+"""The parts that are compiled where there was a C compiler when Anabranch was installed, and in Python elsewhere: the
+loops that run once for each message, and the log's appender (adapters/wal/appending). Each does the same in both.
 
     @inner_loop
     def pack_rows(...): ...         # the loop in Python; compiled_loops.pyx has one of the same name and arguments
@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -23,13 +23,24 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 FORCE_PURE: Final = "ANABRANCH_PURE"
-"""An environment variable: set, and not to 0, the loops run in Python even where they are compiled."""
+"""An environment variable: set, and not to 0, all runs in Python even where it is compiled."""
+
+_compiled_parts: Final[list[str]] = []
+_python_parts: Final[list[str]] = []
+
+accelerated: Final[Sequence[str]] = _compiled_parts
+"""The parts that are compiled, and used so: "loops" and "appender"; empty if none is. It is whole once `anabranch` is
+imported."""
+
+
+def _is_unwanted(environment: Mapping[str, str]) -> bool:
+    return environment.get(FORCE_PURE, "0") not in ("", "0")
 
 
 def find_compiled(name: str, environment: Mapping[str, str] = os.environ) -> ModuleType | None:
     """Return a compiled module, by its full name; None if there is none that can be loaded, or the environment does not
     want it."""
-    if environment.get(FORCE_PURE, "0") not in ("", "0"):
+    if _is_unwanted(environment):
         return None
     try:
         return importlib.import_module(name)
@@ -40,10 +51,34 @@ def find_compiled(name: str, environment: Mapping[str, str] = os.environ) -> Mod
         return None
 
 
-_compiled = find_compiled(f"{__package__}.compiled_loops")
+def compiled_part(package: str, part: str) -> ModuleType | None:
+    """Return the compiled module of a part, as `find_compiled` does, and note whether it is used."""
+    module = find_compiled(f"{package}.compiled_{part}")
+    (_python_parts if module is None else _compiled_parts).append(part)
+    return module
 
-accelerated: Final[bool] = _compiled is not None
-"""True if the compiled loops are used."""
+
+def describe_parts(environment: Mapping[str, str] = os.environ) -> str:
+    """Return which parts are compiled, and of those that are not why, what follows, and what to do."""
+    compiled = f"compiled: {', '.join(_compiled_parts)}" if _compiled_parts else "nothing is compiled"
+    if not _python_parts:
+        return compiled
+    slower = f"{compiled}; in Python, which is slower: {', '.join(_python_parts)}"
+    if _is_unwanted(environment):
+        return f"{slower} ({FORCE_PURE} is set)"
+    return (
+        f"{slower}. They could not be compiled when Anabranch was installed; with a C compiler and Python's headers: "
+        "pip install --force-reinstall --no-deps --no-cache-dir anabranch"
+    )
+
+
+def log_parts() -> None:
+    """Log which parts are not compiled, if any are not."""
+    if _python_parts:
+        log.info("anabranch: %s", describe_parts())
+
+
+_compiled = compiled_part(__package__, "loops")
 
 PURE: Final[dict[str, Callable[..., Any]]] = {}
 """The loops in Python, by name."""

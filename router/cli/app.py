@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ...adapters.system.acceleration import describe_parts
 from ...policies.config.problems import did_you_mean
 from ...policies.errors import AnabranchError, ConfigError, DestinationError, NoRouteError, PlacementError, TraceError
 from .signals import describe, exit_code
@@ -88,7 +89,7 @@ class App(click.Group):
 
 
 @click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(version("anabranch"), message="%(prog)s %(version)s")
+@click.version_option(version("anabranch"), message=f"%(prog)s %(version)s\n{describe_parts()}")
 def app() -> None:
     """Partitioned durable message stores: set them up, look into them, and learn what to split.
 

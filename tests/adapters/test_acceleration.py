@@ -31,6 +31,8 @@ from anabranch.adapters.system import acceleration
 from anabranch.adapters.system.acceleration import PURE
 from anabranch.adapters.wal import format as w
 from anabranch.adapters.wal import reader
+from anabranch.adapters.wal.appending import Appender
+from anabranch.adapters.wal.appending.python_appender import PythonAppender
 from anabranch.adapters.wal.segment import Segment
 from anabranch.adapters.wal.ticket import Tail
 from anabranch.policies.names.destination import Destination
@@ -79,7 +81,7 @@ def is_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def left(*_: object) -> None:
         raise AssertionError(f"{name} is left to Python")
 
-    if anabranch.accelerated:
+    if "loops" in anabranch.accelerated:
         monkeypatch.setitem(PURE, name, left)
 
 
@@ -290,6 +292,7 @@ HEADERS = st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-9, 1 << 65
 
 
 LOOPS = "anabranch.adapters.system.compiled_loops"
+MODULES = {"loops": LOOPS, "appender": "anabranch.adapters.wal.appending.compiled_appender"}
 
 
 @pytest.fixture
@@ -442,13 +445,36 @@ def test_receipts_are_the_same(outcomes: list[tuple[int, bool]]) -> None:
 
 def test_it_is_told_which_are_used() -> None:
     assert anabranch.accelerated is acceleration.accelerated
-    assert (writing.encode_batch is PURE["encode_batch"]) is not anabranch.accelerated
+    assert (writing.encode_batch is PURE["encode_batch"]) is ("loops" not in anabranch.accelerated)
+    assert (Appender is PythonAppender) is ("appender" not in anabranch.accelerated)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "python", "pure", "told"),
+    [
+        (["loops", "appender"], [], False, "compiled: loops, appender"),
+        (["loops"], ["appender"], False, "compiled: loops; in Python, which is slower: appender. They could not be"),
+        ([], ["loops", "appender"], True, "nothing is compiled; in Python, which is slower: loops, appender (ANABR"),
+    ],
+)
+def test_it_is_told_and_logged_which_are_not_and_why(
+    compiled: list[str], python: list[str], pure: bool, told: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(acceleration, "_compiled_parts", compiled)
+    monkeypatch.setattr(acceleration, "_python_parts", python)
+    monkeypatch.setenv(acceleration.FORCE_PURE, "1" if pure else "0")
+    assert acceleration.describe_parts().startswith(told)
+    assert ("pip install --force-reinstall" in acceleration.describe_parts()) is (not pure and bool(python))
+    with caplog.at_level("INFO", "anabranch.adapters.system"), anabranch.open(tmp_path / "data"):
+        pass
+    assert [told in message for message in caplog.messages] == [True] * bool(python)
 
 
 @pytest.mark.parametrize(("value", "pure"), [("1", True), ("0", False), ("", False)])
 def test_the_environment_can_ask_for_the_loops_in_python(value: str, pure: bool) -> None:
-    program = "import anabranch; print(anabranch.accelerated)"
+    program = "import anabranch; print(*anabranch.accelerated)"
     environment = {**os.environ, acceleration.FORCE_PURE: value}
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
-    there = acceleration.find_compiled(LOOPS, {}) is not None
-    assert run.stdout.strip() == str(there and not pure)
+    there = [part for part, name in MODULES.items() if acceleration.find_compiled(name, {}) is not None]
+    assert run.stdout.split() == ([] if pure else there)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...system.acceleration import find_compiled
+from ...system.acceleration import compiled_part
 from .python_appender import PythonAppender
 
 __all__ = ["Appender"]
@@ -16,5 +16,5 @@ __all__ = ["Appender"]
 if TYPE_CHECKING:
     Appender = PythonAppender
 else:
-    _compiled = find_compiled(f"{__name__}.compiled_appender")
+    _compiled = compiled_part(__name__, "appender")
     Appender = PythonAppender if _compiled is None else _compiled.Appender
