@@ -11,9 +11,14 @@ PARALLEL = --numprocesses auto --maxprocesses 4 --dist worksteal
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 MINUTES = 0
-COMPILED = adapters/system/compiled_loops.pyx adapters/system/crc32c.h
+APPENDING = adapters/wal/appending
+COMPILED = adapters/system/compiled_loops.pyx adapters/system/crc32c.h $(APPENDING)/compiled_appender.pyx \
+    $(APPENDING)/appender.c $(APPENDING)/appender.h
 
-.PHONY: demo test test-pure campaigns test-all lint format bench clean
+PYTHONS = $(PYTHON)
+DIST = dist
+
+.PHONY: demo test test-pure campaigns test-all lint format bench wheels clean
 
 demo: $(VENV)/.installed-all
 	@$(BIN)/python -m examples.demo $(ARGS)
@@ -21,7 +26,7 @@ demo: $(VENV)/.installed-all
 test: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-# The tests of what has compiled loops, with those in Python (adapters/system/acceleration.py).
+# The tests of what is compiled, with all of it in Python (adapters/system/acceleration.py).
 test-pure: $(VENV)/.installed-dev
 	@ANABRANCH_PURE=1 $(BIN)/python -m pytest $(PARALLEL) tests/adapters tests/core tests/journal tests/wal \
 	    tests/contract/test_journal.py $(ARGS)
@@ -47,9 +52,18 @@ format: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.bench $(ARGS)
 
+# The sdist, and of it a wheel for each interpreter: make wheels PYTHONS="python3.11 /path/to/python3.13". (pip would take
+# from its cache what it has made of another sdist of this name.)
+wheels: $(VENV)/.installed-dev
+	@$(BIN)/python -m build --sdist --outdir $(DIST) . >/dev/null
+	@for python in $(PYTHONS); do \
+	    $(BIN)/python -m pip --disable-pip-version-check --python "$$(command -v $$python)" wheel --quiet --no-deps \
+	        --no-cache-dir --wheel-dir $(DIST) $(DIST)/*.tar.gz || exit 1; \
+	done
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
-	    adapters/system/compiled_loops.c adapters/system/*.so
+	    adapters/system/compiled_loops.c $(APPENDING)/compiled_appender.c adapters/system/*.so $(APPENDING)/*.so
 
 $(VENV)/.made:
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null || { \

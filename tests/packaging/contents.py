@@ -1,19 +1,40 @@
-"""Does a wheel hold exactly our packages? Run by CI: `python tests/packaging/wheel_contents.py dist/*.whl`, and with
-`--pure` for one that was built without a C compiler."""
+"""Does a wheel hold exactly our packages, and an sdist all that a wheel is built of? Run by CI:
+`python tests/packaging/contents.py dist/*`, and with `--pure` for wheels that were built without a C compiler."""
 
 from __future__ import annotations
 
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def problems(wheel: Path, pure: bool) -> list[str]:
-    """What is wrong with a wheel, a sentence each."""
+def problems(built: Path, pure: bool) -> list[str]:
+    """What is wrong with a wheel or an sdist, a sentence each."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return of_wheel(built, project, pure) if built.suffix == ".whl" else of_sdist(built, project)
+
+
+def of_sdist(sdist: Path, project: dict[str, Any]) -> list[str]:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    setup = project["tool"]["setuptools"]
+    wanted = {"LICENSE", "README.md", "pyproject.toml"}
+    wanted.update(name for one in setup["ext-modules"] for name in (*one["sources"], *one["depends"]))
+    for package in setup["packages"]:
+        folder = source_folder(project, package.replace(".", "/"))
+        patterns = ["*.py", *setup["package-data"].get(package, [])]
+        wanted.update(str(path.relative_to(ROOT)) for pattern in patterns for path in folder.glob(pattern))
+    translated = {str(Path(name).with_suffix(".c")) for name in wanted if name.endswith(".pyx")}
+    made = {name for name in names if name.endswith(".so")} | translated & names
+    return [f"misses {name}" for name in sorted(wanted - names)] + [f"holds {name}" for name in sorted(made)]
+
+
+def of_wheel(wheel: Path, project: dict[str, Any], pure: bool) -> list[str]:
     expected = {package.replace(".", "/") for package in project["tool"]["setuptools"]["packages"]}
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -43,18 +64,18 @@ def problems(wheel: Path, pure: bool) -> list[str]:
     return wrong
 
 
-def source_folder(project: dict[str, object], package: str) -> Path:
+def source_folder(project: dict[str, Any], package: str) -> Path:
     """Where a package's modules are in the tree."""
-    folders: dict[str, str] = project["tool"]["setuptools"]["package-dir"]  # type: ignore[index]
+    folders: dict[str, str] = project["tool"]["setuptools"]["package-dir"]
     parent = max((name for name in folders if f"{package}/".startswith(name.replace(".", "/") + "/")), key=len)
     return ROOT / folders[parent] / package[len(parent) :].lstrip("/")
 
 
 def main(arguments: list[str]) -> int:
-    pure, wheels = "--pure" in arguments, [name for name in arguments if name != "--pure"]
-    found = [f"{wheel}: {problem}" for wheel in wheels for problem in problems(Path(wheel), pure)]
-    print("\n".join(found) or f"{' '.join(wheels)}: every package, nothing else")
-    return 1 if found or not wheels else 0
+    pure, built = "--pure" in arguments, [name for name in arguments if name != "--pure"]
+    found = [f"{one}: {problem}" for one in built for problem in problems(Path(one), pure)]
+    print("\n".join(found) or f"{' '.join(built)}: every package, nothing else")
+    return 1 if found or not built else 0
 
 
 if __name__ == "__main__":

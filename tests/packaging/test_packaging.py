@@ -96,6 +96,19 @@ def test_what_is_compiled_can_be_done_without(pyproject: dict[str, Any]) -> None
     assert any(re.fullmatch(r"Cython>=[\d.]+,<[\d.]+", name) for name in pyproject["build-system"]["requires"])
 
 
+def test_make_and_git_know_what_is_compiled(pyproject: dict[str, Any]) -> None:
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    variables = dict(re.findall(r"^([A-Z]+) = (.*)$", makefile, re.MULTILINE))
+    named = variables["COMPILED"].replace("$(APPENDING)", variables["APPENDING"]).split()
+    assert {*named} == {name for one in extensions(pyproject) for name in (*one["sources"], *one["depends"])}
+    cleaned = makefile.split("\nclean:")[1].replace("$(APPENDING)", variables["APPENDING"]).split()
+    ignored = (ROOT / ".gitignore").read_text().split()
+    for one in extensions(pyproject):
+        made = Path(one["sources"][0]).with_suffix(".c")
+        assert {str(made), f"{made.parent}/*.so"} <= {*cleaned}
+        assert {f"/{made}", "*.so"} <= {*ignored}
+
+
 def test_the_licence_is_there_and_named(pyproject: dict[str, Any]) -> None:
     assert pyproject["project"]["license"] == "MIT"
     assert (ROOT / "LICENSE").read_text().startswith("MIT License")
