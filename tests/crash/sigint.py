@@ -2,7 +2,7 @@
 
     python -m tests.crash.sigint --threads 8 --signals 3000 [--seconds 60]
 
-Only the main thread is struck by signals, wherever it is: leading a batch for all others, in an fsync, in the index.
+Only the main thread is struck by signals, wherever it is: writing for all others, in an fsync, in the index.
 It catches KeyboardInterrupt and goes on; an interrupted send it sends again with its message_id. At the end nobody
 hangs, each queue holds what was sent and not acked, once and in order, here and after reopening. With --across all that
 they do is transactions over two stores, which took effect in both or in none. --stores says of which kinds the stores

@@ -24,7 +24,7 @@ from anabranch.adapters.journal import JournalStore
 from ..contract.children import reaped
 from ..contract.disk import eventually
 from ..shares import Share
-from ..wal.logs import leading
+from ..wal.logs import quiet
 from .damage import STATES, campaign
 from .damaging import Trial, answers, outcomes
 from .ledger import body_of, identity_of
@@ -194,7 +194,7 @@ def worked_and_marked(directory: Path, kill: bool) -> None:
         assert decisions is not None
         for log in (*logs, decisions):
             eventually(lambda log=log: log._marked == log._accepted.filled)  # type: ignore[misc]
-            with leading(log):  # nor is the mark's second place being written
+            with quiet(log):  # nor is the mark's second place being written
                 pass
         if kill:
             os.kill(os.getpid(), signal.SIGKILL)

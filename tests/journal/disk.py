@@ -12,7 +12,7 @@ from anabranch.adapters.journal import JournalStore
 from anabranch.policies.config import JournalOptions
 
 from ..contract.disk import Disk
-from ..wal.logs import leading
+from ..wal.logs import quiet
 
 SMALL = {"segment_size": 64 * 1024}
 """Segments so small that roll-over and reclaiming happen."""
@@ -64,7 +64,7 @@ class JournalDisk(Disk):
         source, target = directory_of(store), self._new_path()
         self._given[target] = dict(self._given[source])
         # No write may come between two files of the copy; unfinished files come and go as they like.
-        with store.backend._reclaimer._lock, leading(store.backend._log), store._engine.lock:
+        with store.backend._reclaimer._lock, quiet(store.backend._log), store._engine.lock:
             for file in sorted(source.rglob("*")):
                 copied = target / file.relative_to(source)
                 if file.is_file() and file.name != "store.lock" and file.suffix != ".tmp":

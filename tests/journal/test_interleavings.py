@@ -23,7 +23,7 @@ from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, Parallel, assert_whole, bodies, drain, eventually, take
 from ..contract.preparing import prepare, to
-from ..wal.logs import leading, stalled
+from ..wal.logs import quiet, stalled
 from .disk import JournalDisk
 
 
@@ -180,7 +180,7 @@ def test_a_handler_that_calls_the_store_which_it_interrupted_is_refused(disk: Jo
     store.send(A, b"1")
     with store._engine.lock, pytest.raises(RuntimeError, match="signal handler"):
         store.receive(A)
-    with leading(store.backend._log), pytest.raises(RuntimeError, match="signal handler"):
+    with quiet(store.backend._log), pytest.raises(RuntimeError, match="signal handler"):
         store.send_nowait(A, b"2")
     assert bodies(store) == [b"1"]
 
@@ -192,7 +192,7 @@ def test_what_a_refused_handler_would_have_settled_is_leased_still(disk: Journal
     message = take(store)
     with store._engine.lock, pytest.raises(RuntimeError, match="signal handler"):
         message.release()
-    with leading(store.backend._log):
+    with quiet(store.backend._log):
         for call in (message.release, message.ack):
             with pytest.raises(RuntimeError, match="signal handler"):
                 call()

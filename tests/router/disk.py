@@ -19,7 +19,7 @@ from anabranch.adapters.journal import JournalStore
 
 from .. import taking
 from ..contract.children import reaped
-from ..wal.logs import leading
+from ..wal.logs import quiet
 
 NEVER = anabranch.Sync.NEVER
 SYNCED = anabranch.JournalOptions(segment_size=64 * 1024, checkpoint_interval=3600, pool_files=0)
@@ -125,13 +125,13 @@ def crashed(router: anabranch.Router, copy: Path) -> Path:
     with ExitStack() as stack:
         for store in router._registry.open_stores():
             assert isinstance(store, JournalStore)
-            for lock in (store.backend._reclaimer._lock, leading(store.backend._log), store._engine.lock):
+            for lock in (store.backend._reclaimer._lock, quiet(store.backend._log), store._engine.lock):
                 stack.enter_context(lock)
         decisions = router._coordinator.log
         if decisions._reclaimer is not None:
             stack.enter_context(decisions._reclaimer._lock)
         if decisions._log is not None:
-            stack.enter_context(leading(decisions._log))
+            stack.enter_context(quiet(decisions._log))
         return copied(router, copy)
 
 

@@ -21,7 +21,7 @@ from ..router.disk import SYNCED, contents, copied, take
 from ..sql.disk import TableSets, lead_of
 from ..sql.server import PostgresServer
 from ..thirdparty.disk import SITE
-from ..wal.logs import leading
+from ..wal.logs import quiet
 
 CAMPAIGN = [pytest.mark.campaign, pytest.mark.weight(0)]
 KINDS = ("journal", "sqlite", "postgresql", "memory", "onefile")
@@ -92,7 +92,7 @@ class World:
         with ExitStack() as stack:
             for store in router._registry.open_stores():
                 if isinstance(store, JournalStore):
-                    for lock in (store.backend._reclaimer._lock, leading(store.backend._log), store._engine.lock):
+                    for lock in (store.backend._reclaimer._lock, quiet(store.backend._log), store._engine.lock):
                         stack.enter_context(lock)
                 elif isinstance(store, SqlStore):
                     stack.enter_context(lead_of(store))
@@ -100,7 +100,7 @@ class World:
             if decisions._reclaimer is not None:
                 stack.enter_context(decisions._reclaimer._lock)
             if decisions._log is not None:
-                stack.enter_context(leading(decisions._log))
+                stack.enter_context(quiet(decisions._log))
             copied(router, directory)
             for name, prefix in tables.items():
                 assert self._sets is not None

@@ -77,7 +77,7 @@ def opened(path: Path, **options: Any) -> Opened:
 
 
 @contextmanager
-def leading(log: Log) -> Iterator[None]:
+def quiet(log: Log) -> Iterator[None]:
     """Nothing more is queued meanwhile, and all that was is written."""
     with log._planning:
         log.written()
@@ -112,7 +112,7 @@ def is_submitting(thread: threading.Thread) -> bool:
 
 def killed(one: Opened, copy: Path) -> Path:
     """What a kill of the process would leave now: the page cache outlives it, so a copy shows it all."""
-    with leading(one.log):
+    with quiet(one.log):
         shutil.copytree(one.log.files.directory, copy, ignore=shutil.ignore_patterns("*.tmp"))
     return copy
 

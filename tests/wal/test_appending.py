@@ -176,8 +176,8 @@ def test_who_waits_for_a_disk_that_hangs_can_be_interrupted(one: Log, monkeypatc
         real(fd)
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
-    leading = threading.Thread(target=one.write, args=(b"first",))
-    leading.start()
+    first = threading.Thread(target=one.write, args=(b"first",))
+    first.start()
     hangs.wait(60)
     number = one.put(b"second")
 
@@ -188,7 +188,7 @@ def test_who_waits_for_a_disk_that_hangs_can_be_interrupted(one: Log, monkeypatc
         one.appender.settle(number, number)
     assert one.appender.durable == 0
     goes_on.set()
-    leading.join()
+    first.join()
     one.appender.settle(number, number)
     assert one.path.read_bytes() == b"firstsecond"
 

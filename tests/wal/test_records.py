@@ -27,7 +27,7 @@ def test_records_of_several_tickets_come_back_in_one_batch(tmp_path: Path) -> No
 
 
 def test_encoding_again_says_the_same(tmp_path: Path) -> None:
-    """A leader may be interrupted anywhere."""
+    """Who submits may be interrupted anywhere."""
     tail = Tail(Segment(header_of(), tmp_path / "s"), w.HEADER_BYTES, 0, 0)
     encoder = RecordEncoder(lambda batch: None)
     ticket = record_ticket([(1, b"a", None)])

@@ -20,7 +20,7 @@ def test_done_well_or_not() -> None:
     well.finish(None)
     badly.finish(error)
     assert (well.done, well.error, badly.done, badly.error) == (True, None, True, error)
-    badly.finish(None)  # of who makes up for an interrupted leader
+    badly.finish(None)  # of who makes up for an interrupted thread
     assert badly.error is error
 
 
