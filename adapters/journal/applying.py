@@ -351,7 +351,7 @@ class Applier:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Return at most how many bytes a snapshot takes, about. The log's leader asks, without the lock."""
+        """Return at most how many bytes a snapshot takes, about. Who submits to the log asks, without the lock."""
         table, host, index = self._log.table, self._host, self._index
         if table is not self._measured:
             last = table.segments[-1]
@@ -361,8 +361,8 @@ class Applier:
         return self._dead_bytes + snapshot.ID_BYTES * (rows + len(host.catalog.by_number)) + waits
 
     def reserve(self, size: int) -> None:
-        """Keep room for what the index will need once so many bytes more are in the log. The log's leader calls it,
-        without the lock. Raises OSError."""
+        """Keep room for what the index will need once so many bytes more are in the log. Who submits to the log
+        calls it, without the lock. Raises OSError."""
         index = self._index
         applied = index.checkpointed.seq if index.checkpointed is not None else 0
         sends = self._host.sequencer.last_seq - applied + size // snapshot.RECORD_MIN

@@ -1,5 +1,5 @@
-"""The encoder of a store's log (wal/ticket.py), and the log as the core's Writer. The encoder writes what many callers
-asked for as the bytes of one batch."""
+"""The encoder of a store's log (wal/ticket.py), and the log as the core's Writer. The encoder writes what a ticket asks
+for as the bytes of one batch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class JournalBatch(WriteBatch):
 
 
 class JournalEncoder:
-    """The journal's side of its log. All is the leader's, but for looking at it."""
+    """The journal's side of its log. All but `deliver` is called by who submits, one at a time; any thread may look."""
 
     def __init__(self, host: Host) -> None:
         self._host, self.sequencer = host, host.sequencer

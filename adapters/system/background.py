@@ -1,10 +1,10 @@
 """The threads that all stores of a process share (rules G4, D5): workers, leaders, a clock and a notifier.
 
-Workers do what may take long (checkpoints, reclaiming) or come later; leaders write what is queued for several stores
-at once, so that the stores' waits for the disk overlap. A job that takes long, since its store's disk hangs, holds up
-nobody else: the clock, which runs no job itself, then starts more threads for the jobs that wait behind it, and they
-end once they have had nothing to do for a while. At most one job of one method of an object runs at a time, so that a
-store that hangs holds no more threads than it has parts.
+Workers do what may take long (checkpoints, reclaiming) or come later; leaders write and deliver what nobody waits for,
+for several stores at once, so that the stores' waits for the disk overlap. A job that takes long, since its store's
+disk hangs, holds up nobody else: the clock, which runs no job itself, then starts more threads for the jobs that wait
+behind it, and they end once they have had nothing to do for a while. At most one job of one method of an object runs at
+a time, so that a store that hangs holds no more threads than it has parts.
 
 Correctness never depends on these threads: what they do, a store also does on its own at the next call or at the next
 open. They are daemons, hold a store only while they work for it, and do not exist in a forked child.

@@ -1,7 +1,7 @@
 """A write-ahead log: records in, LSNs out. It knows nothing of what the records mean.
 
-Many threads hand in tickets; whoever comes first writes what all of them want with one call, syncs once for all, and
-wakes the others. On one thread:
+Many threads hand in tickets. Each ticket becomes a batch behind the last one; what is queued is written with one call,
+and synced once for all who wait. On one thread:
 
     from anabranch.adapters.wal import Log, LogOptions, RecordEncoder, SegmentFiles, create_log
     from anabranch.adapters.wal import record_ticket, records, settle, survey, take_over
@@ -56,8 +56,9 @@ Errors: StoreFullError (nothing was written: make room, try again), OutcomeUnkno
 StoreFailedError (it had failed before: open it again), ClosedError, CorruptionError with the path and the offset.
 
 Where things are: `format` the bytes; `segment`, `files` what lies where; `ticket` what goes in, `records` the simplest
-encoder; `group_commit` who writes, `log` what is written, `segment_writer` where it finds room, `syncing` when it is on
-disk; `reader` batches in order; `recovery` at open; `reclaim`; `skimming` finds what still counts of old segments.
+encoder; `log` in which order it is written, `segment_writer` where it finds room, `appending` how it gets to the disk,
+`syncing` earlier segments that wait for it; `reader` batches in order; `recovery` at open; `reclaim`; `skimming` finds
+what still counts of old segments.
 """
 
 from .files.segment_files import SegmentFiles, create_log

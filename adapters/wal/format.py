@@ -120,7 +120,7 @@ def encode_batch_header(seed: int, offset: int, length: int, count: int, base_ls
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The header of one group commit."""
+    """The header of one batch."""
 
     length: int
     """Bytes of its records, this header not included."""

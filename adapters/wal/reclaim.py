@@ -89,7 +89,7 @@ class Reclaimer:
             return 0
         with disk_errors(f"{self._log.name}: no segment can be released"):
             names = self._log.files.names()
-        self._log.sync()  # while nobody leads: who writes next waits for the sync of the snapshot, not of all before it
+        self._log.sync()  # first: who writes next waits for the sync of the snapshot, not of all before it
         ticket = Ticket(self._content(payload), f.RECORD_HEADER.size + len(payload), sync=True)
         ticket.unsynced = True  # with `sync` it is synced
         self._log.submit(ticket)

@@ -20,8 +20,8 @@ DEAD_BYTES_MORE: Final = 63
 class Segment:
     """One file of the log and what is known of its content.
 
-    The log's leader alone changes `allocated`, `end` and `last_lsn`; `live`, `live_bytes`, `dead` and `changed` are its
-    owner's, who knows which records are still needed.
+    Who submits to the log alone changes `allocated`, `end` and `last_lsn`; `live`, `live_bytes`, `dead` and `changed`
+    are its owner's, who knows which records are still needed.
     """
 
     __slots__ = (

@@ -34,7 +34,8 @@ PROMISED_MIN: Final = 8 * 1024
 
 
 class SegmentWriter:
-    """The segment that is being written, and the table of all. The leader's, but for `prepare` and `forget`.
+    """The segment that is being written, and the table of all. One thread at a time makes room, and looks at what there
+    is; any may prepare files, forget segments and add copies.
 
     `_table_lock` guards changes of `table`; `_prepare_lock` guards making files for the pool.
     """

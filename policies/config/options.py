@@ -132,7 +132,8 @@ class JournalOptions(StoreOptions):
     checkpoint_operations: Annotated[int, Field(strict=True, ge=1, le=10_000_000)] = 20_000
     """The index is written out after this many operations even if the interval is not over."""
     batch_bytes_max: Annotated[int, Size(4 * KIB, GIB)] = MIB
-    """The most bytes that are gathered into one write and one sync. A segment's size limits it too."""
+    """The most bytes of a `send_many` that are written as one batch; a longer one is several. A segment's size limits
+    it too."""
     pool_files: Annotated[int, Field(strict=True, ge=-1, le=10_000)] = 2
     """How many released segment files are kept for use again instead of being deleted. -1: all."""
     min_files: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 0

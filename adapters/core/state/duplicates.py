@@ -1,8 +1,8 @@
 """The duplicate window: which message ids a store has seen lately (invariant 3, rule X7).
 
-Asked and filled by one thread at a time, in the order in which messages are stored. In a journal that is the leader:
-when it encodes a send whose id an earlier batch holds, that batch is already on disk, and a send twice in one batch
-shares its fate. So no second sender ever waits for a first.
+Asked and filled by one thread at a time, in the order in which messages are stored. In a journal that is who submits: a
+send whose id an earlier batch holds is queued behind that one, and a send twice in one batch shares its fate. So no
+second sender ever waits for a first one's ticket.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ PAGE_BYTES: Final = 4096
 
 
 class Reserve:
-    """The reserve of one log's directory. The leader keeps and takes files; releasing segments puts some in.
+    """The reserve of one log's directory. Who submits keeps and takes files; releasing segments puts some in.
 
     `_lock` guards making files and putting them in; `files` is replaced, never changed.
     """

@@ -40,8 +40,8 @@ UNFINISHED_SUFFIX: Final = ".tmp"
 class SegmentFiles:
     """The files of one log's directory.
 
-    One thread at a time publishes (the leader), one releases (the reclaimer), one prepares; these three may run
-    beside each other: a file enters the pool when all is durable that makes it free, and only the leader takes it.
+    One thread at a time publishes (who submits), one releases (the reclaimer), one prepares; these three may run beside
+    each other: a file enters the pool when all is durable that makes it free, and only who publishes takes it.
 
     A file in the pool is allocated up to `segment_bytes` at least.
     """

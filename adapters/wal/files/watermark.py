@@ -62,8 +62,8 @@ def decode(page: bytes, log_id: bytes) -> Watermark | None:
 
 
 class WatermarkFile:
-    """The file in a log's directory. The log's leader writes it. It stands in for nothing: where it cannot be read or
-    written, that is logged, and the log goes on without it."""
+    """The file in a log's directory. One thread at a time writes it. It stands in for nothing: where it cannot be read
+    or written, that is logged, and the log goes on without it."""
 
     def __init__(
         self, directory: Path, log_id: bytes, count_sync: Callable[[], None] = lambda: None, file_mode: int = FILE_MODE
