@@ -67,7 +67,7 @@ def describe_parts(environment: Mapping[str, str] = os.environ) -> str:
     if _is_unwanted(environment):
         return f"{slower} ({FORCE_PURE} is set)"
     return (
-        f"{slower}. They could not be compiled when Anabranch was installed; with a C compiler and Python's headers: "
+        f"{slower}. That could not be compiled when Anabranch was installed; with a C compiler and Python's headers: "
         "pip install --force-reinstall --no-deps --no-cache-dir anabranch"
     )
 

@@ -48,7 +48,7 @@ def main() -> None:
             else:
                 raise AssertionError("join() without the transaction package")
             assert [message.body for message in router.queue("telemetry").browse(limit=None)] == [b"two", b"three"]
-    missing = "nothing is compiled; in Python, which is slower: loops, appender. They could not be compiled when"
+    missing = "nothing is compiled; in Python, which is slower: loops, appender. That could not be compiled when"
     assert (missing in told.getvalue()) is pure, told.getvalue()
     loaded = [name for name in EXTRAS if name in sys.modules]
     assert not loaded, f"the core loaded {loaded}"
