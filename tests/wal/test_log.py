@@ -23,7 +23,7 @@ from anabranch.policies.errors import (
 )
 
 from ..contract.disk import Parallel, eventually
-from .logs import KIND, SEGMENT_BYTES, Opened, created, is_submitting, killed, leading, newest, opened, stalled
+from .logs import KIND, SEGMENT_BYTES, Opened, created, is_submitting, killed, newest, opened, quiet, stalled
 
 
 def no(*_: object) -> None:
@@ -317,7 +317,7 @@ def test_a_future_is_resolved_though_others_look_while_its_ticket_waits_its_turn
         one.log.proceed()
 
     thread = threading.Thread(target=send)
-    with leading(one.log):
+    with quiet(one.log):
         thread.start()
         eventually(lambda: is_submitting(thread))
         one.log._attend()
