@@ -68,6 +68,9 @@ class Places(Protocol):
     def store_for(self, destination: Destination) -> Store:
         """Return the open store of a destination, made if need be."""
 
+    def require_own(self, message: Message[Any]) -> None:
+        """Raise UnknownMessageError for a message of another router."""
+
     def store_to_be(self, destination: Destination) -> Store:
         """Return the open store that a destination is in, or will be once it is recorded."""
 
@@ -75,6 +78,8 @@ class Places(Protocol):
 class Operations:
     """The operations of one transaction. Threads: the one that has its lock."""
 
+    _place: tuple[Destination, Store] | None = None
+    """Where the last send went: the next one to there does not look again."""
     _ended_with = 0
     """The number of operations at the end, when they are dropped."""
     _sent: Sequence[tuple[Participant, int]] = ()
@@ -105,13 +110,19 @@ class Operations:
             "another, or raise the limit"
         )
 
-    def send(self, sends: Sequence[Send]) -> None:
-        """Add sends of bodies that are bytes, or kept. Raises TransactionError at a limit."""
-        size = 0
-        for one in sends:
-            size += len(one.message.body)  # type: ignore[arg-type]  # as its kind of body has it
+    def send(self, destinations: Sequence[Destination], message: Outgoing, places: Places) -> None:
+        """Add a send to each of these, of a body that is bytes, or kept. Raises what `store_to_be` raises, and
+        TransactionError at a limit."""
+        sends, place = [], self._place
+        for destination in destinations:
+            if place is None or place[0] is not destination:
+                place = self._place = (destination, places.store_to_be(destination))
+            sends.append(tuple.__new__(Send, (place[1], destination, message)))  # as its own, less a call
+        size = len(sends) * len(message.body)  # type: ignore[arg-type]  # as its kind of body has it
         if self._limited:
-            self.require_room(len(sends), size)
+            options = self._options  # as `require_room`, less a call
+            if len(self._all) + len(sends) > options.max_operations or self.bytes + size > options.max_bytes:
+                self.require_room(len(sends), size)
         self._all.extend(sends)
         self.bytes += size
 
@@ -119,10 +130,13 @@ class Operations:
         """Add the begin or the end of a subscription."""
         self._all.append(one)
 
-    def claim(self, one: Ack | Release) -> None:
-        """Claim the message of an operation, and add it. Raises UnknownMessageError, and TransactionError if its store
-        was reopened since another message of it was acked."""
+    def claim(self, one: Ack | Release, places: Places) -> None:
+        """Claim the message of an operation, and add it. Raises UnknownMessageError, and TransactionError at a limit,
+        or if its store was reopened since another message of it was acked."""
         message, store = one.message, one.message._store
+        if len(self._all) >= self._options.max_operations:
+            self.require_room(1)
+        places.require_own(message)
         if isinstance(one, Ack) and self._acked.get(store.store_id, message)._store is not store:
             self._require_same(message)
         try:
