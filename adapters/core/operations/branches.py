@@ -4,7 +4,8 @@ prepare to its outcome: names instead of numbers, since a destination may be gon
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from ..state.rows import Rows
     from .plan import Plan
     from .table import Table
+
+
+_size = attrgetter("size")
 
 
 class Branch:
@@ -85,7 +89,14 @@ class Branch:
     @property
     def outcome_size(self) -> int:
         """Return at most how many bytes the outcome takes when it is written."""
-        return sum([change.size for change in self.changes]) + SMALL_BYTES
+        size: int = sum(map(_size, self.changes))
+        return size + SMALL_BYTES
+
+    def keep_free(self, most: int) -> None:
+        """Promise the room for the outcome; none where it takes more than can be kept: on a full disk such a branch
+        waits for room."""
+        size = sum(map(_size, self.changes)) + SMALL_BYTES  # as `outcome_size`, less a call
+        self.promise = size if size <= most else 0
 
 
 class Prepare(Change):
@@ -98,7 +109,8 @@ class Prepare(Change):
         self.size = SMALL_BYTES + len(branch.payload)
 
     def plan(self, plan: Plan) -> None:
-        plan.prepare(self.branch)
+        plan.prepared = [*plan.prepared, self.branch]
+        plan.is_more = True
         plan.changes.append(self)
 
     def apply(self, table: Table) -> None:
@@ -127,9 +139,10 @@ class Commit(Change):
         """Commit the branch; return the outcomes of its changes, None if it was committed or rolled back before."""
         if not plan.is_prepared(self.branch):
             return None
-        outcomes = [change.plan(plan) for change in self.branch.changes]
-        plan.settle(self.branch)
-        plan.changes.append(self)
+        outcomes = []
+        for change in self.branch.changes:
+            outcomes.append(change.plan(plan))  # noqa: PERF401  no comprehension, which is a call
+        plan.settle(self)
         return outcomes
 
     def apply(self, table: Table) -> None:
@@ -153,8 +166,7 @@ class Rollback(Change):
             return False
         for change in self.branch.returned:
             change.plan(plan)
-        plan.settle(self.branch)
-        plan.changes.append(self)
+        plan.settle(self)
         return True
 
     def apply(self, table: Table) -> None:
@@ -208,6 +220,7 @@ class _DroppingPayload(_DelayedPayload, frozen=True, array_like=True):
     """Places in `acks`."""
 
 
+_KEPT: Final = (Send, Ack, Subscribe, Unsubscribe)
 _KINDS = {kind: kind.value for kind in Kind}
 """`Kind.value` takes its time."""
 _encode = msgspec.msgpack.Encoder().encode
@@ -216,7 +229,7 @@ _decode = msgspec.msgpack.Decoder(_DroppingPayload).decode
 
 def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> bytes:
     """Return a branch's changes of subscriptions, sends and acks."""
-    numbers: dict[int, int] = {}
+    numbers: dict[DestinationState, int] = {}
     destinations: list[tuple[int, str]] = []
     sends: list[tuple[int, bytes, int]] = []
     acks: list[tuple[int, int, int]] = []
@@ -224,28 +237,29 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
     delays: list[tuple[int, int]] = []
     drops: list[int] = []
 
-    def number_of(state: DestinationState) -> int:
-        number = numbers.setdefault(state.number, len(destinations))
-        if number == len(destinations):
-            destinations.append((_KINDS[state.destination.kind], state.destination.name))
-        return number
-
     for change in changes:
+        if not isinstance(change, _KEPT):
+            if change.inner is change:
+                raise AssertionError(f"a branch cannot do {change}")
+            continue  # it is gone after a crash
+        state = change.state
+        number = numbers.get(state)
+        if number is None:
+            number = numbers[state] = len(destinations)
+            destinations.append((_KINDS[state.destination.kind], state.destination.name))
         if isinstance(change, Send):
             if change.extras is not None and change.deliver_at_ms:
                 delays.append((len(sends), change.deliver_at_ms))
-            sends.append((number_of(change.state), change.record, len(change.record)))
+            sends.append((number, change.record, len(change.record)))
         elif isinstance(change, Ack):
             if change.drops:
                 drops.append(len(acks))
-            acks.append((number_of(change.state), change.seq, change.number))
+            acks.append((number, change.seq, change.number))
         elif isinstance(change, Subscribe):
             _, name, client, selector, no_local = change.subscription
-            others.append((number_of(change.state), True, client, name, selector, no_local, change.retroactive))
-        elif isinstance(change, Unsubscribe):
-            others.append((number_of(change.state), False, *change.key, None, False, False))
-        elif change.inner is change:  # else it is gone after a crash
-            raise AssertionError(f"a branch cannot do {change}")
+            others.append((number, True, client, name, selector, no_local, change.retroactive))
+        else:
+            others.append((number, False, *change.key, None, False, False))
     if drops:
         return _encode(_DroppingPayload(list(participants), destinations, sends, acks, others, delays, drops))
     if delays:

@@ -22,7 +22,7 @@ from ..state.duplicates import DuplicateWindow, Key
 from ..state.gates import Gate, require_passage
 from ..state.states import Catalog, DestinationState, SubscriptionState
 from ..store_types import SubscriptionKey
-from .branches import Branch, Commit
+from .branches import Branch, Commit, Rollback
 from .changes import Change, Refused, Send, SendMany
 from .destination_changes import Declare
 from .tickets import Ticket
@@ -243,15 +243,11 @@ class Plan:
         """Note a message that expires."""
         self._sequencer.on_expiring()
 
-    def prepare(self, branch: Branch) -> None:
-        """Add a branch that waits for its outcome."""
-        self.prepared = [*self.prepared, branch]
+    def settle(self, outcome: Commit | Rollback) -> None:
+        """Add the outcome of a branch, behind the changes that it brings."""
+        self.settled = [*self.settled, outcome.branch]
         self.is_more = True
-
-    def settle(self, branch: Branch) -> None:
-        """Note that a branch has its outcome."""
-        self.settled = [*self.settled, branch]
-        self.is_more = True
+        self.changes.append(outcome)
 
     def is_prepared(self, branch: Branch) -> bool:
         """Return whether a branch still waits for its outcome by then."""
