@@ -346,7 +346,10 @@ class Transaction:
         wrote (whether it took effect shows when it is opened again), TransactionInDoubt if the decision log did. Any
         other error: it was rolled back.
         """
-        with self._lock:
+        lock = self._own_lock
+        if lock._is_owned():  # type: ignore[attr-defined]  # as `_lock`, less a call
+            raise self._interrupted_itself()
+        with lock:
             if self._global.told is not None or (self._global.state is not ACTIVE and self.state != "voted"):
                 self._require_active()
             self._ending(self._commit)
@@ -402,7 +405,7 @@ class Transaction:
         """Free the released messages, and end the transaction in the table. May be done again."""
         self._operations.end()
         self._global.passing = False
-        self._table.ended(self._global)
+        self._table.begun.pop(self._global, None)
 
     def _interrupted(self, told: TransactionState) -> None:
         self._global.told = told
@@ -432,7 +435,8 @@ class Transaction:
                 self._roll_back()
                 raise
             self._moves = moves
-            mark_requeued(transaction.participants.values())
+            if self._operations.acks:
+                mark_requeued(transaction.participants.values())
             transaction.passing = True  # first: who closes a gate counts, and then looks who is passing
             if registry.gates.moves == moves:
                 return
@@ -442,9 +446,8 @@ class Transaction:
         self._pass()
         self._coordinator.commit(self._global)
         self.receipts = self._operations.receipts()
-        if self._global.state is DONE:  # it is in the table until its decision is forgotten; its messages need not be
-            for participant in self._global.participants.values():
-                participant.let_go()
+        if self._global.state is DONE:
+            self._global.let_go()
 
     def prepare(self) -> None:
         """Prepare an external transaction, the first phase: durable, unseen, held until its manager says

@@ -80,10 +80,22 @@ class GlobalTransaction:
 
     def finish(self) -> bool:
         """Return whether it is done just now: decided, and no store has yet to carry it out. Under the table's lock."""
-        if self.state is not DECIDED or self.waiting:
+        if self.state is not DECIDED:
             return False
+        for participant in self.participants.values():
+            if not participant.carried_out:
+                return False
         self.move(DONE)
         return True
+
+    def let_go(self) -> None:
+        """Drop all that it did, once it is done and its receipts are given: it stays until its decision is
+        forgotten."""
+        for participant in self.participants.values():
+            participant.receipts = ()
+            participant.sends.clear()
+            participant.acks.clear()
+            participant.changes.clear()
 
     def begin_in(self, store: Store) -> Pending[Any]:
         """Begin to carry its outcome out in a store, where it is prepared."""

@@ -93,6 +93,8 @@ class Operations:
         """The bytes of all bodies that are sent."""
         self._acked: dict[bytes, Message[Any]] = {}
         """The message that was acked last, by its store's id; perhaps undone since."""
+        self.acks = self._gives_back = False
+        """Whether anything was acked, and given back; perhaps undone since."""
 
     def __len__(self) -> int:
         return len(self._all) or self._ended_with
@@ -137,8 +139,12 @@ class Operations:
         if len(self._all) >= self._options.max_operations:
             self.require_room(1)
         places.require_own(message)
-        if isinstance(one, Ack) and self._acked.get(store.store_id, message)._store is not store:
-            self._require_same(message)
+        if isinstance(one, Release):
+            self._gives_back = True  # first: Ctrl-C may come behind any step
+        else:
+            self.acks = True
+            if self._acked.get(store.store_id, message)._store is not store:
+                self._require_same(message)
         try:
             message._store.claim(message)
             self._all.append(one)
@@ -185,8 +191,9 @@ class Operations:
                     store = places.store_to_be(destination)
                 if participant is None or participant.store is not store:
                     participant = _participant(found, store, destination)
-                sent.append((participant, len(participant.sends)))
-                participant.sends.append((destination, message))
+                sends = participant.sends
+                sent.append((participant, len(sends)))
+                sends.append((destination, message))
             elif isinstance(one, Ack):
                 acked = one.message
                 if places is not None:
@@ -201,6 +208,13 @@ class Operations:
                 participant = _participant(found, store, topic)
                 participant.changes.append(one.change)
         self._sent = sent
+        for participant in found.values():
+            if not participant.changes:
+                for _, outgoing in participant.sends:
+                    if outgoing.persistent:
+                        break
+                else:
+                    participant.volatile |= not any(acked.persistent for acked in participant.acks)
         return found
 
     def receipts(self) -> list[Receipt]:
@@ -217,11 +231,12 @@ class Operations:
         self._ended_with = self._ended_with or len(self._all)
         self._acked.clear()
         self._sent = ()
-        while self._all:
+        while self._gives_back and self._all:
             last = self._all[-1]
             if isinstance(last, Release):
                 last.free()
             self._all.pop()
+        self._all.clear()
 
 
 def _participant(found: dict[bytes, Participant], store: Store, destination: Destination) -> Participant:

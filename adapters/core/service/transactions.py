@@ -256,6 +256,8 @@ class Transactions:
     ) -> Pending[None]:
         engine, sending = self._engine, self._sending
         try:
+            if engine.closed or engine.failed is not None:  # else submitting says so
+                engine.ensure_usable()
             self._backend.require_owned()
             first: list[Change] = [*map(sending.change, changes)] if changes else []
             if room is not None and room.dropped:
