@@ -20,6 +20,8 @@ from functools import partial
 from itertools import filterfalse
 from operator import attrgetter, methodcaller
 from pathlib import Path
+from time import monotonic
+from typing import Final
 
 from ...adapters.core import Store
 from ...adapters.core.store_types import TRANSACTION_BYTES, Pending
@@ -53,6 +55,11 @@ _id_of = attrgetter("store_id")
 _is_volatile = attrgetter("volatile")
 
 
+HANDING_OVER_SECONDS: Final = 0.0002
+"""Stores that prepare in less are waited for in turn: to hand one over to another thread, and to be woken by it, takes
+about as long, and the work of both."""
+
+
 class Coordinator:
     """Commits transactions, prepares them and rolls them back. Threads: all, once open."""
 
@@ -60,6 +67,8 @@ class Coordinator:
         self, directory: Path, options: TransactionOptions, registry: StoreRegistry, file_mode: int = FILE_MODE
     ) -> None:
         self._sync = options.sync is Sync.ALWAYS
+        self._prepare_seconds = 1.0
+        """How long it took lately to prepare, by the number of stores."""
         self._registry = registry
         self.log = DecisionLog(directory, options.sync, file_mode)
         self.table = TransactionTable(options, self.log)
@@ -230,12 +239,15 @@ class Coordinator:
             transaction.id = name = new_id()
             self.table.by_id[name] = transaction
             reserve_all(participants, registry)
+            began, at_once = monotonic(), self._prepare_seconds > HANDING_OVER_SECONDS
             for participant in participants:
-                steps.append(participant.call(registry, participant.prepare, name, transaction.remembering, self._sync))
+                step = participant.call(registry, participant.prepare, name, transaction.remembering, self._sync)
+                steps.append(step) if at_once else step.wait()
             for step in steps[:-1]:  # not before all are there: other threads would take turns with this one
                 step.proceed()
             for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
                 step.wait()
+            self._prepare_seconds = (monotonic() - began) / max(len(participants), 1)
         except OutcomeUnknownError as error:
             self.roll_back(transaction)
             raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error

@@ -6,8 +6,9 @@ transaction sorts them by their stores: into participants, which the coordinator
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Iterator, Sequence
+from sys import maxsize
+from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 from ...adapters.core import Store
 from ...adapters.core.engine.forwarding import follow
@@ -19,14 +20,15 @@ from ...policies.names.destination import Destination
 from ..placement.gates import Gates
 from .participant import Participant, unclaim
 
+_new = tuple.__new__
+
 
 class Send(NamedTuple):
     """A send, or a change of a map."""
 
     store: Store
     """The store that the destination was in, or was to be in, when it was sent to."""
-    destination: Destination
-    message: Outgoing
+    sent: tuple[Destination, Outgoing]
 
 
 class Ack(NamedTuple):
@@ -78,16 +80,17 @@ class Places(Protocol):
 class Operations:
     """The operations of one transaction. Threads: the one that has its lock."""
 
-    _place: tuple[Destination, Store] | None = None
+    _place: tuple[Destination | None, Any] = (None, None)
     """Where the last send went: the next one to there does not look again."""
     _ended_with = 0
     """The number of operations at the end, when they are dropped."""
-    _sent: Sequence[tuple[Participant, int]] = ()
-    """For each send its participant, and its place among that one's sends, from `participants` to the end."""
+    _sent: Sequence[Participant] = ()
+    """For each send its participant, from `participants` to the end."""
 
     def __init__(self, options: TransactionOptions, limited: bool) -> None:
         """Begin without any. `limited`: by max_operations and max_bytes."""
-        self._options, self._limited = options, limited
+        self._most = options.max_operations if limited else maxsize
+        self._most_bytes = options.max_bytes if limited else maxsize
         self._all: list[Send | Ack | Release | ChangeSubscription] = []
         self.bytes = 0
         """The bytes of all bodies that are sent."""
@@ -101,12 +104,13 @@ class Operations:
 
     def require_room(self, operations: int, size: int = 0) -> None:
         """Raise TransactionError if so many operations more, or bytes of bodies, would be too many."""
-        options, operations, size = self._options, len(self._all) + operations, self.bytes + size
-        if not self._limited or (operations <= options.max_operations and size <= options.max_bytes):
-            return
-        what, used, option, limit = "operations", operations, "max_operations", options.max_operations
-        if operations <= limit:
-            what, used, option, limit = "bytes of messages", size, "max_bytes", options.max_bytes
+        if len(self._all) + operations > self._most or self.bytes + size > self._most_bytes:
+            self._refuse(operations, size)
+
+    def _refuse(self, operations: int, size: int) -> NoReturn:
+        what, used, option, limit = "operations", len(self._all) + operations, "max_operations", self._most
+        if used <= limit:
+            what, used, option, limit = "bytes of messages", self.bytes + size, "max_bytes", self._most_bytes
         raise TransactionError(
             f"this transaction would hold {used} {what}; transactions.{option} is {limit}: commit it and go on in "
             "another, or raise the limit"
@@ -115,16 +119,13 @@ class Operations:
     def send(self, destinations: Sequence[Destination], message: Outgoing, places: Places) -> None:
         """Add a send to each of these, of a body that is bytes, or kept. Raises what `store_to_be` raises, and
         TransactionError at a limit."""
-        sends, place = [], self._place
+        sends, size, place = [], len(message.body) * len(destinations), self._place  # type: ignore[arg-type]
         for destination in destinations:
-            if place is None or place[0] is not destination:
+            if destination is not place[0]:
                 place = self._place = (destination, places.store_to_be(destination))
-            sends.append(tuple.__new__(Send, (place[1], destination, message)))  # as its own, less a call
-        size = len(sends) * len(message.body)  # type: ignore[arg-type]  # as its kind of body has it
-        if self._limited:
-            options = self._options  # as `require_room`, less a call
-            if len(self._all) + len(sends) > options.max_operations or self.bytes + size > options.max_bytes:
-                self.require_room(len(sends), size)
+            sends.append(_new(Send, (place[1], (destination, message))))  # as its own, less a call
+        if len(self._all) + len(sends) > self._most or self.bytes + size > self._most_bytes:
+            self._refuse(len(sends), size)
         self._all.extend(sends)
         self.bytes += size
 
@@ -136,8 +137,8 @@ class Operations:
         """Claim the message of an operation, and add it. Raises UnknownMessageError, and TransactionError at a limit,
         or if its store was reopened since another message of it was acked."""
         message, store = one.message, one.message._store
-        if len(self._all) >= self._options.max_operations:
-            self.require_room(1)
+        if len(self._all) >= self._most:
+            self._refuse(1, 0)
         places.require_own(message)
         if isinstance(one, Release):
             self._gives_back = True  # first: Ctrl-C may come behind any step
@@ -176,24 +177,23 @@ class Operations:
         if claimed:
             unclaim(claimed[0]._store, claimed)
         del self._all[count:]
-        self.bytes -= sum(len(cast("bytes | LargeBody", one.message.body)) for one in undone if isinstance(one, Send))
+        self.bytes -= sum(len(cast("bytes | LargeBody", one.sent[1].body)) for one in undone if isinstance(one, Send))
 
     def participants(self, places: Places | None = None) -> dict[bytes, Participant]:
         """Return the participants, by their store's id, each with its part of the operations. With `places` each
         operation is brought to the store that its destination is in now; raises what that raises."""
         found: dict[bytes, Participant] = {}
         participant: Participant | None = None
-        sent: list[tuple[Participant, int]] = []
+        sent: list[Participant] = []
         for one in self._all:
             if isinstance(one, Send):
-                store, destination, message = one
+                store, outgoing = one
                 if places is not None:
-                    store = places.store_to_be(destination)
+                    store = places.store_to_be(outgoing[0])
                 if participant is None or participant.store is not store:
-                    participant = _participant(found, store, destination)
-                sends = participant.sends
-                sent.append((participant, len(sends)))
-                sends.append((destination, message))
+                    participant = _participant(found, store, outgoing[0])
+                participant.sends.append(outgoing)
+                sent.append(participant)
             elif isinstance(one, Ack):
                 acked = one.message
                 if places is not None:
@@ -210,8 +210,8 @@ class Operations:
         self._sent = sent
         for participant in found.values():
             if not participant.changes:
-                for _, outgoing in participant.sends:
-                    if outgoing.persistent:
+                for _, message in participant.sends:
+                    if message.persistent:
                         break
                 else:
                     participant.volatile |= not any(acked.persistent for acked in participant.acks)
@@ -220,10 +220,13 @@ class Operations:
     def receipts(self) -> list[Receipt]:
         """Return a receipt for each send, in order, once the participants have committed. Its seq is 0 where a store
         carries it out later."""
-        receipts = []
-        for participant, place in self._sent:  # no comprehension, which is a call
-            given = participant.receipts
-            receipts.append(given[place] if given else Receipt(participant.sends[place][0], 0))
+        receipts: list[Receipt] = []
+        given: dict[Participant, Iterator[Receipt]] = {}
+        for participant in self._sent:  # no comprehension, which is a call
+            if participant not in given:
+                made = participant.receipts or [Receipt(destination, 0) for destination, _ in participant.sends]
+                given[participant] = iter(made)
+            receipts.append(next(given[participant]))
         return receipts
 
     def end(self) -> None:

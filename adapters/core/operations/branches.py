@@ -230,7 +230,6 @@ _decode = msgspec.msgpack.Decoder(_DroppingPayload).decode
 def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> bytes:
     """Return a branch's changes of subscriptions, sends and acks."""
     numbers: dict[DestinationState, int] = {}
-    destinations: list[tuple[int, str]] = []
     sends: list[tuple[int, bytes, int]] = []
     acks: list[tuple[int, int, int]] = []
     others: list[tuple[int, bool, str, str, str | None, bool, bool]] = []
@@ -242,15 +241,12 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
             if change.inner is change:
                 raise AssertionError(f"a branch cannot do {change}")
             continue  # it is gone after a crash
-        state = change.state
-        number = numbers.get(state)
-        if number is None:
-            number = numbers[state] = len(destinations)
-            destinations.append((_KINDS[state.destination.kind], state.destination.name))
+        number = numbers.setdefault(change.state, len(numbers))
         if isinstance(change, Send):
             if change.extras is not None and change.deliver_at_ms:
                 delays.append((len(sends), change.deliver_at_ms))
-            sends.append((number, change.record, len(change.record)))
+            record = change.record
+            sends.append((number, record, len(record)))
         elif isinstance(change, Ack):
             if change.drops:
                 drops.append(len(acks))
@@ -260,6 +256,9 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
             others.append((number, True, client, name, selector, no_local, change.retroactive))
         else:
             others.append((number, False, *change.key, None, False, False))
+    destinations: list[tuple[int, str]] = []
+    for state in numbers:  # no comprehension, which is a call
+        destinations.append((_KINDS[state.destination.kind], state.destination.name))  # noqa: PERF401
     if drops:
         return _encode(_DroppingPayload(list(participants), destinations, sends, acks, others, delays, drops))
     if delays:
