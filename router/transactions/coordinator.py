@@ -325,7 +325,8 @@ class Coordinator:
         self._hand_over(transaction, Decision(transaction.id, True, list(transaction.remembering)))
         transaction.recorded = True
         transaction.decide(True)
-        self._carry_out(transaction)
+        self.resolver.resolve(transaction)  # as `_carry_out`, less a call
+        transaction.running = False
 
     def _carry_out(self, transaction: GlobalTransaction) -> None:
         self.resolver.resolve(transaction)

@@ -99,7 +99,7 @@ class GlobalTransaction:
 
     def begin_in(self, store: Store) -> Pending[Any]:
         """Begin to carry its outcome out in a store, where it is prepared."""
-        return (store.commit_prepared if self.commit else store.rollback_prepared)(self.id)
+        return store.commit_prepared(self.id) if self.commit else store.rollback_prepared(self.id)
 
     @property
     def outcome(self) -> Outcome | None:

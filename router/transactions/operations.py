@@ -187,25 +187,32 @@ class Operations:
         sent: list[Participant] = []
         for one in self._all:
             if isinstance(one, Send):
-                store, outgoing = one
+                store, (destination, _) = one
                 if places is not None:
-                    store = places.store_to_be(outgoing[0])
-                if participant is None or participant.store is not store:
-                    participant = _participant(found, store, outgoing[0])
-                participant.sends.append(outgoing)
+                    store = places.store_to_be(destination)
+            elif isinstance(one, Ack):
+                destination = one.message.destination
+                if places is not None:
+                    places.gates.wait(destination)  # its lease says so a little later
+                    follow(one.message)
+                store = cast(Store, one.message._store)
+            elif isinstance(one, ChangeSubscription):
+                destination = one.change.subscription.topic
+                store = one.store if places is None else places.store_for(destination)
+            else:
+                continue
+            if participant is None or participant.store is not store:
+                participant = found.get(store.store_id)
+                if participant is None:
+                    participant = found[store.store_id] = Participant(store.store_id, store, destination)
+                elif participant.store is not store and not participant.acks:
+                    participant.store = store  # opened again since
+            if isinstance(one, Send):
+                participant.sends.append(one.sent)
                 sent.append(participant)
             elif isinstance(one, Ack):
-                acked = one.message
-                if places is not None:
-                    places.gates.wait(acked.destination)  # its lease says so a little later
-                    follow(acked)
-                if participant is None or participant.store is not acked._store:
-                    participant = _participant(found, cast(Store, acked._store), acked.destination)
-                participant.acks.append(acked)
-            elif isinstance(one, ChangeSubscription):
-                topic = one.change.subscription.topic
-                store = one.store if places is None else places.store_for(topic)
-                participant = _participant(found, store, topic)
+                participant.acks.append(one.message)
+            else:
                 participant.changes.append(one.change)
         self._sent = sent
         for participant in found.values():
@@ -240,12 +247,3 @@ class Operations:
                 last.free()
             self._all.pop()
         self._all.clear()
-
-
-def _participant(found: dict[bytes, Participant], store: Store, destination: Destination) -> Participant:
-    participant = found.get(store.store_id)
-    if participant is None:
-        participant = found[store.store_id] = Participant(store.store_id, store, destination)
-    elif participant.store is not store and not participant.acks:
-        participant.store = store  # opened again since
-    return participant

@@ -137,13 +137,7 @@ class Commit(Change):
 
     def plan(self, plan: Plan) -> list[Any] | None:
         """Commit the branch; return the outcomes of its changes, None if it was committed or rolled back before."""
-        if not plan.is_prepared(self.branch):
-            return None
-        outcomes = []
-        for change in self.branch.changes:
-            outcomes.append(change.plan(plan))  # noqa: PERF401  no comprehension, which is a call
-        plan.settle(self)
-        return outcomes
+        return plan.settle(self, self.branch.changes)
 
     def apply(self, table: Table) -> None:
         table.settled(self.branch, True)
@@ -162,12 +156,7 @@ class Rollback(Change):
 
     def plan(self, plan: Plan) -> bool:
         """Roll the branch back; return whether it was prepared."""
-        if not plan.is_prepared(self.branch):
-            return False
-        for change in self.branch.returned:
-            change.plan(plan)
-        plan.settle(self)
-        return True
+        return plan.settle(self, self.branch.returned) is not None
 
     def apply(self, table: Table) -> None:
         table.settled(self.branch, False)

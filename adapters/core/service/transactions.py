@@ -124,10 +124,11 @@ class Transactions:
         wait: bool = True,
     ) -> tuple[list[Change], Grant | None]:
         """Return the changes that come before the acks, and the room that they need."""
-        self._engine.ensure_usable()
-        first: list[Change] = list(map(self._sending.change, changes))
-        sending = self._sending.sends(sends)
         quotas = self._engine.quotas
+        if self._engine.closed or self._engine.failed is not None:  # else submitting says so
+            self._engine.ensure_usable()
+        first: list[Change] = [*map(self._sending.change, changes)]
+        sending = self._sending.sends(sends)
         grant = None if quotas is None else self._reserve(quotas, sending, sends, acks, None, wait)
         if grant is not None:
             for at in grant.dropped:
