@@ -303,7 +303,6 @@ class Transaction:
     def _change(self, change: Change) -> None:
         with self._lock:
             self._require_active()
-            self._operations.require_room(1)
             self._operations.change(ChangeSubscription(self._registry.store_for(change.subscription.topic), change))
 
     def savepoint(self) -> Savepoint:

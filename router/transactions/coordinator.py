@@ -1,7 +1,7 @@
 """Transactions over several stores: two phases, one decision (invariant 4, rules T1 to T5).
 
     reserve     room in all stores, in the order of their names
-    prepare     in all of them at once; each waits for its disk
+    prepare     in all of them at once, in turn where they are quick; each waits for its disk
     decide      one synced record in the decision log: the commit point
     carry out   in each store, written and not synced; visible; the caller returns
     forget      the decision, once it is durable in all of them
@@ -53,7 +53,6 @@ log = logging.getLogger(__name__)
 _by_store_name = attrgetter("store.name")
 _id_of = attrgetter("store_id")
 _is_volatile = attrgetter("volatile")
-
 
 HANDING_OVER_SECONDS: Final = 0.0002
 """Stores that prepare in less are waited for in turn: to hand one over to another thread, and to be woken by it, takes
@@ -153,11 +152,11 @@ class Coordinator:
         error is then that store's OutcomeUnknownError.
         """
         participants = transaction.participants.values()
-        if transaction.state is PREPARED:
-            self._commit_prepared(transaction)
-        elif not participants:
+        if not participants:
             transaction.decide(True)
             transaction.move(DONE)
+        elif transaction.state is PREPARED:
+            self._commit_prepared(transaction)
         elif len(participants) == 1:
             (transaction.alone,) = participants
             self._commit_alone(transaction, transaction.alone)
@@ -198,9 +197,9 @@ class Coordinator:
                 self._undo_beside(transaction)
                 raise
             except Exception:
-                self._carry_out(transaction)
+                self.resolver.resolve(transaction)
                 raise
-        self._carry_out(transaction)
+        self.resolver.resolve(transaction)
 
     def _undo_beside(self, transaction: GlobalTransaction) -> None:
         """Roll back in the volatile stores what their durable one may or may not have committed."""
@@ -270,20 +269,16 @@ class Coordinator:
         when it is opened again. Never raises but for a signal."""
         if transaction.state is DONE:
             return
-        if not transaction.id:
-            self._roll_back_unprepared(transaction)
-            return
         transaction.decide(False)
-        for participant in transaction.participants.values():
-            participant.let_go_of_room()
-        self._carry_out(transaction)
-
-    def _roll_back_unprepared(self, transaction: GlobalTransaction) -> None:
-        transaction.decide(False)
-        for participant in transaction.participants.values():
-            participant.unclaim()
-            participant.carried_out = True
-        transaction.move(DONE)
+        if transaction.id:
+            for participant in transaction.participants.values():
+                participant.let_go_of_room()
+            self.resolver.resolve(transaction)
+        else:  # nothing is prepared
+            for participant in transaction.participants.values():
+                participant.unclaim()
+                participant.carried_out = True
+            transaction.move(DONE)
 
     def _require_open(self) -> None:
         if self.table.closed:
@@ -307,10 +302,6 @@ class Coordinator:
     def _commit_prepared(self, transaction: GlobalTransaction) -> None:
         """Commit a transaction that has voted, the second phase. If the router was closed since, or the decision log
         had failed before, it is rolled back."""
-        if not transaction.participants:
-            transaction.decide(True)
-            transaction.move(DONE)
-            return
         try:
             self._require_open()
             self.log.require_usable()
@@ -325,12 +316,7 @@ class Coordinator:
         self._hand_over(transaction, Decision(transaction.id, True, list(transaction.remembering)))
         transaction.recorded = True
         transaction.decide(True)
-        self.resolver.resolve(transaction)  # as `_carry_out`, less a call
-        transaction.running = False
-
-    def _carry_out(self, transaction: GlobalTransaction) -> None:
         self.resolver.resolve(transaction)
-        transaction.running = False  # not before all have been told: then others may
 
     def _write(self, transaction: GlobalTransaction, record: Decision | External) -> None:
         """Write to the decision log, unless the router was closed since."""
@@ -395,7 +381,7 @@ class Coordinator:
             self._write(transaction, Decision(transaction.id, True, list(transaction.remembering)))
             transaction.recorded = True
             transaction.decide(True)
-            self._carry_out(transaction)
+            self.resolver.resolve(transaction)
 
     def resolve_after_flush(self, transaction: GlobalTransaction) -> None:
         """Resolve a transaction once all that was handed to the log is there, or not. Raises what the log raises."""

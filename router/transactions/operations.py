@@ -102,12 +102,8 @@ class Operations:
     def __len__(self) -> int:
         return len(self._all) or self._ended_with
 
-    def require_room(self, operations: int, size: int = 0) -> None:
-        """Raise TransactionError if so many operations more, or bytes of bodies, would be too many."""
-        if len(self._all) + operations > self._most or self.bytes + size > self._most_bytes:
-            self._refuse(operations, size)
-
     def _refuse(self, operations: int, size: int) -> NoReturn:
+        """Raise TransactionError: so many operations more, or bytes of bodies, are too many."""
         what, used, option, limit = "operations", len(self._all) + operations, "max_operations", self._most
         if used <= limit:
             what, used, option, limit = "bytes of messages", self.bytes + size, "max_bytes", self._most_bytes
@@ -130,7 +126,9 @@ class Operations:
         self.bytes += size
 
     def change(self, one: ChangeSubscription) -> None:
-        """Add the begin or the end of a subscription."""
+        """Add the begin or the end of a subscription. Raises TransactionError at a limit."""
+        if len(self._all) >= self._most:
+            self._refuse(1, 0)
         self._all.append(one)
 
     def claim(self, one: Ack | Release, places: Places) -> None:

@@ -57,8 +57,8 @@ class Resolver:
     def resolve(self, transaction: GlobalTransaction, store: Store | None = None) -> str:
         """Find out the outcome of a transaction, and tell the stores that have yet to carry it out, or `store` alone,
         which is being opened. Returns why there is no outcome yet, else an empty text. A store that cannot carry it out
-        undoes nothing: it is told again later. For a transaction in the hand of the calling thread, or of none. Never
-        raises but for a signal."""
+        undoes nothing: it is told again later. For a transaction in the hand of the calling thread, which lets go of it
+        by that, or of none. Never raises but for a signal."""
         if transaction.state is not DECIDED and (why := self.outcome_of(transaction)):
             return why
         failed: list[tuple[Participant, Exception]] = []
@@ -88,6 +88,7 @@ class Resolver:
         if failed:
             self._tell_later(transaction, failed)
         self._end(transaction)
+        transaction.running = False  # not before all have been told: then others may
         return ""
 
     def _end(self, transaction: GlobalTransaction) -> None:
