@@ -124,9 +124,8 @@ class Transactions:
         wait: bool = True,
     ) -> tuple[list[Change], Grant | None]:
         """Return the changes that come before the acks, and the room that they need."""
+        self._engine.ensure_usable()
         quotas = self._engine.quotas
-        if self._engine.closed or self._engine.failed is not None:  # else submitting says so
-            self._engine.ensure_usable()
         first: list[Change] = [*map(self._sending.change, changes)]
         sending = self._sending.sends(sends)
         grant = None if quotas is None else self._reserve(quotas, sending, sends, acks, None, wait)
@@ -257,10 +256,9 @@ class Transactions:
     ) -> Pending[None]:
         engine, sending = self._engine, self._sending
         try:
-            if engine.closed or engine.failed is not None:  # else submitting says so
-                engine.ensure_usable()
+            engine.ensure_usable()
             self._backend.require_owned()
-            first: list[Change] = [*map(sending.change, changes)] if changes else []
+            first: list[Change] = [*map(sending.change, changes)]
             if room is not None and room.dropped:
                 first += sending.sends([send for at, send in enumerate(sends) if at not in room.dropped])
             else:
