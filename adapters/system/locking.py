@@ -293,7 +293,7 @@ class DirectoryLock:
         """Raise StoreFailedError if it was lost; see `lost`."""
         file, identity = self._open, self._identity
         if file is None or identity is None or not file._descriptors or self._lost or _found(self._file, identity):
-            error = self.lost()
+            error = self.lost()  # which looks closely
             if error is not None:
                 raise StoreFailedError(str(error)) from error
 
