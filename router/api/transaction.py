@@ -434,7 +434,7 @@ class Transaction:
                 self._roll_back()
                 raise
             self._moves = moves
-            if self._operations.acks:
+            if self._operations.has_acks:
                 mark_requeued(transaction.participants.values())
             transaction.passing = True  # first: who closes a gate counts, and then looks who is passing
             if registry.gates.moves == moves:

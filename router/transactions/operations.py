@@ -96,7 +96,7 @@ class Operations:
         """The bytes of all bodies that are sent."""
         self._acked: dict[bytes, Message[Any]] = {}
         """The message that was acked last, by its store's id; perhaps undone since."""
-        self.acks = self._gives_back = False
+        self.has_acks = self._gives_back = False
         """Whether anything was acked, and given back; perhaps undone since."""
 
     def __len__(self) -> int:
@@ -141,7 +141,7 @@ class Operations:
         if isinstance(one, Release):
             self._gives_back = True  # first: Ctrl-C may come behind any step
         else:
-            self.acks = True
+            self.has_acks = True
             if self._acked.get(store.store_id, message)._store is not store:
                 self._require_same(message)
         try:
