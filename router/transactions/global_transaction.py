@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ...adapters.core import Store
 from ...adapters.core.store_types import Pending
@@ -11,6 +11,9 @@ from ...policies.names.destination import Destination
 from .participant import Participant
 from .states import ACTIVE, COMMIT, DECIDED, DONE, IN_DOUBT, PREPARED, ROLLBACK, Outcome, State, TransactionState
 from .xid import Xid
+
+_NOTHING: Final[list[Any]] = []
+"""Shared by all that are done, which nobody adds to: the garbage collector has so many lists less to look at."""
 
 
 class GlobalTransaction:
@@ -92,10 +95,8 @@ class GlobalTransaction:
         """Drop all that it did, once it is done and its receipts are given: it stays until its decision is
         forgotten."""
         for participant in self.participants.values():
+            participant.sends = participant.acks = participant.changes = _NOTHING
             participant.receipts = ()
-            participant.sends.clear()
-            participant.acks.clear()
-            participant.changes.clear()
 
     def begin_in(self, store: Store) -> Pending[Any]:
         """Begin to carry its outcome out in a store, where it is prepared."""
