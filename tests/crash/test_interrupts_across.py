@@ -12,6 +12,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.journal import JournalStore
+from anabranch.router.transactions import coordinator
 
 from ..contract.disk import eventually
 from ..shares import Share
@@ -110,7 +111,11 @@ def xid_of(number: int) -> anabranch.Xid:
     return anabranch.Xid(1, f"x{number}")
 
 
-def test_a_commit_over_two_stores(scene: Scene, share: Share) -> None:
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_commit_over_two_stores(scene: Scene, share: Share, quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`quick`: the stores are prepared one after the other by its thread; else at once, by others too."""
+    monkeypatch.setattr(coordinator, "HANDING_OVER_SECONDS", 1e9 if quick else 0.0)
+
     def prepare(at: int) -> Callable[[], object]:
         open_one[:] = [scene.begin()]
         return open_one[0].commit
