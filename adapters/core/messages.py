@@ -207,7 +207,8 @@ def checked(
         body = plain_body(body)
     if persistent is not True:
         require_persistent(persistent)
-    return Outgoing(body, plain, message_id, priority, expires_at_ms, persistent, requeued, deliver_at_ms)
+    fields = (body, plain, message_id, priority, expires_at_ms, persistent, requeued, deliver_at_ms)
+    return tuple.__new__(Outgoing, fields)  # as its own, less a call
 
 
 def require_persistent(persistent: object) -> None:

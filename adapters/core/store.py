@@ -119,6 +119,8 @@ class Store:
     shared: bool
     """True: another process may own the same data next (a leased store of a shared database), so that a transaction
     whose outcome this process's decision log alone knows is refused (rule T6)."""
+    limited: bool
+    """True: a transaction reserves room here before it prepares."""
     descriptors: int
     """How many files and sockets it keeps open."""
 
@@ -165,6 +167,7 @@ class Store:
             getattr(self.options, "file_mode", None), self.sync, self._sending, self._settling,
         )  # fmt: skip
         engine.features = [feature(parts) for feature in FEATURES]
+        self.limited = engine.quotas is not None
         self._sending.know_features()
 
     @classmethod

@@ -58,6 +58,7 @@ cdef enum:
     SEND_BYTES = 32         # with destination and seq
     ACK_BYTES = 36
     HEAD_BYTES = 26         # core/record/encoding.py's HEAD
+    REQUEUED = 1            # and one of its flags
     KEY_BYTES = 12          # journal/index/rows.py's KEY
     WHERE_BYTES = 16        # and WHERE
     ITEMS = 16
@@ -70,6 +71,7 @@ cdef object default_priority = None, order_of = None
 # What the loops make and know. It is imported once somebody calls one, since those who define it import this; the log's
 # loops import nothing that the log does not know.
 cdef object Send = None, SendMany = None, Ack = None, Tail = None, Record = None, Message = None, Receipt = None
+cdef object Outgoing = None
 cdef object PURE = None, CODECS = None, Plan = None, JournalBatch = None
 cdef object pack_headers = None, pack_id = None, unpack_headers = None, new = tuple.__new__
 
@@ -86,15 +88,16 @@ cdef object twin(name):
 
 cdef int bind() except -1:
     """Import what has to do with messages."""
-    global Send, SendMany, Ack, Tail, Message, Receipt, pack_headers, pack_id, unpack_headers, order_of
+    global Send, SendMany, Ack, Tail, Message, Receipt, Outgoing, pack_headers, pack_id, unpack_headers, order_of
     global default_priority, priority_max, expires_max_ms
-    from ..core.messages import DEFAULT_PRIORITY, EXPIRES_MAX_MS, PRIORITY_MAX, Message as message, Receipt as receipt
+    from ..core.messages import DEFAULT_PRIORITY, EXPIRES_MAX_MS, PRIORITY_MAX
+    from ..core.messages import Message as message, Outgoing as outgoing, Receipt as receipt
     from ..core.operations.changes import Ack as ack, Send as send, SendMany as send_many
     from ..core.service.sending import order_of as order
     from ..core.record.headers import pack_headers as pack, pack_id as pack_name, unpack_headers as unpack
     from ..wal.ticket import Tail as tail
 
-    SendMany, Ack, Tail, Message, Receipt = send_many, ack, tail, message, receipt
+    SendMany, Ack, Tail, Message, Receipt, Outgoing = send_many, ack, tail, message, receipt, outgoing
     pack_headers, pack_id, unpack_headers = pack, pack_name, unpack
     order_of, default_priority, priority_max, expires_max_ms = order, DEFAULT_PRIORITY, PRIORITY_MAX, EXPIRES_MAX_MS
     Send = send  # last: it is what the others are asked by
@@ -598,19 +601,22 @@ def new_sends(state, messages, limit, priorities, intake):
     cdef list sends = []
     if Send is None:
         bind()
-    order = None
     for message in messages:
-        if type(message) is bytes and state.declared:
-            try:
-                coded = record_of(message, None, None, limit, default_priority, 0, 0)
-            except Exception:
-                coded = None
-            if coded is not None:
-                if order is None:
-                    order = order_of(default_priority, priorities)
-                sends.append(Send(state, (<tuple>coded)[0], None, order, 0))
-                continue
-        sends += twin("new_sends")(state, (message,), limit, priorities, intake)
+        coded, urgency, expires_at_ms = None, default_priority, 0
+        try:
+            if type(message) is bytes:
+                coded = record_of(message, None, None, limit, urgency, 0, 0)
+            elif type(message) is Outgoing:
+                body, headers, message_id, urgency, expires_at_ms, persistent, requeued, deliver_at_ms = message
+                if persistent is True and not deliver_at_ms and type(body) is bytes:
+                    coded = record_of(body, headers, message_id, limit, urgency, expires_at_ms, REQUEUED * requeued)
+        except Exception:
+            coded = None
+        if coded is not None:
+            record, name = <tuple>coded
+            sends.append(Send(state, record, name, order_of(urgency, True) if priorities else 0, expires_at_ms))
+        else:
+            sends += twin("new_sends")(state, (message,), limit, priorities, intake)
     return sends
 
 

@@ -60,6 +60,8 @@ class StoreDirectory:
         self.name, self.path = name, path
         self.file_mode = file_mode or FILE_MODE
         self._lock = DirectoryLock(path / "store.lock", f"store {name!r}", self.file_mode, on_lost)
+        self.require_lock = self._lock.require
+        """Raises StoreFailedError if the lock was lost: see DirectoryLock."""
 
     def create(self, fill: Fill = nothing) -> bytes:
         """Make it under another name, whole and durable, then rename it (rule D2). Returns the store id. An empty
@@ -121,10 +123,6 @@ class StoreDirectory:
 
     def _locked(self, store_id: bytes) -> None:
         """Do what follows once the directory has just been locked."""
-
-    def require_lock(self) -> None:
-        """Raise StoreFailedError if the lock was lost: see DirectoryLock."""
-        self._lock.require()
 
     def look_after_lock(self) -> None:
         """Look after the lock: if it was lost, `on_lost` has been called on return."""

@@ -66,10 +66,6 @@ class _LockFile:
         self._table = table
         self.lock = weakref.ref(lock, self._left)
 
-    @property
-    def is_open(self) -> bool:
-        return bool(self._descriptors)
-
     def take(self, path: str, file_mode: int) -> bool:
         """Open the file and lock it. False if its name is another's by then: try again. Raises BlockingIOError if it is
         locked, and OSError; `close` it then."""
@@ -277,7 +273,7 @@ class DirectoryLock:
         system, at the price of one stat."""
         identity, file = self._identity, self._open
         if self._lost is None and identity is not None and file is not None and self._generation == generation:
-            found = _found(self._file, identity) if file.is_open else "was unlocked by the garbage collector"
+            found = _found(self._file, identity) if file._descriptors else "was unlocked by the garbage collector"
             if found is not None and self._identity is identity:  # else it was released meanwhile: the file may go
                 self._lost = StoreFailedError(
                     gone_directory(self._file, self._what)
@@ -295,9 +291,11 @@ class DirectoryLock:
 
     def require(self) -> None:
         """Raise StoreFailedError if it was lost; see `lost`."""
-        error = self.lost()
-        if error is not None:
-            raise StoreFailedError(str(error)) from error
+        file, identity = self._open, self._identity
+        if file is None or identity is None or not file._descriptors or self._lost or _found(self._file, identity):
+            error = self.lost()  # which looks closely
+            if error is not None:
+                raise StoreFailedError(str(error)) from error
 
     def release(self, remove: bool = False) -> None:
         """Release the lock. Idempotent. With `remove` the file goes while it is locked: who has it open by then finds

@@ -46,7 +46,7 @@ from ...policies.errors import TransactionError
 from ...policies.names.destination import Destination
 from ..transactions.coordinator import Coordinator
 from ..transactions.global_transaction import GlobalTransaction
-from ..transactions.operations import Ack, ChangeSubscription, Operations, Release, Send
+from ..transactions.operations import Ack, ChangeSubscription, Operations, Release
 from ..transactions.states import ACTIVE, DONE, PREPARING, TransactionState
 from ..transactions.xid import Xid
 from .addresses import Address, map_of, resolve_all, topic_of
@@ -97,11 +97,15 @@ class Transaction:
         """The transaction's lock. Raises RuntimeError in a signal handler that interrupted its own thread at this
         transaction (rule G3)."""
         if self._own_lock._is_owned():  # type: ignore[attr-defined]
-            raise RuntimeError(
-                "a transaction was used by a signal handler that interrupted its own thread at it; do it after the "
-                "handler, or in another transaction"
-            )
+            raise self._interrupted_itself()
         return self._own_lock
+
+    @staticmethod
+    def _interrupted_itself() -> RuntimeError:
+        return RuntimeError(
+            "a transaction was used by a signal handler that interrupted its own thread at it; do it after the "
+            "handler, or in another transaction"
+        )
 
     def __repr__(self) -> str:
         name = f" {self.xid}" if self.xid is not None else ""
@@ -193,15 +197,18 @@ class Transaction:
         limits of a transaction; the transaction goes on without it either way.
         """
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
-        if isinstance(destination, Endpoint) and destination._codec is not None:
-            body, headers = encode(destination._codec, body, headers, destination.destination)
-        destinations = resolve_all(destination)
+        if isinstance(destination, Endpoint):
+            if destination._codec is not None:
+                body, headers = encode(destination._codec, body, headers, destination.destination)
+            destinations: tuple[Destination, ...] = (destination.destination,)
+        else:
+            destinations = resolve_all(destination)
         if type(body) is not bytes or size is not None:
             with self._lock:
                 self._require_active()
             body = kept(self._registry, destinations[0], body, size, persistent)
         deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
-        message = checked(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms)
+        message = checked(body, headers, message_id, priority, expires_at_ms, persistent, False, deliver_at_ms)
         self._send(destinations, message)
 
     def _carry(self, destination: Destination, message: Outgoing) -> None:
@@ -212,13 +219,13 @@ class Transaction:
         self._send((destination,), message)
 
     def _send(self, destinations: Sequence[Destination], message: Outgoing) -> None:
-        with self._lock:
+        lock = self._own_lock
+        if lock._is_owned():  # type: ignore[attr-defined]  # as `_lock`, less a call
+            raise self._interrupted_itself()
+        with lock:
             if self._global.state is not ACTIVE or self._global.told is not None:
                 self._require_active()
-            sends = []
-            for one in destinations:  # no comprehension, which is a call, as is Send's own making
-                sends.append(tuple.__new__(Send, (self._registry.store_to_be(one), one, message)))  # noqa: PERF401
-            self._operations.send(sends)
+            self._operations.send(destinations, message, self._registry)
 
     def put(self, map: Map[V] | Address, key: str, value: V, *, ttl: float | None = None) -> None:
         """Give a key of a map a value at commit, whatever value it has by then; `ttl` counts from now. If one key is
@@ -239,9 +246,13 @@ class Transaction:
         """
         if not isinstance(message, Message):
             raise TypeError(f"a message that was received can be acked, not {type(message).__name__}: {message!r}")
-        with self._lock:
-            self._require_one_more(message)
-            self._operations.claim(tuple.__new__(Ack, (message,)))  # as its own, less a call
+        lock = self._own_lock
+        if lock._is_owned():  # type: ignore[attr-defined]  # as `_lock`, less a call
+            raise self._interrupted_itself()
+        with lock:
+            if self._global.state is not ACTIVE or self._global.told is not None:
+                self._require_active()
+            self._operations.claim(tuple.__new__(Ack, (message,)), self._registry)  # as its own, less a call
 
     def release(
         self, message: Message[Any], delivered: bool = True, delay: float | None = None, reason: Reason | None = None
@@ -254,17 +265,11 @@ class Transaction:
         if not isinstance(message, Message):
             raise TypeError(f"a message that was received can be released, not {type(message).__name__}: {message!r}")
         with self._lock:
-            self._require_one_more(message)
+            self._require_active()
             message._store.delay_ms(delay)  # what is wrong with it is said now
             if reason is not None:
                 failure_of(reason)
-            self._operations.claim(Release(message, delivered, delay, reason))
-
-    def _require_one_more(self, message: Message[Any]) -> None:
-        if self._global.state is not ACTIVE or self._global.told is not None:
-            self._require_active()
-        self._operations.require_room(1)
-        self._registry.require_own(message)
+            self._operations.claim(Release(message, delivered, delay, reason), self._registry)
 
     def subscribe(
         self,
@@ -298,7 +303,6 @@ class Transaction:
     def _change(self, change: Change) -> None:
         with self._lock:
             self._require_active()
-            self._operations.require_room(1)
             self._operations.change(ChangeSubscription(self._registry.store_for(change.subscription.topic), change))
 
     def savepoint(self) -> Savepoint:
@@ -341,7 +345,10 @@ class Transaction:
         wrote (whether it took effect shows when it is opened again), TransactionInDoubt if the decision log did. Any
         other error: it was rolled back.
         """
-        with self._lock:
+        lock = self._own_lock
+        if lock._is_owned():  # type: ignore[attr-defined]  # as `_lock`, less a call
+            raise self._interrupted_itself()
+        with lock:
             if self._global.told is not None or (self._global.state is not ACTIVE and self.state != "voted"):
                 self._require_active()
             self._ending(self._commit)
@@ -397,7 +404,7 @@ class Transaction:
         """Free the released messages, and end the transaction in the table. May be done again."""
         self._operations.end()
         self._global.passing = False
-        self._table.ended(self._global)
+        self._table.begun.pop(self._global, None)
 
     def _interrupted(self, told: TransactionState) -> None:
         self._global.told = told
@@ -427,7 +434,8 @@ class Transaction:
                 self._roll_back()
                 raise
             self._moves = moves
-            mark_requeued(transaction.participants.values())
+            if self._operations.has_acks:
+                mark_requeued(transaction.participants.values())
             transaction.passing = True  # first: who closes a gate counts, and then looks who is passing
             if registry.gates.moves == moves:
                 return
@@ -437,9 +445,8 @@ class Transaction:
         self._pass()
         self._coordinator.commit(self._global)
         self.receipts = self._operations.receipts()
-        if self._global.state is DONE:  # it is in the table until its decision is forgotten; its messages need not be
-            for participant in self._global.participants.values():
-                participant.let_go()
+        if self._global.state is DONE:
+            self._global.let_go()
 
     def prepare(self) -> None:
         """Prepare an external transaction, the first phase: durable, unseen, held until its manager says

@@ -263,7 +263,7 @@ class StoreRegistry:
     def require_open(self) -> None:
         """Raise ClosedError if the router is closed, or in a forked child."""
         # The fork first: what a child sees of its parent's locks and flags means nothing.
-        if self.forked:
+        if self._generation != locking.generation:
             raise ClosedError(
                 "this router was opened by the parent process; close it there first and open it here, or open another "
                 "directory"

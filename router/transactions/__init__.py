@@ -21,8 +21,8 @@ moves between them are written down in `states`, and nowhere else:
 | `outcomes` | what transaction managers (XA) and operators decide; what waits for them |
 | `decision_cleanup` | decisions are forgotten once all their stores have them on disk |
 
-A commit over several stores goes down, and calls nothing above it: `coordinator.commit`, `participant.prepare_all`,
-`decision_log.decide`, `resolver.carry_out`.
+A commit over several stores goes down, and calls nothing above it: `coordinator.commit`, `participant.prepare`,
+`decision_log.decide`, `resolver.resolve`.
 
 A crash loses nothing of what is in memory here: what is decided is in the decision log (`decision_log.py`), what
 is prepared in the stores. docs/transactions.md says what survives what.

@@ -16,12 +16,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
+from functools import partial
+from itertools import filterfalse
+from operator import attrgetter, methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...adapters.core import Store
-from ...adapters.core.store_types import TRANSACTION_BYTES
+from ...adapters.core.store_types import TRANSACTION_BYTES, Pending
 from ...adapters.system.files import FILE_MODE, disk_errors
 from ...policies.config.durability import Sync
 from ...policies.errors import (
@@ -38,7 +40,7 @@ from ..placement.registry import StoreRegistry
 from .decision_cleanup import DecisionCleanup
 from .decision_log import READ_AGAIN, Decision, DecisionLog, External
 from .global_transaction import GlobalTransaction
-from .participant import Participant, prepare_all
+from .participant import Participant, reserve_all
 from .resolver import Resolver
 from .states import DONE, IN_DOUBT, PREPARED, PREPARING
 from .table import TransactionTable
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _by_store_name = attrgetter("store.name")
+_id_of = attrgetter("store_id")
 _is_volatile = attrgetter("volatile")
 
 
@@ -144,17 +147,17 @@ class Coordinator:
         error is then that store's OutcomeUnknownError.
         """
         participants = transaction.participants.values()
-        if transaction.state is PREPARED:
-            self._commit_prepared(transaction)
-        elif not participants:
+        if not participants:
             transaction.decide(True)
             transaction.move(DONE)
+        elif transaction.state is PREPARED:
+            self._commit_prepared(transaction)
         elif len(participants) == 1:
             (transaction.alone,) = participants
             self._commit_alone(transaction, transaction.alone)
             transaction.move(DONE)
         elif sum(map(_is_volatile, participants)) < len(participants) - 1:
-            self.prepare(transaction)
+            self._prepare_all(transaction)
             self._decide(transaction)
         else:
             self._commit_beside(transaction)
@@ -163,7 +166,8 @@ class Coordinator:
         """Commit by the own commit of its one store."""
         transaction.move(IN_DOUBT)
         try:
-            alone.receipts = alone.call(self._registry, alone.commit_in)
+            commit = methodcaller("commit", alone.sends, alone.acks, None, alone.changes)  # no function: a call less
+            alone.receipts = alone.call(self._registry, commit)
         except OutcomeUnknownError:
             raise
         except Exception:
@@ -176,11 +180,9 @@ class Coordinator:
 
     def _commit_beside(self, transaction: GlobalTransaction) -> None:
         """Prepare in the volatile stores, which then cannot refuse. The other store's own commit is the decision."""
-        alone = transaction.alone = next((p for p in transaction.participants.values() if not p.volatile), None)
-        transaction.move(PREPARING)
-        transaction.id = os.urandom(TRANSACTION_BYTES)
-        self.table.add(transaction)
-        self._prepare(transaction, [p for p in transaction.participants.values() if p.volatile])
+        participants = transaction.participants.values()
+        alone = transaction.alone = next(filterfalse(_is_volatile, participants), None)
+        self._prepare(transaction, list(filter(_is_volatile, participants)), partial(os.urandom, TRANSACTION_BYTES))
         if alone is None:
             transaction.decide(True)
         else:
@@ -190,9 +192,9 @@ class Coordinator:
                 self._undo_beside(transaction)
                 raise
             except Exception:
-                self._carry_out(transaction)
+                self.resolver.resolve(transaction)
                 raise
-        self._carry_out(transaction)
+        self.resolver.resolve(transaction)
 
     def _undo_beside(self, transaction: GlobalTransaction) -> None:
         """Roll back in the volatile stores what their durable one may or may not have committed."""
@@ -208,24 +210,46 @@ class Coordinator:
     def prepare(self, transaction: GlobalTransaction) -> None:
         """Prepare everywhere, and decide nowhere: a crash now rolls the transaction back, and so does closing the
         router. After an error it is rolled back. Raises StoreFailedError if the decision log has failed."""
-        transaction.move(PREPARING)
         if transaction.participants:
             self._prepare_all(transaction)
         else:
+            transaction.move(PREPARING)
             transaction.move(PREPARED)
 
     def _prepare_all(self, transaction: GlobalTransaction) -> None:
         """Prepare in all its stores, of which there may be none."""
         participants = sorted(transaction.participants.values(), key=_by_store_name)
-        self._or_roll_back(transaction, self._take_id, transaction, participants)
-        transaction.remembering = [p.store_id for p in participants if not p.volatile]
-        self.table.add(transaction)
-        self._prepare(transaction, participants)
+        transaction.remembering = list(map(_id_of, filterfalse(_is_volatile, participants)))
+        self._prepare(transaction, participants, partial(self._new_id, transaction))
+
+    def _prepare(
+        self, transaction: GlobalTransaction, participants: Sequence[Participant], new_id: Callable[[], bytes]
+    ) -> None:
+        """Prepare in these stores, under a new id. If that fails anywhere all is rolled back. A write of unknown
+        outcome, in one store or in the decision log, is a StoreFailedError then: the transaction's outcome is known."""
+        registry, steps = self._registry, list[Pending[None]]()
+        transaction.move(PREPARING)
+        try:
+            transaction.id = name = new_id()
+            self.table.by_id[name] = transaction
+            reserve_all(participants, registry)
+            for participant in participants:
+                steps.append(participant.call(registry, participant.prepare, name, transaction.remembering, self._sync))
+            for step in steps[:-1]:  # not before all are there: other threads would take turns with this one
+                step.proceed()
+            for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
+                step.wait()
+        except OutcomeUnknownError as error:
+            self.roll_back(transaction)
+            raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error
+        except Exception:
+            self.roll_back(transaction)
+            raise
+        transaction.move(PREPARED)
 
     def hold(self, transaction: GlobalTransaction, xid: Xid) -> None:
         """Prepare an external transaction, the first phase, until its outcome is said. One that has done nothing is
         held too: its manager, which knows nothing of that, says its outcome. Errors as those of `commit`."""
-        transaction.move(PREPARING)
         self._prepare_all(transaction)
         transaction.external = True
         self._hand_over(transaction, External(transaction.id, list(transaction.remembering), xid))
@@ -237,90 +261,59 @@ class Coordinator:
         when it is opened again. Never raises but for a signal."""
         if transaction.state is DONE:
             return
-        if not transaction.id:
-            self._roll_back_unprepared(transaction)
-            return
         transaction.decide(False)
-        for participant in transaction.participants.values():
-            participant.let_go_of_room()
-        self._carry_out(transaction)
-
-    def _roll_back_unprepared(self, transaction: GlobalTransaction) -> None:
-        transaction.decide(False)
-        for participant in transaction.participants.values():
-            participant.unclaim()
-            participant.carried_out = True
-        transaction.move(DONE)
+        if transaction.id:
+            for participant in transaction.participants.values():
+                participant.let_go_of_room()
+            self.resolver.resolve(transaction)
+        else:  # nothing is prepared
+            for participant in transaction.participants.values():
+                participant.unclaim()
+                participant.carried_out = True
+            transaction.move(DONE)
 
     def _require_open(self) -> None:
         if self.table.closed:
             raise ClosedError("the router is closed; open it with anabranch.open(...)")
         self._registry.require_open()
 
-    def _take_id(self, transaction: GlobalTransaction, participants: Sequence[Participant]) -> None:
-        """Give a transaction its id, if all these stores can prepare it."""
+    def _new_id(self, transaction: GlobalTransaction) -> bytes:
+        """Return an id for a transaction that all its stores can prepare."""
         self._require_open()
-        for participant in participants:
-            if participant.store is not None and participant.store.shared and not participant.volatile:
+        for participant in transaction.participants.values():
+            if not participant.volatile and participant.store is not None and participant.store.shared:
                 raise _shared(participant.store, transaction)
         try:
-            transaction.id = self.log.new_transaction()
+            return self.log.new_transaction()
         except OutcomeUnknownError:
             raise
         except StoreFailedError:
             self.log.require_usable()  # which says what to do
             raise
 
-    def _prepare(self, transaction: GlobalTransaction, participants: Sequence[Participant]) -> None:
-        """Prepare in these stores. If that fails anywhere all is rolled back."""
-        self._or_roll_back(
-            transaction,
-            prepare_all, participants, self._registry, transaction.id, transaction.remembering, self._sync,
-        )  # fmt: skip
-        transaction.move(PREPARED)
-
-    def _or_roll_back(self, transaction: GlobalTransaction, step: Callable[..., None], *arguments: Any) -> None:
-        """Do a step before anything is decided, with these arguments, and roll back after an error. A write of unknown
-        outcome, in one store or in the decision log, is a StoreFailedError then: the transaction's outcome is known."""
-        try:
-            step(*arguments)
-        except OutcomeUnknownError as error:
-            self.roll_back(transaction)
-            raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error
-        except Exception:
-            self.roll_back(transaction)
-            raise
-
     def _commit_prepared(self, transaction: GlobalTransaction) -> None:
         """Commit a transaction that has voted, the second phase. If the router was closed since, or the decision log
         had failed before, it is rolled back."""
-        if not transaction.participants:
-            transaction.decide(True)
-            transaction.move(DONE)
-            return
-        self._or_roll_back(transaction, self._require_voted, transaction)
+        try:
+            self._require_open()
+            self.log.require_usable()
+            if not self.table.has(transaction):
+                raise TransactionError("this transaction was rolled back when the router was closed; begin another")
+        except Exception:
+            self.roll_back(transaction)
+            raise
         self._decide(transaction)
-
-    def _require_voted(self, transaction: GlobalTransaction) -> None:
-        self._require_open()
-        self.log.require_usable()
-        if not self.table.has(transaction):
-            raise TransactionError("this transaction was rolled back when the router was closed; begin another")
 
     def _decide(self, transaction: GlobalTransaction) -> None:
         self._hand_over(transaction, Decision(transaction.id, True, list(transaction.remembering)))
         transaction.recorded = True
         transaction.decide(True)
-        self._carry_out(transaction)
-
-    def _carry_out(self, transaction: GlobalTransaction) -> None:
         self.resolver.resolve(transaction)
-        transaction.running = False  # not before all have been told: then others may
 
     def _write(self, transaction: GlobalTransaction, record: Decision | External) -> None:
         """Write to the decision log, unless the router was closed since."""
         current = self.log.current()  # first: looked up in the table of that opening, or of a later one
-        if not self.table.has(transaction):
+        if self.table.by_id.get(transaction.id) is not transaction:
             raise StoreFailedError(READ_AGAIN)
         if isinstance(record, External):
             self.log.hold(record, current)
@@ -380,7 +373,7 @@ class Coordinator:
             self._write(transaction, Decision(transaction.id, True, list(transaction.remembering)))
             transaction.recorded = True
             transaction.decide(True)
-            self._carry_out(transaction)
+            self.resolver.resolve(transaction)
 
     def resolve_after_flush(self, transaction: GlobalTransaction) -> None:
         """Resolve a transaction once all that was handed to the log is there, or not. Raises what the log raises."""

@@ -260,7 +260,7 @@ class DecisionLog:
                 raise RuntimeError("the decision log was called from a signal handler that interrupted its opening")
             with self._lock:
                 ids = self._ids or self._begin_epoch()
-        else:
+        elif self._log is None or self._log.failed is not None:
             self.ensure_usable()
         return ids[0] + next(ids[1]).to_bytes(8, "big")
 
@@ -335,20 +335,15 @@ class DecisionLog:
         log: wal.Log | None = None,
     ) -> None:
         log = log or self.current(look_at_lock=not unsynced)
-        ticket = wal.record_ticket(
-            [(kind, payload, decision)], sync, shrinks=kind == FORGOTTEN or self._is_held(decision)
-        )
+        # A decision for which a prepared transaction waits is not refused by a full disk.
+        waited_for = decision is not None and (decision.by_hand or decision.transaction in self.externals)
+        ticket = wal.record_ticket([(kind, payload, decision)], sync, shrinks=waited_for or kind == FORGOTTEN)
         ticket.unsynced = unsynced
         try:
             log.submit(ticket)
         except ClosedError as error:  # since we looked
             raise StoreFailedError(READ_AGAIN) from error
         log.wait(ticket)
-
-    def _is_held(self, decision: Decision | None) -> bool:
-        """Return whether a decision is the outcome of a prepared transaction that waits for it: a full disk does not
-        refuse it."""
-        return decision is not None and (decision.by_hand or decision.transaction in self.externals)
 
     # In the order of the log
 

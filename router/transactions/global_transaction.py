@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ...adapters.core import Store
 from ...adapters.core.store_types import Pending
@@ -11,6 +11,9 @@ from ...policies.names.destination import Destination
 from .participant import Participant
 from .states import ACTIVE, COMMIT, DECIDED, DONE, IN_DOUBT, PREPARED, ROLLBACK, Outcome, State, TransactionState
 from .xid import Xid
+
+_NOTHING: Final[list[Any]] = []
+"""Shared by all that are done, which nobody adds to: the garbage collector has so many lists less to look at."""
 
 
 class GlobalTransaction:
@@ -80,14 +83,24 @@ class GlobalTransaction:
 
     def finish(self) -> bool:
         """Return whether it is done just now: decided, and no store has yet to carry it out. Under the table's lock."""
-        if self.state is not DECIDED or self.waiting:
+        if self.state is not DECIDED:
             return False
+        for participant in self.participants.values():
+            if not participant.carried_out:
+                return False
         self.move(DONE)
         return True
 
+    def let_go(self) -> None:
+        """Drop all that it did, once it is done and its receipts are given: it stays until its decision is
+        forgotten."""
+        for participant in self.participants.values():
+            participant.sends = participant.acks = participant.changes = _NOTHING
+            participant.receipts = ()
+
     def begin_in(self, store: Store) -> Pending[Any]:
         """Begin to carry its outcome out in a store, where it is prepared."""
-        return (store.commit_prepared if self.commit else store.rollback_prepared)(self.id)
+        return store.commit_prepared(self.id) if self.commit else store.rollback_prepared(self.id)
 
     @property
     def outcome(self) -> Outcome | None:

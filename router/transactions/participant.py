@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from time import monotonic
 from typing import Any, TypeVar, cast
 
@@ -17,6 +18,8 @@ from ...policies.names.destination import Destination
 from ..placement.registry import StoreRegistry
 
 log = logging.getLogger(__name__)
+
+_is_limited = attrgetter("store.limited")
 
 T = TypeVar("T")
 
@@ -40,22 +43,12 @@ class Participant:
         """The store when the transaction came to it; it may have been closed since, or have failed."""
         self.first = first
         """A destination in the store, which opens the store again if it was closed for being idle."""
+        self.volatile = store is not None and store.volatile
+        """True if it takes part in visibility only, and no decision names it (rule T7): a memory store, or one that is
+        concerned with transient messages alone."""
         self.sends: list[tuple[Destination, Outgoing]] = []
         self.acks: list[Message] = []
         self.changes: list[Change] = []
-
-    @property
-    def volatile(self) -> bool:
-        """True if it takes part in visibility only, and no decision names it (rule T7): a memory store, or one that is
-        concerned with transient messages alone."""
-        if self.store is None or self.store.volatile:
-            return self.store is not None
-        if self.changes or not (self.sends or self.acks):
-            return False
-        for _, message in self.sends:
-            if message.persistent:
-                return False
-        return not any(message.persistent for message in self.acks)
 
     def call(self, registry: StoreRegistry, call: Callable[..., T], *arguments: Any) -> T:
         """Call with its store, and the arguments, before anything is prepared there, once all its destinations have a
@@ -86,31 +79,19 @@ class Participant:
             self.store = registry.store_for(self.first)
         return True
 
-    def commit_in(self, store: Store) -> list[Receipt]:
-        """Commit by the own commit of its store, which is the decision. By `call`."""
-        return store.commit(self.sends, self.acks, changes=self.changes)
-
-    def reserve(self, registry: StoreRegistry, since: float, wait: bool) -> None:
-        """Reserve room for its sends; `since` and `wait` are as in Store.reserve."""
-        self.call(registry, self._reserve_in, since, wait)
-
-    def _reserve_in(self, store: Store, since: float, wait: bool) -> None:
+    def reserve(self, store: Store, since: float, wait: bool) -> None:
+        """Reserve room for its sends; `since` and `wait` are as in Store.reserve. By `call`."""
         self.room = store.reserve(self.sends, self.acks, since, wait)
         self.room_in = store
 
-    def prepare(
-        self, registry: StoreRegistry, transaction: bytes, remembering: Sequence[bytes], sync: bool
-    ) -> Pending[None]:
-        """Begin to prepare in its store, which has its room from here on."""
-        step = self.call(registry, self._prepare_in, transaction, remembering, sync)
+    def prepare(self, store: Store, transaction: bytes, remembering: Sequence[bytes], sync: bool) -> Pending[None]:
+        """Begin to prepare in its store, which has its room from here on. By `call`."""
+        if store.limited and self.room_in is not store:
+            self.let_go_of_room()
+            self.reserve(store, monotonic(), False)  # it waits for none while others have room, or are prepared
+        step = store.prepare(transaction, remembering, self.sends, self.acks, sync, self.room, self.changes)
         self.room = None
         return step
-
-    def _prepare_in(self, store: Store, transaction: bytes, remembering: Sequence[bytes], sync: bool) -> Pending[None]:
-        if self.room_in is not store:
-            self.let_go_of_room()
-            self._reserve_in(store, monotonic(), False)  # it waits for none while others have room, or are prepared
-        return store.prepare(transaction, remembering, self.sends, self.acks, sync, self.room, self.changes)
 
     def destinations(self) -> list[Destination]:
         """Return the destinations that it sends to, or subscribes to."""
@@ -136,39 +117,16 @@ class Participant:
         room, self.room = self.room, None
         cancel(room)
 
-    def let_go(self) -> None:
-        """Drop all that it did, once it is done and its receipts are given."""
-        self.receipts = ()
-        self.sends.clear()
-        self.acks.clear()
-        self.changes.clear()
 
-
-def prepare_all(
-    participants: Sequence[Participant],
-    registry: StoreRegistry,
-    transaction: bytes,
-    remembering: Sequence[bytes],
-    sync: bool,
-) -> None:
-    """Prepare a transaction in all these stores. Raises what goes wrong in any; then it may be prepared in others."""
-    _reserve_all(participants, registry)
-    steps = [participant.prepare(registry, transaction, remembering, sync) for participant in participants]
-    for step in steps[:-1]:  # not before all are there: other threads would take turns with this one
-        step.proceed()
-    for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
-        step.wait()
-
-
-def _reserve_all(participants: Sequence[Participant], registry: StoreRegistry) -> None:
-    """Reserve room in all these stores, or in none (rule T1). While one store's room is waited for, nothing is reserved
-    in the others: so no two transactions wait for each other."""
-    since = monotonic()
-    full, order = None, participants
+def reserve_all(participants: Sequence[Participant], registry: StoreRegistry) -> None:
+    """Reserve room in all these stores that have quotas, or in none (rule T1). While one store's room is waited for,
+    nothing is reserved in the others: so no two transactions wait for each other."""
+    participants = list(filter(_is_limited, participants))
+    full, order, since = None, participants, monotonic()
     while True:
         try:
             for participant in order:
-                participant.reserve(registry, since, participant is full)
+                participant.call(registry, participant.reserve, since, participant is full)
             return
         except NoRoomYetError:
             if not may_wait() or participant is full:

@@ -57,12 +57,38 @@ class Resolver:
     def resolve(self, transaction: GlobalTransaction, store: Store | None = None) -> str:
         """Find out the outcome of a transaction, and tell the stores that have yet to carry it out, or `store` alone,
         which is being opened. Returns why there is no outcome yet, else an empty text. A store that cannot carry it out
-        undoes nothing: it is told again later. For a transaction in the hand of the calling thread, or of none. Never
-        raises but for a signal."""
+        undoes nothing: it is told again later. For a transaction in the hand of the calling thread, which lets go of it
+        by that, or of none. Never raises but for a signal."""
         if transaction.state is not DECIDED and (why := self.outcome_of(transaction)):
             return why
-        self.carry_out(transaction, store)
+        failed: list[tuple[Participant, Exception]] = []
+        participants = list(transaction.participants.values())  # a store that is opened may find that it is one
+        for volatile in (False, True):  # volatile ones come last, behind what a durable store has committed
+            steps: list[tuple[Participant, Store, Pending[Any]]] = []
+            for participant in participants:
+                if participant.volatile is not volatile or participant.carried_out:
+                    continue
+                if store is None or store.store_id == participant.store_id:
+                    try:
+                        steps.append((participant, *self._begin(participant, transaction, store)))
+                    except _TROUBLE as error:
+                        failed.append((participant, error))
+            for participant, told, step in steps:
+                try:
+                    result = step.wait()
+                    if transaction.commit:
+                        participant.receipts = result or ()
+                    elif not result:  # not prepared there, or an interrupted rollback had come so far
+                        participant.unclaim()
+                    if told.volatile:  # no decision names it: nobody will ever ask it what became of that
+                        told.forget([transaction.id])
+                    participant.carried_out = True
+                except _TROUBLE as error:
+                    failed.append((participant, error))
+        if failed:
+            self._tell_later(transaction, failed)
         self._end(transaction)
+        transaction.running = False  # not before all have been told: then others may
         return ""
 
     def _end(self, transaction: GlobalTransaction) -> None:
@@ -116,30 +142,6 @@ class Resolver:
             )
         return ""
 
-    def carry_out(self, transaction: GlobalTransaction, only: Store | None = None) -> None:
-        """Tell the outcome to all its stores at once, or to `only`, which is being opened. Volatile ones come last:
-        their changes stand behind those that a durable store has committed."""
-        failed: list[tuple[Participant, Exception]] = []
-        durable: list[Participant] = []
-        volatile: list[Participant] = []
-        for participant in transaction.participants.values():
-            if not participant.carried_out and (only is None or participant.store_id == only.store_id):
-                (volatile if participant.volatile else durable).append(participant)
-        for participants in (durable, volatile):
-            steps: list[tuple[Participant, Store, Pending[Any]]] = []
-            for participant in participants:
-                try:
-                    steps.append((participant, *self._begin(participant, transaction, only)))
-                except _TROUBLE as error:
-                    failed.append((participant, error))
-            for participant, store, step in steps:
-                try:
-                    self._carried_out(transaction, participant, store, step.wait())
-                except _TROUBLE as error:
-                    failed.append((participant, error))
-        if failed:
-            self._tell_later(transaction, failed)
-
     def _begin(
         self, participant: Participant, transaction: GlobalTransaction, only: Store | None
     ) -> tuple[Store, Pending[Any]]:
@@ -151,15 +153,6 @@ class Resolver:
                 if only is not None:
                     raise
         return self._registry.with_id(participant.store_id, lambda store: (store, transaction.begin_in(store)))
-
-    def _carried_out(self, transaction: GlobalTransaction, participant: Participant, store: Store, result: Any) -> None:
-        if transaction.commit:
-            participant.receipts = result or []
-        elif not result:  # not prepared there, or an interrupted rollback had come so far
-            participant.unclaim()
-        if store.volatile:  # no decision names it: nobody will ever ask it what became of that
-            store.forget([transaction.id])
-        participant.carried_out = True
 
     def _tell_later(self, transaction: GlobalTransaction, failed: list[tuple[Participant, Exception]]) -> None:
         again = False

@@ -119,10 +119,6 @@ class TransactionTable:
         step = "commit or roll back that transaction first" if other.commit is None else "it ended a moment ago"
         raise TransactionError(f"xid {xid} is in use: {step}; each transaction needs one of its own")
 
-    def ended(self, transaction: GlobalTransaction) -> None:
-        """Remove a transaction that its user has ended."""
-        self.begun.pop(transaction, None)
-
     def user_of(self, xid: Xid) -> Begun | None:
         """Return the user's object of an external transaction of that name, while it is open or has voted."""
         for other, user in list(self.begun.items()):

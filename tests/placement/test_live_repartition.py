@@ -30,6 +30,7 @@ from anabranch import (
     UnknownMessageError,
 )
 from anabranch.adapters.core.migration.live_copy import LiveCopy
+from anabranch.adapters.core.service import transactions
 from anabranch.adapters.journal import JournalStore
 from anabranch.policies.config.redelivery import Redelivery
 from anabranch.router.offline.repartition import repartition
@@ -248,12 +249,13 @@ def test_a_transaction_that_acks_while_the_gate_is_being_closed(
         transaction = router.transaction()
         transaction.ack(message)
         transaction.send("out", message.body)
-        transactions, close = cast(JournalStore, message._store)._transactions, LiveCopy.close
+        store, close = cast(JournalStore, message._store), LiveCopy.close
 
-        def step(*given: Any, real: Callable[..., Any] = transactions._step, **options: Any) -> Any:
-            prepared.set()
-            closed.wait(1)
-            return real(*given, **options)
+        def step(engine: Any, *given: Any, real: Callable[..., Any] = transactions.Step, **options: Any) -> Any:
+            if engine is store._engine:
+                prepared.set()
+                closed.wait(1)
+            return real(engine, *given, **options)
 
         def slow_close(copy: LiveCopy, gate: Any) -> None:
             begin.set()
@@ -265,7 +267,7 @@ def test_a_transaction_that_acks_while_the_gate_is_being_closed(
             begin.wait(PATIENCE)
             transaction.commit()
 
-        monkeypatch.setattr(transactions, "_step", step)
+        monkeypatch.setattr(transactions, "Step", step)
         monkeypatch.setattr(LiveCopy, "close", slow_close)
         committing = threading.Thread(target=commit)
         committing.start()

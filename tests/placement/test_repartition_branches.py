@@ -11,7 +11,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.core.migration import moved_branches
-from anabranch.adapters.core.service.transactions import Transactions
+from anabranch.adapters.core.service.transactions import Step
 from anabranch.policies.errors import PlacementError
 from anabranch.router.migration.plan import plan_of
 from anabranch.router.offline.repartition import repartition
@@ -152,7 +152,7 @@ def test_ended_at_any_step(
     with monkeypatch.context() as patched:
         snapshots = Snapshots(data, tmp_path / "copies", patched, lambda step: step % share.every(40) == 0)
         snapshots.watch(moved_branches, "put")
-        snapshots.watch(Transactions, "_step")
+        snapshots.watch(Step, "__init__")
         snapshots.watch(DecisionLog, "hold")
         repartition(after)
     shutil.copytree(data, tmp_path / "whole")

@@ -265,15 +265,15 @@ class TestSecondPhase:
         with anabranch.open(synced) as router:
             tx = begin(router)
             resolver = router._coordinator.resolver
-            carry_out = resolver.carry_out
+            resolve = resolver.resolve
 
             def after_a_retry(*arguments: Any) -> Any:
                 monkeypatch.undo()
                 resolver.resolve_all()
                 resolver.recover_open()
-                return carry_out(*arguments)
+                return resolve(*arguments)
 
-            monkeypatch.setattr(resolver, "carry_out", after_a_retry)
+            monkeypatch.setattr(resolver, "resolve", after_a_retry)
             assert all(receipt.seq for receipt in tx.commit())
             assert summary(router) == AFTER
             assert router.in_doubt() == []

@@ -4,7 +4,8 @@ prepare to its outcome: names instead of numbers, since a destination may be gon
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from ..state.rows import Rows
     from .plan import Plan
     from .table import Table
+
+
+_size = attrgetter("size")
 
 
 class Branch:
@@ -85,7 +89,14 @@ class Branch:
     @property
     def outcome_size(self) -> int:
         """Return at most how many bytes the outcome takes when it is written."""
-        return sum([change.size for change in self.changes]) + SMALL_BYTES
+        size: int = sum(map(_size, self.changes))
+        return size + SMALL_BYTES
+
+    def keep_free(self, most: int) -> None:
+        """Promise the room for the outcome; none where it takes more than can be kept: on a full disk such a branch
+        waits for room."""
+        size = sum(map(_size, self.changes)) + SMALL_BYTES  # as `outcome_size`, less a call
+        self.promise = size if size <= most else 0
 
 
 class Prepare(Change):
@@ -98,7 +109,8 @@ class Prepare(Change):
         self.size = SMALL_BYTES + len(branch.payload)
 
     def plan(self, plan: Plan) -> None:
-        plan.prepare(self.branch)
+        plan.prepared = [*plan.prepared, self.branch]
+        plan.is_more = True
         plan.changes.append(self)
 
     def apply(self, table: Table) -> None:
@@ -125,12 +137,7 @@ class Commit(Change):
 
     def plan(self, plan: Plan) -> list[Any] | None:
         """Commit the branch; return the outcomes of its changes, None if it was committed or rolled back before."""
-        if not plan.is_prepared(self.branch):
-            return None
-        outcomes = [change.plan(plan) for change in self.branch.changes]
-        plan.settle(self.branch)
-        plan.changes.append(self)
-        return outcomes
+        return plan.settle(self, self.branch.changes)
 
     def apply(self, table: Table) -> None:
         table.settled(self.branch, True)
@@ -149,13 +156,7 @@ class Rollback(Change):
 
     def plan(self, plan: Plan) -> bool:
         """Roll the branch back; return whether it was prepared."""
-        if not plan.is_prepared(self.branch):
-            return False
-        for change in self.branch.returned:
-            change.plan(plan)
-        plan.settle(self.branch)
-        plan.changes.append(self)
-        return True
+        return plan.settle(self, self.branch.returned) is not None
 
     def apply(self, table: Table) -> None:
         table.settled(self.branch, False)
@@ -208,6 +209,7 @@ class _DroppingPayload(_DelayedPayload, frozen=True, array_like=True):
     """Places in `acks`."""
 
 
+_KEPT: Final = (Send, Ack, Subscribe, Unsubscribe)
 _KINDS = {kind: kind.value for kind in Kind}
 """`Kind.value` takes its time."""
 _encode = msgspec.msgpack.Encoder().encode
@@ -216,36 +218,36 @@ _decode = msgspec.msgpack.Decoder(_DroppingPayload).decode
 
 def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> bytes:
     """Return a branch's changes of subscriptions, sends and acks."""
-    numbers: dict[int, int] = {}
-    destinations: list[tuple[int, str]] = []
+    numbers: dict[DestinationState, int] = {}
     sends: list[tuple[int, bytes, int]] = []
     acks: list[tuple[int, int, int]] = []
     others: list[tuple[int, bool, str, str, str | None, bool, bool]] = []
     delays: list[tuple[int, int]] = []
     drops: list[int] = []
 
-    def number_of(state: DestinationState) -> int:
-        number = numbers.setdefault(state.number, len(destinations))
-        if number == len(destinations):
-            destinations.append((_KINDS[state.destination.kind], state.destination.name))
-        return number
-
     for change in changes:
+        if not isinstance(change, _KEPT):
+            if change.inner is change:
+                raise AssertionError(f"a branch cannot do {change}")
+            continue  # it is gone after a crash
+        number = numbers.setdefault(change.state, len(numbers))
         if isinstance(change, Send):
             if change.extras is not None and change.deliver_at_ms:
                 delays.append((len(sends), change.deliver_at_ms))
-            sends.append((number_of(change.state), change.record, len(change.record)))
+            record = change.record
+            sends.append((number, record, len(record)))
         elif isinstance(change, Ack):
             if change.drops:
                 drops.append(len(acks))
-            acks.append((number_of(change.state), change.seq, change.number))
+            acks.append((number, change.seq, change.number))
         elif isinstance(change, Subscribe):
             _, name, client, selector, no_local = change.subscription
-            others.append((number_of(change.state), True, client, name, selector, no_local, change.retroactive))
-        elif isinstance(change, Unsubscribe):
-            others.append((number_of(change.state), False, *change.key, None, False, False))
-        elif change.inner is change:  # else it is gone after a crash
-            raise AssertionError(f"a branch cannot do {change}")
+            others.append((number, True, client, name, selector, no_local, change.retroactive))
+        else:
+            others.append((number, False, *change.key, None, False, False))
+    destinations: list[tuple[int, str]] = []
+    for state in numbers:  # no comprehension, which is a call
+        destinations.append((_KINDS[state.destination.kind], state.destination.name))  # noqa: PERF401
     if drops:
         return _encode(_DroppingPayload(list(participants), destinations, sends, acks, others, delays, drops))
     if delays:

@@ -22,7 +22,7 @@ from ..state.duplicates import DuplicateWindow, Key
 from ..state.gates import Gate, require_passage
 from ..state.states import Catalog, DestinationState, SubscriptionState
 from ..store_types import SubscriptionKey
-from .branches import Branch, Commit
+from .branches import Branch, Commit, Rollback
 from .changes import Change, Refused, Send, SendMany
 from .destination_changes import Declare
 from .tickets import Ticket
@@ -243,21 +243,19 @@ class Plan:
         """Note a message that expires."""
         self._sequencer.on_expiring()
 
-    def prepare(self, branch: Branch) -> None:
-        """Add a branch that waits for its outcome."""
-        self.prepared = [*self.prepared, branch]
-        self.is_more = True
-
-    def settle(self, branch: Branch) -> None:
-        """Note that a branch has its outcome."""
+    def settle(self, outcome: Commit | Rollback, brings: Iterable[Change]) -> list[Any] | None:
+        """Add the outcome of a branch, behind the changes that it brings, and return what comes of these; None if the
+        branch waits for no outcome by then."""
+        branch, outcomes = outcome.branch, []
+        is_prepared = self._sequencer.prepared.get(branch.transaction) is branch or branch in self.prepared
+        if not is_prepared or branch in self.settled:
+            return None
+        for change in brings:
+            outcomes.append(change.plan(self))  # noqa: PERF401  no comprehension, which is a call
         self.settled = [*self.settled, branch]
         self.is_more = True
-
-    def is_prepared(self, branch: Branch) -> bool:
-        """Return whether a branch still waits for its outcome by then."""
-        if self.settled and any(branch is other for other in self.settled):
-            return False
-        return self._sequencer.prepared.get(branch.transaction) is branch or branch in self.prepared
+        self.changes.append(outcome)
+        return outcomes
 
 
 class Sequencer:
@@ -340,40 +338,37 @@ class Sequencer:
     def accept(self, plan: Plan) -> None:
         """Take over a plan that is about to be written, or was. Idempotent."""
         if plan.is_more:
-            self._accept(plan)
+            if self.number < plan.number:
+                self.dropped += plan.dropped
+            if plan.removed or plan.declared:
+                with self.catalog.lock:  # nobody shall find neither what is removed nor what has its name from now on
+                    for state in plan.removed:
+                        self.catalog.remove(state)
+                    for state in plan.declared:
+                        state.declared = True
+                        self.catalog.add(state)
+            for state in plan.removed:
+                self.window.forget(state.number)
+            if plan.ids:
+                self.window.add(plan.ids)
+            for effect in plan.effects:
+                effect.accept(plan)
+            for number, subscriptions in plan.subscribed.items():
+                for one in subscriptions.values():
+                    self.catalog.subscriptions[one.number] = one
+                for one in self.subscribed.get(number, {}).values():
+                    if subscriptions.get(one.subscription.key) is not one:
+                        self.catalog.subscriptions.pop(one.number, None)
+                self.subscribed[number] = subscriptions
+                if not subscriptions:
+                    del self.subscribed[number]
+            for branch in plan.prepared:
+                self.prepared[branch.transaction] = branch
+            for branch in plan.settled:
+                self.prepared.pop(branch.transaction, None)
+                branch.reservation = None
         self.last_seq, self.number = plan.last_seq, plan.number
         self._planning = ()  # last
-
-    def _accept(self, plan: Plan) -> None:
-        if self.number < plan.number:
-            self.dropped += plan.dropped
-        if plan.removed or plan.declared:
-            with self.catalog.lock:  # nobody shall find neither what is removed nor what has its name from now on
-                for state in plan.removed:
-                    self.catalog.remove(state)
-                for state in plan.declared:
-                    state.declared = True
-                    self.catalog.add(state)
-        for state in plan.removed:
-            self.window.forget(state.number)
-        if plan.ids:
-            self.window.add(plan.ids)
-        for effect in plan.effects:
-            effect.accept(plan)
-        for number, subscriptions in plan.subscribed.items():
-            for one in subscriptions.values():
-                self.catalog.subscriptions[one.number] = one
-            for one in self.subscribed.get(number, {}).values():
-                if subscriptions.get(one.subscription.key) is not one:
-                    self.catalog.subscriptions.pop(one.number, None)
-            self.subscribed[number] = subscriptions
-            if not subscriptions:
-                del self.subscribed[number]
-        for branch in plan.prepared:
-            self.prepared[branch.transaction] = branch
-        for branch in plan.settled:
-            self.prepared.pop(branch.transaction, None)
-            branch.reservation = None
 
 
 def _seqs(change: Change) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from itertools import islice, pairwise
+from itertools import groupby, islice, pairwise
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from ....policies.errors import AnabranchError, ConfigError, OutcomeUnknownError, StoreFullError
@@ -29,6 +30,9 @@ from ..state.priorities import FETCH
 from ..state.rows import ScheduledRows
 from ..state.states import DestinationState
 from .subscriptions import checked
+
+_destination_of = itemgetter(0)
+_message_of = itemgetter(1)
 
 CHUNK: Final = 512
 """Messages of a send of many that are made at once: Ctrl-C may have to wait for so many."""
@@ -108,10 +112,10 @@ class Sending:
         intake = intake or self._intake
         limit, priorities = self._settings.message_bytes_max, self._settings.priorities
         there = self._engine.catalog.destinations
-        made = [
-            new_send(there.get(destination) or self.state(destination), message, limit, priorities, intake)
-            for destination, message in sends
-        ]
+        made: list[Change] = []
+        for destination, run in groupby(sends, _destination_of):
+            state = there.get(destination) or self.state(destination)
+            made += new_sends(state, map(_message_of, run), limit, priorities, intake)
         if not self._knows_time:
             require_known(self._engine, made)
         return made

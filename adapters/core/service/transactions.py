@@ -7,14 +7,15 @@ import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from ....policies.errors import AnabranchError, ClosedError, CorruptionError, DestinationError, OutcomeUnknownError
 from ....policies.names.destination import Destination
 from ...system.background import shared
 from .. import store_types
 from ..backend.writers import Writer
-from ..engine.engine import Engine
+from ..engine.engine import APPLY_AT, Engine
 from ..engine.hooks import Quotas, Transient
 from ..messages import DROPPED, Message, Outgoing, Receipt
 from ..operations.branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
@@ -124,9 +125,9 @@ class Transactions:
     ) -> tuple[list[Change], Grant | None]:
         """Return the changes that come before the acks, and the room that they need."""
         self._engine.ensure_usable()
-        first: list[Change] = list(map(self._sending.change, changes))
-        sending = self._sending.sends(sends)
         quotas = self._engine.quotas
+        first: list[Change] = [*map(self._sending.change, changes)]
+        sending = self._sending.sends(sends)
         grant = None if quotas is None else self._reserve(quotas, sending, sends, acks, None, wait)
         if grant is not None:
             for at in grant.dropped:
@@ -203,10 +204,11 @@ class Transactions:
         if branch is not None:
             if payload_of(branch.participants, branch.changes) == payload:  # a backend may have let go of its bytes
                 return
-            self._step(Rollback(branch), bool, unsynced=True).wait()  # `returned` is empty: no delivery counts
+            Step(self._engine, self._writer, Rollback(branch), _told).wait()  # `returned` is empty: none counts
         if payload:
             branch = self._engine.asked(lambda: self._restored(transaction, payload))
-            self._step(Prepare(branch), bool).wait()
+            prepare: Step[None] = Step(self._engine, self._writer, Prepare(branch))
+            prepare.wait()
         self._sync()
 
     def _restored(self, transaction: bytes, payload: bytes) -> Branch:
@@ -219,7 +221,7 @@ class Transactions:
             whole = [ack for ack in branch.acks if not ack.state.is_topic or not ack.number]
             branch.reservation = self._engine.quotas.hold(branch.sends, whole)
             branch.reservation.evicted = [*branch.evicted]  # counted as dropped once they go
-        branch.promise = self._promise(branch)
+        branch.keep_free(self._backend.settings.promise_max)
         return branch
 
     def _claim_again(self, branch: Branch) -> None:
@@ -252,85 +254,66 @@ class Transactions:
         room: Grant | None,
         changes: Sequence[store_types.Change],
     ) -> Pending[None]:
+        engine, sending = self._engine, self._sending
         try:
-            return self._prepare(transaction, participants, sends, acks, sync, room, changes)
+            engine.ensure_usable()
+            self._backend.require_owned()
+            first: list[Change] = [*map(sending.change, changes)]
+            if room is not None and room.dropped:
+                first += sending.sends([send for at, send in enumerate(sends) if at not in room.dropped])
+            else:
+                first += sending.sends(sends)
+            branch = Branch(transaction, tuple(participants), first)
+            if acks:
+                branch.leases = engine.delivery.take(self._store, acks, CLAIMED, CLAIMED)
+                first += acks_of(branch.leases)
+            if room is not None:
+                first += self._give(branch, room, sends)
+            if engine.transient is not None and engine.transient.takes(first):
+                engine.asked(partial(engine.transient.prepare, branch))
+                return Done(None)
+            if not self._backend.volatile:  # else nobody ever reads it back
+                branch.payload = payload_of(participants, first)
+            branch.keep_free(self._backend.settings.promise_max)
+            return Step(engine, self._writer, Prepare(branch), sync=sync)
         except AnabranchError:
             cancel(room)  # as above
             raise
 
-    def _prepare(
-        self,
-        transaction: bytes,
-        participants: Sequence[bytes],
-        sends: Sequence[tuple[Destination, Outgoing]],
-        acks: Sequence[Message],
-        sync: bool,
-        room: Grant | None,
-        changes: Sequence[store_types.Change],
-    ) -> Pending[None]:
-        engine = self._engine
-        engine.ensure_usable()
-        self._backend.require_owned()
-        first: list[Change] = [self._sending.change(change) for change in changes]
-        dropped = room.dropped if room is not None else ()
-        kept = [send for at, send in enumerate(sends) if at not in dropped] if dropped else sends
-        first += self._sending.sends(kept)
-        leases: Sequence[Lease] = ()
-        if acks:
-            leases = engine.delivery.take(self._store, acks, CLAIMED, CLAIMED)
-            first += acks_of(leases)
-        evicted = [*room.evicted] if room is not None else []
-        if evicted:
-            for lease in evicted:
-                engine.delivery.move(lease, LEAVING, CLAIMED)
-            first += acks_of(evicted, drops=True)
-        volatile = engine.transient
-        alone = volatile is not None and volatile.takes(first)
-        branch = Branch(transaction, tuple(participants), first)
-        branch.reservation, branch.leases, branch.evicted = room, leases, evicted
-        if dropped:
-            branch.dropped = [(at, sends[at][0]) for at in sorted(dropped)]
-        if volatile is not None and alone:
-            engine.asked(lambda: volatile.prepare(branch))
-            return Done(None)
-        if not self._backend.volatile:  # else nobody ever reads it back
-            branch.payload = payload_of(participants, branch.changes)
-        branch.promise = self._promise(branch)
-        step = self._step(Prepare(branch), lambda outcome: None, sync)
-
-        def refused() -> None:
-            cancel(branch.reservation)
-            branch.reservation = None  # the error's traceback may hold the branch for long
-            give_back_room(branch.changes)
-
-        step.refused = refused
-        return step
+    def _give(self, branch: Branch, room: Grant, sends: Sequence[tuple[Destination, Outgoing]]) -> list[Change]:
+        """Give a branch the room for its sends; return the acks of what has to go for that."""
+        branch.reservation, branch.evicted = room, [*room.evicted]
+        for lease in branch.evicted:
+            self._engine.delivery.move(lease, LEAVING, CLAIMED)
+        branch.dropped = [(at, sends[at][0]) for at in sorted(room.dropped)]
+        return acks_of(branch.evicted, drops=True)
 
     def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
-        branch, volatile = self._prepared(transaction)
+        branch = self._engine.sequencer.prepared.get(transaction)
         if branch is None:
-            return Done([])
-        engine = self._engine
+            branch, volatile = self._prepared(transaction)
+            if branch is None:
+                return Done([])
+            if volatile is not None:
+                return Done(self._committed(branch, self._engine.asked(partial(volatile.commit_prepared, branch))))
+        return Step(self._engine, self._writer, Commit(branch), self._committed)
 
-        def receipts(outcomes: list[Any] | None) -> list[Receipt]:
-            if outcomes is None:  # another thread had committed it before
-                return []
-            made = []
-            for change, done in zip(branch.changes, outcomes, strict=True):
-                send = change if type(change) is Send else sent(change)
-                if send is not None:
-                    made.append(Receipt(send.state.destination, *done))
-            engine.sends += len(made)
-            engine.acks += len(branch.leases)
+    def _committed(self, branch: Branch, outcomes: list[Any] | None) -> list[Receipt]:
+        """Return the receipts of a branch's sends; none if another thread had committed it before."""
+        made: list[Receipt] = []
+        if outcomes is None:
+            return made
+        for change, done in zip(branch.changes, outcomes, strict=True):
+            send = change if type(change) is Send else sent(change)
+            if send is not None:
+                made.append(tuple.__new__(Receipt, (send.state.destination, *done)))  # as its own, less a call
+        self._engine.sends += len(made)
+        self._engine.acks += len(branch.leases)
+        if branch.dropped:
             for at, destination in branch.dropped:
                 made.insert(at, Receipt(destination, DROPPED))
-            if branch.dropped:
-                self._sending.quotas.tell_new(destination for _, destination in branch.dropped)
-            return made
-
-        if volatile is not None:
-            return Done(receipts(engine.asked(lambda: volatile.commit_prepared(branch))))
-        return self._step(Commit(branch), receipts, unsynced=True)
+            self._sending.quotas.tell_new(destination for _, destination in branch.dropped)
+        return made
 
     def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
         branch, volatile = self._prepared(transaction)
@@ -345,14 +328,13 @@ class Transactions:
         if branch.reservation is not None:
             branch.reservation.evicted = []  # they stay
         if volatile is not None:
-            return Done(self._engine.asked(lambda: volatile.rollback_prepared(branch)))
+            return Done(engine.asked(partial(volatile.rollback_prepared, branch)))
+        return Step(engine, self._writer, Rollback(branch), self._rolled_back)
 
-        def rolled_back(outcome: bool) -> bool:
-            with suppress(ClosedError):  # with its leases, then
-                self._engine.asked(lambda: None)  # what it frees is free once it is applied
-            return outcome
-
-        return self._step(Rollback(branch), rolled_back, unsynced=True)
+    def _rolled_back(self, branch: Branch, outcome: bool) -> bool:
+        with suppress(ClosedError):  # with its leases, then
+            self._engine.asked(lambda: None)  # what it frees is free once it is applied
+        return outcome
 
     def _prepared(self, transaction: bytes) -> tuple[Branch | None, Transient | None]:
         """Return the branch, if it is prepared once all that is queued is written: its prepare may have been queued by
@@ -365,30 +347,6 @@ class Transactions:
         if transaction not in prepared:
             self._writer.flush()
         return prepared.get(transaction), None
-
-    def _promise(self, branch: Branch) -> int:
-        """Return how many bytes to keep free for a branch's outcome, which takes at most so many. 0 where that is more
-        than can be kept: on a full disk such a branch waits for room."""
-        size = branch.outcome_size
-        return size if size <= self._backend.settings.promise_max else 0
-
-    def _step(
-        self,
-        change: Prepare | Commit | Rollback,
-        result: Callable[[Any], T],
-        sync: bool = False,
-        unsynced: bool = False,
-    ) -> Step[T]:
-        # An outcome is `unsynced`: a durable decision stands behind it (rule T9).
-        ticket = Ticket([change], change.size, sync, unsynced)
-        if type(change) is Prepare:
-            ticket.promise = change.branch.promise
-        else:
-            # The branch lets go of its room once it is settled, the ticket once its messages are counted as held:
-            # between the two nobody else gets it, and a commit that finds the disk full leaves the branch its room.
-            ticket.held = change.branch.reservation
-        self._writer.submit(ticket)
-        return Step(self._writer, self._sending.wait, ticket, result)
 
     def recover_prepared(self) -> Sequence[Prepared]:
         self._engine.ensure_usable()
@@ -403,26 +361,53 @@ class Transactions:
             self._sending.write([Forget(remembered)], unsynced=True)
 
 
+def _told(_: Branch, outcome: T) -> T:
+    return outcome
+
+
 class Step(Generic[T]):
     """A Pending whose change is queued."""
 
+    __slots__ = ("_branch", "_engine", "_result", "_ticket", "_writer")
+
     def __init__(
-        self, writer: Writer, wait: Callable[[Ticket], list[Any]], ticket: Ticket, result: Callable[[Any], T]
+        self,
+        engine: Engine,
+        writer: Writer,
+        change: Prepare | Commit | Rollback,
+        result: Callable[[Branch, Any], T] | None = None,
+        sync: bool = False,
     ) -> None:
-        self._writer, self._wait, self._ticket, self._result = writer, wait, ticket, result
-        self.refused: Callable[[], None] | None = None
-        """Called once it is certain that the change has not taken effect."""
+        """Queue a change of a branch. `result` makes what `wait` returns of the change's outcome; None: it returns
+        None, and a branch that is not prepared after all gives back its room."""
+        self._engine, self._writer, self._branch, self._result = engine, writer, change.branch, result
+        # An outcome is unsynced: a durable decision stands behind it (rule T9).
+        self._ticket = ticket = Ticket((change,), change.size, sync, result is not None)
+        if result is None:
+            ticket.promise = change.branch.promise
+        else:
+            # The branch lets go of its room once it is settled, the ticket once its messages are counted as held:
+            # between the two nobody else gets it, and a commit that finds the disk full leaves the branch its room.
+            ticket.held = change.branch.reservation
+        if engine.failed is not None:
+            engine.ensure_usable()
+        writer.submit(ticket)
 
     def proceed(self) -> None:
         self._writer.proceed()
 
     def wait(self) -> T:
         try:
-            outcomes = self._wait(self._ticket)
+            outcomes = self._writer.wait(self._ticket)
         except OutcomeUnknownError:
             raise
         except AnabranchError:
-            if self.refused is not None:
-                self.refused()
+            if self._result is None:
+                branch = self._branch
+                cancel(branch.reservation)
+                branch.reservation = None  # the error's traceback may hold the branch for long
+                give_back_room(branch.changes)
             raise
-        return self._result(outcomes[0])
+        if self._engine.pending_changes >= APPLY_AT:
+            self._engine.help()
+        return cast(T, None) if self._result is None else self._result(self._branch, outcomes[0])

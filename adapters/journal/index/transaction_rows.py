@@ -54,24 +54,27 @@ class TransactionRows:
 
     def settle(self, transaction: bytes, committed: bool) -> None:
         """Record the outcome of a transaction."""
-        value = self._txn.pop(transaction, db=self.db)
-        self.count -= value is not None
-        if value:
-            lsn, _, length = WHERE.unpack(value)
-            self._remove_live(lsn, length, f"transaction {transaction.hex()}")
         if committed:
-            self.remember_committed(transaction)
+            place = self.remember_committed(transaction)
+        else:
+            place = self._txn.pop(transaction, db=self.db)
+            self.count -= place is not None
+        if place:
+            lsn, _, length = WHERE.unpack(place)
+            self._remove_live(lsn, length, f"transaction {transaction.hex()}")
 
-    def remember_committed(self, transaction: bytes) -> None:
-        """Remember a committed transaction until it is forgotten, or the oldest of too many."""
-        self._txn.put(transaction, b"", db=self.db)
-        self.count += 1
-        self._committed += 1
+    def remember_committed(self, transaction: bytes) -> bytes | None:
+        """Remember a committed transaction until it is forgotten, or the oldest of too many. Returns its row before:
+        the place of its PREPARE, empty if it was committed, None without one."""
+        replaced: bytes | None = self._txn.replace(transaction, b"", db=self.db)
+        self.count += replaced is None
+        self._committed += replaced != b""
         if self._committed > COMMITTED_MAX:
             with self._txn.cursor(db=self.db) as cursor:
                 oldest = next((key for key, place in cursor if not place), None)
             if oldest is not None:
                 self.forget([oldest])
+        return replaced
 
     def forget(self, transactions: Iterable[bytes]) -> None:
         """Forget committed transactions; others stay."""
