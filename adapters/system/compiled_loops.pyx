@@ -8,7 +8,7 @@
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_Size
-from cpython.exc cimport PyErr_SetFromErrno
+from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.ref cimport Py_INCREF
 from cpython.version cimport PY_VERSION_HEX
@@ -31,6 +31,16 @@ cdef extern from "Python.h":
     void PyObject_GC_UnTrack(void *)
     object PyType_GenericAlloc(type, Py_ssize_t)
     void PyTuple_SET_ITEM(object, Py_ssize_t, object)
+
+cdef extern from "pythread.h":
+    ctypedef void *PyThread_type_lock
+    ctypedef enum PyLockStatus:
+        PY_LOCK_ACQUIRED
+    unsigned long PyThread_get_thread_ident()
+    PyThread_type_lock PyThread_allocate_lock()
+    void PyThread_free_lock(PyThread_type_lock)
+    PyLockStatus PyThread_acquire_lock_timed(PyThread_type_lock, long long, int) nogil
+    void PyThread_release_lock(PyThread_type_lock)
 
 cdef extern from "crc32c.h" nogil:
     void crc32c_prepare()
@@ -1031,3 +1041,100 @@ def write_synced(fd, data, offset):
         return twin("write_synced")(fd, data, offset)  # again: it tells why
     if failed:
         PyErr_SetFromErrno(OSError)  # never tried again
+
+
+# Locks
+
+
+cdef struct Waiting:
+    PyThread_type_lock parked
+    bint woken
+    Waiting *next
+
+
+cdef class RLock:
+    """Its fields are guarded by the interpreter's own lock. Who waits does so on a lock of its own, and takes this one
+    once it runs again: it holds it at no time at which it cannot run, and whoever runs meanwhile need not wait for it.
+    """
+
+    cdef unsigned long owner
+    cdef Py_ssize_t again
+    cdef Waiting *first
+
+    cdef bint take(self, double seconds) except -1:
+        cdef unsigned long me = PyThread_get_thread_ident()
+        if self.owner == me:
+            self.again += 1
+            return True
+        if self.owner and (seconds == 0 or not self.wait(seconds)):
+            return False
+        self.owner = me
+        return True
+
+    cdef bint wait(self, double seconds) except -1:
+        """Return once nobody holds it any more: True; False after so many seconds, unless they are below 0."""
+        cdef Waiting *waiting = <Waiting *>PyMem_Malloc(sizeof(Waiting))
+        cdef Waiting **place = &self.first
+        cdef double until = monotonic() + seconds
+        cdef long long left = -1
+        cdef PyLockStatus status
+        if waiting is NULL:
+            raise MemoryError
+        waiting.woken, waiting.next, waiting.parked = False, NULL, PyThread_allocate_lock()
+        if waiting.parked is NULL:
+            PyMem_Free(waiting)
+            raise MemoryError
+        PyThread_acquire_lock_timed(waiting.parked, 0, 0)
+        while place[0] is not NULL:
+            place = &place[0].next
+        place[0] = waiting
+        try:
+            while self.owner:
+                if seconds > 0:
+                    left = <long long>((until - monotonic()) * 1e6)
+                    if left <= 0:
+                        return False
+                with nogil:
+                    status = PyThread_acquire_lock_timed(waiting.parked, left, 1)
+                if status == PY_LOCK_ACQUIRED:
+                    waiting.woken = False
+                else:
+                    PyErr_CheckSignals()
+            return True
+        except BaseException:
+            if not self.owner and waiting.next is not NULL:  # it may have been told instead of the next one
+                self.wake(waiting.next)
+            raise
+        finally:
+            place = &self.first
+            while place[0] is not waiting:
+                place = &place[0].next
+            place[0] = waiting.next
+            PyThread_free_lock(waiting.parked)
+            PyMem_Free(waiting)
+
+    cdef void wake(self, Waiting *waiting) noexcept:
+        if waiting is not NULL and not waiting.woken:
+            waiting.woken = True
+            PyThread_release_lock(waiting.parked)
+
+    def acquire(self, bint blocking=True, double timeout=-1):
+        return self.take(timeout if blocking else 0)
+
+    def release(self):
+        if self.owner != PyThread_get_thread_ident():
+            raise RuntimeError("cannot release un-acquired lock")
+        if self.again:
+            self.again -= 1
+            return
+        self.owner = 0
+        self.wake(self.first)
+
+    def __enter__(self):
+        return self.take(-1)
+
+    def __exit__(self, kind, error, trace):
+        self.release()
+
+    def _is_owned(self):
+        return self.owner == PyThread_get_thread_ident()

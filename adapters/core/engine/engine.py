@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 from ....policies.errors import AnabranchError, ClosedError, StoreFailedError
 from ....policies.names.destination import Destination
 from ...system import locking
+from ...system.conditions import RLock
 from ..backend import Backend
 from ..operations.branches import Commit, Forget, Rollback
 from ..operations.changes import Ack, Change, Send, SendMany
@@ -45,9 +46,6 @@ PENDING_MAX: Final = 20_000
 TOGETHER_MAX: Final = 1024
 """Plans that are applied together, and changes, but for those of the last plan."""
 _SENDS: Final = frozenset((Send, SendMany))
-LET_PASS_TIMES: Final = 20
-LET_PASS_SECONDS: Final = 0.00005
-"""How often, and how long each time, a receiver lets another one pass before it waits for the lock."""
 COUNT_SECONDS: Final = 0.25
 """Seconds that a question for a count waits until what is pending is applied, where it cannot be told before."""
 COUNT_PAUSE: Final = 0.001
@@ -81,7 +79,7 @@ class Engine:
         self.owner: object = None
         """The router's: kept, and never looked at (invariant 8)."""
         settings = backend.settings
-        self.lock = threading.RLock()
+        self.lock = RLock()
         """Taken by `with` itself, never inside a function that returns with it: only so can Ctrl-C not leak it."""
         self._reader = 0
         """The thread that reads bodies with the lock held."""
@@ -124,8 +122,6 @@ class Engine:
         self.counts_stand = False
         """The backend holds the lock for long, and changes none of the counts: who asks for no more does not wait for
         it either."""
-        self.receiving = False
-        """Somebody takes what is ready, or is about to: see `let_pass`."""
         self.written: Plan | None = None
         """A plan that took effect and was not taken in yet, where whoever calls writes: see `finish`."""
 
@@ -191,15 +187,6 @@ class Engine:
             raise RuntimeError(
                 f"store {self.name!r} was called from a signal handler that interrupted it in the same thread"
             )
-
-    def let_pass(self) -> None:
-        """Wait a little, before taking the lock where `receiving`, until it is free. A thread that waits for the lock
-        itself is given it while another one runs, which then soon waits for it in turn, and so on: each message would
-        cost a switch between threads."""
-        for _ in range(LET_PASS_TIMES):
-            if not self.receiving:
-                return
-            time.sleep(LET_PASS_SECONDS)
 
     def wake_all(self) -> None:
         """Let all who wait see that the store stops."""
@@ -306,22 +293,16 @@ class Engine:
         delivery = self.delivery
         if delivery.mixed:
             return False  # what is pending may come before what is ready
-        if self.receiving:
-            self.let_pass()
-        try:
-            self.receiving = True
-            with self.lock:
-                if self.closed or self.interrupted or self.written is not None or self.failed is not None:
-                    return False
-                if delivery.mixed:
-                    return False  # since a moment ago
-                if self._new:
-                    self.look()
-                if channel.subscription is not None and self.unsubscribing:
-                    return False
-                return delivery.lease_ready(channel, receiver)
-        finally:
-            self.receiving = False
+        with self.lock:
+            if self.closed or self.interrupted or self.written is not None or self.failed is not None:
+                return False
+            if delivery.mixed:
+                return False  # since a moment ago
+            if self._new:
+                self.look()
+            if channel.subscription is not None and self.unsubscribing:
+                return False
+            return delivery.lease_ready(channel, receiver)
 
     def look(self) -> None:
         """Pass on, with the lock held, what has come to consumers that keep up. May be done again."""
