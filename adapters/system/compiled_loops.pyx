@@ -113,6 +113,7 @@ cdef int bind() except -1:
     from ..wal.ticket import Tail as tail
 
     SendMany, Ack, Tail, Message, Receipt = send_many, ack, tail, message, receipt
+    find_slots()
     pack_headers, pack_id, unpack_headers = pack, pack_name, unpack
     order_of, default_priority, priority_max, expires_max_ms = order, DEFAULT_PRIORITY, PRIORITY_MAX, EXPIRES_MAX_MS
     Send = send  # last: it is what the others are asked by
@@ -316,14 +317,15 @@ cdef inline Py_ssize_t put_send(uchar *record, uint32_t crc, uint64_t lsn, Item 
 # Reading a page
 
 
-cdef object body_at(object data, Py_ssize_t first, uint32_t seed, uint32_t number, object place):
-    """The message's record in the journal's that lies in `data` from `first` on; None if it is not there."""
-    cdef Py_ssize_t length, size = PyBytes_Size(data)
+cdef object body_at(bytes data, uint64_t start, uint32_t seed, uint32_t number, tuple place):
+    """The message's record in the journal's, where `data` lies at `start`; None if it is not there."""
+    cdef Py_ssize_t length, size = PyBytes_Size(data), first
     cdef uint64_t lsn, offset, seq
     cdef const uchar *record
     cdef uint32_t crc
-    cdef object own = place[4]
+    cdef tuple own = place[4]
     lsn, offset, length, seq = own[0], own[1], own[2], place[1]
+    first = <Py_ssize_t>(offset - start)
     if length < SEND_BYTES or first < 0 or first > size or size - first < length:
         return None
     record = <const uchar *>PyBytes_AS_STRING(data) + first
@@ -341,29 +343,40 @@ cdef object body_at(object data, Py_ssize_t first, uint32_t seed, uint32_t numbe
 
 def body_of(record, seed, number, place):
     try:
-        if type(record) is bytes:
-            if PyBytes_Size(record) != <Py_ssize_t>place[4][2]:
-                return None
-            return body_at(record, 0, seed, number, place)
+        if PyBytes_Size(record) == <Py_ssize_t>place[4][2]:
+            return body_at(record, place[4][1], seed, number, place)
     except Exception:
         pass
     return twin("body_of")(record, seed, number, place)
 
 
 def bodies_of(data, start, seed, number, places):
-    cdef Py_ssize_t position, first
-    cdef list found
     try:
-        if type(data) is bytes and type(places) is list:
-            found = []
-            for position in range(len(<list>places)):
-                place = (<list>places)[position]
-                first = place[4][1] - start
-                found.append(body_at(data, first, seed, number, place))
-            return found
+        return [body_at(data, start, seed, number, place) for place in <list?>places]
     except Exception:
-        pass
-    return twin("bodies_of")(data, start, seed, number, places)
+        return twin("bodies_of")(data, start, seed, number, places)
+
+
+def span_of(places):
+    try:
+        return span(places)
+    except Exception:
+        return twin("span_of")(places)
+
+
+cdef tuple span(list places):
+    cdef tuple place, own
+    cdef uint64_t lsn, first, length, lowest = <uint64_t>-1, highest = 0, start = <uint64_t>-1, end = 0
+    for place in places:
+        own = place[4]
+        lsn, first, length = own[0], own[1], own[2]
+        if first + length < first:
+            raise OverflowError
+        lowest, highest = min(lowest, lsn), max(highest, lsn)
+        start, end = min(start, first), max(end, first + length)
+    if not end:
+        raise ValueError
+    return lowest, highest, start, end
 
 
 def decode(store, destination, place, record, lease):
@@ -378,18 +391,53 @@ def decode(store, destination, place, record, lease):
     return message
 
 
+cdef extern from *:
+    """
+    #include <structmember.h>
+
+    /* Where an object has what one of its class's __slots__ names; -1 for anything else. */
+    static Py_ssize_t slot_at(PyObject *slot)
+    {
+        return Py_IS_TYPE(slot, &PyMemberDescr_Type) ? ((PyMemberDescrObject *)slot)->d_member->offset : -1;
+    }
+
+    /* Fill a slot that is empty. */
+    static void fill(PyObject *object, Py_ssize_t at, PyObject *value)
+    {
+        Py_INCREF(value);
+        *(PyObject **)((char *)object + at) = value;
+    }
+    """
+    Py_ssize_t slot_at(object)
+    void fill(object, Py_ssize_t, object)
+
+
+cdef Py_ssize_t slots[14]
+
+
+cdef int find_slots() except -1:
+    """Find where a message has its fields: to assign them one by one takes as long as all else."""
+    cdef Py_ssize_t position
+    for position, name in enumerate((
+        "_store", "destination", "seq", "body", "headers", "message_id", "timestamp_ms", "leased", "_note", "priority",
+        "persistent", "expires_at_ms", "deliveries", "subscription",
+    )):
+        slots[position] = slot_at(vars(Message)[name])
+        if slots[position] < 0:
+            raise TypeError
+    return 0
+
+
 cdef object message_of(object store, object destination, tuple place, bytes record, object lease):
     cdef Py_ssize_t size = PyBytes_Size(record), at = HEAD_BYTES, id_bytes, headers_bytes
     cdef const uchar *head = <const uchar *>PyBytes_AS_STRING(record)
     cdef const char *text = <const char *>head
-    cdef object message, subscription = None, headers, message_id = None
-    cdef bint leased = lease is not None
+    cdef object message, subscription = None, headers, message_id = None, deliveries = place[3]
+    cdef uint16_t flags
     if size < HEAD_BYTES:
         return None
-    if get16(head + 2) & 4:  # LARGE
-        return None
-    id_bytes, headers_bytes = get16(head + 4), get32(head + 6)
-    if size - HEAD_BYTES < id_bytes + headers_bytes:
+    flags, id_bytes, headers_bytes = get16(head + 2), get16(head + 4), get32(head + 6)
+    if flags & 4 or size - HEAD_BYTES < id_bytes + headers_bytes:  # LARGE
         return None
     if id_bytes:
         message_id = text[at : at + id_bytes].decode("utf-8")
@@ -399,23 +447,25 @@ cdef object message_of(object store, object destination, tuple place, bytes reco
         at += headers_bytes
     else:
         headers = {}
-    if leased and not lease.whole:
-        subscription = lease.channels[0].key
-    message = Message.__new__(Message)
-    message._store = store
-    message.destination = destination
-    message.seq = place[1]
-    message.body = PyBytes_FromStringAndSize(text + at, size - at)
-    message.headers = headers
-    message.message_id = message_id
-    message.timestamp_ms = get64(head + 10)
-    message.leased = leased
-    message._note = lease if leased else place
-    message.priority = get16(head)
-    message.persistent = not get16(head + 2) & 2  # NONPERSISTENT
-    message.expires_at_ms = place[2]
-    message.deliveries = place[3] + leased
-    message.subscription = subscription
+    if lease is not None:
+        deliveries += 1
+        if not lease.whole:
+            subscription = lease.channels[0].key
+    message = PyType_GenericAlloc(Message, 0)
+    fill(message, slots[0], store)
+    fill(message, slots[1], destination)
+    fill(message, slots[2], place[1])
+    fill(message, slots[3], PyBytes_FromStringAndSize(text + at, size - at))
+    fill(message, slots[4], headers)
+    fill(message, slots[5], message_id)
+    fill(message, slots[6], get64(head + 10))
+    fill(message, slots[7], lease is not None)
+    fill(message, slots[8], place if lease is None else lease)
+    fill(message, slots[9], get16(head))
+    fill(message, slots[10], not flags & 2)  # NONPERSISTENT
+    fill(message, slots[11], place[2])
+    fill(message, slots[12], deliveries)
+    fill(message, slots[13], subscription)
     return message
 
 

@@ -157,7 +157,7 @@ def test_messages_are_written_and_read_without_their_twins(
     for send, (_, seq) in zip(sends, messages, strict=True):
         send.seq = seq
     with pytest.MonkeyPatch.context() as patches:
-        for name in ("encode_batch", "bodies_of", "body_of", "pack_rows", "places_of"):
+        for name in ("encode_batch", "bodies_of", "body_of", "pack_rows", "places_of", "span_of"):
             is_alone(name, patches)
         data, end = writing.encode_batch(Tail(SEGMENT, offset, lsn, 0), [*sends], 1, 2)
         assert end == (SEGMENT, offset + len(data), lsn + len(sends), 1)
@@ -168,6 +168,7 @@ def test_messages_are_written_and_read_without_their_twins(
         assert packed[1] == sum(length for *_, (_, _, length) in places) == len(data) - w.BATCH_HEADER.size
         read = bodies.bodies_of(data, offset, SEGMENT.seed, 7, places)
         assert read == [body for body, _ in messages]
+        assert bodies.span_of(places) == (lsn + 1, end.lsn, offset + w.BATCH_HEADER.size, end.offset)
         first = data[w.BATCH_HEADER.size :][: places[0][4][2]]
         assert bodies.body_of(first, SEGMENT.seed, 7, places[0]) == messages[0][0]
 
@@ -249,6 +250,12 @@ def test_what_is_damaged_reads_back_the_same(
     both(bodies, "bodies_of", data, offset, SEGMENT.seed, 7, [mixed])
     both(bodies, "body_of", data[32:], SEGMENT.seed, 7, mixed)
     both(bodies, "body_of", data[32 : 32 + good_length], SEGMENT.seed, 7, mixed)
+
+
+@given(st.lists(st.tuples(LONG, LONG, LONG), max_size=5))
+def test_messages_lie_as_far_apart(owns: list[tuple[int, int, int]]) -> None:
+    both(bodies, "span_of", [(0, 5, 0, 0, own) for own in owns])
+    both(bodies, "span_of", [None])
 
 
 @given(

@@ -111,7 +111,8 @@ class Engine:
         self._changed = 0
         """Number of the latest plan that changes subscriptions."""
         self._applied = 0
-        self._taken = 0
+        self.taken = 0
+        """Number of the last plan that has taken effect."""
         self.interrupted = False
         """Rows, or what follows from them, may be changed by halves: the backend is asked to recover before anything
         else. A backend sets it around what it does to its rows beside `apply`."""
@@ -219,7 +220,7 @@ class Engine:
         """Take in a plan that has become as durable as the policy asks. Called by who writes, in order; again after an
         interruption, for the same."""
         changes = plan.changes
-        if plan.number > self._taken:
+        if plan.number > self.taken:
             for effect in plan.effects:
                 effect.take(plan, self._applied)  # before it counts as taken: see `Maps`
             for hook in self.hooks.taking:
@@ -229,7 +230,7 @@ class Engine:
                 self._new.append(plan)
             else:
                 self._pending.append(plan)  # there is nothing to pass on
-            self._taken = plan.number
+            self.taken = plan.number
             for hook in self.hooks.taken:
                 hook(plan)
         if plan.is_more:
@@ -525,11 +526,6 @@ class Engine:
     def applied(self) -> int:
         """Return the number of the last plan that is in the rows."""
         return self._applied
-
-    @property
-    def taken(self) -> int:
-        """Return the number of the last plan that has taken effect."""
-        return self._taken
 
     def is_gone(self, channel: Channel) -> bool:
         """Return whether the subscription of a channel has ended."""
