@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 SPAN_BYTES: Final = 1 << 20
 """Messages that lie so close together are read with one call."""
 
+AHEAD_BYTES: Final = 32 << 10
+NEAR_BYTES: Final = 4 << 10
+"""Who reads a message that lies so close behind the last one may well read the next ones: so much is read at once."""
+
 CHUNK: Final = 64
 """Messages that are taken apart at once: Ctrl-C may have to wait for so many."""
 
@@ -43,6 +47,11 @@ class Bodies:
 
     def __init__(self, host: Host, wal: Log, rows: Rows) -> None:
         self._host, self._log, self._rows = host, wal, rows
+        self._ahead = b"", 0, 0
+        """Bytes of a segment that were read ahead, their offset, and the segment's seed. A message in them says its
+        LSN, which no other has."""
+        self._last = 0, 0
+        """The number of the segment of the message that was read last, and where the message ends."""
 
     def read(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         """Return the records of messages, as Backend.bodies. Raises OutOfDescriptorsError, too."""
@@ -53,11 +62,16 @@ class Bodies:
     def _one(self, state: DestinationState, place: Place) -> bytes | None:
         while True:
             lsn, offset, length = place[OWN]
+            body = body_of(*self._ahead, state.number, place)
+            if body is not None:
+                return body
             segment = self._log.table.find(lsn)
             if segment is not None:
+                number, end = self._last
+                size = AHEAD_BYTES if segment.number == number and 0 <= offset - end < NEAR_BYTES else 0
                 try:
                     file = segment.open()
-                    record = os.pread(file.fd, length, offset)
+                    data = os.pread(file.fd, max(length, size), offset)
                 except FileNotFoundError:
                     pass
                 except OSError as error:
@@ -66,7 +80,10 @@ class Bodies:
                         raise refused(f"{self._log.name}: {what}: {error}", error) from error
                     raise ReadError(str(segment.path), offset, f"the disk cannot read it: {error}") from error
                 else:
-                    body = body_of(record, segment.seed, state.number, place)
+                    self._last = segment.number, offset + length
+                    if size > length:
+                        self._ahead = data, offset, segment.seed
+                    body = body_of(data, offset, segment.seed, state.number, place)
                     if body is not None:
                         return body
             alive = self._now(state, place)
@@ -135,20 +152,19 @@ def span_of(places: Sequence[Place]) -> tuple[int, int, int, int]:
 
 @inner_loop
 def bodies_of(data: bytes, start: int, seed: int, number: int, places: Sequence[Place]) -> list[bytes | None]:
-    """Return the records of many messages, as `body_of`, in `data` that was read from offset `start` on."""
-    return [
-        body_of(data[place[OWN][1] - start : place[OWN][1] - start + place[OWN][2]], seed, number, place)
-        for place in places
-    ]
+    """Return the records of many messages, as `body_of`."""
+    return [body_of(data, start, seed, number, place) for place in places]
 
 
 @inner_loop
-def body_of(record: bytes, seed: int, number: int, place: Place) -> bytes | None:
-    """Return the message's record in the journal's, which was read at a place; None if it is not there (damage, or a
-    file used again)."""
+def body_of(data: bytes, start: int, seed: int, number: int, place: Place) -> bytes | None:
+    """Return the message's record in the journal's, in `data` that was read from offset `start` on; None if it is not
+    there (damage, or a file used again)."""
     lsn, offset, length = place[OWN]
-    if len(record) != length or length < SEND_OVERHEAD:
+    first = offset - start
+    if length < SEND_OVERHEAD or not 0 <= first <= len(data) - length:
         return None
+    record = data[first : first + length]
     crc, found_lsn, kind, found_number, seq = _unpack(record)
     if crc != crc32c(seed ^ offset, record[4:]) or (found_lsn, kind, found_number, seq) != (
         lsn, SEND, number, place[SEQ],

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 from ....policies.errors import AnabranchError, ClosedError, StoreFailedError
 from ....policies.names.destination import Destination
 from ...system import locking
+from ...system.acceleration import inner_loop
 from ...system.conditions import RLock
 from ..backend import Backend
 from ..operations.branches import Commit, Forget, Rollback
@@ -288,23 +289,24 @@ class Engine:
         """Return whether anything is pending."""
         return self.written is not None or bool(self._new or self._pending)
 
+    @inner_loop
     def lease_ready(self, channel: Channel, receiver: Receiver) -> bool:
         """Give `receiver` the first message of a channel, if it is ready (Delivery.lease_ready): most receives take no
-        more than this. After `check`."""
+        more than this. Raises what `check` raises."""
+        self.check()
         delivery = self.delivery
-        if delivery.mixed:
-            return False  # what is pending may come before what is ready
         with self.lock:
             if self.closed or self.interrupted or self.written is not None or self.failed is not None:
                 return False
             if delivery.mixed:
-                return False  # since a moment ago
+                return False  # what is pending may come before what is ready
             if self._new:
                 self.look()
             if channel.subscription is not None and self.unsubscribing:
                 return False
             return delivery.lease_ready(channel, receiver)
 
+    @inner_loop
     def look(self) -> None:
         """Pass on, with the lock held, what has come to consumers that keep up. May be done again."""
         new, passes_on = self._new, self._passes_on
@@ -364,8 +366,9 @@ class Engine:
         self.look()
         pending = self._pending
         while pending:
-            for _ in range(self._apply_some()):
-                for leave in self.hooks.applied:
+            count, leaving = self._apply_some(), self.hooks.applied
+            for _ in range(count):
+                for leave in leaving:
                     leave(pending[0])
                 pending.popleft()
         if self.delivery.records:
@@ -388,16 +391,16 @@ class Engine:
         plans = list(pending) if len(pending) <= TOGETHER_MAX else [pending[at] for at in range(TOGETHER_MAX)]
         changes: list[Change] = []
         last: Plan | None = None
-        count = size = 0
+        count = more = 0
         for plan in plans:
             count += 1
             if plan.number > number:  # not so of one that is in there twice
                 number = plan.number
                 if plan.changes:
                     changes += plan.changes
-                    size += plan.count
+                    more += plan.more
                     last = plan
-            if size >= TOGETHER_MAX or plan.beside is not None:
+            if len(changes) + more >= TOGETHER_MAX or plan.beside is not None:
                 break
         if number == self._applied:
             return count

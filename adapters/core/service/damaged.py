@@ -4,6 +4,7 @@ is lost (Backend.lose), and who would receive it acks it instead."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import Final
 
@@ -45,8 +46,9 @@ def readable(
     rest = places
     while rest:
         left = iter(rest)
+        records = chain.from_iterable(map(engine.rows.bodies, (state,), (rest,)))  # asked for behind the first place
         try:
-            yield from map(_record_of, zip(left, engine.rows.bodies(state, rest), strict=True))
+            yield from map(_record_of, zip(left, records, strict=True))
             return
         except CorruptionError as error:
             rest = list(left)  # those behind it

@@ -70,7 +70,6 @@ class Receiving:
                 return None
             receiver = Receiver()
             try:
-                engine.check()
                 leased = engine.lease_ready(channel, receiver) or self._lease(channel, receiver, wait=timeout != 0)
                 if leased is None:
                     continue
