@@ -289,50 +289,49 @@ cdef class RLock:
 
     cdef bint wait(self, double seconds) except -1:
         """Return once nobody holds it any more: True; False after so many seconds, unless they are below 0."""
-        cdef Waiting *waiting = <Waiting *>PyMem_Malloc(sizeof(Waiting))
-        cdef Waiting **place = &self.first
         cdef double until = monotonic() + seconds
         cdef long long left = -1
         cdef PyLockStatus status
+        cdef Waiting **place
+        cdef Waiting *waiting = <Waiting *>PyMem_Malloc(sizeof(Waiting))
         if waiting is NULL:
             raise MemoryError
-        waiting.woken, waiting.next, waiting.parked = False, NULL, PyThread_allocate_lock()
+        waiting.parked = PyThread_allocate_lock()
         if waiting.parked is NULL:
             PyMem_Free(waiting)
             raise MemoryError
         PyThread_acquire_lock_timed(waiting.parked, 0, 0)
-        while place[0] is not NULL:
-            place = &place[0].next
-        place[0] = waiting
         try:
             while self.owner:
                 if seconds > 0:
                     left = <long long>((until - monotonic()) * 1e6)
                     if left <= 0:
                         return False
+                waiting.woken, waiting.next, place = False, NULL, &self.first
+                while place[0] is not NULL:
+                    place = &place[0].next
+                place[0] = waiting
                 with nogil:
                     status = PyThread_acquire_lock_timed(waiting.parked, left, 1)
-                if status == PY_LOCK_ACQUIRED:
-                    waiting.woken = False
-                else:
+                place = &self.first
+                while place[0] is not waiting:
+                    place = &place[0].next
+                place[0] = waiting.next
+                if status != PY_LOCK_ACQUIRED:
+                    if waiting.woken:
+                        PyThread_acquire_lock_timed(waiting.parked, 0, 0)
+                    if not self.owner:
+                        self.wake()  # instead: a signal's handler may take long, and wait for another thread
                     PyErr_CheckSignals()
             return True
-        except BaseException:
-            if not self.owner and waiting.next is not NULL:  # it may have been told instead of the next one
-                self.wake(waiting.next)
-            raise
         finally:
-            place = &self.first
-            while place[0] is not waiting:
-                place = &place[0].next
-            place[0] = waiting.next
             PyThread_free_lock(waiting.parked)
             PyMem_Free(waiting)
 
-    cdef void wake(self, Waiting *waiting) noexcept:
-        if waiting is not NULL and not waiting.woken:
-            waiting.woken = True
-            PyThread_release_lock(waiting.parked)
+    cdef void wake(self) noexcept:
+        if self.first is not NULL and not self.first.woken:
+            self.first.woken = True
+            PyThread_release_lock(self.first.parked)
 
     def acquire(self, bint blocking=True, double timeout=-1):
         return self.take(timeout if blocking else 0)
@@ -344,7 +343,7 @@ cdef class RLock:
             self.again -= 1
             return
         self.owner = 0
-        self.wake(self.first)
+        self.wake()
 
     def __enter__(self):
         return self.take(-1)
@@ -671,31 +670,51 @@ cdef int give_ready(object engine, object channel, object receiver) except -2:
             return 0
         if engine._new:
             look(engine)
-        ready = get(get(channel, slots.channel_first), slots.level_ready)
-        if (
-            not ready or get(channel, slots.channel_returned) or get(channel, slots.channel_receivers)
-            or get(channel, slots.channel_passed_at) or get(channel, slots.channel_purging)
-        ):
+        if get(channel, slots.channel_receivers):
             return 0
-        held = <dict?>get(channel, slots.channel_held)
-        if delivery.next_due or len(held) >= delivery._max_leases:
+        if delivery.next_due:
             return -1
-        place = ready[0]
-        seq = place[1]
-        if seq in held or place[2] or delivery._max_deliveries is not None:
-            return -1
-        lease = PyType_GenericAlloc(Lease, 0)
-        put(lease, slots.lease_number, next(number_of_lease))
-        put(lease, slots.lease_channels, (channel,))
-        put(lease, slots.lease_place, place)
-        put(lease, slots.lease_hold, 1)  # LEASED
-        put(lease, slots.lease_whole, False)
-        put(receiver, slots.receiver_lease, lease)
-        held[seq] = lease
-        ready.popleft()
-        return 1
+        return give(delivery, channel, receiver)
     finally:
         lock.release()
+
+
+def lease(delivery, channel, rows, receiver):
+    cdef int given = 0
+    if Send is None:
+        bind()
+    try:
+        if not delivery._priorities:
+            given = give(delivery, channel, receiver)
+    except Exception:
+        pass
+    return given > 0 or twin("lease")(delivery, channel, rows, receiver)
+
+
+cdef int give(object delivery, object channel, object receiver) except -2:
+    """Give the first ready message; 0 if that is not the first of all, or there is none, -1 if its twin is to tell."""
+    cdef object seq, lease, ready = get(get(channel, slots.channel_first), slots.level_ready)
+    cdef tuple place
+    if (
+        not ready or get(channel, slots.channel_returned) or get(channel, slots.channel_passed_at)
+        or get(channel, slots.channel_purging)
+    ):
+        return 0
+    held = <dict?>get(channel, slots.channel_held)
+    place = ready[0]
+    seq = place[1]
+    if seq in held or place[2] or delivery._max_deliveries is not None or len(held) >= delivery._max_leases:
+        return -1
+    lease = PyType_GenericAlloc(Lease, 0)
+    put(lease, slots.lease_number, next(number_of_lease))
+    put(lease, slots.lease_channels, (channel,))
+    put(lease, slots.lease_place, place)
+    put(lease, slots.lease_hold, 1)  # LEASED
+    put(lease, slots.lease_whole, False)
+    put(receiver, slots.receiver_lease, lease)
+    held[seq] = lease
+    ready.popleft()
+    return 1
 
 
 def look(engine):

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from anabranch.adapters.core.record import encoding as records
 from anabranch.adapters.core.service import sending
 from anabranch.adapters.core.state import decoding
 from anabranch.adapters.core.state.delivery import Delivery
-from anabranch.adapters.core.state.leases import CLAIMED, LEASED, LEAVING, Channel, Lease
+from anabranch.adapters.core.state.leases import CLAIMED, LEASED, LEAVING, Channel, Lease, Receiver
 from anabranch.adapters.core.state.states import DestinationState, SubscriptionState
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import bodies, writing
@@ -147,6 +148,42 @@ def test_all_leases_are_taken_or_none(loop: Callable[..., Any], wrong: str) -> N
     with pytest.raises(UnknownMessageError):
         loop(delivery, STORE, messages, LEASED, LEAVING)
     assert [lease.hold for lease in leases] == [LEASED, LEASED, CLAIMED if wrong == "another hold" else LEASED]
+
+
+class NoRows:
+    """The rows of a store in which there is nothing more."""
+
+    def rows(self, *_: object) -> tuple[()]:
+        return ()
+
+    def row(self, state: object, subscription: object, seq: int, order: int) -> Any:
+        return (order, seq, 0, 0, None)
+
+
+@pytest.mark.parametrize("loop", [Delivery.lease, PURE["lease"]])
+@pytest.mark.parametrize(
+    ("case", "expected"), [("", [1, 2]), ("held", [2]), ("returned", [0, 1]), ("expired", [2]), ("purging", [])]
+)
+def test_the_first_that_nobody_holds_is_leased(loop: Callable[..., Any], case: str, expected: list[int]) -> None:
+    delivery, channel, rows = Delivery("s", 10), channel_of(None), NoRows()
+    channel.first.ready = deque((0, seq, 1 if case == "expired" and seq == 1 else 0, 0, None) for seq in (1, 2))
+    if case == "held":
+        channel.held[1] = Lease((channel,), channel.first.ready[0])
+    elif case == "returned":
+        channel.returned.append((0, 0))
+        channel.returned_places[0] = (0, 0, 0, 0, None)
+    elif case == "purging":
+        channel.purging.add(object())
+    found = []
+    for _ in range(2):
+        receiver = Receiver()
+        assert loop(delivery, channel, rows, receiver) is (receiver.lease is not None)
+        if receiver.lease is not None:
+            found.append(receiver.lease)
+            assert channel.held[receiver.lease.seq] is receiver.lease
+            assert (receiver.lease.channels, receiver.lease.hold, receiver.lease.whole) == ((channel,), LEASED, False)
+    assert [lease.seq for lease in found] == expected
+    assert len({lease.number for lease in found}) == len(found)
 
 
 def test_messages_come_and_go_without_the_twins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -68,6 +68,41 @@ def test_who_waits_for_the_lock_for_a_time() -> None:
         lock.acquire()
 
 
+def test_a_signal_handler_may_wait_for_a_thread_that_waits_for_the_lock() -> None:
+    lock, queued = RLock(), threading.Semaphore(0)
+    after: list[str] = []
+
+    def take() -> None:
+        queued.release()
+        with lock:
+            after.append("other")
+
+    def handle(number: int, frame: object) -> None:
+        other.join(PATIENCE)
+        after.append("handler")
+
+    def hold() -> None:
+        with lock:
+            queued.release()
+            time.sleep(0.1)  # the main thread waits, and then the other one behind it
+            other.start()
+            assert queued.acquire(timeout=PATIENCE)
+            time.sleep(0.1)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            time.sleep(0.1)
+
+    other = threading.Thread(target=take)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with Parallel(hold):
+            assert queued.acquire(timeout=PATIENCE)
+            with lock:
+                after.append("main")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert after == ["other", "handler", "main"]
+
+
 def test_an_interrupted_wait_for_the_lock_is_over_and_others_go_on() -> None:
     lock, waiting = RLock(), threading.Event()
 
@@ -75,7 +110,7 @@ def test_an_interrupted_wait_for_the_lock_is_over_and_others_go_on() -> None:
         with lock:
             waiting.set()
             time.sleep(seconds)
-            _thread.interrupt_main()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             time.sleep(seconds)
 
     def wait() -> bool:
@@ -84,14 +119,13 @@ def test_an_interrupted_wait_for_the_lock_is_over_and_others_go_on() -> None:
 
     for seconds in (0.0, 0.001, 0.01, 0.1):
         waiting.clear()
-        with Parallel(lambda seconds=seconds: hold(seconds)):  # type: ignore[misc]
+        with pytest.raises(KeyboardInterrupt), Parallel(lambda seconds=seconds: hold(seconds)):  # type: ignore[misc]
             waiting.wait(PATIENCE)
-            with pytest.raises(KeyboardInterrupt):
-                with lock:
-                    pass
-                time.sleep(PATIENCE)
-            with Parallel(wait) as parallel:
-                assert parallel.result() is True
+            with lock:
+                pass
+            time.sleep(PATIENCE)
+        with Parallel(wait) as parallel:
+            assert parallel.result() is True
     assert not lock._is_owned()  # type: ignore[attr-defined]
 
 

@@ -280,7 +280,7 @@ class Ack(Change):
         as it was."""
 
     def apply(self, table: Table) -> None:
-        table.ack(self.state, self.seq, self.number, self.place)
+        table.ack([self])
 
     def settle(self, delivery: Delivery) -> None:
         state = self.state

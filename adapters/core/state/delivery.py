@@ -99,6 +99,7 @@ class Delivery:
 
     # Leasing
 
+    @inner_loop
     def lease(self, channel: Channel, rows: Rows, receiver: Receiver) -> bool:
         """Give `receiver` the first message that nobody holds and that is to be delivered; False if there is none. All
         that has returned is in the rows.
