@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 SPAN_BYTES: Final = 1 << 20
 """Messages that lie so close together are read with one call."""
 
-AHEAD_BYTES: Final = 32 << 10
+AHEAD_BYTES: Final = 16 << 10
 NEAR_BYTES: Final = 4 << 10
 """Who reads a message that lies so close behind the last one may well read the next ones: so much is read at once."""
 

@@ -416,8 +416,8 @@ class Receiving:
         if state is None:
             engine.require_here(destination)
         while state is not None and after is not None:
-            # First: what is taken in from now on has a higher number. Transient messages go by without one.
-            taken = engine.taken if not engine.delivery.mixed else -1
+            # First: what is taken in from now on has a higher number. By none a subscription acks a transient message.
+            taken = engine.taken if subscriber is None or not engine.delivery.mixed else -1
             engine.check()
             with engine.lock:
                 engine.current()
