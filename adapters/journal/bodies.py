@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, groupby
 from typing import Final
 
 from google_crc32c import extend as crc32c
@@ -26,6 +28,10 @@ log = logging.getLogger(__name__)
 SPAN_BYTES: Final = 1 << 20
 """Messages that lie so close together are read with one call."""
 
+AHEAD_BYTES: Final = 16 << 10
+NEAR_BYTES: Final = 4 << 10
+"""Who reads a message that lies so close behind the last one may well read the next ones: so much is read at once."""
+
 CHUNK: Final = 64
 """Messages that are taken apart at once: Ctrl-C may have to wait for so many."""
 
@@ -41,21 +47,31 @@ class Bodies:
 
     def __init__(self, host: Host, wal: Log, rows: Rows) -> None:
         self._host, self._log, self._rows = host, wal, rows
+        self._ahead = b"", 0, 0
+        """Bytes of a segment that were read ahead, their offset, and the segment's seed. A message in them says its
+        LSN, which no other has."""
+        self._last = 0, 0
+        """The number of the segment of the message that was read last, and where the message ends."""
 
     def read(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
         """Return the records of messages, as Backend.bodies. Raises OutOfDescriptorsError, too."""
         if len(places) == 1:
             return iter((self._one(state, places[0]),))
-        return self._page(state, places)
+        return chain.from_iterable(self._page(state, places))
 
     def _one(self, state: DestinationState, place: Place) -> bytes | None:
         while True:
             lsn, offset, length = place[OWN]
+            body = body_of(*self._ahead, state.number, place)
+            if body is not None:
+                return body
             segment = self._log.table.find(lsn)
             if segment is not None:
+                number, end = self._last
+                size = AHEAD_BYTES if segment.number == number and 0 <= offset - end < NEAR_BYTES else 0
                 try:
                     file = segment.open()
-                    record = os.pread(file.fd, length, offset)
+                    data = os.pread(file.fd, max(length, size), offset)
                 except FileNotFoundError:
                     pass
                 except OSError as error:
@@ -64,7 +80,10 @@ class Bodies:
                         raise refused(f"{self._log.name}: {what}: {error}", error) from error
                     raise ReadError(str(segment.path), offset, f"the disk cannot read it: {error}") from error
                 else:
-                    body = body_of(record, segment.seed, state.number, place)
+                    self._last = segment.number, offset + length
+                    if size > length:
+                        self._ahead = data, offset, segment.seed
+                    body = body_of(data, offset, segment.seed, state.number, place)
                     if body is not None:
                         return body
             alive = self._now(state, place)
@@ -85,69 +104,67 @@ class Bodies:
         """Return where a message is by now, if it lives."""
         return self._host.looked_up(lambda: self._rows.row(state, None, place[SEQ]))
 
-    def _page(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
-        """Yield the records of a page, in order; None for what is known to have died since it was looked up."""
-        for segment, run in self._segments_of(places):
-            start, data = self._read_ahead(segment, run)
+    def _page(self, state: DestinationState, places: Sequence[Place]) -> Iterator[Iterable[bytes | None]]:
+        """Yield the records of a page, some at a time, in order."""
+        for segment, run, start, end in self._segments_of(places):
+            data = self._read_ahead(segment, start, end)
             for first in range(0, len(run), CHUNK):
                 chunk = run[first : first + CHUNK]
                 found = bodies_of(data, start, segment.seed if segment is not None else 0, state.number, chunk)
-                for place, body in zip(chunk, found, strict=True):
-                    if self._host.behind:
-                        self._host.looked_up(lambda: None)  # what has been acked is marked dead then
-                    if segment is not None and segment.dead is not None and segment.is_dead(place[OWN][0]):
-                        alive = self._now(state, place)  # it may have been copied
-                        yield self._one(state, alive) if alive is not None else None
-                        continue
-                    yield body if body is not None else self._one(state, place)
+                # Those that are not there are read one by one, once each is asked for: they may be large.
+                yield found if None not in found else map(partial(self._one_unless_found, state), chunk, found)
 
-    def _segments_of(self, places: Sequence[Place]) -> Iterator[tuple[Segment | None, Sequence[Place]]]:
-        """Yield the parts of a page, cut where the segment changes; by priority a page may come back to one."""
-        table = self._log.table
-        lsns = [place[OWN][0] for place in places]
-        segment = table.find(min(lsns))
-        if segment is table.find(max(lsns)):
-            yield segment, places
+    def _one_unless_found(self, state: DestinationState, place: Place, found: bytes | None) -> bytes | None:
+        return found if found is not None else self._one(state, place)
+
+    def _segments_of(self, places: Sequence[Place]) -> Iterator[tuple[Segment | None, Sequence[Place], int, int]]:
+        """Yield the parts of a page, cut where the segment changes, and where in it they begin and end; by priority a
+        page may come back to one."""
+        find = self._log.table.find
+        lowest, highest, start, end = span_of(places)
+        segment = find(lowest)
+        if segment is find(highest):
+            yield segment, places, start, end
             return
-        segment, run = table.find(lsns[0]), [places[0]]
-        for place, lsn in zip(places[1:], lsns[1:], strict=True):
-            found = table.find(lsn)
-            if found is not segment:
-                yield segment, run
-                segment, run = found, []
-            run.append(place)
-        yield segment, run
+        for segment, run in groupby(places, lambda place: find(place[OWN][0])):
+            part = list(run)
+            yield segment, part, *span_of(part)[2:]
 
-    def _read_ahead(self, segment: Segment | None, places: Sequence[Place]) -> tuple[int, bytes]:
-        """Return the bytes of all these places; nothing if that would read too much or cannot be done: each is then
-        read on its own, and errors are told there."""
-        first = min([place[OWN][1] for place in places])
-        last = max([place[OWN][1] + place[OWN][2] for place in places])
-        if segment is not None and last - first <= SPAN_BYTES:
+    def _read_ahead(self, segment: Segment | None, start: int, end: int) -> bytes:
+        """Return the bytes between these offsets; nothing if that would read too much or cannot be done: each message
+        is then read on its own, and errors are told there."""
+        if segment is not None and end - start <= SPAN_BYTES:
             try:
                 file = segment.open()
-                return first, os.pread(file.fd, last - first, first)
+                return os.pread(file.fd, end - start, start)
             except OSError as error:
                 log.debug("segment %s cannot be read ahead: %s", segment.path, error)
-        return 0, b""
+        return b""
+
+
+@inner_loop
+def span_of(places: Sequence[Place]) -> tuple[int, int, int, int]:
+    """Return the lowest LSN of messages, the highest, and the offsets where the first begins and the last ends."""
+    owns = [place[OWN] for place in places]
+    lsns, starts = [lsn for lsn, _, _ in owns], [offset for _, offset, _ in owns]
+    return min(lsns), max(lsns), min(starts), max([offset + length for _, offset, length in owns])
 
 
 @inner_loop
 def bodies_of(data: bytes, start: int, seed: int, number: int, places: Sequence[Place]) -> list[bytes | None]:
-    """Return the records of many messages, as `body_of`, in `data` that was read from offset `start` on."""
-    return [
-        body_of(data[place[OWN][1] - start : place[OWN][1] - start + place[OWN][2]], seed, number, place)
-        for place in places
-    ]
+    """Return the records of many messages, as `body_of`."""
+    return [body_of(data, start, seed, number, place) for place in places]
 
 
 @inner_loop
-def body_of(record: bytes, seed: int, number: int, place: Place) -> bytes | None:
-    """Return the message's record in the journal's, which was read at a place; None if it is not there (damage, or a
-    file used again)."""
+def body_of(data: bytes, start: int, seed: int, number: int, place: Place) -> bytes | None:
+    """Return the message's record in the journal's, in `data` that was read from offset `start` on; None if it is not
+    there (damage, or a file used again)."""
     lsn, offset, length = place[OWN]
-    if len(record) != length or length < SEND_OVERHEAD:
+    first = offset - start
+    if length < SEND_OVERHEAD or not 0 <= first <= len(data) - length:
         return None
+    record = data[first : first + length]
     crc, found_lsn, kind, found_number, seq = _unpack(record)
     if crc != crc32c(seed ^ offset, record[4:]) or (found_lsn, kind, found_number, seq) != (
         lsn, SEND, number, place[SEQ],

@@ -103,7 +103,7 @@ def _messages(index: Index, table: SegmentTable, counted: _Counted) -> Iterator[
             continue
         if segment is not reading:
             reading, file = segment, segment.reading()
-        if body_of(os.pread(file.fd, length, offset), segment.seed, number, place) is None:
+        if body_of(os.pread(file.fd, length, offset), offset, segment.seed, number, place) is None:
             yield f"C2 message {seq} of destination {number} does not read back at {segment.path}:{offset}"
         counted.messages[number] += 1
         counted.bytes[number] += length - SEND_OVERHEAD

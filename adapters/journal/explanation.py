@@ -341,7 +341,7 @@ class _Found:
         _, offset, length = place[OWN]
         try:
             record = os.pread(segment.open().fd, length, offset)
-            body = body_of(record, segment.seed, state.number, place)
+            body = body_of(record, offset, segment.seed, state.number, place)
         except OSError as error:
             self.damages.append(f"{segment.path} at offset {offset}: it cannot be read: {error.strerror}")
             return None

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 
 from ..core.backend import NotTakenError
 from ..core.operations.branches import Branch
-from ..core.operations.changes import Postponed, Send
+from ..core.operations.changes import Ack, Postponed, Send
 from ..core.operations.plan import Plan
 from ..core.operations.table import AT_ONCE, apply_all
 from ..core.record.encoding import REMOVAL
@@ -110,9 +110,10 @@ class Write:
         self._delete({row[ID]: (state, place_of(row, self._priorities)) for row in there})
         return [send for send in sends if latest[send.name] is send and send.expires_at_ms != REMOVAL]
 
-    def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
-        if not state.removed and state not in self.effects.removed:  # else it goes with the others
-            self._acks[number, seq] = (state, place)
+    def ack(self, acks: Sequence[Ack]) -> None:
+        for ack in acks:
+            if not ack.state.removed and ack.state not in self.effects.removed:  # else it goes with the others
+                self._acks[ack.number, ack.seq] = (ack.state, ack.place)
 
     def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
         if not state.is_topic:

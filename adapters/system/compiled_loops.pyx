@@ -8,12 +8,13 @@
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_Size
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.ref cimport Py_INCREF
 from cpython.version cimport PY_VERSION_HEX
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
-from posix.time cimport clock_gettime, timespec
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 import time
 
@@ -22,9 +23,21 @@ from google_crc32c import extend
 
 
 cdef extern from "Python.h":
+    ctypedef struct PyTypeObject:
+        pass
     void PyObject_GC_UnTrack(void *)
     object PyType_GenericAlloc(type, Py_ssize_t)
     void PyTuple_SET_ITEM(object, Py_ssize_t, object)
+
+cdef extern from "pythread.h":
+    ctypedef void *PyThread_type_lock
+    ctypedef enum PyLockStatus:
+        PY_LOCK_ACQUIRED
+    unsigned long PyThread_get_thread_ident()
+    PyThread_type_lock PyThread_allocate_lock()
+    void PyThread_free_lock(PyThread_type_lock)
+    PyLockStatus PyThread_acquire_lock_timed(PyThread_type_lock, long long, int) nogil
+    void PyThread_release_lock(PyThread_type_lock)
 
 cdef extern from "crc32c.h" nogil:
     void crc32c_prepare()
@@ -63,6 +76,7 @@ cdef enum:
     WHERE_BYTES = 16        # and WHERE
     ITEMS = 16
     SMALL_CHANGE = 64       # core/operations/changes.py's SMALL_BYTES
+    FETCH = 64              # core/state/priorities.py's
     ROW_BYTES = 36          # core/engine/usage.py's ROW
 
 cdef uint64_t priority_max = 0, expires_max_ms = 0
@@ -71,7 +85,8 @@ cdef object default_priority = None, order_of = None
 # What the loops make and know. It is imported once somebody calls one, since those who define it import this; the log's
 # loops import nothing that the log does not know.
 cdef object Send = None, SendMany = None, Ack = None, Tail = None, Record = None, Message = None, Receipt = None
-cdef object Outgoing = None
+cdef object Outgoing = None, Channel = None, Lease = None, Level = None, Receiver = None, DestinationState = None
+cdef object number_of_lease = None, locking = None
 cdef object PURE = None, CODECS = None, Plan = None, JournalBatch = None
 cdef object pack_headers = None, pack_id = None, unpack_headers = None, new = tuple.__new__
 
@@ -89,15 +104,23 @@ cdef object twin(name):
 cdef int bind() except -1:
     """Import what has to do with messages."""
     global Send, SendMany, Ack, Tail, Message, Receipt, Outgoing, pack_headers, pack_id, unpack_headers, order_of
-    global default_priority, priority_max, expires_max_ms
+    global default_priority, priority_max, expires_max_ms, Channel, Lease, Level, Receiver
+    global DestinationState, number_of_lease, locking
+    from . import locking as system_locking
     from ..core.messages import DEFAULT_PRIORITY, EXPIRES_MAX_MS, PRIORITY_MAX
     from ..core.messages import Message as message, Outgoing as outgoing, Receipt as receipt
     from ..core.operations.changes import Ack as ack, Send as send, SendMany as send_many
     from ..core.service.sending import order_of as order
+    from ..core.state.leases import Channel as channel, Lease as lease, Receiver as receiver, _numbers as numbers
+    from ..core.state.priorities import Level as level
+    from ..core.state.states import DestinationState as state
     from ..core.record.headers import pack_headers as pack, pack_id as pack_name, unpack_headers as unpack
     from ..wal.ticket import Tail as tail
 
     SendMany, Ack, Tail, Message, Receipt, Outgoing = send_many, ack, tail, message, receipt, outgoing
+    Channel, Lease, Level, Receiver, DestinationState = channel, lease, level, receiver, state
+    number_of_lease, locking = numbers, system_locking
+    find_slots(send)
     pack_headers, pack_id, unpack_headers = pack, pack_name, unpack
     order_of, default_priority, priority_max, expires_max_ms = order, DEFAULT_PRIORITY, PRIORITY_MAX, EXPIRES_MAX_MS
     Send = send  # last: it is what the others are asked by
@@ -119,6 +142,97 @@ cdef inline tuple plain(tuple values):
     return values
 
 
+cdef extern from *:
+    """
+    #include <structmember.h>
+
+    /* Where an object has what one of its class's __slots__ names; -1 for anything else. */
+    static Py_ssize_t place_of_slot(PyObject *slot)
+    {
+        return Py_IS_TYPE(slot, &PyMemberDescr_Type) ? ((PyMemberDescrObject *)slot)->d_member->offset : -1;
+    }
+
+    typedef struct {
+        PyTypeObject *kind;
+        Py_ssize_t at;
+    } Slot;
+
+    static PyObject **slot_in(PyObject *object, Slot slot)
+    {
+        if (PyObject_TypeCheck(object, slot.kind))
+            return (PyObject **)((char *)object + slot.at);
+        PyErr_SetString(PyExc_TypeError, "an object of another class");
+        return NULL;
+    }
+
+    static PyObject *get(PyObject *object, Slot slot)
+    {
+        PyObject **value = slot_in(object, slot);
+        if (value != NULL && *value == NULL)
+            PyErr_SetString(PyExc_AttributeError, "a slot is empty");
+        return value != NULL ? Py_XNewRef(*value) : NULL;
+    }
+
+    static int put(PyObject *object, Slot slot, PyObject *value)
+    {
+        PyObject **place = slot_in(object, slot), *before;
+        if (place == NULL)
+            return -1;
+        before = *place;
+        *place = Py_NewRef(value);
+        Py_XDECREF(before);
+        return 0;
+    }
+    """
+    ctypedef struct Slot:
+        PyTypeObject *kind
+        Py_ssize_t at
+    Py_ssize_t place_of_slot(object)
+    object get(object, Slot)
+    int put(object, Slot, object) except -1
+
+
+cdef struct Slots:
+    Slot message_store, message_destination, message_seq, message_body, message_headers, message_name
+    Slot message_timestamp_ms, message_leased, message_note, message_priority, message_persistent
+    Slot message_expires_at_ms, message_deliveries, message_subscription
+    Slot ack_state, ack_seq, ack_number, ack_place, ack_drops
+    Slot lease_number, lease_channels, lease_place, lease_hold, lease_whole
+    Slot channel_state, channel_subscription, channel_held, channel_first, channel_returned, channel_receivers
+    Slot channel_passed_at, channel_purging
+    Slot level_ready, level_end, level_cursor
+    Slot send_state, send_seq, send_record, send_order, send_expires_at_ms, send_own
+    Slot receiver_lease
+    Slot state_channel
+
+
+cdef Slots slots
+
+
+cdef int find_slots(object send) except -1:
+    """Find where objects have their fields: by name each takes as long as a step of Python's."""
+    cdef Slot *slot = <Slot *>&slots
+    for kind, names in (
+        (Message, (
+            "_store", "destination", "seq", "body", "headers", "message_id", "timestamp_ms", "leased", "_note",
+            "priority", "persistent", "expires_at_ms", "deliveries", "subscription",
+        )),
+        (Ack, ("state", "seq", "number", "place", "drops")),
+        (Lease, ("number", "channels", "place", "hold", "whole")),
+        (Channel, ("state", "subscription", "held", "first", "returned", "receivers", "passed_at", "purging")),
+        (Level, ("ready", "end", "cursor")),
+        (send, ("state", "seq", "record", "order", "expires_at_ms", "own")),
+        (Receiver, ("lease",)),
+        (DestinationState, ("channel",)),
+    ):  # in the order of Slots
+        for name in names:
+            slot.kind, slot.at = <PyTypeObject *>kind, place_of_slot(kind.__dict__[name])
+            if slot.at < 0:
+                raise TypeError
+            slot += 1
+    return 0
+
+
 def checksums(crc, data):
     """CRC-32C of some bytes, twice: as this machine sums them, and as one would that has no instruction for it."""
     cdef uint32_t start = crc
@@ -132,6 +246,108 @@ cdef struct Item:
     uint32_t destination
     uint32_t subscription
     uint64_t seq
+
+
+# Locks
+
+
+cdef double monotonic() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return now.tv_sec + now.tv_nsec / 1e9
+
+
+cdef struct Waiting:
+    PyThread_type_lock parked
+    bint woken
+    Waiting *next
+
+
+cdef class RLock:
+    """Its fields are guarded by the interpreter's own lock. Who waits does so on a lock of its own, and takes this one
+    once it runs again: it holds it at no time at which it cannot run, and whoever runs meanwhile need not wait for it.
+    """
+
+    cdef unsigned long owner
+    cdef Py_ssize_t again
+    cdef Waiting *first
+
+    cdef bint take(self, double seconds) except -1:
+        cdef unsigned long me = PyThread_get_thread_ident()
+        if self.owner == me:
+            self.again += 1
+            return True
+        if self.owner and (seconds == 0 or not self.wait(seconds)):
+            return False
+        self.owner = me
+        return True
+
+    cdef bint wait(self, double seconds) except -1:
+        """Return once nobody holds it any more: True; False after so many seconds, unless they are below 0."""
+        cdef double until = monotonic() + seconds
+        cdef long long left = -1
+        cdef PyLockStatus status
+        cdef Waiting **place
+        cdef Waiting *waiting = <Waiting *>PyMem_Malloc(sizeof(Waiting))
+        if waiting is NULL:
+            raise MemoryError
+        waiting.parked = PyThread_allocate_lock()
+        if waiting.parked is NULL:
+            PyMem_Free(waiting)
+            raise MemoryError
+        PyThread_acquire_lock_timed(waiting.parked, 0, 0)
+        try:
+            while self.owner:
+                if seconds > 0:
+                    left = <long long>((until - monotonic()) * 1e6)
+                    if left <= 0:
+                        return False
+                waiting.woken, waiting.next, place = False, NULL, &self.first
+                while place[0] is not NULL:
+                    place = &place[0].next
+                place[0] = waiting
+                with nogil:
+                    status = PyThread_acquire_lock_timed(waiting.parked, left, 1)
+                place = &self.first
+                while place[0] is not waiting:
+                    place = &place[0].next
+                place[0] = waiting.next
+                if status != PY_LOCK_ACQUIRED:
+                    if waiting.woken:
+                        PyThread_acquire_lock_timed(waiting.parked, 0, 0)
+                    if not self.owner:
+                        self.wake()  # instead: a signal's handler may take long, and wait for another thread
+                    PyErr_CheckSignals()
+            return True
+        finally:
+            PyThread_free_lock(waiting.parked)
+            PyMem_Free(waiting)
+
+    cdef void wake(self) noexcept:
+        if self.first is not NULL and not self.first.woken:
+            self.first.woken = True
+            PyThread_release_lock(self.first.parked)
+
+    def acquire(self, bint blocking=True, double timeout=-1):
+        return self.take(timeout if blocking else 0)
+
+    def release(self):
+        if self.owner != PyThread_get_thread_ident():
+            raise RuntimeError("cannot release un-acquired lock")
+        if self.again:
+            self.again -= 1
+            return
+        self.owner = 0
+        self.wake()
+
+    def __enter__(self):
+        return self.take(-1)
+
+    def __exit__(self, kind, error, trace):
+        self.release()
+
+    def _is_owned(self):
+        return self.owner == PyThread_get_thread_ident()
 
 
 # Writing a batch
@@ -365,14 +581,15 @@ cdef inline Py_ssize_t put_send(uchar *record, uint32_t crc, uint64_t lsn, Item 
 # Reading a page
 
 
-cdef object body_at(object data, Py_ssize_t first, uint32_t seed, uint32_t number, object place):
-    """The message's record in the journal's that lies in `data` from `first` on; None if it is not there."""
-    cdef Py_ssize_t length, size = PyBytes_Size(data)
+cdef object body_at(bytes data, uint64_t start, uint32_t seed, uint32_t number, tuple place):
+    """The message's record in the journal's, where `data` lies at `start`; None if it is not there."""
+    cdef Py_ssize_t length, size = PyBytes_Size(data), first
     cdef uint64_t lsn, offset, seq
     cdef const uchar *record
     cdef uint32_t crc
-    cdef object own = place[4]
+    cdef tuple own = place[4]
     lsn, offset, length, seq = own[0], own[1], own[2], place[1]
+    first = <Py_ssize_t>(offset - start)
     if length < SEND_BYTES or first < 0 or first > size or size - first < length:
         return None
     record = <const uchar *>PyBytes_AS_STRING(data) + first
@@ -388,31 +605,40 @@ cdef object body_at(object data, Py_ssize_t first, uint32_t seed, uint32_t numbe
     return PyBytes_FromStringAndSize(<const char *>record + SEND_BYTES, length - SEND_BYTES)
 
 
-def body_of(record, seed, number, place):
+def body_of(data, start, seed, number, place):
     try:
-        if type(record) is bytes:
-            if PyBytes_Size(record) != <Py_ssize_t>place[4][2]:
-                return None
-            return body_at(record, 0, seed, number, place)
+        return body_at(data, start, seed, number, place)
     except Exception:
-        pass
-    return twin("body_of")(record, seed, number, place)
+        return twin("body_of")(data, start, seed, number, place)
 
 
 def bodies_of(data, start, seed, number, places):
-    cdef Py_ssize_t position, first
-    cdef list found
     try:
-        if type(data) is bytes and type(places) is list:
-            found = []
-            for position in range(len(<list>places)):
-                place = (<list>places)[position]
-                first = place[4][1] - start
-                found.append(body_at(data, first, seed, number, place))
-            return found
+        return [body_at(data, start, seed, number, place) for place in <list?>places]
     except Exception:
-        pass
-    return twin("bodies_of")(data, start, seed, number, places)
+        return twin("bodies_of")(data, start, seed, number, places)
+
+
+def span_of(places):
+    try:
+        return span(places)
+    except Exception:
+        return twin("span_of")(places)
+
+
+cdef tuple span(list places):
+    cdef tuple place, own
+    cdef uint64_t lsn, first, length, lowest = <uint64_t>-1, highest = 0, start = <uint64_t>-1, end = 0
+    for place in places:
+        own = place[4]
+        lsn, first, length = own[0], own[1], own[2]
+        if first + length < first:
+            raise OverflowError
+        lowest, highest = min(lowest, lsn), max(highest, lsn)
+        start, end = min(start, first), max(end, first + length)
+    if not end:
+        raise ValueError
+    return lowest, highest, start, end
 
 
 def decode(store, destination, place, record, lease):
@@ -431,14 +657,12 @@ cdef object message_of(object store, object destination, tuple place, bytes reco
     cdef Py_ssize_t size = PyBytes_Size(record), at = HEAD_BYTES, id_bytes, headers_bytes
     cdef const uchar *head = <const uchar *>PyBytes_AS_STRING(record)
     cdef const char *text = <const char *>head
-    cdef object message, subscription = None, headers, message_id = None
-    cdef bint leased = lease is not None
+    cdef object message, channel, subscription = None, headers, message_id = None, deliveries = place[3]
+    cdef uint16_t flags
     if size < HEAD_BYTES:
         return None
-    if get16(head + 2) & 4:  # LARGE
-        return None
-    id_bytes, headers_bytes = get16(head + 4), get32(head + 6)
-    if size - HEAD_BYTES < id_bytes + headers_bytes:
+    flags, id_bytes, headers_bytes = get16(head + 2), get16(head + 4), get32(head + 6)
+    if flags & 4 or size - HEAD_BYTES < id_bytes + headers_bytes:  # LARGE
         return None
     if id_bytes:
         message_id = text[at : at + id_bytes].decode("utf-8")
@@ -448,24 +672,214 @@ cdef object message_of(object store, object destination, tuple place, bytes reco
         at += headers_bytes
     else:
         headers = {}
-    if leased and not lease.whole:
-        subscription = lease.channels[0].key
-    message = Message.__new__(Message)
-    message._store = store
-    message.destination = destination
-    message.seq = place[1]
-    message.body = PyBytes_FromStringAndSize(text + at, size - at)
-    message.headers = headers
-    message.message_id = message_id
-    message.timestamp_ms = get64(head + 10)
-    message.leased = leased
-    message._note = lease if leased else place
-    message.priority = get16(head)
-    message.persistent = not get16(head + 2) & 2  # NONPERSISTENT
-    message.expires_at_ms = place[2]
-    message.deliveries = place[3] + leased
-    message.subscription = subscription
+    if lease is not None:
+        if type(lease) is not Lease:
+            return None
+        deliveries += 1
+        channel = (<tuple>get(lease, slots.lease_channels))[0]
+        if not get(lease, slots.lease_whole) and get(channel, slots.channel_subscription) is not None:
+            subscription = channel.key
+    message = PyType_GenericAlloc(Message, 0)
+    put(message, slots.message_store, store)
+    put(message, slots.message_destination, destination)
+    put(message, slots.message_seq, place[1])
+    put(message, slots.message_body, PyBytes_FromStringAndSize(text + at, size - at))
+    put(message, slots.message_headers, headers)
+    put(message, slots.message_name, message_id)
+    put(message, slots.message_timestamp_ms, get64(head + 10))
+    put(message, slots.message_leased, lease is not None)
+    put(message, slots.message_note, place if lease is None else lease)
+    put(message, slots.message_priority, get16(head))
+    put(message, slots.message_persistent, not flags & 2)  # NONPERSISTENT
+    put(message, slots.message_expires_at_ms, place[2])
+    put(message, slots.message_deliveries, deliveries)
+    put(message, slots.message_subscription, subscription)
     return message
+
+
+# Leases
+
+
+def lease_ready(engine, channel, receiver):
+    cdef int given = -1
+    if Send is None:
+        bind()
+    try:
+        given = give_ready(engine, channel, receiver)
+    except Exception:
+        pass
+    return twin("lease_ready")(engine, channel, receiver) if given < 0 else given > 0
+
+
+cdef int give_ready(object engine, object channel, object receiver) except -2:
+    """Return 1, or 0 where nothing is given; -1 if there is anything uncommon about it."""
+    cdef object delivery = engine.delivery, ready, seq, lease
+    cdef RLock lock = engine.lock
+    cdef tuple place
+    if (
+        get(channel, slots.channel_subscription) is not None or not isinstance(receiver, Receiver)
+        or engine._generation != locking.generation or engine._guard is not None or lock._is_owned()
+    ):
+        return -1
+    lock.take(-1)
+    try:
+        if engine.closed or engine.interrupted or engine.written is not None or engine.failed is not None:
+            return -1
+        if delivery.mixed:
+            return 0
+        if engine._new:
+            look(engine)
+        if get(channel, slots.channel_receivers):
+            return 0
+        if delivery.next_due:
+            return -1
+        return give(delivery, channel, receiver)
+    finally:
+        lock.release()
+
+
+def lease(delivery, channel, rows, receiver):
+    cdef int given = 0
+    if Send is None:
+        bind()
+    try:
+        if not delivery._priorities:
+            given = give(delivery, channel, receiver)
+    except Exception:
+        pass
+    return given > 0 or twin("lease")(delivery, channel, rows, receiver)
+
+
+cdef int give(object delivery, object channel, object receiver) except -2:
+    """Give the first ready message; 0 if that is not the first of all, or there is none, -1 if its twin is to tell."""
+    cdef object seq, lease, ready = get(get(channel, slots.channel_first), slots.level_ready)
+    cdef tuple place
+    if (
+        not ready or get(channel, slots.channel_returned) or get(channel, slots.channel_passed_at)
+        or get(channel, slots.channel_purging)
+    ):
+        return 0
+    held = <dict?>get(channel, slots.channel_held)
+    place = ready[0]
+    seq = place[1]
+    if seq in held or place[2] or delivery._max_deliveries is not None or len(held) >= delivery._max_leases:
+        return -1
+    lease = PyType_GenericAlloc(Lease, 0)
+    put(lease, slots.lease_number, next(number_of_lease))
+    put(lease, slots.lease_channels, (channel,))
+    put(lease, slots.lease_place, place)
+    put(lease, slots.lease_hold, 1)  # LEASED
+    put(lease, slots.lease_whole, False)
+    put(receiver, slots.receiver_lease, lease)
+    held[seq] = lease
+    ready.popleft()
+    return 1
+
+
+def look(engine):
+    cdef bint done = False
+    if Send is None:
+        bind()
+    try:
+        done = look_at(engine)
+    except Exception:
+        pass
+    if not done:
+        twin("look")(engine)
+
+
+cdef bint look_at(object engine) except -1:
+    """False if there is anything uncommon about it."""
+    cdef object new = engine._new, pending = engine._pending, delivery = engine.delivery, epoch = delivery.epoch
+    cdef object plan, change, level, seq, ready
+    if not engine._passes_on:
+        return False
+    while new:
+        plan = new[0]
+        for change in <list?>plan.changes:
+            if type(change) is Ack:
+                continue
+            if type(change) is not Send:
+                return False
+            level = get(get(get(change, slots.send_state), slots.state_channel), slots.channel_first)
+            seq = get(change, slots.send_seq)
+            if get(level, slots.level_end) != epoch or get(level, slots.level_cursor) >= seq:
+                continue
+            put(level, slots.level_end, 0)
+            ready = get(level, slots.level_ready)
+            if ready is not None and len(ready) < FETCH:
+                delivery.records[seq] = get(change, slots.send_record)
+                ready.append(plain((
+                    get(change, slots.send_order), seq, get(change, slots.send_expires_at_ms), 0,
+                    get(change, slots.send_own),
+                )))
+                put(level, slots.level_cursor, seq)
+                put(level, slots.level_end, epoch)
+        pending.append(plan)
+        new.popleft()
+    return True
+
+
+def take(delivery, store, messages, before, after):
+    if Send is None:
+        bind()
+    taken = None
+    try:
+        if not delivery.timed:
+            taken = leases_of(delivery.lock, store, messages, before, after)
+    except Exception:
+        pass
+    return twin("take")(delivery, store, messages, before, after) if taken is None else taken
+
+
+cdef list leases_of(RLock lock, object store, object messages, object before, object after):
+    """None, and none is taken, if one of them is not held so."""
+    cdef object message, lease, channel, other
+    cdef tuple place
+    cdef list taken = []
+    lock.take(-1)
+    try:
+        for message in messages:
+            if get(message, slots.message_store) is store:
+                lease = get(message, slots.message_note)
+                if type(lease) is Lease and get(lease, slots.lease_hold) == before:
+                    channel = (<tuple>get(lease, slots.lease_channels))[0]
+                    held, place = <dict?>get(channel, slots.channel_held), get(lease, slots.lease_place)
+                    if get(message, slots.message_leased) and held.get(place[1]) is lease:
+                        put(lease, slots.lease_hold, after)
+                        taken.append(lease)
+                        continue
+            for other in taken:
+                put(other, slots.lease_hold, before)
+            return None
+        return taken
+    finally:
+        lock.release()
+
+
+def acks_of(leases, drops=False):
+    if Send is None:
+        bind()
+    try:
+        return [ack_of(lease, drops) for lease in <list?>leases]
+    except Exception:
+        return twin("acks_of")(leases, drops)
+
+
+cdef object ack_of(object lease, object drops):
+    cdef object ack, channel, subscription
+    cdef tuple place
+    if type(lease) is not Lease:
+        raise TypeError
+    channel, place = (<tuple>get(lease, slots.lease_channels))[0], get(lease, slots.lease_place)
+    subscription = get(channel, slots.channel_subscription)
+    ack = PyType_GenericAlloc(Ack, 0)
+    put(ack, slots.ack_state, get(channel, slots.channel_state))
+    put(ack, slots.ack_seq, place[1])
+    put(ack, slots.ack_number, 0 if subscription is None or get(lease, slots.lease_whole) else subscription.number)
+    put(ack, slots.ack_place, place)
+    put(ack, slots.ack_drops, drops)
+    return ack
 
 
 # Reading the log

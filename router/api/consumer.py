@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import filterfalse, islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...adapters.core import Store
@@ -58,16 +60,15 @@ class Backlog(Generic[T]):
             raise ValueError(f"browse takes a limit of 0 or more, or None for all; not {limit}")
         if self._registry.store_of(self.destination) is None:
             return iter(())
-        found: Iterator[Any] = self._browse(limit, after)
+        found: Iterator[Any] = islice(self._browse(limit, after), limit)
         return found if self._codec is None else map(partial(wrap, self._codec), found)
 
-    def _browse(self, left: int | None, after: int | Message[Any]) -> Iterator[Message]:
-        while left is None or left > 0:
-            with self._registry.attempt(self.destination, partial(self._store_after, after)) as store:
-                for message in store.browse(self.destination, left, after, self._key):
-                    after = message
-                    left = left if left is None else left - 1
-                    yield message
+    def _browse(self, limit: int | None, after: int | Message[Any]) -> Iterator[Message]:
+        last = deque((after,), maxlen=1)
+        while True:
+            with self._registry.attempt(self.destination, partial(self._store_after, last[0])) as store:
+                # Each is noted before it is given: `append` returns None.
+                yield from filterfalse(last.append, store.browse(self.destination, limit, last[0], self._key))
                 return
 
     def _store_after(self, after: int | Message[Any], destination: Destination) -> Store:

@@ -7,6 +7,7 @@ import enum
 import os
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import anabranch
+from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.operations import changes
 from anabranch.adapters.core.operations.branches import Forget
 from anabranch.adapters.core.operations.changes import Ack, AckRange, Returned, Send, SendMany
 from anabranch.adapters.core.record import encoding as records
 from anabranch.adapters.core.record.place import order_of
 from anabranch.adapters.core.service import sending
 from anabranch.adapters.core.state import decoding
-from anabranch.adapters.core.state.leases import Channel, Lease
-from anabranch.adapters.core.state.states import DestinationState
+from anabranch.adapters.core.state.delivery import Delivery
+from anabranch.adapters.core.state.leases import CLAIMED, LEASED, LEAVING, Channel, Lease, Receiver
+from anabranch.adapters.core.state.states import DestinationState, SubscriptionState
+from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import bodies, writing
 from anabranch.adapters.journal.encoding import SEND_OVERHEAD
 from anabranch.adapters.journal.index import row_format
@@ -36,8 +41,10 @@ from anabranch.adapters.wal.appending import Appender
 from anabranch.adapters.wal.appending.python_appender import PythonAppender
 from anabranch.adapters.wal.segment import Segment
 from anabranch.adapters.wal.ticket import Tail
+from anabranch.policies.errors import UnknownMessageError
 from anabranch.policies.names.destination import Destination
 
+from ..journal.disk import JournalDisk
 from ..wal.made import header_of
 
 ORDERS = Destination.parse("queue://orders")
@@ -84,6 +91,115 @@ def is_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     if "loops" in anabranch.accelerated:
         monkeypatch.setitem(PURE, name, left)
+
+
+# Leases
+
+
+def channel_of(number: int | None, destination: Destination = ORDERS) -> Channel:
+    """A queue's channel, or a subscription's of this number."""
+    state = state_of(7, destination)
+    if number is None:
+        return state.channel
+    return SubscriptionState(number, state, Subscription(Destination.topic("t"), "a"), 0).channel
+
+
+@given(
+    st.lists(
+        st.tuples(st.one_of(st.none(), NUMBER), LONG, st.booleans()).map(
+            lambda one: Lease((channel_of(one[0]),), (0, one[1], 0, 0, None), whole=one[2])
+        ),
+        max_size=4,
+    ),
+    st.booleans(),
+)
+def test_acks_are_the_same(leases: list[Lease], drops: bool) -> None:
+    with pytest.MonkeyPatch.context() as patches:
+        made = PURE["acks_of"](leases, drops)
+        is_alone("acks_of", patches)
+        found = changes.acks_of(leases, drops)
+    fields = ("state", "seq", "number", "place", "drops")
+    assert [[getattr(one, name) for name in fields] for one in found] == [
+        [getattr(one, name) for name in fields] for one in made
+    ]
+    with pytest.raises(AttributeError):
+        changes.acks_of([None])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("loop", [Delivery.take, PURE["take"]])
+@pytest.mark.parametrize("wrong", ["", "twice", "another hold", "another store", "browsed", "acked"])
+def test_all_leases_are_taken_or_none(loop: Callable[..., Any], wrong: str) -> None:
+    delivery, channel = Delivery("s", 10), channel_of(None)
+    leases = [Lease((channel,), (0, seq, 0, 0, None)) for seq in range(3)]
+    messages = [Message(STORE, ORDERS, lease.seq, b"", {}, None, 0, True, lease) for lease in leases]
+    channel.held.update({lease.seq: lease for lease in leases if wrong != "acked" or lease.seq < 2})
+    if wrong == "twice":
+        messages.append(messages[0])
+    elif wrong == "another hold":
+        leases[2].hold = CLAIMED
+    elif wrong == "another store":
+        messages[2]._store = object()  # type: ignore[assignment]
+    elif wrong == "browsed":
+        messages[2] = Message(STORE, ORDERS, 2, b"", {}, None, 0, False, leases[2].place)
+    if not wrong:
+        assert loop(delivery, STORE, messages, LEASED, LEAVING) == leases
+        assert [lease.hold for lease in leases] == [LEAVING] * 3
+        return
+    with pytest.raises(UnknownMessageError):
+        loop(delivery, STORE, messages, LEASED, LEAVING)
+    assert [lease.hold for lease in leases] == [LEASED, LEASED, CLAIMED if wrong == "another hold" else LEASED]
+
+
+class NoRows:
+    """The rows of a store in which there is nothing more."""
+
+    def rows(self, *_: object) -> tuple[()]:
+        return ()
+
+    def row(self, state: object, subscription: object, seq: int, order: int) -> Any:
+        return (order, seq, 0, 0, None)
+
+
+@pytest.mark.parametrize("loop", [Delivery.lease, PURE["lease"]])
+@pytest.mark.parametrize(
+    ("case", "expected"), [("", [1, 2]), ("held", [2]), ("returned", [0, 1]), ("expired", [2]), ("purging", [])]
+)
+def test_the_first_that_nobody_holds_is_leased(loop: Callable[..., Any], case: str, expected: list[int]) -> None:
+    delivery, channel, rows = Delivery("s", 10), channel_of(None), NoRows()
+    channel.first.ready = deque((0, seq, 1 if case == "expired" and seq == 1 else 0, 0, None) for seq in (1, 2))
+    if case == "held":
+        channel.held[1] = Lease((channel,), channel.first.ready[0])
+    elif case == "returned":
+        channel.returned.append((0, 0))
+        channel.returned_places[0] = (0, 0, 0, 0, None)
+    elif case == "purging":
+        channel.purging.add(object())
+    found = []
+    for _ in range(2):
+        receiver = Receiver()
+        assert loop(delivery, channel, rows, receiver) is (receiver.lease is not None)
+        if receiver.lease is not None:
+            found.append(receiver.lease)
+            assert channel.held[receiver.lease.seq] is receiver.lease
+            assert (receiver.lease.channels, receiver.lease.hold, receiver.lease.whole) == ((channel,), LEASED, False)
+    assert [lease.seq for lease in found] == expected
+    assert len({lease.number for lease in found}) == len(found)
+
+
+def test_messages_come_and_go_without_the_twins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with JournalDisk(tmp_path) as disk:
+        store = disk.create()
+        store.send(ORDERS, b"0")
+        assert store.receive(ORDERS) is not None  # looked up
+        assert store.receive(ORDERS) is None
+        for name in ("lease_ready", "look", "take", "acks_of", "decode"):
+            is_alone(name, monkeypatch)
+        for number in range(100):
+            store.send(ORDERS, b"%d" % number)
+            message = store.receive(ORDERS)
+            assert message is not None and message.body == b"%d" % number
+            message.ack()
+            assert message._note.hold == LEAVING
 
 
 # Writing a batch
@@ -157,7 +273,7 @@ def test_messages_are_written_and_read_without_their_twins(
     for send, (_, seq) in zip(sends, messages, strict=True):
         send.seq = seq
     with pytest.MonkeyPatch.context() as patches:
-        for name in ("encode_batch", "bodies_of", "body_of", "pack_rows", "places_of"):
+        for name in ("encode_batch", "bodies_of", "body_of", "pack_rows", "places_of", "span_of"):
             is_alone(name, patches)
         data, end = writing.encode_batch(Tail(SEGMENT, offset, lsn, 0), [*sends], 1, 2)
         assert end == (SEGMENT, offset + len(data), lsn + len(sends), 1)
@@ -168,8 +284,9 @@ def test_messages_are_written_and_read_without_their_twins(
         assert packed[1] == sum(length for *_, (_, _, length) in places) == len(data) - w.BATCH_HEADER.size
         read = bodies.bodies_of(data, offset, SEGMENT.seed, 7, places)
         assert read == [body for body, _ in messages]
+        assert bodies.span_of(places) == (lsn + 1, end.lsn, offset + w.BATCH_HEADER.size, end.offset)
         first = data[w.BATCH_HEADER.size :][: places[0][4][2]]
-        assert bodies.body_of(first, SEGMENT.seed, 7, places[0]) == messages[0][0]
+        assert bodies.body_of(first, places[0][4][1], SEGMENT.seed, 7, places[0]) == messages[0][0]
 
 
 @given(MANY.filter(bool), st.integers(0, 1 << 31), GOOD_LONG, GOOD_LONG)
@@ -202,7 +319,7 @@ def test_the_rows_of_many_are_the_same(
     assert found[0] == found[1]
 
 
-@given(st.integers(0, (1 << 32) - 1), BODY)
+@given(st.integers(0, (1 << 32) - 1), st.one_of(BODY, st.binary(min_size=760, max_size=1600)))
 def test_a_sum_is_that_of_the_package(seed: int, data: bytes) -> None:
     compiled_loops = acceleration.find_compiled(LOOPS, {})
     if compiled_loops is not None:
@@ -247,8 +364,14 @@ def test_what_is_damaged_reads_back_the_same(
         lsn if which & 2 else good_lsn, where if which & 4 else good_where, length if which & 8 else good_length,
     ))  # fmt: skip
     both(bodies, "bodies_of", data, offset, SEGMENT.seed, 7, [mixed])
-    both(bodies, "body_of", data[32:], SEGMENT.seed, 7, mixed)
-    both(bodies, "body_of", data[32 : 32 + good_length], SEGMENT.seed, 7, mixed)
+    both(bodies, "body_of", data[32:], offset + 32, SEGMENT.seed, 7, mixed)
+    both(bodies, "body_of", data[32 : 32 + good_length], offset + 32, SEGMENT.seed, 7, mixed)
+
+
+@given(st.lists(st.tuples(LONG, LONG, LONG), max_size=5))
+def test_messages_lie_as_far_apart(owns: list[tuple[int, int, int]]) -> None:
+    both(bodies, "span_of", [(0, 5, 0, 0, own) for own in owns])
+    both(bodies, "span_of", [None])
 
 
 @given(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 
 from anabranch.adapters.system.background import shared
-from anabranch.adapters.system.conditions import Event, Promise, unless_busy
+from anabranch.adapters.system.conditions import Event, Promise, RLock, unless_busy
 
 from ..contract.disk import Parallel
 from ..crash.interrupts import LIBRARY, OURS, everywhere
@@ -26,9 +28,105 @@ def test_a_lock_that_may_be_taken() -> None:
     with pytest.raises(ZeroDivisionError):
         unless_busy(lock, lambda: 1 // 0)
     assert not lock.locked()
-    again = threading.RLock()
+    again = RLock()
     with again:
         assert unless_busy(again, lambda: 1) == 1
+        with Parallel(lambda: unless_busy(again, lambda: True)) as parallel:
+            assert parallel.result() is None
+    assert not again._is_owned()  # type: ignore[attr-defined]
+
+
+def test_one_thread_at_a_time_has_the_lock() -> None:
+    lock, count = RLock(), 0
+
+    def add() -> None:
+        nonlocal count
+        for _ in range(2000):
+            with lock, lock:
+                before = count
+                if before % 16 == 0:
+                    time.sleep(0)  # others run, and wait
+                count = before + 1
+
+    threads = [threading.Thread(target=add) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert count == 8 * 2000
+    with pytest.raises(RuntimeError):
+        lock.release()
+
+
+def test_who_waits_for_the_lock_for_a_time() -> None:
+    lock = RLock()
+    with lock, Parallel(lambda: unless_busy(lock, lambda: True, 0.01)) as parallel:
+        assert parallel.result() is None
+    with lock, Parallel(lambda: unless_busy(lock, lambda: True, PATIENCE)) as parallel:
+        lock.release()
+        assert parallel.result() is True
+        lock.acquire()
+
+
+def test_a_signal_handler_may_wait_for_a_thread_that_waits_for_the_lock() -> None:
+    lock, queued = RLock(), threading.Semaphore(0)
+    after: list[str] = []
+
+    def take() -> None:
+        queued.release()
+        with lock:
+            after.append("other")
+
+    def handle(number: int, frame: object) -> None:
+        other.join(PATIENCE)
+        after.append("handler")
+
+    def hold() -> None:
+        with lock:
+            queued.release()
+            time.sleep(0.1)  # the main thread waits, and then the other one behind it
+            other.start()
+            assert queued.acquire(timeout=PATIENCE)
+            time.sleep(0.1)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            time.sleep(0.1)
+
+    other = threading.Thread(target=take)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with Parallel(hold):
+            assert queued.acquire(timeout=PATIENCE)
+            with lock:
+                after.append("main")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert after == ["other", "handler", "main"]
+
+
+def test_an_interrupted_wait_for_the_lock_is_over_and_others_go_on() -> None:
+    lock, waiting = RLock(), threading.Event()
+
+    def hold(seconds: float) -> None:
+        with lock:
+            waiting.set()
+            time.sleep(seconds)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(seconds)
+
+    def wait() -> bool:
+        with lock:
+            return True
+
+    for seconds in (0.0, 0.001, 0.01, 0.1):
+        waiting.clear()
+        with pytest.raises(KeyboardInterrupt), Parallel(lambda seconds=seconds: hold(seconds)):  # type: ignore[misc]
+            waiting.wait(PATIENCE)
+            with lock:
+                pass
+            time.sleep(PATIENCE)
+        with Parallel(wait) as parallel:
+            assert parallel.result() is True
+    assert not lock._is_owned()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0])

@@ -28,25 +28,28 @@ def test_messages_to_one_destination_come_together() -> None:
     catalog = Catalog()
     a, b = catalog.state(A), catalog.state(B)
     sends = [send_to(a), send_to(a), send_to(b), send_to(a), send_to(a)]
-    changes: list[Change] = [*sends[:4], Ack(a, 1, 0), sends[4]]
+    acks = [Ack(a, 1, 0), Ack(a, 2, 0)]
+    changes: list[Change] = [*sends[:4], acks[0], sends[4], acks[1]]
     heard = Heard()
     apply_all(changes, heard)
-    assert heard.calls == [("put", [*sends[:2], *sends[3:]]), ("put", [sends[2]]), ("ack", a, 1, 0, None)]
+    assert heard.calls == [("put", [*sends[:2], *sends[3:]]), ("put", [sends[2]]), ("ack", acks)]
 
     in_order = Heard()
     apply_all(iter(changes), in_order)
     assert in_order.calls == [
-        ("put", sends[:2]), ("put", [sends[2]]), ("put", [sends[3]]), ("ack", a, 1, 0, None), ("put", [sends[4]]),
+        ("put", sends[:2]), ("put", [sends[2]]), ("put", [sends[3]]), ("ack", acks[:1]), ("put", [sends[4]]),
+        ("ack", acks[1:]),
     ]  # fmt: skip
 
 
 def test_nothing_but_messages_and_acks_changes_its_place() -> None:
     a = Catalog().state(A)
     first, second = send_to(a), send_to(a)
+    one, six = Ack(a, 1, 0), Ack(a, 6, 0)
     heard = Heard()
-    apply_all([Ack(a, 1, 0), first, AckRange(a, 2, 5, 0), second, Ack(a, 6, 0)], heard)
+    apply_all([one, first, AckRange(a, 2, 5, 0), second, six], heard)
     assert heard.calls == [
-        ("put", [first]), ("ack", a, 1, 0, None), ("ack_range", a, 2, 5, 0), ("put", [second]), ("ack", a, 6, 0, None),
+        ("put", [first]), ("ack", [one]), ("ack_range", a, 2, 5, 0), ("put", [second]), ("ack", [six]),
     ]  # fmt: skip
 
 

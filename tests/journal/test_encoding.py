@@ -245,13 +245,13 @@ class TestBodies:
         data = SEND_HEAD.pack(len(record) + 12, lsn, SEND, 0, 0, 7, seq) + record
         data = w.CRC.pack(crc32c(seed ^ offset, data)) + data
         own = (lsn, offset, len(data))
-        assert body_of(data, seed, 7, (0, seq, 0, 0, own)) == record
-        assert body_of(data, seed, 8, (0, seq, 0, 0, own)) is None
-        assert body_of(data, seed, 7, (0, 12, 0, 0, own)) is None
-        assert body_of(data, seed, 7, (0, seq, 0, 0, (14, offset, len(data)))) is None
-        assert body_of(data, seed, 7, (0, seq, 0, 0, (lsn, 4129, len(data)))) is None
-        assert body_of(data[:-1], seed, 7, (0, seq, 0, 0, own)) is None
-        assert body_of(data[:-1] + b"x", seed, 7, (0, seq, 0, 0, own)) is None
+        assert body_of(data, offset, seed, 7, (0, seq, 0, 0, own)) == record
+        assert body_of(data, offset, seed, 8, (0, seq, 0, 0, own)) is None
+        assert body_of(data, offset, seed, 7, (0, 12, 0, 0, own)) is None
+        assert body_of(data, offset, seed, 7, (0, seq, 0, 0, (14, offset, len(data)))) is None
+        assert body_of(data, offset, seed, 7, (0, seq, 0, 0, (lsn, 4129, len(data)))) is None
+        assert body_of(data[:-1], offset, seed, 7, (0, seq, 0, 0, own)) is None
+        assert body_of(data[:-1] + b"x", offset, seed, 7, (0, seq, 0, 0, own)) is None
 
 
 class TestSnapshot:

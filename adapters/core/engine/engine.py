@@ -18,6 +18,8 @@ from typing import Final, TypeVar
 from ....policies.errors import AnabranchError, ClosedError, StoreFailedError
 from ....policies.names.destination import Destination
 from ...system import locking
+from ...system.acceleration import inner_loop
+from ...system.conditions import RLock
 from ..backend import Backend
 from ..operations.branches import Commit, Forget, Rollback
 from ..operations.changes import Ack, Change, Send, SendMany
@@ -45,9 +47,6 @@ PENDING_MAX: Final = 20_000
 TOGETHER_MAX: Final = 1024
 """Plans that are applied together, and changes, but for those of the last plan."""
 _SENDS: Final = frozenset((Send, SendMany))
-LET_PASS_TIMES: Final = 20
-LET_PASS_SECONDS: Final = 0.00005
-"""How often, and how long each time, a receiver lets another one pass before it waits for the lock."""
 COUNT_SECONDS: Final = 0.25
 """Seconds that a question for a count waits until what is pending is applied, where it cannot be told before."""
 COUNT_PAUSE: Final = 0.001
@@ -81,7 +80,7 @@ class Engine:
         self.owner: object = None
         """The router's: kept, and never looked at (invariant 8)."""
         settings = backend.settings
-        self.lock = threading.RLock()
+        self.lock = RLock()
         """Taken by `with` itself, never inside a function that returns with it: only so can Ctrl-C not leak it."""
         self._reader = 0
         """The thread that reads bodies with the lock held."""
@@ -113,7 +112,8 @@ class Engine:
         self._changed = 0
         """Number of the latest plan that changes subscriptions."""
         self._applied = 0
-        self._taken = 0
+        self.taken = 0
+        """Number of the last plan that has taken effect."""
         self.interrupted = False
         """Rows, or what follows from them, may be changed by halves: the backend is asked to recover before anything
         else. A backend sets it around what it does to its rows beside `apply`."""
@@ -124,8 +124,6 @@ class Engine:
         self.counts_stand = False
         """The backend holds the lock for long, and changes none of the counts: who asks for no more does not wait for
         it either."""
-        self.receiving = False
-        """Somebody takes what is ready, or is about to: see `let_pass`."""
         self.written: Plan | None = None
         """A plan that took effect and was not taken in yet, where whoever calls writes: see `finish`."""
 
@@ -192,15 +190,6 @@ class Engine:
                 f"store {self.name!r} was called from a signal handler that interrupted it in the same thread"
             )
 
-    def let_pass(self) -> None:
-        """Wait a little, before taking the lock where `receiving`, until it is free. A thread that waits for the lock
-        itself is given it while another one runs, which then soon waits for it in turn, and so on: each message would
-        cost a switch between threads."""
-        for _ in range(LET_PASS_TIMES):
-            if not self.receiving:
-                return
-            time.sleep(LET_PASS_SECONDS)
-
     def wake_all(self) -> None:
         """Let all who wait see that the store stops."""
         for channel in self.catalog.channels():
@@ -232,7 +221,7 @@ class Engine:
         """Take in a plan that has become as durable as the policy asks. Called by who writes, in order; again after an
         interruption, for the same."""
         changes = plan.changes
-        if plan.number > self._taken:
+        if plan.number > self.taken:
             for effect in plan.effects:
                 effect.take(plan, self._applied)  # before it counts as taken: see `Maps`
             for hook in self.hooks.taking:
@@ -242,7 +231,7 @@ class Engine:
                 self._new.append(plan)
             else:
                 self._pending.append(plan)  # there is nothing to pass on
-            self._taken = plan.number
+            self.taken = plan.number
             for hook in self.hooks.taken:
                 hook(plan)
         if plan.is_more:
@@ -300,29 +289,24 @@ class Engine:
         """Return whether anything is pending."""
         return self.written is not None or bool(self._new or self._pending)
 
+    @inner_loop
     def lease_ready(self, channel: Channel, receiver: Receiver) -> bool:
         """Give `receiver` the first message of a channel, if it is ready (Delivery.lease_ready): most receives take no
-        more than this. After `check`."""
+        more than this. Raises what `check` raises."""
+        self.check()
         delivery = self.delivery
-        if delivery.mixed:
-            return False  # what is pending may come before what is ready
-        if self.receiving:
-            self.let_pass()
-        try:
-            self.receiving = True
-            with self.lock:
-                if self.closed or self.interrupted or self.written is not None or self.failed is not None:
-                    return False
-                if delivery.mixed:
-                    return False  # since a moment ago
-                if self._new:
-                    self.look()
-                if channel.subscription is not None and self.unsubscribing:
-                    return False
-                return delivery.lease_ready(channel, receiver)
-        finally:
-            self.receiving = False
+        with self.lock:
+            if self.closed or self.interrupted or self.written is not None or self.failed is not None:
+                return False
+            if delivery.mixed:
+                return False  # what is pending may come before what is ready
+            if self._new:
+                self.look()
+            if channel.subscription is not None and self.unsubscribing:
+                return False
+            return delivery.lease_ready(channel, receiver)
 
+    @inner_loop
     def look(self) -> None:
         """Pass on, with the lock held, what has come to consumers that keep up. May be done again."""
         new, passes_on = self._new, self._passes_on
@@ -382,8 +366,9 @@ class Engine:
         self.look()
         pending = self._pending
         while pending:
-            for _ in range(self._apply_some()):
-                for leave in self.hooks.applied:
+            count, leaving = self._apply_some(), self.hooks.applied
+            for _ in range(count):
+                for leave in leaving:
                     leave(pending[0])
                 pending.popleft()
         if self.delivery.records:
@@ -406,16 +391,16 @@ class Engine:
         plans = list(pending) if len(pending) <= TOGETHER_MAX else [pending[at] for at in range(TOGETHER_MAX)]
         changes: list[Change] = []
         last: Plan | None = None
-        count = size = 0
+        count = more = 0
         for plan in plans:
             count += 1
             if plan.number > number:  # not so of one that is in there twice
                 number = plan.number
                 if plan.changes:
                     changes += plan.changes
-                    size += plan.count
+                    more += plan.more
                     last = plan
-            if size >= TOGETHER_MAX or plan.beside is not None:
+            if len(changes) + more >= TOGETHER_MAX or plan.beside is not None:
                 break
         if number == self._applied:
             return count
@@ -544,11 +529,6 @@ class Engine:
     def applied(self) -> int:
         """Return the number of the last plan that is in the rows."""
         return self._applied
-
-    @property
-    def taken(self) -> int:
-        """Return the number of the last plan that has taken effect."""
-        return self._taken
 
     def is_gone(self, channel: Channel) -> bool:
         """Return whether the subscription of a channel has ended."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..operations.branches import Branch
-from ..operations.changes import Send
+from ..operations.changes import Ack, Send
 from ..operations.table import AT_ONCE, SEQ_MAX, Table
 from ..record.encoding import REMOVAL
 from ..record.place import ORDER, OWN, Place
@@ -121,7 +121,7 @@ class MemoryTable(Table):
             assert name is not None
             former = keys.get(name)
             if former is not None and former < send.seq:
-                self.ack(send.state, former, 0, None)
+                self._ack(send.state, former, 0, None)
             slot = messages.find(send.seq)
             if slot is None or slot[0].dead & BITS[slot[1]]:
                 continue  # it is removed, or this is done again
@@ -264,7 +264,11 @@ class MemoryTable(Table):
             self._memory.count(chunk)
         self._memory.unfinished = None
 
-    def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
+    def ack(self, acks: Sequence[Ack]) -> None:
+        for ack in acks:
+            self._ack(ack.state, ack.seq, ack.number, ack.place)
+
+    def _ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
         messages: DestinationMessages | None = state.own
         if messages is None:
             return

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn
 
+from ...system.acceleration import inner_loop
 from ...wal.ticket import GROWS, OWED, SHRINKS
 from ..messages import DROPPED
 from ..record.place import DELIVERIES, SEQ, Place
@@ -279,7 +280,7 @@ class Ack(Change):
         as it was."""
 
     def apply(self, table: Table) -> None:
-        table.ack(self.state, self.seq, self.number, self.place)
+        table.ack([self])
 
     def settle(self, delivery: Delivery) -> None:
         state = self.state
@@ -376,15 +377,14 @@ def give_back_room(changes: Iterable[Change]) -> None:
         change.give_back_room()
 
 
+@inner_loop
 def acks_of(leases: Iterable[Lease], drops: bool = False) -> list[Change]:
     """Return acks of leases. A message that was leased for a topic as a whole is dead for all. `drops`: as
     Ack.drops."""
-    acks: list[Change] = []
-    for lease in leases:
-        channel, place = lease.channels[0], lease.place
-        number = 0 if lease.whole or channel.subscription is None else channel.subscription.number
-        acks.append(Ack(channel.state, place[SEQ], number, place, drops))
-    return acks
+    return [
+        Ack(lease.channels[0].state, lease.seq, 0 if lease.whole else lease.channels[0].number, lease.place, drops)
+        for lease in leases
+    ]
 
 
 def returned_of(leases: Iterable[Lease]) -> list[Change]:

@@ -28,9 +28,9 @@ class Table(Protocol):
         message of the same id, which is dead from then on. A REMOVAL (encoding.py) is dead itself. So is one that comes
         after another of a higher seq."""
 
-    def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
-        """Ack a message: it is dead for the subscription of this number, and for good when all have acked it; number 0:
-        for all. `place`: where it was when it was leased, if that is known."""
+    def ack(self, acks: Sequence[Ack]) -> None:
+        """Ack messages: each is dead for the subscription of its ack's number, and for good when all have acked it;
+        number 0: for all. The `place` of an ack: where its message was when it was leased, if that is known."""
 
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
         """Ack all messages between two seqs; also for a subscription that has ended, and in a destination that was
@@ -123,8 +123,8 @@ def _apply_both(
     """Apply sends and acks, and then waits: a wait of a message that is dead by then says nothing."""
     for those in sends.values():
         table.put(those)
-    for ack in acks:
-        table.ack(ack.state, ack.seq, ack.number, ack.place)
+    if acks:
+        table.ack(acks[:])
     sends.clear()
     acks.clear()
     if waits:

@@ -4,6 +4,8 @@ is lost (Backend.lose), and who would receive it acks it instead."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Final
 
 from ....policies.errors import CorruptionError
@@ -12,6 +14,7 @@ from ..engine.engine import Engine
 from ..record.place import Place
 from ..state.states import DestinationState
 
+_record_of = itemgetter(1)
 _PUT_ANEW: Final = "put another one, or restore the file from a backup to have it again"
 
 
@@ -40,13 +43,15 @@ def readable(
     """Yield the records of these messages, in order; None for one that has died meanwhile, or is lost now, and stays
     until somebody would receive it. `message_ids` are theirs, if they are known. Raises as Backend.bodies where the
     store does not go on without them."""
-    done = 0
-    while done < len(places):
+    rest = places
+    while rest:
+        left = iter(rest)
+        records = chain.from_iterable(map(engine.rows.bodies, (state,), (rest,)))  # asked for behind the first place
         try:
-            for record in engine.rows.bodies(state, places[done:]):
-                yield record
-                done += 1
+            yield from map(_record_of, zip(left, records, strict=True))
+            return
         except CorruptionError as error:
-            lose(engine, state, places[done], error, message_ids[done] if message_ids else None)
+            rest = list(left)  # those behind it
+            at = len(places) - len(rest) - 1
+            lose(engine, state, places[at], error, message_ids[at] if message_ids else None)
             yield None
-            done += 1

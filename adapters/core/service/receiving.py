@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from ....policies.errors import AnabranchError, CorruptionError, DestinationError
@@ -69,7 +70,6 @@ class Receiving:
                 return None
             receiver = Receiver()
             try:
-                engine.check()
                 leased = engine.lease_ready(channel, receiver) or self._lease(channel, receiver, wait=timeout != 0)
                 if leased is None:
                     continue
@@ -402,40 +402,36 @@ class Receiving:
             )
         else:
             position = (0, after)
-        return self._browse(destination, limit, position, subscription)
+        return islice(self._browse(destination, min(PAGE, limit or PAGE), position, subscription), limit)
 
     def _browse(
-        self,
-        destination: Destination,
-        limit: int | None,
-        after: Position | None,
-        key: SubscriptionKey | None,
+        self, destination: Destination, count: int, after: Position | None, key: SubscriptionKey | None
     ) -> Iterator[Message]:
-        engine = self.engine
+        """Yield messages, so many looked up at once."""
+        engine, store = self.engine, self._store
         engine.ensure_usable()
         engine.settle()
         subscriber = None if key is None else self.subscription(destination, key)
         state = engine.catalog.destinations.get(destination)
         if state is None:
             engine.require_here(destination)
-        left = limit if limit is not None else -1
-        while state is not None and after is not None and left != 0:
+        while state is not None and after is not None:
+            # First: what is taken in from now on has a higher number. By none a subscription acks a transient message.
+            taken = engine.taken if subscriber is None or not engine.delivery.mixed else -1
             engine.check()
             with engine.lock:
                 engine.current()
                 if state.removed or (subscriber is not None and engine.is_gone(subscriber.channel)):
                     engine.require_here(destination)
                     return
-                places, after = self._page(state, subscriber, after, PAGE if left < 0 else min(PAGE, left))
-            if not places:
-                continue
-            for place, record in zip(places, readable(self.engine, state, places), strict=True):
-                if record is None or (subscriber is not None and not self._lives(state, subscriber, place)):
+                places, after = self._page(state, subscriber, after, count)
+            for place, record in zip(places, readable(engine, state, places), strict=True):
+                if record is None or (engine.taken != taken and not self._lives(state, subscriber, place)):
                     continue
-                message = decode(self._store, destination, place, record, None)
-                message.subscription = key
+                message = decode(store, destination, place, record, None)
+                if key is not None:
+                    message.subscription = key
                 yield message
-                left -= 1
 
     def _page(
         self, state: DestinationState, subscriber: SubscriptionState | None, after: Position, count: int
@@ -458,10 +454,11 @@ class Receiving:
             after = (order + 1, 0)
         return places, after
 
-    def _lives(self, state: DestinationState, subscriber: SubscriptionState, place: Place) -> bool:
-        """Return whether the subscription has yet to ack a message, with all that has returned applied."""
+    def _lives(self, state: DestinationState, subscriber: SubscriptionState | None, place: Place) -> bool:
+        """Return whether a message is there still, and the subscription has yet to ack it, with all that has returned
+        applied."""
         engine = self.engine
         engine.check()
         with engine.lock:
             engine.current()
-            return engine.rows.row(state, subscriber, place[SEQ], place[ORDER]) is not None
+            return not state.removed and engine.rows.row(state, subscriber, place[SEQ], place[ORDER]) is not None

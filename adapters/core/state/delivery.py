@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import heapq
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -25,6 +24,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ....policies.errors import StoreFullError, UnknownMessageError
+from ...system.acceleration import inner_loop
+from ...system.conditions import RLock
 from ..messages import EXPIRED, Message, require_leased
 from ..record.place import DELIVERIES, EXPIRES, ORDER, OWN, SEQ, Place
 from .gates import LeaseMovedError
@@ -81,7 +82,7 @@ class Delivery:
         self._priorities = priorities
         self._max_leases = max_leases
         self._max_deliveries = max_deliveries
-        self.lock = threading.RLock()  # a signal handler may come back to it in the same thread
+        self.lock = RLock()  # a signal handler may come back to it in the same thread
         self._sweep = Sweep(max_deliveries)
         self.timed = False
         """Some leases have an end."""
@@ -98,6 +99,7 @@ class Delivery:
 
     # Leasing
 
+    @inner_loop
     def lease(self, channel: Channel, rows: Rows, receiver: Receiver) -> bool:
         """Give `receiver` the first message that nobody holds and that is to be delivered; False if there is none. All
         that has returned is in the rows.
@@ -289,6 +291,7 @@ class Delivery:
             lease.hold = after
             return True
 
+    @inner_loop
     def take(self, store: MessageStore, messages: Sequence[Message], before: int, after: int) -> list[Lease]:
         """Move all from one hold to another, or none. Returns their leases. Raises UnknownMessageError."""
         taken: list[Lease] = []

@@ -49,8 +49,8 @@ class Rows(Protocol):
         The caller goes on with the result later, as with that of `expired`."""
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
-        """Return the records of these messages; None for one that has died meanwhile. Raises CorruptionError where one
-        is damaged, and ReadError where the disk does not give it now. Any thread."""
+        """Return the records of these messages; None for one that has died meanwhile and is not there any more. Raises
+        CorruptionError where one is damaged, and ReadError where the disk does not give it now. Any thread."""
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ import logging
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ import msgspec
 from ....policies.errors import AnabranchError
 from ....policies.names.destination import Destination, Kind
 from ...core.operations.branches import Branch
-from ...core.operations.changes import Send
+from ...core.operations.changes import Ack, Send
 from ...core.operations.table import AT_ONCE, SEQ_MAX
 from ...core.record.place import OWN, Place
 from ...core.state.states import Catalog, DestinationState, SubscriptionState
@@ -323,11 +324,16 @@ class Index:
     def put(self, sends: Sequence[Send]) -> None:
         self.rows.put(sends, self.table)
 
-    def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
-        if number:
-            self.rows.ack_for(state, seq, number)
-        else:
-            self.rows.remove(state, seq)
+    def ack(self, acks: Sequence[Ack]) -> None:
+        for segment, part in groupby(sorted(self.rows.ack(acks)), lambda record: self.table.find(record[0])):
+            records = list(part)
+            if segment is None:
+                raise AssertionError(f"index: record {records[0][0]} of an acked message lies in no segment")
+            size = sum([length for _, length in records])
+            segment.mark_dead(*[lsn for lsn, _ in records])
+            segment.live -= len(records)
+            segment.live_bytes -= size
+            self._less_live(segment, size)
 
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
         self.operations += self.rows.ack_range(state, first, last, number)
@@ -422,8 +428,12 @@ class Index:
         if segment is None:
             raise AssertionError(f"index: record {lsn} of {what} lies in no segment")
         segment.remove_live(lsn, length)
+        self._less_live(segment, length)
+
+    def _less_live(self, segment: Segment, size: int) -> None:
+        """Note that so many bytes of a segment are live no more."""
         if segment.end is not None:
-            self.until_look -= length
+            self.until_look -= size
             self.emptied |= not segment.live
 
     def _remove_prepared(self, lsn: int, length: int, what: object) -> None:

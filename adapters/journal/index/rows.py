@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, islice
+from operator import attrgetter
 from typing import Any, Final
 
 import lmdb
@@ -282,9 +283,36 @@ class MessageRows:
         self._remove_live(lsn, length, what)
         return True
 
+    def ack(self, acks: Sequence[Ack]) -> list[tuple[int, int]]:
+        """Ack messages. Returns the records (LSN, length) of plain ones, of which no more than a row told: their caller
+        sees that they are live no more."""
+        pop, db, plain = self._txn.pop, self._messages_db, WHERE.size if not self.waits and not self.counted else 0
+        dead: list[tuple[int, int]] = []
+        for state, some in groupby(acks, attrgetter("state")):
+            number, before, size = state.number, len(dead), 0
+            for ack in some:
+                if ack.number:
+                    self.ack_for(state, ack.seq, ack.number)
+                    continue
+                value = pop(_pack_key(number, ack.seq), db=db)
+                if value is None or len(value) != plain:
+                    self._remove(state, ack.seq, value)
+                else:
+                    lsn, _, length = _unpack_where(value)
+                    dead.append((lsn, length))
+                    size += length
+            count = len(dead) - before
+            if count and not state.own.leaving:
+                self._catalog.count(state, -count, SEND_OVERHEAD * count - size)
+                self.changed[state] = None
+        return dead
+
     def remove(self, state: DestinationState, seq: int) -> None:
         """Remove a message that is dead, for all."""
-        value = self._txn.pop(_pack_key(state.number, seq), db=self._messages_db)
+        self._remove(state, seq, self._txn.pop(_pack_key(state.number, seq), db=self._messages_db))
+
+    def _remove(self, state: DestinationState, seq: int, value: bytes | None) -> None:
+        """Remove a message whose row, if it did not wait, was this."""
         if value is not None:
             self._removed(state, seq, value)
         elif state.delayed:

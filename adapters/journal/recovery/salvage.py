@@ -24,6 +24,7 @@ import msgspec
 
 from ....policies.errors import CorruptionError
 from ....policies.text import count_of
+from ...core.operations.changes import Ack
 from ...core.record.encoding import HEAD
 from ...core.record.place import OWN, SEQ
 from ...core.state.states import Catalog
@@ -204,8 +205,7 @@ def finish(
         if isinstance(lost.destination, int) and lost.destination in index.states:
             lost.destination = str(index.states[lost.destination].destination)
     write_report(path, report, file_mode)  # once the index has forgotten them nobody can name them
-    for number, seq in rows:
-        index.rows.remove(index.states[number], seq)
+    index.ack([Ack(index.states[number], seq, 0) for number, seq in rows])
     return report
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from anabranch.adapters.core import BackendStats, Found, Host, Settings, WrittenBackend
 from anabranch.adapters.core.operations.branches import Branch
-from anabranch.adapters.core.operations.changes import Change, Send
+from anabranch.adapters.core.operations.changes import Ack, Change, Send
 from anabranch.adapters.core.operations.plan import Plan
 from anabranch.adapters.core.operations.table import apply_all
 from anabranch.adapters.core.record.encoding import REMOVAL, name_of, order_and_expiry
@@ -166,8 +166,9 @@ class OneFileBackend(WrittenBackend):
                 waiting = [subscriber.number for subscriber in send.recipients]
                 messages[send.seq] = Row(send.record, order_and_expiry(send.record)[0], send.expires_at_ms, waiting, {})
 
-    def ack(self, state: DestinationState, seq: int, number: int, place: Place | None) -> None:
-        self.ack_range(state, seq, seq, number)
+    def ack(self, acks: Sequence[Ack]) -> None:
+        for ack in acks:
+            self.ack_range(ack.state, ack.seq, ack.seq, ack.number)
 
     def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
         messages = self._next.messages.get(state.number, {})
