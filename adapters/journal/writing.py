@@ -122,6 +122,9 @@ class JournalEncoder:
             host.pending_changes += len(batch.data) // HEAVY_BYTES
         batch.plan = None  # last: who is struck before does all again
 
+    def rest(self) -> None:
+        self.sequencer.rest()
+
     def stopped(self) -> None:
         if self._log.failed is not None:
             self._host.stop(self._log.failed)

@@ -25,7 +25,7 @@ LIMIT_MAX: Final = 1 << 16
 """Descriptors that are shared out of a higher limit, or of none."""
 READING_MAX: Final = 256
 """Segments that are kept open for reading, however many files the process may have open."""
-STORE: Final = 4
+STORE: Final = 5
 """Descriptors of a store that does not say how many it keeps open: as many as a journal store has."""
 
 

@@ -13,10 +13,11 @@ again, too.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic
@@ -29,7 +30,6 @@ from ...policies.errors import (
     CorruptionError,
     OutcomeUnknownError,
     StoreFailedError,
-    StoreFullError,
 )
 from ..system import locking
 from ..system.background import CoalescedJob, shared
@@ -46,8 +46,12 @@ from .ticket import GROWS, SHRINKS, Encoder, LogOptions, Tail, Ticket, WriteBatc
 log = logging.getLogger(__name__)
 
 BATCH_BYTES: Final = f.BATCH_HEADER.size
-QUEUED_MAX: Final = 50_000
-"""Batches; who would queue more waits for those before."""
+QUEUED_MAX: Final = 64 << 20
+"""Bytes; who would queue more waits for those before (invariant 10)."""
+OBJECT_BYTES: Final = 1024
+"""Bytes that a batch takes in memory beside its own."""
+BACKLOG_PAUSE: Final = 0.001
+"""Seconds between two looks whether the backlog is gone."""
 IDLE_SECONDS: Final = 0.1
 """After so long without a write a synced mark is written, so that the last batch has a watermark behind it (J4)."""
 NEVER_IDLES: Final = 10
@@ -74,6 +78,11 @@ class Log:
         self._delivering = threading.RLock()
         self._accepted = self._delivered = WriteBatch.__new__(WriteBatch)  # until `start`: nothing is queued
         self._delivered.delivered = True
+        self._queued = self._done = 0
+        """Bytes of the batches that were linked, and that were delivered."""
+        self._backlog: deque[Ticket] = deque()
+        """Tickets whose callers wait for nothing, and that found no room ready, with those that came behind them: a
+        background thread, which no signal strikes, makes the room and plans them."""
         self._sync_number = 0
         """All up to this batch is to be on disk before what is linked next is delivered."""
         self._always = options.sync is Sync.ALWAYS
@@ -143,9 +152,11 @@ class Log:
         if self.forked:
             return
         self._require_no_reentry()
-        with self._planning:
-            # What is linked by now is written; a ticket that is refused from here on has taken no effect (rule G7).
-            self._ended = True
+        while not self._ended:
+            self._wait_for_backlog()
+            with self._planning:
+                # What is linked by now is written; a ticket that is refused from here on has taken no effect (rule G7).
+                self._ended = not self._backlog
         self._finish()
         self._writer.stop_preparing()
         if self.failed is None:
@@ -218,7 +229,7 @@ class Log:
 
     def written(self) -> Tail:
         """Return the end of the log, with all before it handed to the operating system."""
-        number, tail = self._last.number, self._writer.tail
+        tail, number = self._writer.tail, self._last.number
         try:
             self._appender.settle(number, 0)
         except OSError as error:
@@ -271,20 +282,61 @@ class Log:
     # Submitting
 
     def submit(self, ticket: Ticket) -> Ticket:
-        """Queue it, and return it, once there is room for it. It will be written in the order of submission, also if
-        the log is closed by then; where it raises, it was not queued. One for which there is no room is done."""
+        """Queue it, and return it, once there is room for it; one with a future, at once. It will be written in the
+        order of submission, also if the log is closed by then; where it raises, it was not queued. One for which there
+        is no room is done."""
         if self._closed or self.failed is not None or self._generation != locking.generation:
             self.ensure_usable()
         planning = self._planning
         if planning._is_owned() or self._delivering._is_owned() or self._syncer.sealed:  # type: ignore[attr-defined]
             self._require_no_reentry()
-        if self._accepted.number - self._delivered.number > QUEUED_MAX:
+        if self._queued - self._done > QUEUED_MAX:
             self._finish()
         while True:
             with planning:
-                if self._plan(ticket):
+                if self._backlog or ticket.future is not None:
+                    if self._plan_or_leave(ticket):
+                        return ticket
+                elif self._plan(ticket):
                     return ticket
-            self._relieve()
+            if self._backlog:
+                self._wait_for_backlog()
+            else:
+                self._relieve()
+
+    def _plan_or_leave(self, ticket: Ticket) -> bool:
+        """Plan a ticket with a future, or leave it to a background thread where that may take long. False: it has none,
+        and has to wait for the backlog."""
+        if ticket.future is None:
+            return False
+        if self._ended or self.failed is not None:
+            raise self._refusal()
+        if self._backlog or self._lacks_room(ticket):
+            self._backlog.append(ticket)
+        else:
+            self._plan(ticket)
+        self._unattended = True
+        return True
+
+    def _wait_for_backlog(self) -> None:
+        while self._backlog:
+            self._unattended = True
+            self.proceed()
+            time.sleep(BACKLOG_PAUSE)
+
+    def _plan_backlog(self) -> None:
+        """Plan the backlog. In a thread that no signal strikes."""
+        while self._backlog:
+            with self._planning:
+                try:
+                    planned = self._plan(self._backlog[0])
+                except AnabranchError as error:
+                    self._backlog[0].finish(error)
+                    planned = True
+                if planned:
+                    self._backlog.popleft()
+            if not planned:
+                self._relieve()
 
     def submit_all(self, tickets: Sequence[Ticket]) -> None:
         """Queue them in this order. Where it raises, none was queued; an error that comes later is the ticket's."""
@@ -304,11 +356,10 @@ class Log:
         if self._ended or self.failed is not None:
             raise self._refusal()
         encoder, writer = self._encoder, self._writer
-        size, promised, tail = BATCH_BYTES + ticket.size, encoder.promised + ticket.promise, writer.tail
-        if writer.must_roll or tail.offset + size > writer.limit or promised > writer.promised:
-            if not self._make_room(ticket, size, promised):
-                return ticket.done
-            tail = writer.tail
+        promised = encoder.promised + ticket.promise
+        if self._lacks_room(ticket) and not self._make_room(ticket, BATCH_BYTES + ticket.size, promised):
+            return ticket.done
+        tail = writer.tail
         try:
             batch = encoder.encode(tail, [ticket], self._syncer.durable_lsn)
             if batch.tail.offset > tail.segment.allocated:
@@ -321,6 +372,15 @@ class Log:
             return True
         self._link(batch, ticket)
         return True
+
+    def _lacks_room(self, ticket: Ticket) -> bool:
+        """Return whether room has to be made for a ticket, which may take long."""
+        writer = self._writer
+        return (
+            writer.must_roll
+            or writer.tail.offset + BATCH_BYTES + ticket.size > writer.limit
+            or self._encoder.promised + ticket.promise > writer.promised
+        )
 
     def _link(self, batch: WriteBatch, ticket: Ticket | None) -> None:
         """Queue a batch that follows all others, with `_planning` held. Raises StoreFailedError."""
@@ -338,8 +398,6 @@ class Log:
         except OSError as error:
             self.fail(error)
             raise self._failure() from error
-        if ticket is not None and ticket.future is not None:
-            self._unattended = True
         self._accept()
 
     def _accept(self) -> None:
@@ -349,6 +407,7 @@ class Log:
             writer.tail = batch.tail
             self._encoder.accept(batch)
             self._accepted = batch
+            self._queued += len(batch.data) + OBJECT_BYTES
             if batch.data:
                 self._last_write = now = monotonic()
                 if self._syncer.dirty_since is None:
@@ -373,6 +432,7 @@ class Log:
         try:
             while self._unattended:
                 self._unattended = False
+                self._plan_backlog()
                 self._finish()
         finally:
             self._attending = False
@@ -403,14 +463,19 @@ class Log:
 
     def flush(self) -> None:
         """Wait until all that is queued now is written, and delivered. Raises StoreFailedError, ClosedError."""
-        with contextlib.suppress(StoreFullError):  # it takes no room itself
-            self.wait(self.submit(Ticket((), 0)))
+        self.ensure_usable()
+        self._require_no_reentry()
+        self._wait_for_backlog()
+        self._finish()
+        if self.failed is not None:
+            raise self._failure()
 
     def _finish(self) -> None:
-        """Write and deliver all that is queued; whoever waits for it may have been interrupted."""
+        """Write and deliver all that is linked; whoever waits for it may have been interrupted."""
         self._require_no_reentry()
         with self._planning:
             self._accept()
+            self._encoder.rest()
             last = self._accepted
         self._settle(last)
 
@@ -451,6 +516,7 @@ class Log:
                 for ticket in batch.tickets:
                     ticket.finish(None)
                 self._delivered, batch.delivered = batch, True
+                self._done += len(batch.data) + OBJECT_BYTES
                 batch.tickets, batch.data = (), b""  # a thread may hold on to it, as the chain does to the last one
         return True
 
@@ -465,6 +531,8 @@ class Log:
         unknown.__cause__ = error
         with self._planning:
             self._accept()
+            while self._backlog:
+                self._backlog.popleft().finish(self._failure())
         self._deliver()  # what was on disk before counts
         with self._delivering:
             while (batch := self._delivered.next) is not None:

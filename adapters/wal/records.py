@@ -86,6 +86,9 @@ class RecordEncoder:
             batch.unsynced = True
         return batch
 
+    def rest(self) -> None:
+        """Forget nothing: nothing was remembered."""
+
     def accept(self, batch: RecordBatch) -> None:
         for kind, _, _ in batch.records:
             if kind == f.SNAPSHOT:

@@ -16,7 +16,7 @@ from ..system.background import shared
 from ..system.files import FULL, allocate, zero_fill
 from . import format as f
 from .appending import Appender
-from .files.file import FILL_MAX, FILL_MIN, File
+from .files.file import FILL_MAX, FILL_MIN
 from .files.segment_files import SegmentFiles
 from .files.watermark import Watermark, WatermarkFile
 from .segment import Segment, SegmentTable
@@ -66,8 +66,7 @@ class SegmentWriter:
         self._name, self._log_id = name, log_id
         self._files, self._options, self._encoder = files, options, encoder
         self._appender, self._syncer, self._drain = appender, syncer, drain
-        self._file: File | None = None
-        """The file in which the appender writes, and syncs perhaps, until it goes on in another."""
+        self._appends_to: Segment | None = None
         self._watermark = WatermarkFile(files.directory, log_id, files.count_sync, files.file_mode)
         self._table_lock = threading.Lock()
         self._prepare_lock = threading.Lock()
@@ -92,7 +91,6 @@ class SegmentWriter:
             pass
         for segment in self.table.all:
             segment.close()
-        self._file = None
 
     def stop_preparing(self) -> None:
         """Make no more files ahead of need."""
@@ -167,10 +165,10 @@ class SegmentWriter:
 
     def _append_here(self) -> None:
         """Have the appender go on in the tail's segment. Nothing is queued where it is another."""
-        file = self.tail.segment.file or self.tail.segment.open()
-        if self._file is not file:
-            self._appender.segment(file.fd, self.tail.offset)
-            self._file = file
+        segment = self.tail.segment
+        if self._appends_to is not segment:
+            self._appender.segment((segment.file or segment.open()).fd, self.tail.offset)
+            self._appends_to = segment
 
     def _full(self) -> OSError:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._files.directory))

@@ -184,5 +184,8 @@ class Encoder(Protocol):
         """Deliver a batch that is, with all before it, as durable as the policy asks: it counts. In order, by one
         thread at a time, after `accept`. May be called again for the same."""
 
+    def rest(self) -> None:
+        """Forget what was encoded last, if it is not in the log: its thread was interrupted."""
+
     def stopped(self) -> None:
         """Wake, once the log has failed, whoever waits for what it would have brought. Any thread."""

@@ -216,12 +216,12 @@ def test_what_a_signal_handler_raises_amid_a_write_ends_the_wait_and_nothing_els
 def test_the_next_segment_begins_once_nobody_uses_the_one_before(one: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     one.appender.settle(one.put(b"old", sync=False), 0)
     real, hangs, goes_on = os.fdatasync, threading.Event(), threading.Event()
-    synced: list[int] = []
+    synced: list[Path] = []
 
     def fdatasync(fd: int) -> None:
         hangs.set()
         goes_on.wait(60)
-        synced.append(fd)
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink())
         real(fd)
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
@@ -237,7 +237,8 @@ def test_the_next_segment_begins_once_nobody_uses_the_one_before(one: Log, monke
     syncing.join()
     one.last.tail = one.last.tail._replace(offset=0)
     one.write(b"new")
-    assert (one.path.read_bytes(), path.read_bytes(), synced) == (b"old", b"new", [one.fd, fd])
+    assert (one.path.read_bytes(), path.read_bytes()) == (b"old", b"new")
+    assert [file.name for file in synced] == ["file", "next"]
     one.appender.segment(-1, 0)
     os.close(fd)
 
@@ -259,6 +260,30 @@ def test_once_stopped_it_writes_nothing_more(one: Log) -> None:
     with pytest.raises(OSError):
         one.put(b"nor this")
     assert (one.appender.attempted, one.path.read_bytes()) == (1, b"kept")
+
+
+def test_it_writes_to_its_own_file_alone(one: Log) -> None:
+    """Whoever owns the file may close it, and its number be another's."""
+    one.write(b"1")
+    os.close(one.fd)
+    other = os.open(one.path.with_name("other"), os.O_RDWR | os.O_CREAT)
+    assert other == one.fd
+    one.write(b"2")
+    assert (one.path.read_bytes(), os.pread(other, 9, 0)) == (b"12", b"")
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_it_lets_go_of_its_descriptor(one: Log) -> None:
+    one.write(b"1")
+    before = descriptors()
+    one.appender = type(one.appender)()
+    one.appender.segment(one.fd, 0)
+    assert descriptors() == before
+    one.appender.segment(-1, 0)
+    assert descriptors() == before - 1
 
 
 def test_a_forked_child_is_refused_and_leaves_the_file_alone(one: Log) -> None:

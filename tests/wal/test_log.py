@@ -295,12 +295,12 @@ def test_a_sync_covers_a_segment_that_is_sealed_meanwhile(tmp_path: Path, monkey
 
     def fdatasync(fd: int) -> None:
         real_sync(fd)
-        synced.append(fd)
+        synced.append(os.fstat(fd).st_ino)
 
     monkeypatch.setattr(log._syncer, "sync_sealed", meanwhile)
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     log.sync()
-    assert file.fd in synced
+    assert os.fstat(file.fd).st_ino in synced
     one.close()
 
 
@@ -323,6 +323,34 @@ def test_a_future_is_resolved_though_others_look_while_its_ticket_waits_its_turn
         one.log._attend()
     thread.join()
     eventually(lambda: ticket.done)
+    one.close()
+
+
+def test_who_waits_for_nothing_does_not_wait_for_the_next_segment_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A background thread begins it; who comes behind, and waits, keeps its place."""
+    one = created(tmp_path / "log", pool_files=0)
+    one.write(b"first")
+    real, goes_on = os.fsync, threading.Event()
+
+    def hanging(fd: int) -> None:
+        goes_on.wait(60)
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", hanging)
+    tickets = [record_ticket([(KIND, bytes([n]) * 30_000, None)]) for n in range(5)]
+    for ticket in tickets:
+        ticket.future = (Future(), lambda done: None)
+        one.log.submit(ticket)
+        one.log.proceed()
+    assert not all(ticket.done for ticket in tickets)
+    behind = writing(one, b"behind")
+    goes_on.set()
+    joined(behind)
+    one.log.flush()
+    assert all(ticket.done and ticket.error is None for ticket in tickets)
+    assert one.counted == [b"first", *(bytes([n]) * 30_000 for n in range(5)), b"behind"]
     one.close()
 
 

@@ -313,6 +313,10 @@ class Sequencer:
             self._given = plan.last_seq
             return plan
 
+    def rest(self) -> None:
+        """Forget what was planned last and not accepted: its thread was interrupted, and nobody plans now."""
+        self._planning = ()
+
     def mix(self) -> None:
         """Give out seqs to transient messages from now on. Whoever began to plan before is told by `_planning`, and
         whoever begins later sees `mixed`. Idempotent. Any thread."""

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "appender.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -122,7 +123,10 @@ appender *appender_new(void) {
 }
 
 void appender_release(appender *log) {
-    if (!is_ours(log)) return; /* its memory is the parent's copy */
+    if (!is_ours(log)) { /* its memory is the parent's copy */
+        if (log->fd >= 0) close(log->fd);
+        return;
+    }
     pthread_mutex_lock(&log->lock);
     int left = --log->references;
     pthread_mutex_unlock(&log->lock);
@@ -132,6 +136,7 @@ void appender_release(appender *log) {
     pthread_cond_destroy(&log->synced[1]);
     pthread_cond_destroy(&log->gathered);
     pthread_cond_destroy(&log->free);
+    if (log->fd >= 0) close(log->fd);
     free(log->fill.data);
     free(log->spare.data);
     free(log);
@@ -139,13 +144,19 @@ void appender_release(appender *log) {
 
 int appender_segment(appender *log, int fd, uint64_t offset, double seconds) {
     if (!is_ours(log)) return APPENDER_FORKED;
-    int result = APPENDER_OK;
+    int result = APPENDER_OK, own = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (fd >= 0 && own < 0) return APPENDER_ERRNO - errno;
     double until = now() + seconds;
     pthread_mutex_lock(&log->lock);
     while ((log->writing || log->syncing) && !result)
         if (!wait_until(&log->free, &log->lock, until)) result = APPENDER_AGAIN;
-    if (!result) log->fd = fd, log->offset = offset;
+    if (!result) {
+        int before = log->fd;
+        log->fd = own, log->offset = offset;
+        own = before;
+    }
     pthread_mutex_unlock(&log->lock);
+    if (own >= 0) close(own);
     return result;
 }
 
@@ -159,7 +170,7 @@ void appender_restart(appender *log, uint64_t lsn) {
 appender_state appender_look(appender *log) {
     pthread_mutex_lock(&log->lock);
     appender_state state = log->state;
-    state.queued = log->fill.size;
+    state.queued = log->fill.size, state.fd = log->fd;
     pthread_mutex_unlock(&log->lock);
     return state;
 }

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { APPENDER_OK = 0, APPENDER_AGAIN = -1, APPENDER_FAILED = -2, APPENDER_NO_MEMORY = -3, APPENDER_FORKED = -4 };
+enum { APPENDER_OK = 0, APPENDER_AGAIN = -1, APPENDER_FAILED = -2, APPENDER_NO_MEMORY = -3, APPENDER_FORKED = -4, APPENDER_ERRNO = -100 };
 
 typedef struct appender appender;
 
@@ -21,6 +21,7 @@ typedef struct {
     uint64_t lsn, written_lsn, durable_lsn; /* the last LSNs of these */
     uint64_t syncs;
     size_t queued; /* bytes */
+    int fd;        /* its own */
     int failed;    /* the errno that has stopped it for good; 0: none */
 } appender_state;
 
@@ -35,8 +36,8 @@ void appender_use(const appender_calls *calls); /* all of the process's, from no
 
 appender *appender_new(void); /* NULL: no memory */
 void appender_release(appender *log);
-/* Go on in this file, from this offset on; AGAIN: after so many seconds the one before is still in use. Nothing is
-   queued. -1: in none. */
+/* Go on in this file, from this offset on, by a descriptor of its own, which nobody else closes. AGAIN: after so many
+   seconds the one before is still in use. Nothing is queued. -1: in none. APPENDER_ERRNO - errno: there is no descriptor. */
 int appender_segment(appender *log, int fd, uint64_t offset, double seconds);
 /* Begin with batch 1, behind this LSN, up to which all is on disk. */
 void appender_restart(appender *log, uint64_t lsn);

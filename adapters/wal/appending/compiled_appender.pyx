@@ -20,13 +20,13 @@ from ....policies.errors import ClosedError
 from .python_appender import REENTRY
 
 cdef extern from "appender.h" nogil:
-    enum: APPENDER_OK, APPENDER_AGAIN, APPENDER_FAILED, APPENDER_NO_MEMORY, APPENDER_FORKED
+    enum: APPENDER_OK, APPENDER_AGAIN, APPENDER_FAILED, APPENDER_NO_MEMORY, APPENDER_FORKED, APPENDER_ERRNO
     ctypedef struct appender:
         pass
     ctypedef struct appender_state:
         uint64_t attempted, syncs
         size_t queued
-        int failed
+        int fd, failed
     ctypedef struct appender_calls:
         ssize_t (*write)(int, const void *, size_t, off_t) noexcept
         int (*sync)(int) noexcept
@@ -145,6 +145,7 @@ cdef class Appender:
 
     def __dealloc__(self):
         if self.log is not NULL:
+            appender_stop(self.log)
             appender_release(self.log)
 
     @property
@@ -175,9 +176,10 @@ cdef class Appender:
         while result == APPENDER_AGAIN:
             with nogil:
                 result = appender_segment(self.log, fd, offset, SLICE)
-            PyErr_CheckSignals()
+            if result == APPENDER_AGAIN:
+                PyErr_CheckSignals()
         self.require(result)
-        self.fd = fd
+        self.fd = appender_look(self.log).fd
 
     def put(self, bytes data, uint64_t lsn, bint sync, last, batch):
         cdef int result
@@ -245,6 +247,8 @@ cdef class Appender:
 
     cdef int require(self, int result) except -1:
         cdef int failed
+        if result < APPENDER_ERRNO:
+            raise OSError(APPENDER_ERRNO - result, os.strerror(APPENDER_ERRNO - result))
         if result == APPENDER_NO_MEMORY:
             raise MemoryError
         if result == APPENDER_FORKED:

@@ -7,6 +7,7 @@ done again after an interruption: the same bytes, at the same place.
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Final
 
@@ -27,7 +28,7 @@ class PythonAppender:
         """The last LSN of that one."""
         self.syncs = 0
         """How often it has waited for the disk."""
-        self._fd, self._failed = -1, False
+        self._fd, self._failed = -1, False  # first: an object that is made by halves is let go of too
         self._last: WriteBatch
         """The last that was written."""
         self._writing, self._syncing = threading.RLock(), threading.RLock()
@@ -38,9 +39,17 @@ class PythonAppender:
         self.attempted = self.written = self.durable = 0
 
     def segment(self, fd: int, offset: int) -> None:
-        """Go on in this file, from this offset on. Nothing is queued; nobody uses the one before by then."""
+        """Go on in this file, from this offset on, by a descriptor of its own; -1: in none. Nothing is queued; nobody
+        uses the one before by then. Raises OSError."""
+        own = os.dup(fd) if fd >= 0 else -1
         with self._syncing, self._writing:
-            self._fd = fd
+            self._fd, before = own, self._fd
+        if before >= 0:
+            os.close(before)
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
 
     def put(self, data: bytes, lsn: int, sync: bool, last: WriteBatch, batch: WriteBatch) -> None:
         """Queue a batch whose bytes are `data` and whose last LSN is `lsn`, and link it to the `last` one, in one step.
