@@ -245,8 +245,11 @@ static void write_fill(appender *log) {
     if (batch.capacity > KEPT_BYTES) free(batch.data), batch = (buffer){0};
     log->spare = batch;
     log->writing = 0;
-    if (error) log->state.failed = error;
-    else {
+    if (error) {
+        log->state.failed = error;
+        pthread_cond_broadcast(&log->synced[0]);
+        pthread_cond_broadcast(&log->synced[1]);
+    } else {
         log->state.written_lsn = last_lsn;
         __atomic_store_n(&log->state.written, last, __ATOMIC_RELEASE);
     }

@@ -7,6 +7,7 @@ done again after an interruption: the same bytes, at the same place.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from typing import Final
@@ -28,7 +29,9 @@ class PythonAppender:
         """The last LSN of that one."""
         self.syncs = 0
         """How often it has waited for the disk."""
-        self._fd, self._failed = -1, False  # first: an object that is made by halves is let go of too
+        self._fd = -1  # first: an object that is made by halves is let go of too
+        self._failed: OSError | None = None
+        """Why it has failed, if it has."""
         self._last: WriteBatch
         """The last that was written."""
         self._writing, self._syncing = threading.RLock(), threading.RLock()
@@ -81,8 +84,8 @@ class PythonAppender:
             self._require_not_failed()  # only now: see `stop`
             try:
                 write_all(self._fd, b"".join([batch.data for batch in batches]), batches[0].offset)
-            except OSError:
-                self._failed = True
+            except OSError as error:
+                self._failed = error
                 raise
             self._last = last
         self.written = self._last.number
@@ -94,19 +97,19 @@ class PythonAppender:
             try:
                 self.syncs += 1
                 sync_data(self._fd)
-            except OSError:
-                self._failed = True
+            except OSError as error:
+                self._failed = error
                 raise
             self.durable_lsn, self.durable = target.tail.lsn, target.number
 
     def _require_not_failed(self) -> None:
-        if self._failed:
-            raise OSError("an earlier write has failed")
+        if self._failed is not None:
+            raise self._failed
 
     def stop(self) -> None:
         """Write nothing more, for good: as after an error. `attempted` stays as it is, or what it becomes is not
         written."""
-        self._failed = True
+        self._failed = self._failed or OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
 
     def _require_no_reentry(self) -> None:
         if self._writing._is_owned() or self._syncing._is_owned():  # type: ignore[attr-defined]
