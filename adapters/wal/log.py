@@ -292,17 +292,22 @@ class Log:
             self._require_no_reentry()
         if self._queued - self._done > QUEUED_MAX:
             self._finish()
-        while True:
-            with planning:
-                if self._backlog or ticket.future is not None:
-                    if self._plan_or_leave(ticket):
+        try:
+            while True:
+                with planning:
+                    if self._backlog or ticket.future is not None:
+                        if self._plan_or_leave(ticket):
+                            return ticket
+                    elif self._plan(ticket):
                         return ticket
-                elif self._plan(ticket):
-                    return ticket
-            if self._backlog:
-                self._wait_for_backlog()
-            else:
-                self._relieve()
+                if self._backlog:
+                    self._wait_for_backlog()
+                else:
+                    self._relieve()
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                shared().schedule(0, self._finish)  # it may be in the log, and nobody waits for it
+            raise
 
     def _plan_or_leave(self, ticket: Ticket) -> bool:
         """Plan a ticket with a future, or leave it to a background thread where that may take long. False: it has none,
