@@ -45,21 +45,21 @@ class Row:
 
 
 ROWS = (
-    Row("durable send, 1 thread", "0.90 of the bare disk", "send-sync", 8_000),
-    Row("the same, 8 threads", "1.3 times KahaDB", "send-sync", 16_000, 8),
-    Row("the same, 32 threads", "1.6 times KahaDB", "send-sync", 19_200, 32),
-    Row("unsynced send, 1 thread", "5 times KahaDB, twice the best in Python", "send-nosync", 100_000),
-    Row("the same, 8 threads", "3 times KahaDB, twice the best in Python", "send-nosync", 80_000, 8),
+    Row("durable send, 1 thread", "0.95 of the bare disk, 1.7 times KahaDB", "send-sync", 8_000),
+    Row("the same, 8 threads", "1.8 times KahaDB", "send-sync", 16_000, 8),
+    Row("the same, 32 threads", "2.0 times KahaDB", "send-sync", 19_200, 32),
+    Row("unsynced send, 1 thread", "4 times KahaDB and the best in Python", "send-nosync", 100_000),
+    Row("the same, 8 threads", "5 times the best in Python", "send-nosync", 80_000, 8),
     Row("unsynced `send_many` of 1,000", "1.5 times sqlite3", "send-many", 400_000),
-    Row("unsynced send, receive and ack, 1 thread", "2 times KahaDB", "send+ack-nosync", 40_000),
-    Row("the same, 8 threads on one queue", "as fast as one thread", "send+ack-nosync", 24_000, 8),
+    Row("unsynced send, receive and ack, 1 thread", "2.5 times KahaDB", "send+ack-nosync", 40_000),
+    Row("the same, 8 threads on one queue", "0.9 of one thread", "send+ack-nosync", 24_000, 8),
     Row("transaction of 10 sends, one store, 1 thread", "3 times KahaDB", "tx-single-store", 3_000),
     Row("the same, 8 threads", "2.5 times KahaDB", "tx-single-store", 4_800, 8),
     Row("transaction over two stores, 1 thread", "2.5 times mKahaDB", "tx-cross-store-2", 1_200),
-    Row("the same, 8 threads", "1.3 times mKahaDB", "tx-cross-store-2", 2_000, 8),
-    Row("transaction over four stores, 1 thread", "2.5 times mKahaDB", "tx-cross-store-4", 800),
-    Row("the same, 8 threads", "1.3 times mKahaDB", "tx-cross-store-4", 1_200, 8),
-    Row("read in order", "ahead of sqlite3", "drain", 60_000),
+    Row("the same, 8 threads", "1.5 times mKahaDB", "tx-cross-store-2", 2_000, 8),
+    Row("transaction over four stores, 1 thread", "3 times mKahaDB", "tx-cross-store-4", 800),
+    Row("the same, 8 threads", "1.5 times mKahaDB", "tx-cross-store-4", 1_200, 8),
+    Row("read in order", "as fast as sqlite3", "drain", 60_000),
     Row("`import`", "250 ms", IMPORT, 1),
 )
 HEAD = ("work", "target", "Anabranch", "p99", "best in Python", "ratio", "bare disk", "ratio")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,11 @@ import pytest
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import Outgoing, Receipt
 from anabranch.adapters.core.operations.destination_changes import CloseGate
-from anabranch.adapters.core.operations.plan import Plan
 from anabranch.adapters.core.operations.tickets import Ticket
 from anabranch.adapters.core.state.gates import Gate, MovedError
 from anabranch.adapters.core.store_types import Change, Subscription
+from anabranch.adapters.journal.writing import JournalBatch
+from anabranch.adapters.wal.ticket import Tail
 from anabranch.policies.errors import StoreFailedError
 
 from ..contract.disk import A, B, T, take
@@ -68,16 +69,17 @@ def test_what_follows_one_that_is_sent_away_is_sent_away(tmp_path: Path, limited
     with JournalDisk(tmp_path) as disk:
         store = disk.create(large_message_size=1 << 20, **options)
         sequencer, bodies = store._engine.sequencer, [b"%d" % n + bytes(700_000) for n in range(6)]
-        plans: list[int] = []
+        encoder, plans = store.backend._encoder, list[int]()
+        real = encoder.encode
 
-        def plan(tickets: Sequence[Ticket], real: Callable[[Sequence[Ticket]], Plan] = sequencer.plan) -> Plan:
+        def encode(tail: Tail, tickets: list[Ticket], watermark: int) -> JournalBatch:
             plans.append(len(tickets))
             sequencer.gates.clear()
             if len(plans) == 3:
                 sequencer.gates[A] = Gate.passed(A)
-            return real(tickets)
+            return real(tail, tickets, watermark)
 
-        sequencer.plan = plan  # type: ignore[method-assign]
+        encoder.encode = encode
         done: list[Receipt] = []
         with pytest.raises(MovedError):
             store.send_many(A, bodies, done=done)
