@@ -83,6 +83,8 @@ class Log:
         self._backlog: deque[Ticket] = deque()
         """Tickets whose callers wait for nothing, and that found no room ready, with those that came behind them: a
         background thread, which no signal strikes, makes the room and plans them."""
+        self._left = 0
+        """Bytes of the backlog, about."""
         self._sync_number = 0
         """All up to this batch is to be on disk before what is linked next is delivered."""
         self._always = options.sync is Sync.ALWAYS
@@ -290,41 +292,39 @@ class Log:
         planning = self._planning
         if planning._is_owned() or self._delivering._is_owned() or self._syncer.sealed:  # type: ignore[attr-defined]
             self._require_no_reentry()
-        if self._queued - self._done > QUEUED_MAX:
+        if self._queued - self._done + self._left > QUEUED_MAX:
+            self._wait_for_backlog()
             self._finish()
         try:
             while True:
                 with planning:
-                    if self._backlog or ticket.future is not None:
-                        if self._plan_or_leave(ticket):
-                            return ticket
-                    elif self._plan(ticket):
+                    if ticket.future is not None:
+                        self._plan_or_leave(ticket)
                         return ticket
-                if self._backlog:
-                    self._wait_for_backlog()
-                else:
+                    is_next = not self._backlog or self.releasing == get_ident()
+                    if is_next and self._plan(ticket):
+                        return ticket
+                if is_next:
                     self._relieve()
+                else:
+                    self._wait_for_backlog()
         except BaseException as error:
             if not isinstance(error, Exception):
                 shared().schedule(0, self._finish)  # it may be in the log, and nobody waits for it
             raise
 
-    def _plan_or_leave(self, ticket: Ticket) -> bool:
-        """Plan a ticket with a future, or leave it to a background thread where that may take long. False: it has none,
-        and has to wait for the backlog."""
-        if ticket.future is None:
-            return False
+    def _plan_or_leave(self, ticket: Ticket) -> None:
+        """Plan a ticket with a future, or leave it to a background thread where that may take long."""
         if self._ended or self.failed is not None:
             raise self._refusal()
-        if self._backlog or self._lacks_room(ticket):
+        if self._backlog or self._lacks_room(ticket) or not self._plan(ticket):
+            self._left += ticket.size + OBJECT_BYTES  # first: too many, if struck now
             self._backlog.append(ticket)
-        else:
-            self._plan(ticket)
         self._unattended = True
-        return True
 
     def _wait_for_backlog(self) -> None:
-        while self._backlog:
+        """Wait until the backlog is planned. Who releases segments does not: the backlog may wait for that."""
+        while self._backlog and self.releasing != get_ident():
             self._unattended = True
             self.proceed()
             time.sleep(BACKLOG_PAUSE)
@@ -339,7 +339,7 @@ class Log:
                     self._backlog[0].finish(error)
                     planned = True
                 if planned:
-                    self._backlog.popleft()
+                    self._left -= self._backlog.popleft().size + OBJECT_BYTES
             if not planned:
                 self._relieve()
 
@@ -537,6 +537,7 @@ class Log:
         with self._planning:
             self._accept()
             while self._backlog:
+                self._left -= self._backlog[0].size + OBJECT_BYTES
                 self._backlog.popleft().finish(self._failure())
         self._deliver()  # what was on disk before counts
         with self._delivering:

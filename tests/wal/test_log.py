@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.adapters.wal import RecordBatch, log, record_ticket
+from anabranch.adapters.wal import SNAPSHOT, RecordBatch, log, record_ticket
+from anabranch.adapters.wal.ticket import GROWS
 from anabranch.policies.config.durability import Sync
 from anabranch.policies.errors import (
     ClosedError,
@@ -351,6 +352,39 @@ def test_who_waits_for_nothing_does_not_wait_for_the_next_segment_either(
     one.log.flush()
     assert all(ticket.done and ticket.error is None for ticket in tickets)
     assert one.counted == [b"first", *(bytes([n]) * 30_000 for n in range(5)), b"behind"]
+    one.close()
+
+
+def test_what_makes_room_goes_before_who_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record that lets segments go is written by the thread to which the others were left."""
+    one = created(tmp_path / "log")
+    one.write(b"first")
+    log, full = one.log, [True]
+    make_room = log._writer.make_room
+
+    def none_for_more(size: int, promised: int, leaves: int) -> None:
+        if full and leaves == GROWS:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        make_room(size, promised, leaves)
+
+    def relief() -> None:
+        log.releasing = threading.get_ident()
+        log.wait(log.submit(record_ticket([(SNAPSHOT, b"", None)], sync=True)))
+        full.clear()
+        log.releases += 1
+        log.releasing = 0
+
+    monkeypatch.setattr(log._writer, "make_room", none_for_more)
+    monkeypatch.setattr(log._encoder, "needed_bytes", lambda segment: 0)
+    log.relief, log._writer.limit = relief, 0
+    tickets = [record_ticket([(KIND, b"%d" % n, None)]) for n in range(3)]
+    for ticket in tickets:
+        ticket.future = (Future(), lambda done: None)
+        log.submit(ticket)
+        log.proceed()
+    one.write(b"behind")
+    assert all(ticket.done and ticket.error is None for ticket in tickets)
+    assert one.counted == [b"first", b"", b"0", b"1", b"2", b"behind"]
     one.close()
 
 
