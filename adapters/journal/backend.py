@@ -169,7 +169,7 @@ class JournalBackend(Backend):
         options, host, file_mode = self.options, self._host, self._directory.file_mode
         files = SegmentFiles(self._directory.journal, options.segment_size, lambda: self._log.count_sync(), file_mode)
         log_options = LogOptions(
-            options.segment_size, options.batch_bytes_max, options.sync, options.sync_interval, options.pool_files,
+            options.segment_size, options.sync, options.sync_interval, options.pool_files,
             "a send can be retried with the same message_id", MAKE_ROOM, options.min_files,
         )  # fmt: skip
         self._log = Log(f"store {self.name!r}", store_id, files, log_options, self._encoder)

@@ -33,6 +33,7 @@ from ...policies.errors import (
 )
 from ..system import locking
 from ..system.background import CoalescedJob, shared
+from ..system.conditions import RLock
 from ..system.files import FULL, is_out_of_files, refused
 from ..system.locking import gone_directory
 from . import format as f
@@ -74,8 +75,8 @@ class Log:
         self._appender = Appender()
         self._syncer = Syncer(self._appender)
         self._writer = SegmentWriter(name, log_id, files, options, encoder, self._appender, self._syncer, self._drain)
-        self._planning = threading.RLock()
-        self._delivering = threading.RLock()
+        self._planning = RLock()
+        self._delivering = RLock()
         self._accepted = self._delivered = WriteBatch.__new__(WriteBatch)  # until `start`: nothing is queued
         self._delivered.delivered = True
         self._queued = self._done = 0

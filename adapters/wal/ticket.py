@@ -19,8 +19,6 @@ class LogOptions:
 
     segment_bytes: int
     """Bytes of one file, its header included, unless one ticket needs more."""
-    batch_bytes_max: int = 1 << 20
-    """The most that is gathered into one write, unless one ticket takes more."""
     sync: Sync = Sync.ALWAYS
     sync_interval: float = 1.0
     """Seconds, under `periodic`."""

@@ -13,28 +13,36 @@
 #define fdatasync fsync /* called only where policies/platform_files.py has found that it makes a file durable */
 #endif
 
-enum { GATHER_MAX = 8, FIRST_BYTES = 1 << 16, KEPT_BYTES = 1 << 20 };
+enum { GATHER_MAX = 16, FIRST_BYTES = 1 << 16, KEPT_BYTES = 1 << 20 };
 static const double GATHER_SECONDS_MAX = 0.005;
+static const double PLAN_SECONDS = 0.00003; /* about what a caller takes for its next batch */
+static const double QUICK_SECONDS = 0.0005;
 
 typedef struct {
     unsigned char *data;
     size_t size, capacity;
 } buffer;
 
+typedef struct waiter { /* never on a stack: whoever wakes it may come late */
+    struct waiter *next;
+    uint64_t number;
+    pthread_cond_t woken;
+    int is_woken;
+} waiter;
+
 struct appender {
-    pthread_mutex_t lock;     /* guards all of it; held for copying at most, never for a system call on the file */
-    pthread_cond_t synced[2]; /* a sync has ended: those that wait for an even one, and for an odd one */
-    pthread_cond_t gathered;  /* as many wait as the leader waits for */
-    pthread_cond_t free;      /* nobody writes, or nobody syncs any more */
-    int references;           /* its owner's, and its helper's */
-    int generation;           /* of the process that made it: in a forked child a lock may be held for ever */
+    pthread_mutex_t lock;    /* guards all of it; held for copying at most, never for a system call on the file */
+    pthread_cond_t gathered; /* as many wait as the leader waits for */
+    pthread_cond_t free;     /* nobody writes, or nobody syncs any more */
+    waiter *waiters, **last; /* in the order in which they came */
+    waiter *spare_waiters;
+    int references; /* its owner's, and its helper's */
+    int generation; /* of the process that made it: in a forked child a lock may be held for ever */
     int fd;
     uint64_t offset; /* where `fill` goes */
     buffer fill, spare;
     appender_state state;
-    uint64_t want;  /* somebody waits for the disk up to here */
-    uint64_t epoch;  /* the number of the sync that was begun last */
-    uint64_t target; /* up to where it makes all durable, while `syncing` */
+    uint64_t want; /* somebody waits for the disk up to here */
     int writing, syncing, helped;
     int waiting;  /* batches that want a sync, since the last one was begun */
     int expected; /* how many came together lately; their threads are on their way back. 0: each comes alone */
@@ -112,8 +120,7 @@ appender *appender_new(void) {
     appender *log = calloc(1, sizeof *log);
     if (!log) return NULL;
     pthread_mutex_init(&log->lock, NULL);
-    condition_init(&log->synced[0]);
-    condition_init(&log->synced[1]);
+    log->last = &log->waiters;
     condition_init(&log->gathered);
     condition_init(&log->free);
     log->references = 1;
@@ -132,8 +139,11 @@ void appender_release(appender *log) {
     pthread_mutex_unlock(&log->lock);
     if (left) return; /* a helper waits for the disk: it does the rest */
     pthread_mutex_destroy(&log->lock);
-    pthread_cond_destroy(&log->synced[0]);
-    pthread_cond_destroy(&log->synced[1]);
+    for (waiter *one = log->spare_waiters, *next; one; one = next) {
+        next = one->next;
+        pthread_cond_destroy(&one->woken);
+        free(one);
+    }
     pthread_cond_destroy(&log->gathered);
     pthread_cond_destroy(&log->free);
     if (log->fd >= 0) close(log->fd);
@@ -181,13 +191,17 @@ uint64_t appender_durable(appender *log) { return __atomic_load_n(&log->state.du
 
 uint64_t appender_durable_lsn(appender *log) { return __atomic_load_n(&log->state.durable_lsn, __ATOMIC_ACQUIRE); }
 
+/* Stop for good, with the lock held. */
+static void fail(appender *log, int error) {
+    log->state.failed = error;
+    pthread_cond_broadcast(&log->gathered);
+    for (waiter *one = log->waiters; one; one = one->next) pthread_cond_signal(&one->woken);
+}
+
 void appender_stop(appender *log) {
     if (!is_ours(log)) return;
     pthread_mutex_lock(&log->lock);
-    if (!log->state.failed) log->state.failed = ECANCELED;
-    pthread_cond_broadcast(&log->synced[0]);
-    pthread_cond_broadcast(&log->synced[1]);
-    pthread_cond_broadcast(&log->gathered);
+    if (!log->state.failed) fail(log, ECANCELED);
     pthread_mutex_unlock(&log->lock);
 }
 
@@ -246,9 +260,7 @@ static void write_fill(appender *log) {
     log->spare = batch;
     log->writing = 0;
     if (error) {
-        log->state.failed = error;
-        pthread_cond_broadcast(&log->synced[0]);
-        pthread_cond_broadcast(&log->synced[1]);
+        fail(log, error);
     } else {
         log->state.written_lsn = last_lsn;
         __atomic_store_n(&log->state.written, last, __ATOMIC_RELEASE);
@@ -258,17 +270,33 @@ static void write_fill(appender *log) {
 
 static int ask_help(appender *log);
 
+/* Wake the first of those who have what they wait for, unless it is awake: it wakes the next one (`appender_pass`) once it
+   has the interpreter, so that they do not stand in line for that all at once. */
+static void wake_next(appender *log) {
+    for (waiter *one = log->waiters; one; one = one->next)
+        if (one->number <= log->state.durable) {
+            if (!one->is_woken) one->is_woken = 1, pthread_cond_signal(&one->woken);
+            return;
+        }
+}
+
+/* Expect as many as came for the last sync and during it: each sync takes as much of a processor as some ten batches. Two
+   that are quick take turns instead. */
+static void expect(appender *log, int together) {
+    int least = log->sync_seconds < QUICK_SECONDS ? 3 : 2;
+    int most = together * PLAN_SECONDS < log->sync_seconds ? 4 * GATHER_MAX : GATHER_MAX;
+    log->expected = together < least ? 0 : together < most ? together : most;
+}
+
 /* One write and one sync, for all who wait, while nobody else syncs. */
 static void lead(appender *log) {
-    uint64_t epoch = ++log->epoch;
-    log->syncing = 1, log->target = UINT64_MAX;
+    log->syncing = 1;
     double most = log->sync_seconds < GATHER_SECONDS_MAX ? log->sync_seconds : GATHER_SECONDS_MAX;
     for (double until = now() + most; log->waiting < log->expected && !log->state.failed;)
         if (!wait_until(&log->gathered, &log->lock, until)) break;
     while (log->writing) pthread_cond_wait(&log->free, &log->lock);
     int shared = log->waiting, error = 0;
     log->waiting = 0;
-    log->target = log->state.number; /* who comes from here on waits for the next one */
     if (!log->state.failed) write_fill(log);
     if (!log->state.failed) {
         uint64_t target = log->state.written, target_lsn = log->state.written_lsn;
@@ -281,19 +309,17 @@ static void lead(appender *log) {
         log->state.syncs++;
         if (took > 2 * log->sync_seconds + 0.001) took = 2 * log->sync_seconds + 0.001; /* a stall is no measure */
         log->sync_seconds = 0.7 * log->sync_seconds + 0.3 * took;
-        if (error) log->state.failed = -error; /* never tried again (invariant 7) */
+        if (error) fail(log, -error); /* never tried again (invariant 7) */
         else if (target > log->state.durable) {
             __atomic_store_n(&log->state.durable_lsn, target_lsn, __ATOMIC_RELEASE);
             __atomic_store_n(&log->state.durable, target, __ATOMIC_RELEASE);
         }
-        int together = shared + log->waiting;
-        log->expected = together < 2 ? 0 : together < GATHER_MAX ? together : GATHER_MAX;
+        expect(log, shared + log->waiting);
     }
     log->syncing = 0;
     pthread_cond_broadcast(&log->free);
-    pthread_cond_broadcast(&log->synced[epoch & 1]);
-    if (log->state.failed) pthread_cond_broadcast(&log->synced[~epoch & 1]);
-    else if (log->want > log->state.durable) ask_help(log);
+    wake_next(log);
+    if (!log->state.failed && log->want > log->state.durable) ask_help(log);
 }
 
 int appender_write(appender *log, uint64_t number, double seconds) {
@@ -313,10 +339,30 @@ int appender_write(appender *log, uint64_t number, double seconds) {
     return result;
 }
 
+/* Wait until somebody wakes this one, with the lock held, which is let go of meanwhile. */
+static int wait_here(appender *log, uint64_t number, double until) {
+    waiter *me = log->spare_waiters;
+    if (me) log->spare_waiters = me->next;
+    else {
+        if (!(me = calloc(1, sizeof *me))) return APPENDER_NO_MEMORY;
+        condition_init(&me->woken);
+    }
+    me->next = NULL, me->number = number, me->is_woken = 0;
+    *log->last = me, log->last = &me->next;
+    int came = 1;
+    while (!me->is_woken && log->state.durable < number && !log->state.failed && came)
+        came = wait_until(&me->woken, &log->lock, until);
+    waiter **at = &log->waiters;
+    while (*at != me) at = &(*at)->next;
+    if (!(*at = me->next)) log->last = at;
+    me->next = log->spare_waiters, log->spare_waiters = me;
+    return came || me->is_woken ? APPENDER_OK : APPENDER_AGAIN;
+}
+
 int appender_wait(appender *log, uint64_t number, double seconds) {
     if (!is_ours(log)) return APPENDER_FORKED;
     if (appender_durable(log) >= number) return APPENDER_OK;
-    int result = APPENDER_OK;
+    int result = APPENDER_OK, parked = 0;
     double until = now() + seconds;
     pthread_mutex_lock(&log->lock);
     while (log->state.durable < number && !result) {
@@ -328,13 +374,19 @@ int appender_wait(appender *log, uint64_t number, double seconds) {
             lead(log);
         } else {
             if (log->want < number) log->want = number;
-            uint64_t epoch = log->syncing && number <= log->target ? log->epoch : log->epoch + 1;
-            if (!wait_until(&log->synced[epoch & 1], &log->lock, until)) result = APPENDER_AGAIN;
+            result = wait_here(log, number, until);
+            if (result == APPENDER_OK) parked = 1;
         }
     }
-    if (log->state.durable >= number) result = APPENDER_OK;
+    if (log->state.durable >= number) result = parked ? APPENDER_PASS : APPENDER_OK;
     pthread_mutex_unlock(&log->lock);
     return result;
+}
+
+void appender_pass(appender *log) {
+    pthread_mutex_lock(&log->lock);
+    wake_next(log);
+    pthread_mutex_unlock(&log->lock);
 }
 
 /* Helpers: threads of the process that lead where nobody does. One stays with its log as long as somebody waits, and

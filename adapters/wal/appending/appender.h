@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { APPENDER_OK = 0, APPENDER_AGAIN = -1, APPENDER_FAILED = -2, APPENDER_NO_MEMORY = -3, APPENDER_FORKED = -4, APPENDER_ERRNO = -100 };
+enum { APPENDER_PASS = 1, APPENDER_OK = 0, APPENDER_AGAIN = -1, APPENDER_FAILED = -2, APPENDER_NO_MEMORY = -3, APPENDER_FORKED = -4, APPENDER_ERRNO = -100 };
 
 typedef struct appender appender;
 
@@ -45,8 +45,10 @@ void appender_restart(appender *log, uint64_t lsn);
 int appender_put(appender *log, const void *data, size_t size, uint64_t lsn, int sync);
 /* Write what is queued up to this batch, without a sync. AGAIN: another thread is writing, and `seconds` are over. */
 int appender_write(appender *log, uint64_t number, double seconds);
-/* Wait until all up to this batch is on disk. AGAIN: `seconds` are over. */
+/* Wait until all up to this batch is on disk. AGAIN: `seconds` are over. PASS: the same as OK, but call `appender_pass`
+   once you have what you need to go on: others wait who are to go on after you. */
 int appender_wait(appender *log, uint64_t number, double seconds);
+void appender_pass(appender *log);
 /* Write nothing more, for good: as after an error. `attempted` stays as it is from then on. */
 void appender_stop(appender *log);
 /* See that what is queued is synced though nobody waits. */

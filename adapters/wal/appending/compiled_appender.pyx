@@ -20,7 +20,7 @@ from ....policies.errors import ClosedError
 from .python_appender import REENTRY
 
 cdef extern from "appender.h" nogil:
-    enum: APPENDER_OK, APPENDER_AGAIN, APPENDER_FAILED, APPENDER_NO_MEMORY, APPENDER_FORKED, APPENDER_ERRNO
+    enum: APPENDER_PASS, APPENDER_OK, APPENDER_AGAIN, APPENDER_FAILED, APPENDER_NO_MEMORY, APPENDER_FORKED, APPENDER_ERRNO
     ctypedef struct appender:
         pass
     ctypedef struct appender_state:
@@ -39,6 +39,7 @@ cdef extern from "appender.h" nogil:
     int appender_put(appender *, const void *, size_t, uint64_t, int)
     int appender_write(appender *, uint64_t, double)
     int appender_wait(appender *, uint64_t, double)
+    void appender_pass(appender *)
     void appender_stop(appender *)
     void appender_kick(appender *)
     appender_state appender_look(appender *)
@@ -199,7 +200,9 @@ cdef class Appender:
                     result = appender_wait(self.log, sync_number, SLICE)
                 if result == APPENDER_AGAIN:
                     PyErr_CheckSignals()
-            if result != APPENDER_OK:
+            if result == APPENDER_PASS:
+                appender_pass(self.log)
+            elif result != APPENDER_OK:
                 self.require(result)
         if number > appender_written(self.log):
             self.write(number)
