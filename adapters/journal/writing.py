@@ -46,13 +46,7 @@ class JournalBatch(WriteBatch):
     plan: Plan | None
 
     def __init__(self, start: Tail, tail: Tail, tickets: list[Any], data: bytes, sync: bool, plan: Plan | None) -> None:
-        self.segment = start.segment  # not by the base's: one call less for a send
-        self.offset = start.offset
-        self.tail = tail
-        self.tickets = tickets
-        self.data = data
-        """Empty if there are duplicates only."""
-        self.sync = sync
+        super().__init__(start, tail, tickets, data, sync)
         self.plan = plan
 
 

@@ -90,16 +90,12 @@ class Ticket:
         except (AttributeError, RuntimeError):
             pass  # nobody waits, or it was awake already
 
-    def attend(self) -> None:
-        """Attend to the ticket: from now on `wake` ends a `wait`. One thread waits for it at a time."""
+    def wait(self, seconds: float) -> None:
+        """Wait until the ticket may be done, or so long. One thread waits for it at a time."""
         if self.waiter is None:
             waiter = threading.Lock()
             waiter.acquire()
             self.waiter = waiter
-
-    def wait(self, seconds: float) -> None:
-        """Wait until the ticket may be done, or so long."""
-        self.attend()
         if not self.done:
             self.waiter.acquire(timeout=seconds)
 
