@@ -43,11 +43,11 @@ T = TypeVar("T")
 class JournalBatch(WriteBatch):
     """A write batch and the plan that it is made of; None in a mark."""
 
-    plan: Plan | None
+    __slots__ = ("plan",)
 
-    def __init__(self, start: Tail, tail: Tail, tickets: list[Any], data: bytes, sync: bool, plan: Plan | None) -> None:
-        super().__init__(start, tail, tickets, data, sync)
-        self.plan = plan
+    def __init__(self, start: Tail, tail: Tail, ticket: Ticket | None, data: bytes, plan: Plan | None) -> None:
+        super().__init__(start, tail, ticket, data)
+        self.plan: Plan | None = plan
 
 
 class JournalEncoder:
@@ -59,7 +59,7 @@ class JournalEncoder:
         self.promised = 0
         """Bytes that the outcomes of prepared branches take; after Ctrl-C it may say too much until nothing is
         prepared."""
-        self.encode: Callable[[Tail, list[Any], int], JournalBatch] = partial(encode_tickets, self.sequencer)
+        self.encode: Callable[[Tail, Ticket | None, int], JournalBatch] = partial(encode_ticket, self.sequencer)
         self.accept: Callable[[JournalBatch], None] = partial(accept_batch, self)
         self._log: Log
         self._applier: Applier
@@ -101,6 +101,7 @@ class JournalEncoder:
                 change -= branch.promise
         self.promised += change
 
+    @inner_loop
     def deliver(self, batch: JournalBatch) -> None:
         plan, host = batch.plan, self._host
         if plan is None:
@@ -159,21 +160,15 @@ class JournalWriter:
 
 
 @inner_loop
-def encode_tickets(sequencer: Sequencer, tail: Tail, tickets: list[Any], watermark: int) -> JournalBatch:
-    """Return the batch of these tickets behind `tail`, as Encoder.encode."""
-    if not tickets:
+def encode_ticket(sequencer: Sequencer, tail: Tail, ticket: Any, watermark: int) -> JournalBatch:
+    """Return the batch of a ticket behind `tail`, as Encoder.encode."""
+    if ticket is None:
         data = w.encode_batch_header(tail.segment.seed, tail.offset, 0, 0, tail.lsn + 1, watermark)
-        return JournalBatch(tail, tail._replace(offset=tail.offset + _BATCH_BYTES), tickets, data, True, None)
-    plan = sequencer.plan(tickets)
+        return JournalBatch(tail, tail._replace(offset=tail.offset + _BATCH_BYTES), None, data, None)
+    plan = sequencer.plan([ticket])
     changes = plan.changes
-    if changes:
-        data, end = encode_batch(tail, changes, plan.last_seq, watermark)
-    else:
-        data, end = b"", tail
-    batch = JournalBatch(tail, end, tickets, data, any(ticket.sync for ticket in tickets), plan)
-    if all(ticket.unsynced for ticket in tickets):
-        batch.unsynced = True
-    return batch
+    data, end = encode_batch(tail, changes, plan.last_seq, watermark) if changes else (b"", tail)
+    return JournalBatch(tail, end, ticket, data, plan)
 
 
 @inner_loop

@@ -77,6 +77,9 @@ cdef enum:
     ITEMS = 16
     SMALL_CHANGE = 64       # core/operations/changes.py's SMALL_BYTES
     FETCH = 64              # core/state/priorities.py's
+    QUEUED_MAX = 67108864   # wal/log.py's
+    OBJECT_BYTES = 1024     # and another one
+    HEAVY_BYTES = 16384     # journal/writing.py's
     ROW_BYTES = 36          # core/engine/usage.py's ROW
 
 cdef uint64_t priority_max = 0, expires_max_ms = 0
@@ -107,6 +110,7 @@ cdef int bind() except -1:
     global default_priority, priority_max, expires_max_ms, Channel, Lease, Level, Receiver
     global DestinationState, number_of_lease, locking
     from . import locking as system_locking
+    from ..core.engine.engine import Engine as engine
     from ..core.messages import DEFAULT_PRIORITY, EXPIRES_MAX_MS, PRIORITY_MAX
     from ..core.messages import Message as message, Outgoing as outgoing, Receipt as receipt
     from ..core.operations.changes import Ack as ack, Send as send, SendMany as send_many
@@ -120,7 +124,7 @@ cdef int bind() except -1:
     SendMany, Ack, Tail, Message, Receipt, Outgoing = send_many, ack, tail, message, receipt, outgoing
     Channel, Lease, Level, Receiver, DestinationState = channel, lease, level, receiver, state
     number_of_lease, locking = numbers, system_locking
-    find_slots(send)
+    find_slots(send, engine)
     pack_headers, pack_id, unpack_headers = pack, pack_name, unpack
     order_of, default_priority, priority_max, expires_max_ms = order, DEFAULT_PRIORITY, PRIORITY_MAX, EXPIRES_MAX_MS
     Send = send  # last: it is what the others are asked by
@@ -201,18 +205,31 @@ cdef struct Slots:
     Slot channel_state, channel_subscription, channel_held, channel_first, channel_returned, channel_receivers
     Slot channel_passed_at, channel_purging
     Slot level_ready, level_end, level_cursor
-    Slot send_state, send_seq, send_record, send_order, send_expires_at_ms, send_own
+    Slot send_state, send_seq, send_record, send_order, send_expires_at_ms, send_own, send_name, send_extras
     Slot receiver_lease
-    Slot state_channel
+    Slot engine_new, engine_pending, engine_batches, engine_hooks, engine_pending_changes, engine_taken
+    Slot state_channel, state_at_limit, state_is_topic, state_is_map, state_declared
+
+
+cdef struct LogSlots:
+    Slot log_accepted, log_always, log_appender, log_backlog, log_closed, log_delivered, log_delivering, log_done
+    Slot log_encoder, log_ended, log_failed, log_generation, log_idle_job, log_last_write, log_left, log_periodic
+    Slot log_planning, log_queued, log_sync_number, log_syncer, log_writer
+    Slot ticket_batch, ticket_content, ticket_done, ticket_future, ticket_held, ticket_outcomes, ticket_promise
+    Slot ticket_size, ticket_sync, ticket_unsynced, ticket_waiter
+    Slot batch_data, batch_delivered, batch_filled, batch_next, batch_number, batch_offset, batch_segment
+    Slot batch_sync, batch_sync_number, batch_tail, batch_ticket, batch_unsynced
+    Slot syncer_dirty_since, syncer_sealed
+    Slot writer_limit, writer_must_roll, writer_prepared_ahead, writer_promised, writer_tail
 
 
 cdef Slots slots
+cdef LogSlots logs
 
 
-cdef int find_slots(object send) except -1:
+cdef int find_slots(object send, object engine) except -1:
     """Find where objects have their fields: by name each takes as long as a step of Python's."""
-    cdef Slot *slot = <Slot *>&slots
-    for kind, names in (
+    find(<Slot *>&slots, (
         (Message, (
             "_store", "destination", "seq", "body", "headers", "message_id", "timestamp_ms", "leased", "_note",
             "priority", "persistent", "expires_at_ms", "deliveries", "subscription",
@@ -221,10 +238,45 @@ cdef int find_slots(object send) except -1:
         (Lease, ("number", "channels", "place", "hold", "whole")),
         (Channel, ("state", "subscription", "held", "first", "returned", "receivers", "passed_at", "purging")),
         (Level, ("ready", "end", "cursor")),
-        (send, ("state", "seq", "record", "order", "expires_at_ms", "own")),
+        (send, ("state", "seq", "record", "order", "expires_at_ms", "own", "name", "extras")),
         (Receiver, ("lease",)),
-        (DestinationState, ("channel",)),
-    ):  # in the order of Slots
+        (engine, ("_new", "_pending", "batches", "hooks", "pending_changes", "taken")),
+        (DestinationState, ("channel", "at_limit", "is_topic", "is_map", "declared")),
+    ))  # in the order of Slots
+    return 0
+
+
+cdef int bind_log() except -1:
+    """Find where a log's objects have their fields."""
+    global locking
+    from . import locking as system_locking
+    from ..wal.log import Log
+    from ..wal.segment_writer import SegmentWriter
+    from ..wal.syncing import Syncer
+    from ..wal.ticket import Ticket, WriteBatch
+
+    find(<Slot *>&logs, (
+        (Log, (
+            "_accepted", "_always", "_appender", "_backlog", "_closed", "_delivered", "_delivering", "_done",
+            "_encoder", "_ended", "failed", "_generation", "_idle_job", "_last_write", "_left", "_periodic",
+            "_planning", "_queued", "_sync_number", "_syncer", "_writer",
+        )),
+        (Ticket, (
+            "batch", "content", "done", "future", "held", "outcomes", "promise", "size", "sync", "unsynced", "waiter",
+        )),
+        (WriteBatch, (
+            "data", "delivered", "filled", "next", "number", "offset", "segment", "sync", "sync_number", "tail",
+            "ticket", "unsynced",
+        )),
+        (Syncer, ("dirty_since", "sealed")),
+        (SegmentWriter, ("limit", "must_roll", "prepared_ahead", "promised", "tail")),
+    ))  # in the order of LogSlots
+    locking = system_locking
+    return 0
+
+
+cdef int find(Slot *slot, tuple fields) except -1:
+    for kind, names in fields:
         for name in names:
             slot.kind, slot.at = <PyTypeObject *>kind, place_of_slot(kind.__dict__[name])
             if slot.at < 0:
@@ -331,14 +383,20 @@ cdef class RLock:
     def acquire(self, bint blocking=True, double timeout=-1):
         return self.take(timeout if blocking else 0)
 
-    def release(self):
-        if self.owner != PyThread_get_thread_ident():
-            raise RuntimeError("cannot release un-acquired lock")
+    cdef bint is_mine(self) noexcept:
+        return self.owner == PyThread_get_thread_ident()
+
+    cdef void leave(self) noexcept:
         if self.again:
             self.again -= 1
             return
         self.owner = 0
         self.wake()
+
+    def release(self):
+        if not self.is_mine():
+            raise RuntimeError("cannot release un-acquired lock")
+        self.leave()
 
     def __enter__(self):
         return self.take(-1)
@@ -348,6 +406,200 @@ cdef class RLock:
 
     def _is_owned(self):
         return self.owner == PyThread_get_thread_ident()
+
+
+# A log's writing end
+
+
+def submit_plain(log, ticket):
+    cdef bint linked = False
+    cdef RLock planning
+    cdef uint64_t queued
+    if logs.log_closed.kind is NULL:
+        bind_log()
+    if get(log, logs.log_closed) or get(log, logs.log_failed) is not None or get(ticket, logs.ticket_future) is not None:
+        return False
+    planning = <RLock?>get(log, logs.log_planning)
+    queued = get(log, logs.log_queued) - get(log, logs.log_done) + get(log, logs.log_left)
+    if (
+        get(log, logs.log_generation) != locking.generation or queued > QUEUED_MAX or planning.is_mine()
+        or (<RLock?>get(log, logs.log_delivering)).is_mine() or get(get(log, logs.log_syncer), logs.syncer_sealed)
+    ):
+        return False
+    planning.take(-1)
+    try:
+        return link_plain(log, ticket, &linked)
+    except BaseException as error:
+        if linked or not isinstance(error, Exception):
+            log.struck(error)
+            raise
+        return False
+    finally:
+        planning.leave()
+
+
+cdef bint link_plain(object log, object ticket, bint *linked) except -1:
+    """Plan a ticket, and link its batch, with `_planning` held; False if there is anything uncommon about it."""
+    cdef object last = get(log, logs.log_accepted), writer = get(log, logs.log_writer), batch, data
+    cdef object encoder = get(log, logs.log_encoder), syncer = get(log, logs.log_syncer), number, filled
+    cdef object now, appender = get(log, logs.log_appender)
+    cdef tuple tail = <tuple>get(writer, logs.writer_tail)  # Tails are such
+    cdef tuple end
+    cdef bint needs_sync
+    if (
+        get(last, logs.batch_next) is not None or get(log, logs.log_ended) or get(log, logs.log_failed) is not None
+        or get(log, logs.log_backlog) or get(syncer, logs.syncer_sealed) or get(writer, logs.writer_must_roll)
+        or tail[1] + BATCH_BYTES + get(ticket, logs.ticket_size) > get(writer, logs.writer_limit)
+        or encoder.promised + get(ticket, logs.ticket_promise) > get(writer, logs.writer_promised)
+    ):
+        return False
+    batch = encoder.encode(tail, ticket, appender.durable_lsn)
+    end = <tuple>get(batch, logs.batch_tail)
+    if end[1] > tail[0].allocated:
+        return False
+    data, number = get(batch, logs.batch_data), get(last, logs.batch_number) + 1
+    filled = number if data else get(last, logs.batch_filled)
+    needs_sync = get(batch, logs.batch_sync) or (
+        get(log, logs.log_always) and not get(batch, logs.batch_unsynced)
+    )
+    put(batch, logs.batch_number, number)
+    put(batch, logs.batch_filled, filled)
+    if needs_sync:
+        put(log, logs.log_sync_number, filled)
+    put(batch, logs.batch_sync_number, get(log, logs.log_sync_number))
+    put(ticket, logs.ticket_batch, batch)
+    appender.put(data, end[2], needs_sync, last, batch)
+    linked[0] = True
+    put(writer, logs.writer_tail, end)
+    encoder.accept(batch)
+    put(log, logs.log_accepted, batch)
+    put(log, logs.log_queued, get(log, logs.log_queued) + len(data) + OBJECT_BYTES)
+    if data:
+        now = monotonic()
+        put(log, logs.log_last_write, now)
+        if get(syncer, logs.syncer_dirty_since) is None:
+            put(syncer, logs.syncer_dirty_since, now)
+        if get(log, logs.log_idle_job).last.begun:
+            log._schedule_idle()
+    if not get(writer, logs.writer_prepared_ahead) and end[1] > tail[0].capacity // 2:
+        writer.look_ahead()
+    return True
+
+
+def _settle(log, batch):
+    if logs.log_closed.kind is NULL:
+        bind_log()
+    if (
+        get(log, logs.log_periodic) or get(log, logs.log_failed) is not None
+        or get(get(log, logs.log_syncer), logs.syncer_sealed)
+    ):
+        return twin("_settle")(log, batch)
+    if not get(batch, logs.batch_delivered):
+        try:
+            get(log, logs.log_appender).settle(get(batch, logs.batch_number), get(batch, logs.batch_sync_number))
+        except OSError as error:
+            return log._lose(error)
+        log._deliver()
+        if not get(batch, logs.batch_delivered):
+            twin("_settle")(log, batch)
+
+
+def _deliver(log):
+    cdef RLock delivering
+    cdef object appender, encoder, syncer, last, batch, ticket
+    cdef int64_t written, durable
+    if logs.log_closed.kind is NULL:
+        bind_log()
+    appender, encoder, syncer = get(log, logs.log_appender), get(log, logs.log_encoder), get(log, logs.log_syncer)
+    delivering = <RLock?>get(log, logs.log_delivering)
+    delivering.take(-1)
+    try:
+        while True:
+            last = get(log, logs.log_delivered)
+            batch = get(last, logs.batch_next)
+            if batch is None:
+                return True
+            written = appender.written
+            durable = (syncer if get(syncer, logs.syncer_sealed) else appender).durable
+            if <int64_t>get(batch, logs.batch_number) > written or <int64_t>get(batch, logs.batch_sync_number) > durable:
+                return True
+            if get(log, logs.log_accepted) is last:
+                return False
+            encoder.deliver(batch)
+            ticket = get(batch, logs.batch_ticket)
+            if ticket is not None:
+                if get(ticket, logs.ticket_future) is not None:
+                    ticket.finish(None)
+                else:
+                    put(ticket, logs.ticket_held, None)
+                    put(ticket, logs.ticket_done, True)
+                    put(ticket, logs.ticket_batch, None)
+                    if get(ticket, logs.ticket_waiter) is not None:
+                        ticket.wake()
+            put(log, logs.log_delivered, batch)
+            put(batch, logs.batch_delivered, True)
+            put(log, logs.log_done, get(log, logs.log_done) + len(get(batch, logs.batch_data)) + OBJECT_BYTES)
+            put(batch, logs.batch_ticket, None)
+            put(batch, logs.batch_data, b"")
+    finally:
+        delivering.leave()
+
+
+def deliver(encoder, batch):
+    cdef bint done = False
+    if Send is None:
+        bind()
+    try:
+        done = deliver_plain(encoder, batch)
+    except Exception:
+        pass
+    if not done:
+        twin("deliver")(encoder, batch)
+
+
+cdef bint deliver_plain(object encoder, object batch) except -1:
+    """As Engine.take says; False if the plan does more than to send and to ack."""
+    cdef object plan = batch.plan, host = encoder._host, data = get(batch, logs.batch_data), change, state, channel, hook
+    cdef object hooks = get(host, slots.engine_hooks), changes, number, new
+    if plan is None or not data or plan.is_more or len(data) > HEAVY_BYTES:
+        return False
+    changes, number = <list?>plan.changes, plan.number
+    for change in changes:
+        if type(change) is not Send and type(change) is not Ack:
+            return False
+    plan.own = get(batch, logs.batch_tail)
+    put(host, slots.engine_batches, get(host, slots.engine_batches) + 1)
+    if number > get(host, slots.engine_taken):
+        for hook in hooks.taking:
+            hook(plan)
+        put(host, slots.engine_pending_changes, get(host, slots.engine_pending_changes) + len(changes))
+        new = get(host, slots.engine_new)
+        if not new and len(changes) == 1 and type(changes[0]) is Ack:
+            new = get(host, slots.engine_pending)
+        new.append(plan)
+        put(host, slots.engine_taken, number)
+        for hook in hooks.taken:
+            hook(plan)
+    for change in changes:
+        if type(change) is Ack:
+            state = get(change, slots.ack_state)
+            if get(state, slots.state_at_limit):
+                host.wake_at_limit(state, get(change, slots.ack_number))
+            continue
+        state = get(change, slots.send_state)
+        if get(state, slots.state_is_topic):
+            for channel in state.channels():
+                if get(channel, slots.channel_receivers):
+                    channel.wake()
+        elif not get(state, slots.state_is_map):
+            channel = get(state, slots.state_channel)
+            if get(channel, slots.channel_receivers):
+                channel.wake()
+    for hook in hooks.freed:
+        hook()
+    plan.tickets = []
+    batch.plan = None  # last
+    return True
 
 
 # Writing a batch
@@ -474,42 +726,44 @@ cdef object batch_of(object start, list changes, object counter, uint64_t waterm
             PyMem_Free(items)
 
 
-def encode_tickets(sequencer, tail, tickets, watermark):
+def encode_ticket(sequencer, tail, ticket, watermark):
     if Send is None:
         bind()
-    batch = None
-    if type(tickets) is list and len(<list>tickets) == 1:
-        batch = batch_of_plain(sequencer, tail, tickets, watermark)
-    return twin("encode_tickets")(sequencer, tail, tickets, watermark) if batch is None else batch
+    batch = None if ticket is None else batch_of_plain(sequencer, tail, ticket, watermark)
+    return twin("encode_ticket")(sequencer, tail, ticket, watermark) if batch is None else batch
 
 
-cdef object batch_of_plain(object sequencer, object start, list tickets, object watermark):
+cdef object batch_of_plain(object sequencer, object start, object ticket, object watermark):
     """The batch of one message without an id, or of one ack; None for anything else. As Sequencer.plan, Send.plan and
     Plan say."""
     global Plan, JournalBatch
-    cdef object ticket = tickets[0], content = ticket.content, change, state, plan, batch, seq = sequencer.last_seq
+    cdef object content, change, state, plan, batch, seq = sequencer.last_seq
     cdef object outcome = None, data_and_end
-    cdef list changes
-    if len(content) != 1 or sequencer.gates or sequencer.mixed:
-        return None
-    change = content[0]
-    if type(change) is Send:
-        state = change.state
-        if (
-            change.name is not None or change.extras is not None or change.expires_at_ms
-            or not state.declared or state.is_topic
-        ):
-            return None
-        seq = seq + 1
-        change.seq, outcome = seq, (seq, False)
-    elif type(change) is not Ack:
-        return None
+    cdef list changes, tickets
     if Plan is None:
         from ..core.operations.plan import Plan as plan_type
         from ..journal.writing import JournalBatch as batch_type
 
+        bind_log()
         Plan, JournalBatch = plan_type, batch_type
-    changes = [change]
+    content = get(ticket, logs.ticket_content)
+    if len(content) != 1 or sequencer.gates or sequencer.mixed:
+        return None
+    change = content[0]
+    if type(change) is Send:
+        state = get(change, slots.send_state)
+        if (
+            get(change, slots.send_name) is not None or get(change, slots.send_extras) is not None
+            or get(change, slots.send_expires_at_ms) or not get(state, slots.state_declared)
+            or get(state, slots.state_is_topic)
+        ):
+            return None
+        seq = seq + 1
+        outcome = (seq, False)
+        put(change, slots.send_seq, seq)
+    elif type(change) is not Ack:
+        return None
+    changes, tickets = [change], [ticket]
     try:
         data_and_end = batch_of(start, changes, seq, watermark)
     except Exception:
@@ -517,15 +771,21 @@ cdef object batch_of_plain(object sequencer, object start, list tickets, object 
     if data_and_end is None:
         return None
     sequencer._planning = tickets
-    ticket.outcomes = [outcome]
+    put(ticket, logs.ticket_outcomes, [outcome])
     plan = Plan.__new__(Plan)
     plan._sequencer, plan.number, plan.last_seq = sequencer, sequencer.number + 1, seq
     plan.changes, plan.tickets = changes, tickets
-    batch = JournalBatch.__new__(JournalBatch)
-    batch.segment, batch.offset, batch.tail = start[0], start[1], (<tuple>data_and_end)[1]
-    batch.tickets, batch.data, batch.sync, batch.plan = tickets, (<tuple>data_and_end)[0], ticket.sync, plan
-    if ticket.unsynced:
-        batch.unsynced = True
+    batch = PyType_GenericAlloc(JournalBatch, 0)
+    put(batch, logs.batch_segment, start[0])
+    put(batch, logs.batch_offset, start[1])
+    put(batch, logs.batch_tail, (<tuple>data_and_end)[1])
+    put(batch, logs.batch_ticket, ticket)
+    put(batch, logs.batch_data, (<tuple>data_and_end)[0])
+    put(batch, logs.batch_sync, get(ticket, logs.ticket_sync))
+    put(batch, logs.batch_unsynced, get(ticket, logs.ticket_unsynced))
+    put(batch, logs.batch_next, None)
+    put(batch, logs.batch_delivered, False)
+    batch.plan = plan
     return batch
 
 

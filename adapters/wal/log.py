@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ...policies.config.durability import Sync
 from ...policies.errors import (
@@ -32,6 +32,7 @@ from ...policies.errors import (
     StoreFailedError,
 )
 from ..system import locking
+from ..system.acceleration import inner_loop
 from ..system.background import CoalescedJob, shared
 from ..system.conditions import RLock
 from ..system.files import FULL, is_out_of_files, refused
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 BATCH_BYTES: Final = f.BATCH_HEADER.size
 QUEUED_MAX: Final = 64 << 20
 """Bytes; who would queue more waits for those before (invariant 10)."""
+_NOWHERE: Final = Tail(cast(Segment, None), 0, 0, 0)
 OBJECT_BYTES: Final = 1024
 """Bytes that a batch takes in memory beside its own."""
 BACKLOG_PAUSE: Final = 0.001
@@ -66,6 +68,13 @@ class Log:
     while somebody waits for the disk, but to make room.
     """
 
+    # The compiled loops find these at their places.
+    __slots__ = (
+        "__dict__", "__weakref__", "_accepted", "_always", "_appender", "_backlog", "_closed", "_delivered",
+        "_delivering", "_done", "_encoder", "_ended", "_generation", "_idle_job", "_last_write", "_left", "_periodic",
+        "_planning", "_queued", "_sync_number", "_syncer", "_writer", "failed",
+    )  # fmt: skip
+
     def __init__(self, name: str, log_id: bytes, files: SegmentFiles, options: LogOptions, encoder: Encoder) -> None:
         """`name` is what errors call it, such as "store 'a'"."""
         self.name, self.log_id, self.files, self.options = name, log_id, files, options
@@ -77,7 +86,7 @@ class Log:
         self._writer = SegmentWriter(name, log_id, files, options, encoder, self._appender, self._syncer, self._drain)
         self._planning = RLock()
         self._delivering = RLock()
-        self._accepted = self._delivered = WriteBatch.__new__(WriteBatch)  # until `start`: nothing is queued
+        self._accepted = self._delivered = WriteBatch(_NOWHERE, _NOWHERE, None, b"")  # until `start`
         self._delivered.delivered = True
         self._queued = self._done = 0
         """Bytes of the batches that were linked, and that were delivered."""
@@ -141,7 +150,7 @@ class Log:
 
     def _begin(self, tail: Tail) -> None:
         """Begin the chain of batches behind `tail`."""
-        self._accepted = self._delivered = first = WriteBatch(tail, tail, [], b"", False)
+        self._accepted = self._delivered = first = WriteBatch(tail, tail, None, b"")
         first.delivered = True
         self._appender.restart(first)
 
@@ -288,6 +297,8 @@ class Log:
         """Queue it, and return it, once there is room for it; one with a future, at once. It will be written in the
         order of submission, also if the log is closed by then; where it raises, it was not queued. One for which there
         is no room is done."""
+        if self.submit_plain(ticket):
+            return ticket
         if self._closed or self.failed is not None or self._generation != locking.generation:
             self.ensure_usable()
         planning = self._planning
@@ -310,9 +321,18 @@ class Log:
                 else:
                     self._wait_for_backlog()
         except BaseException as error:
-            if not isinstance(error, Exception):
-                shared().schedule(0, self._finish)  # it may be in the log, and nobody waits for it
+            self.struck(error)
             raise
+
+    @inner_loop
+    def submit_plain(self, ticket: Ticket) -> bool:
+        """Do `submit` if there is room for the ticket, and nothing else to see to. False: nothing was done."""
+        return False
+
+    def struck(self, error: BaseException) -> None:
+        """Leave to a background thread what a thread was at that submitted: nobody may wait for it."""
+        if not isinstance(error, Exception):
+            shared().schedule(0, self._finish)
 
     def _plan_or_leave(self, ticket: Ticket) -> None:
         """Plan a ticket with a future, or leave it to a background thread where that may take long."""
@@ -367,16 +387,17 @@ class Log:
             return ticket.done
         tail = writer.tail
         try:
-            batch = encoder.encode(tail, [ticket], self._syncer.durable_lsn)
+            batch = encoder.encode(tail, ticket, self._syncer.durable_lsn)
             if batch.tail.offset > tail.segment.allocated:
                 # It declares what earlier tickets were to declare, and is larger than its size had said.
                 if not self._make_room(ticket, batch.tail.offset - tail.offset, promised):
                     return ticket.done
-                batch = encoder.encode(writer.tail, [ticket], self._syncer.durable_lsn)
+                batch = encoder.encode(writer.tail, ticket, self._syncer.durable_lsn)
         except Exception as error:  # our bug; it is for this caller, not for all who come after
             ticket.finish(error)
             return True
-        self._link(batch, ticket)
+        ticket.batch = batch
+        self._link(batch)
         return True
 
     def _lacks_room(self, ticket: Ticket) -> bool:
@@ -388,7 +409,7 @@ class Log:
             or self._encoder.promised + ticket.promise > writer.promised
         )
 
-    def _link(self, batch: WriteBatch, ticket: Ticket | None) -> None:
+    def _link(self, batch: WriteBatch) -> None:
         """Queue a batch that follows all others, with `_planning` held. Raises StoreFailedError."""
         needs_sync = batch.sync or (self._always and not batch.unsynced)
         last = self._accepted
@@ -397,8 +418,6 @@ class Log:
         if needs_sync:
             self._sync_number = filled
         batch.sync_number = self._sync_number
-        if ticket is not None:
-            ticket.batch = batch
         try:
             self._appender.put(batch.data, batch.tail.lsn, needs_sync, last, batch)
         except OSError as error:
@@ -485,6 +504,7 @@ class Log:
             last = self._accepted
         self._settle(last)
 
+    @inner_loop
     def _settle(self, batch: WriteBatch) -> None:
         """Wait until a batch is written, or on disk, as the policy asks, and deliver all up to it. If the log fails
         their tickets are told."""
@@ -508,6 +528,7 @@ class Log:
         except OSError as error:
             self._lose(error)
 
+    @inner_loop
     def _deliver(self) -> bool:
         """Deliver, in order, what is as durable as the policy asks. False: one of them has to be accepted first."""
         appender, encoder, syncer = self._appender, self._encoder, self._syncer
@@ -519,11 +540,11 @@ class Log:
                 if self._accepted is self._delivered:
                     return False
                 encoder.deliver(batch)
-                for ticket in batch.tickets:
-                    ticket.finish(None)
+                if batch.ticket is not None:
+                    batch.ticket.finish(None)
                 self._delivered, batch.delivered = batch, True
                 self._done += len(batch.data) + OBJECT_BYTES
-                batch.tickets, batch.data = (), b""  # a thread may hold on to it, as the chain does to the last one
+                batch.ticket, batch.data = None, b""  # a thread may hold on to it, as the chain does to the last one
         return True
 
     def _lose(self, error: BaseException) -> None:
@@ -543,10 +564,10 @@ class Log:
         self._deliver()  # what was on disk before counts
         with self._delivering:
             while (batch := self._delivered.next) is not None:
-                for ticket in batch.tickets:
-                    ticket.finish(unknown if batch.number <= attempted else self._failure())
+                if batch.ticket is not None:
+                    batch.ticket.finish(unknown if batch.number <= attempted else self._failure())
                 self._delivered, batch.delivered = batch, True
-                batch.tickets, batch.data = (), b""
+                batch.ticket, batch.data = None, b""
 
     # Room: only with `_planning` held, but for `_relieve`
 
@@ -695,8 +716,8 @@ class Log:
                 return
             if not self._make_room(None, BATCH_BYTES, 0):
                 return
-            mark = self._encoder.encode(self._writer.tail, [], self._syncer.durable_lsn)
-            self._link(mark, None)
+            mark = self._encoder.encode(self._writer.tail, None, self._syncer.durable_lsn)
+            self._link(mark)
         self._settle(mark)
         if self.failed is None:
             with self._planning:

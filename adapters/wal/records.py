@@ -69,21 +69,11 @@ class RecordEncoder:
     def reserve(self, size: int) -> None:
         """Reserve nothing: what is read of the log is kept in memory."""
 
-    def encode(self, tail: Tail, tickets: list[Ticket], watermark: int) -> RecordBatch:
-        if len(tickets) == 1:  # the commonest
-            (ticket,) = tickets
-            records, sync, unsynced = ticket.content, ticket.sync, ticket.unsynced
-        else:
-            records = [record for ticket in tickets for record in ticket.content]
-            sync = not tickets or any(ticket.sync for ticket in tickets)
-            unsynced = bool(tickets) and all(ticket.unsynced for ticket in tickets)
-        data, end = b"", tail
-        if records or not tickets:
-            data, end = encode_records(tail, records, watermark)
-        batch = RecordBatch(tail, end, tickets, data, sync)
+    def encode(self, tail: Tail, ticket: Ticket | None, watermark: int) -> RecordBatch:
+        records: Sequence[RecordOf] = [] if ticket is None else ticket.content
+        data, end = (b"", tail) if ticket is not None and not records else encode_records(tail, records, watermark)
+        batch = RecordBatch(tail, end, ticket, data)
         batch.records = records
-        if unsynced:
-            batch.unsynced = True
         return batch
 
     def rest(self) -> None:

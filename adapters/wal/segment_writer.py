@@ -40,6 +40,8 @@ class SegmentWriter:
     `_table_lock` guards changes of `table`; `_prepare_lock` guards making files for the pool.
     """
 
+    __slots__ = ("__dict__", "limit", "must_roll", "prepared_ahead", "promised", "tail")  # the rest is found by name
+
     def __init__(
         self,
         name: str,

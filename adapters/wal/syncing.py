@@ -20,6 +20,8 @@ class Syncer:
     `_lock` guards the syncs.
     """
 
+    __slots__ = ("__dict__", "dirty_since", "sealed")  # the rest is found by name
+
     def __init__(self, appender: Appender) -> None:
         self.dirty_since: float | None = None
         """When (monotonic) the first byte was queued since the last sync was begun; None if none was."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -40,23 +40,17 @@ leave. GROWS: the log holds more, and it is refused first. SHRINKS: less is need
 promised to it, or it is what releases segments."""
 
 
+_NONE: Final[list[Any]] = []
+"""No outcomes; it is replaced, never changed."""
+
+
 class Ticket:
     """The content that goes into the log together, in one batch, and its outcome."""
 
-    done = False
-    error: BaseException | None = None
-    outcomes: list[Any] = []  # noqa: RUF012  set by the encoder, never changed in place
-    waiter: Any = None
-    future: tuple[Future[Any], Callable[[Any], Any]] | None = None
-    """Resolved once it is done, with what the function makes of the ticket."""
-    held: object = None
-    """Something of the owner's that is let go of once it is done."""
-    unsynced = False
-    """Need not be synced even under `always`: what it says is known elsewhere, and would be written again."""
-    promise = 0
-    """Bytes that have to be kept free for what must follow it, until the owner says otherwise (Encoder.promised)."""
-    batch: WriteBatch | None = None
-    """What it has become, once it is queued and until it is done."""
+    __slots__ = (
+        "batch", "content", "done", "error", "future", "held", "outcomes", "promise", "size", "sync", "unsynced",
+        "waiter",
+    )  # fmt: skip
 
     def __init__(self, content: Any, size: int, sync: bool = False, unsynced: bool = False) -> None:
         self.content = content
@@ -65,8 +59,21 @@ class Ticket:
         """At most so many bytes its records take."""
         self.sync = sync
         """True if the ticket counts only once it is synced, whatever the policy."""
-        if unsynced:
-            self.unsynced = True
+        self.unsynced = unsynced
+        """Need not be synced even under `always`: what it says is known elsewhere, and would be written again."""
+        self.done = False
+        self.error: BaseException | None = None
+        self.outcomes: list[Any] = _NONE
+        """Set by the encoder."""
+        self.waiter: Any = None
+        self.future: tuple[Future[Any], Callable[[Any], Any]] | None = None
+        """Resolved once it is done, with what the function makes of the ticket."""
+        self.held: Any = None
+        """Something of the owner's that is let go of once it is done."""
+        self.promise = 0
+        """Bytes that are kept free for what must follow it, until the owner says otherwise (Encoder.promised)."""
+        self.batch: WriteBatch | None = None
+        """What it has become, once it is queued and until it is done."""
 
     def finish(self, error: BaseException | None) -> None:
         """Finish the ticket, well or not. May be called again with the same by who makes up for an interrupted
@@ -111,36 +118,36 @@ class Tail(NamedTuple):
 
 
 class WriteBatch:
-    """The bytes of some tickets, and their place in the log. An encoder may return a subclass with what it wants to
-    remember of it."""
+    """The bytes of a ticket, and their place in the log. An encoder may return a subclass that remembers more."""
 
-    next: WriteBatch | None = None
-    """The batch behind it. It is set once, in one step: by it that one is in the log."""
-    delivered = False
-    """Its owner has been told of it, and its tickets; or it is lost."""
-    number = 0
-    """One more than that of the batch before it."""
-    filled = 0
-    """The number of the last one up to it that has bytes."""
-    sync_number = 0
-    """It is not delivered before all up to this one is on disk."""
-    unsynced = False
-    """Every ticket in it is `unsynced`."""
+    __slots__ = (
+        "data", "delivered", "filled", "next", "number", "offset", "segment", "sync", "sync_number", "tail", "ticket",
+        "unsynced",
+    )  # fmt: skip
 
-    def __init__(self, start: Tail, tail: Tail, tickets: Sequence[Any], data: bytes, sync: bool) -> None:
+    def __init__(self, start: Tail, tail: Tail, ticket: Any, data: bytes) -> None:
         self.segment = start.segment
         self.offset = start.offset
         self.tail = tail
         """The end of the log once it is written."""
-        self.tickets = tickets
+        self.ticket = ticket
+        """Whose bytes it holds; None: it is a mark."""
         self.data = data
         """Empty if there is nothing to write."""
-        self.sync = sync
+        self.sync: bool = ticket is None or ticket.sync
+        self.unsynced: bool = ticket is not None and ticket.unsynced
+        self.next: WriteBatch | None = None
+        """The batch behind it. It is set once, in one step: by it that one is in the log."""
+        self.delivered = False
+        """Its owner has been told of it, and its tickets; or it is lost."""
+        self.number = self.filled = self.sync_number = 0
+        """One more than that of the batch before it; the number of the last one up to it that has bytes; it is not
+        delivered before all up to this one is on disk."""
 
 
 class Encoder(Protocol):
     """The owner of a log, as the log sees it. All but `stopped` and `deliver` is called by who plans, one at a time;
-    nothing here may call the log. An exception that `encode` raises is for the tickets that it was given."""
+    nothing here may call the log. An exception that `encode` raises is for the ticket that it was given."""
 
     @property
     def promised(self) -> int:
@@ -166,9 +173,9 @@ class Encoder(Protocol):
         """Return the segment and the offset of the latest snapshot's batch, (0, 0) without one; each new segment's
         header says it."""
 
-    def encode(self, tail: Tail, tickets: list[Any], watermark: int) -> WriteBatch:
-        """Build the bytes of the batch after `tail`; no tickets make an empty batch, a mark. `watermark`: the LSN known
-        to be on disk. Changes nothing but the tickets' outcomes, so that it may be done again."""
+    def encode(self, tail: Tail, ticket: Any, watermark: int) -> WriteBatch:
+        """Build the batch of a ticket after `tail`; of None an empty one, a mark. `watermark`: the LSN known to be on
+        disk. Changes nothing but the ticket's outcomes, so that it may be done again."""
 
     def accept(self, batch: Any) -> None:
         """Build on what a batch says, which is in the log from now on: the next one is encoded after it. May be called

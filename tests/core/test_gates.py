@@ -6,13 +6,13 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import Outgoing, Receipt
 from anabranch.adapters.core.operations.destination_changes import CloseGate
-from anabranch.adapters.core.operations.tickets import Ticket
 from anabranch.adapters.core.state.gates import Gate, MovedError
 from anabranch.adapters.core.store_types import Change, Subscription
 from anabranch.adapters.journal.writing import JournalBatch
@@ -69,15 +69,15 @@ def test_what_follows_one_that_is_sent_away_is_sent_away(tmp_path: Path, limited
     with JournalDisk(tmp_path) as disk:
         store = disk.create(large_message_size=1 << 20, **options)
         sequencer, bodies = store._engine.sequencer, [b"%d" % n + bytes(700_000) for n in range(6)]
-        encoder, plans = store.backend._encoder, list[int]()
+        encoder, plans = store.backend._encoder, list[object]()
         real = encoder.encode
 
-        def encode(tail: Tail, tickets: list[Ticket], watermark: int) -> JournalBatch:
-            plans.append(len(tickets))
+        def encode(tail: Tail, ticket: Any, watermark: int) -> JournalBatch:
+            plans.append(ticket)
             sequencer.gates.clear()
             if len(plans) == 3:
                 sequencer.gates[A] = Gate.passed(A)
-            return real(tail, tickets, watermark)
+            return real(tail, ticket, watermark)
 
         encoder.encode = encode
         done: list[Receipt] = []

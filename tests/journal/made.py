@@ -36,4 +36,4 @@ def state_of(engine: Engine, number: int, name: str, declared: bool = True) -> D
 
 def batch_of(engine: Engine, tail: Tail, changes: Sequence[Any], watermark: int = 0) -> JournalBatch:
     """What one ticket of these changes becomes."""
-    return JournalEncoder(engine).encode(tail, [Ticket(changes, 0)], watermark)
+    return JournalEncoder(engine).encode(tail, Ticket(changes, 0), watermark)

@@ -334,7 +334,7 @@ def test_decision_log(tmp_path: Path) -> None:
     data = golden("decisions")
     records_to_write = [(kind, payload, None) for kind, payload in every_decision()]
     encoder = RecordEncoder(lambda batch: None)
-    assert encoder.encode(tail_of(HEADER), [Ticket(records_to_write, 0, False)], 98).data == data
+    assert encoder.encode(tail_of(HEADER), Ticket(records_to_write, 0, False), 98).data == data
     records = read(tmp_path / "golden.seg", data)
     assert [(record.kind, record.payload) for record in records] == every_decision()
     log = DecisionLog(tmp_path / "none", Sync.ALWAYS)

@@ -31,10 +31,8 @@ class Log:
         self._lock = threading.Lock()
 
     def _batch(self, data: bytes, offset: int) -> WriteBatch:
-        batch = WriteBatch.__new__(WriteBatch)
-        batch.data, batch.offset = data, offset
-        batch.tail = Tail(None, offset + len(data), 0, 0)  # type: ignore[arg-type]
-        return batch
+        start = Tail(None, offset, 0, 0)  # type: ignore[arg-type]
+        return WriteBatch(start, start._replace(offset=offset + len(data)), None, data)
 
     def put(self, data: bytes, sync: bool = True) -> int:
         with self._lock:

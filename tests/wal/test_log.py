@@ -407,15 +407,16 @@ def test_a_thread_that_is_struck_just_after_the_link_leaves_the_rest_to_the_next
     """The batch is in the log, though nothing was built on it."""
     one = created(tmp_path / "log")
 
-    def struck() -> None:
+    def struck(batch: object) -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(one.log, "_accept", struck)
-    with pytest.raises(KeyboardInterrupt):
-        one.submit(b"struck")
-    one.write(b"next")
-    assert one.counted == [b"struck", b"next"]
+    for round in (b"making room", b"plain"):
+        monkeypatch.setattr(one.log._encoder, "accept", struck)
+        with pytest.raises(KeyboardInterrupt):
+            one.submit(b"struck, " + round)
+        one.write(b"next")
+    assert one.counted == [b"struck, making room", b"next", b"struck, plain", b"next"]
     one.close()
     assert opened(tmp_path / "log").held == one.counted
 

@@ -59,6 +59,8 @@ class Engine:
     """The state of one store that is open: catalog, deliveries, what is pending. `lock` guards all that is not said to
     be the writer's."""
 
+    __slots__ = ("__dict__", "__weakref__", "_new", "_pending", "batches", "hooks", "pending_changes", "taken")
+
     def __init__(self, name: str, backend: Backend) -> None:
         self.name, self.backend = name, backend
         self.rows: Rows = backend

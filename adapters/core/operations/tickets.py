@@ -17,7 +17,7 @@ class Ticket(ticket.Ticket):
 
     content: Sequence[Change]
     """The changes."""
-    held: Grant | None = None
+    held: Grant | None
     """Room for their messages, until these are applied."""
     transaction = False
     """True if the changes are a transaction's."""
