@@ -431,7 +431,6 @@ def submit_plain(log, ticket):
         return link_plain(log, ticket, &linked)
     except BaseException as error:
         if linked or not isinstance(error, Exception):
-            log.struck(error)
             raise
         return False
     finally:

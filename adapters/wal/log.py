@@ -297,8 +297,21 @@ class Log:
         """Queue it, and return it, once there is room for it; one with a future, at once. It will be written in the
         order of submission, also if the log is closed by then; where it raises, it was not queued. One for which there
         is no room is done."""
-        if self.submit_plain(ticket):
-            return ticket
+        try:
+            if not self.submit_plain(ticket):
+                self._submit(ticket)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                shared().schedule(0, self._finish)  # it may be in the log, and nobody waits for it
+            raise
+        return ticket
+
+    @inner_loop
+    def submit_plain(self, ticket: Ticket) -> bool:
+        """Do `submit` if there is room for the ticket, and nothing else to see to. False: nothing was done."""
+        return False
+
+    def _submit(self, ticket: Ticket) -> None:
         if self._closed or self.failed is not None or self._generation != locking.generation:
             self.ensure_usable()
         planning = self._planning
@@ -307,32 +320,18 @@ class Log:
         if self._queued - self._done + self._left > QUEUED_MAX:
             self._wait_for_backlog()
             self._finish()
-        try:
-            while True:
-                with planning:
-                    if ticket.future is not None:
-                        self._plan_or_leave(ticket)
-                        return ticket
-                    is_next = not self._backlog or self.releasing == get_ident()
-                    if is_next and self._plan(ticket):
-                        return ticket
-                if is_next:
-                    self._relieve()
-                else:
-                    self._wait_for_backlog()
-        except BaseException as error:
-            self.struck(error)
-            raise
-
-    @inner_loop
-    def submit_plain(self, ticket: Ticket) -> bool:
-        """Do `submit` if there is room for the ticket, and nothing else to see to. False: nothing was done."""
-        return False
-
-    def struck(self, error: BaseException) -> None:
-        """Leave to a background thread what a thread was at that submitted: nobody may wait for it."""
-        if not isinstance(error, Exception):
-            shared().schedule(0, self._finish)
+        while True:
+            with planning:
+                if ticket.future is not None:
+                    self._plan_or_leave(ticket)
+                    return
+                is_next = not self._backlog or self.releasing == get_ident()
+                if is_next and self._plan(ticket):
+                    return
+            if is_next:
+                self._relieve()
+            else:
+                self._wait_for_backlog()
 
     def _plan_or_leave(self, ticket: Ticket) -> None:
         """Plan a ticket with a future, or leave it to a background thread where that may take long."""
