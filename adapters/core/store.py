@@ -789,7 +789,7 @@ class Store:
         engine.ensure_usable()
         change = self._sending.change(Change(subscription, True, bool(retroactive)))
         ((subscriber, there),) = self._sending.write([change])
-        engine.asked(lambda: None)  # at once, so that who receives need not look for it
+        engine.look_soon()
         if there:
             require_same(subscriber.subscription, subscription)
         return not there

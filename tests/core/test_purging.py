@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.core.service import purging
 from anabranch.adapters.core.service.purging import PAGE, PAGES, purge
 from anabranch.adapters.core.store_types import Change, Subscription
+from anabranch.policies.errors import OutcomeUnknownError
 
 from ..contract.disk import A, B, C, Parallel, T, assert_whole, bodies, eventually, take
 from ..journal.disk import JournalDisk
@@ -55,6 +58,44 @@ def test_what_somebody_holds_stays() -> None:
         held[1].release()
         assert store.purge(A) == 8
         assert [message.body for message in store.browse(A)] == [b"0", b"2"]
+
+
+@pytest.mark.parametrize("pages", [1, 2])
+def test_what_is_purged_stands_though_the_store_fails_just_after(pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that says that nothing was done would be a lie."""
+    with onefile() as disk:
+        store = disk.create()
+        count = (pages - 1) * PAGE * PAGES + 5
+        store.send_many(A, [b"x"] * count)
+        real = store._sending.write
+
+        def write(changes: Sequence[Any]) -> object:
+            outcomes = real(changes)
+            store._engine.stop(OSError(errno.EIO, os.strerror(errno.EIO)))
+            return outcomes
+
+        monkeypatch.setattr(store._sending, "write", write)
+        if pages == 1:
+            assert store.purge(A) == count
+        else:
+            with pytest.raises(OutcomeUnknownError, match=f"{PAGE * PAGES} messages of queue://a are purged: store"):
+                store.purge(A)
+
+
+def test_what_is_removed_stands_though_the_store_fails_just_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    with onefile() as disk:
+        store = disk.create()
+        store.subscribe(Subscription(T, "s"))
+        store.send(T, b"x")
+        real = store._sending.write
+
+        def write(changes: Sequence[Any], **options: Any) -> object:
+            outcomes = real(changes, **options)
+            store._engine.stop(OSError(errno.EIO, os.strerror(errno.EIO)))
+            return outcomes
+
+        monkeypatch.setattr(store._sending, "write", write)
+        assert store.unsubscribe(T, ("", "s")) == 1
 
 
 class StruckError(BaseException):

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from ....policies.errors import AnabranchError, ClosedError, StoreFailedError
@@ -483,6 +484,12 @@ class Engine:
         with self.lock:
             self.current()
             return question()
+
+    def look_soon(self) -> None:
+        """Apply what was just written, so that who comes next need not look for it. It stands, too, where the store has
+        failed since, or was closed: that is raised to who does more with it."""
+        with suppress(AnabranchError):
+            self.asked(lambda: None)
 
     def reading(self, work: Callable[[], T]) -> T:
         """Return the result of `work`, which reads bodies with the lock held and all that has returned applied. `work`

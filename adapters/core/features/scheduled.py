@@ -161,7 +161,7 @@ class Waiting(Feature):
                     engine.delivery.next_due = rows.next_due() if rows is not None else 0
                     return None
             self._write(changes, unsynced=True)
-            engine.asked(lambda: None)  # who waits for them gets them at once
+            engine.look_soon()  # who waits for them gets them at once
             return changes[0].number, changes[0].seq
 
     def _set_timer(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from time import sleep
 from typing import Final
 
-from ....policies.errors import AnabranchError
+from ....policies.errors import AnabranchError, OutcomeUnknownError, StoreFailedError
 from ....policies.names.destination import Destination
 from ...system.background import CoalescedJob
 from ..engine.engine import Engine
@@ -88,7 +88,7 @@ class Removal:
         volatile = engine.transient
         if volatile is not None:
             engine.asked(lambda: volatile.remove(state))
-        engine.asked(lambda: None)  # at once, so that nothing fetched ahead is received, nothing leased acked
+        engine.look_soon()  # so that nothing fetched ahead is received, nothing leased acked
         self._drop(remove.state.channel)
 
     def idle_mark(self, queue: Destination) -> object:
@@ -129,7 +129,7 @@ class Removal:
         held, count = engine.asked(lambda: (claimed(subscriber.channel), subscriber.total))
         require_unclaimed(f"the {shown(topic, subscription)}", "removed", held)
         ((ended, _),) = self._sending.write([Unsubscribe(subscriber.topic, subscription)])
-        engine.asked(lambda: None)
+        engine.look_soon()
         if ended is None:
             raise unknown(topic, subscription)
         self._drop(ended.channel)
@@ -186,7 +186,7 @@ class Removal:
 
 def purge(engine: Engine, state: DestinationState, channels: Sequence[Channel], write: Write) -> tuple[int, int]:
     """Remove what nobody holds of these channels. Returns how many were free, of all channels together, and by how many
-    messages the destination is less."""
+    messages the destination is less. Raises OutcomeUnknownError if the store fails once some are gone."""
     kinds: list[tuple[RowsOf, Write]] = [(engine.backend.rows, write)]
     if engine.transient is not None:  # apart: the messages of one kind may lie between those of the other
         kinds.append((engine.transient.rows_alone, engine.transient.write))
@@ -195,7 +195,12 @@ def purge(engine: Engine, state: DestinationState, channels: Sequence[Channel], 
         for rows, write_range in kinds:
             after: int | None = 0
             while after is not None:
-                found, less, after = _purge_some(engine, state, channel, after, rows, write_range)
+                try:
+                    found, less, after = _purge_some(engine, state, channel, after, rows, write_range)
+                except StoreFailedError as error:
+                    if not free:
+                        raise
+                    raise OutcomeUnknownError(f"{free} messages of {state.destination} are purged: {error}") from error
                 free += found
                 gone += less
                 if after is not None:
@@ -208,7 +213,7 @@ def _purge_some(
 ) -> tuple[int, int, int | None]:
     """Purge the next pages. Returns how many messages were free, by how many the destination is less, and the seq to go
     on behind, None at the end."""
-    mark, less = object(), 0
+    mark = object()
     try:
         engine.check()
         with engine.lock:
@@ -221,10 +226,8 @@ def _purge_some(
                 return 0, 0, last
             channel.purging.add(mark)  # nobody shall receive what is about to go
         write([AckRange(state, first, to, channel.number) for first, to in ranges])
-        engine.check()
-        with engine.lock:
-            engine.current()
-            less = max(before - state.total, 0)
+        engine.look_soon()
+        less = max(before - state.total, 0)
     finally:
         channel.purging.discard(mark)
         channel.wake()
