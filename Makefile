@@ -60,6 +60,9 @@ wheels: $(VENV)/.installed-dev
 	    $(BIN)/python -m pip --disable-pip-version-check --python "$$(command -v $$python)" wheel --quiet --no-deps \
 	        --no-cache-dir --wheel-dir $(DIST) $(DIST)/*.tar.gz || exit 1; \
 	done
+	@for wheel in $(DIST)/*-linux_*.whl; do \
+	    PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --wheel-dir $(DIST) "$$wheel" 2>/dev/null && rm "$$wheel" || :; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \

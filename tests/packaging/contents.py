@@ -37,7 +37,7 @@ def of_sdist(sdist: Path, project: dict[str, Any]) -> list[str]:
 def of_wheel(wheel: Path, project: dict[str, Any], pure: bool) -> list[str]:
     expected = {package.replace(".", "/") for package in project["tool"]["setuptools"]["packages"]}
     with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
+        names = [name for name in archive.namelist() if not name.endswith("/")]
         metadata = next(name.split("/")[0] for name in names if name.endswith(".dist-info/METADATA"))
         entry_points = archive.read(f"{metadata}/entry_points.txt").decode()
     modules = [PurePosixPath(name) for name in names if not name.startswith(f"{metadata}/")]
@@ -58,6 +58,8 @@ def of_wheel(wheel: Path, project: dict[str, Any], pure: bool) -> list[str]:
     libraries = {str(name).partition(".")[0] for name in modules if name.suffix == ".so"}
     if libraries != (set() if pure else compiled):
         wrong.append(f"has compiled {sorted(libraries) or 'nothing'}")
+    if libraries and wheel.name.endswith("-linux_x86_64.whl"):
+        wrong.append("has no manylinux tag, without which no index takes it")
     wrong += [f"holds {name}" for name in modules if name.suffix not in (".py", ".so") and str(name) not in data]
     if "anabranch = anabranch.router.cli:main" not in entry_points:
         wrong.append("has no command `anabranch`")
