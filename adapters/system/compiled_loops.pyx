@@ -15,6 +15,7 @@ from cpython.version cimport PY_VERSION_HEX
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+from posix.unistd cimport getpid, pid_t
 
 import time
 
@@ -309,8 +310,15 @@ cdef double monotonic() noexcept nogil:
     return now.tv_sec + now.tv_nsec / 1e9
 
 
+cdef enum:
+    PASSED_MAX = 2          # by others that ran first: then it is handed over
+
+
 cdef struct Waiting:
     PyThread_type_lock parked
+    unsigned long thread
+    pid_t process
+    int passed
     bint woken
     Waiting *next
 
@@ -318,6 +326,8 @@ cdef struct Waiting:
 cdef class RLock:
     """Its fields are guarded by the interpreter's own lock. Who waits does so on a lock of its own, and takes this one
     once it runs again: it holds it at no time at which it cannot run, and whoever runs meanwhile need not wait for it.
+    But who finds it taken again each time, since others wait for a disk with it, would wait for ever: it stays the first
+    in line, and is handed the lock when it was passed often enough.
     """
 
     cdef unsigned long owner
@@ -348,22 +358,26 @@ cdef class RLock:
             PyMem_Free(waiting)
             raise MemoryError
         PyThread_acquire_lock_timed(waiting.parked, 0, 0)
+        waiting.thread, waiting.process, waiting.passed = PyThread_get_thread_ident(), getpid(), 0
         try:
             while self.owner:
                 if seconds > 0:
                     left = <long long>((until - monotonic()) * 1e6)
                     if left <= 0:
                         return False
-                waiting.woken, waiting.next, place = False, NULL, &self.first
-                while place[0] is not NULL:
+                place = &self.first
+                while place[0] is not NULL and not waiting.passed:
                     place = &place[0].next
-                place[0] = waiting
+                waiting.woken, waiting.next, place[0] = False, place[0], waiting
                 with nogil:
                     status = PyThread_acquire_lock_timed(waiting.parked, left, 1)
                 place = &self.first
                 while place[0] is not waiting:
                     place = &place[0].next
                 place[0] = waiting.next
+                if self.owner == waiting.thread:
+                    return True
+                waiting.passed += status == PY_LOCK_ACQUIRED
                 if status != PY_LOCK_ACQUIRED:
                     if waiting.woken:
                         PyThread_acquire_lock_timed(waiting.parked, 0, 0)
@@ -378,6 +392,8 @@ cdef class RLock:
     cdef void wake(self) noexcept:
         if self.first is not NULL and not self.first.woken:
             self.first.woken = True
+            if self.first.passed >= PASSED_MAX and self.first.process == getpid():  # a fork leaves its thread behind
+                self.owner = self.first.thread
             PyThread_release_lock(self.first.parked)
 
     def acquire(self, bint blocking=True, double timeout=-1):

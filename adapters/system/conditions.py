@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 RLock = inner_loop(threading.RLock)
 """A lock as that of `threading`. A thread that waits for the compiled one takes it only once it can run: else it would
-hold the lock while others run, each of which would soon wait for it in turn."""
+hold the lock while others run, each of which would soon wait for it in turn. One that finds it taken again twice is
+handed it."""
 
 
 def unless_busy(lock: threading.Lock | threading.RLock, work: Callable[[], T], seconds: float = 0.0) -> T | None:

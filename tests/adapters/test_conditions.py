@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -56,6 +57,58 @@ def test_one_thread_at_a_time_has_the_lock() -> None:
     assert count == 8 * 2000
     with pytest.raises(RuntimeError):
         lock.release()
+
+
+def test_who_waits_for_the_lock_is_not_passed_for_ever() -> None:
+    """Whoever takes it again and again lets others run only while it holds it."""
+    lock, begun, taken, often = RLock(), threading.Event(), 0, 20_000
+    over = False
+
+    def take_again() -> None:
+        nonlocal taken
+        while taken < often and not over:
+            with lock:
+                taken += 1
+                begun.set()
+                time.sleep(0.0001)
+
+    with Parallel(take_again):
+        assert begun.wait(PATIENCE)
+        for patience in (-1, PATIENCE):
+            assert lock.acquire(timeout=patience)
+            assert lock._is_owned()  # type: ignore[attr-defined]
+            taken_before = taken
+            time.sleep(0.001)
+            assert taken == taken_before  # it is ours alone
+            lock.release()
+            time.sleep(0.001)
+        over = True
+    assert taken < often
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_does_not_hand_the_lock_to_a_thread_of_its_parent() -> None:
+    lock, begun = RLock(), threading.Semaphore(0)
+
+    def take() -> None:
+        begun.release()
+        with lock:
+            pass
+
+    with lock:
+        waiting = threading.Thread(target=take)
+        waiting.start()
+        assert begun.acquire(timeout=PATIENCE)
+    children = list[int]()
+    for _ in range(10):
+        with lock:
+            time.sleep(0.01)  # the other one finds it taken once more
+            children.append(os.fork())
+        if not children[-1]:
+            os._exit(0 if lock.acquire(timeout=0) else 1)
+    assert not any(os.waitpid(child, 0)[1] for child in children)
+    waiting.join(PATIENCE)
+    assert not waiting.is_alive()
 
 
 def test_who_waits_for_the_lock_for_a_time() -> None:
