@@ -3,6 +3,8 @@
     ledger.py          what a workload promised, compared with what a reopened directory holds
     sigkill.py         children that are killed at random moments      python -m tests.crash.sigkill --rounds 1000
     mixed.py           the same over all kinds of stores               python -m tests.crash.sigkill --mixed
+    native.py          the same over journals, whose writes and syncs meet errors of the C library
+                                                                       python -m tests.crash.native --seconds 3600
     sigint.py          storms of Ctrl-C; --across: over two stores     python -m tests.crash.sigint --signals 3000
     interrupts.py      Ctrl-C at every bytecode of one call, and the table of which calls
     faults.py          one system call of a scripted workload fails    python -m tests.crash.faults

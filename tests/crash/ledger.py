@@ -142,6 +142,8 @@ def read_marks(path: Path) -> tuple[list[Operation], list[Operation]]:
         elif word == "ACK":
             tried[text] -= 1
             promised.append(json.loads(text))
+        elif word == "NOT":
+            tried[text] -= 1
     return promised, [json.loads(text) for text, left in tried.items() if left]
 
 
