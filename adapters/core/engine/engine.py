@@ -347,7 +347,8 @@ class Engine:
             try:
                 self.check()
                 with self.lock:
-                    self.current()
+                    if self.pending_changes >= APPLY_AT:  # else another thread has, meanwhile
+                        self.current()
             except (AnabranchError, RuntimeError) as error:  # what the caller did has taken effect all the same
                 log.debug("store %s: nothing applied: %s", self.name, error)
 
