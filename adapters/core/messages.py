@@ -58,6 +58,8 @@ DEFAULT_PRIORITY: Final = 4
 EXPIRES_MAX_MS: Final = (1 << 63) - 1
 _NEVER: Final = 0
 
+_new = tuple.__new__
+
 
 @runtime_checkable
 class Readable(Protocol):
@@ -208,7 +210,7 @@ def checked(
     if persistent is not True:
         require_persistent(persistent)
     fields = (body, plain, message_id, priority, expires_at_ms, persistent, requeued, deliver_at_ms)
-    return tuple.__new__(Outgoing, fields)  # as its own, less a call
+    return _new(Outgoing, fields)  # as its own, less a call
 
 
 def require_persistent(persistent: object) -> None:

@@ -59,7 +59,7 @@ class _LockFile:
         self.opened_at = opened_at
         """The place where the directory was opened, as `_caller` says."""
         self.identity: tuple[int, int] | None = None
-        """Device and inode of the file that was opened."""
+        """Inode and device of the file that was opened."""
         self._descriptors: list[int] = []
         """The one that the lock is on, from when it is opened until it is closed."""
         self._closing = threading.RLock()  # one closes it at a time; a signal handler may come back to it
@@ -72,8 +72,7 @@ class _LockFile:
         # One step, as in `close`: Ctrl-C comes before or after it, and the number is never lost or noted wrongly.
         self._descriptors += map(open_file, (Path(path),), (_FLAGS,), (file_mode,))
         fd = self._descriptors[-1]
-        found = os.fstat(fd)
-        self.identity = (found.st_dev, found.st_ino)
+        self.identity = _identity(os.fstat(fd))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -110,8 +109,7 @@ class _LockFile:
     def leave(self) -> None:
         """Close the file in a forked child, so that the lock ends with the parent. That unlocks nothing."""
         with suppress(OSError, IndexError):  # a thread of the parent was just opening or closing it
-            found = os.fstat(self._descriptors[-1])
-            if (found.st_dev, found.st_ino) == self.identity:
+            if _identity(os.fstat(self._descriptors[-1])) == self.identity:
                 self._let_go()
 
     def _let_go(self) -> None:
@@ -291,11 +289,15 @@ class DirectoryLock:
 
     def require(self) -> None:
         """Raise StoreFailedError if it was lost; see `lost`."""
-        file, identity = self._open, self._identity
-        if file is None or identity is None or not file._descriptors or self._lost or _found(self._file, identity):
-            error = self.lost()  # which looks closely
-            if error is not None:
-                raise StoreFailedError(str(error)) from error
+        file = self._open
+        try:  # each prepare and each decision comes here: without another call
+            if file and file._descriptors and not self._lost and os.stat(self._file)[1:3] == self._identity:  # noqa: PTH116
+                return
+        except OSError:
+            pass
+        error = self.lost()  # which looks closely
+        if error is not None:
+            raise StoreFailedError(str(error)) from error
 
     def release(self, remove: bool = False) -> None:
         """Release the lock. Idempotent. With `remove` the file goes while it is locked: who has it open by then finds
@@ -314,10 +316,15 @@ class DirectoryLock:
 def _found(path: str, identity: tuple[int, int]) -> str | None:
     """Return what has become of the file that was opened; None if it is there, or if that cannot be said."""
     try:
-        found = os.stat(path)  # noqa: PTH116  a path of pathlib's takes half as long again
+        found = _identity(os.stat(path))  # noqa: PTH116  a path of pathlib's takes half as long again
     except OSError as error:
         return "was deleted" if error.errno in _GONE else None
-    return None if (found.st_dev, found.st_ino) == identity else "was replaced by another"
+    return None if found == identity else "was replaced by another"
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    """Return the inode and the device of a file, which are the second and third that `stat` tells."""
+    return found.st_ino, found.st_dev
 
 
 def gone_directory(path: str | Path, what: str) -> str:
@@ -350,8 +357,7 @@ def _caller() -> str:
 def owner_of(path: Path) -> str:
     """Return who holds a lock file, or held it last: this process, or another one as the file's text says."""
     with suppress(OSError):
-        found = path.stat()
-        for lock in _watch.of((found.st_dev, found.st_ino)):
+        for lock in _watch.of(_identity(path.stat())):
             return lock.described()
     try:
         pid, host, *opened_at = path.read_text(errors="replace").split(maxsplit=2)

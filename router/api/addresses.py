@@ -30,7 +30,7 @@ def resolve_all(address: Address) -> tuple[Destination, ...]:
     for a map."""
     if isinstance(address, str):
         return _parsed(address)
-    return (_no_map(_named(address)),)
+    return (_no_map(address if isinstance(address, Destination) else _named(address)),)
 
 
 def map_of(address: Address) -> Destination:

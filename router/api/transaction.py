@@ -46,7 +46,7 @@ from ...policies.errors import TransactionError
 from ...policies.names.destination import Destination
 from ..transactions.coordinator import Coordinator
 from ..transactions.global_transaction import GlobalTransaction
-from ..transactions.operations import Ack, ChangeSubscription, Operations, Release
+from ..transactions.operations import Operations, Release
 from ..transactions.states import ACTIVE, DONE, PREPARING, TransactionState
 from ..transactions.xid import Xid
 from .addresses import Address, map_of, resolve_all, topic_of
@@ -72,6 +72,10 @@ class Transaction:
     """A transaction, used by one thread at a time. It ends with commit, rollback or its `with` block, or when its time
     is over."""
 
+    _savepoints: Sequence[Savepoint] = ()
+    """In order of the number of operations before each; no two have the same. Replaced, never changed."""
+    _entered = False
+
     def __init__(
         self, coordinator: Coordinator, registry: StoreRegistry, xid: Xid | None = None, limited: bool = True
     ) -> None:
@@ -79,18 +83,14 @@ class Transaction:
         transactions, and for an xid that is in use."""
         self.xid = xid
         self._coordinator, self._registry = coordinator, registry
-        self._table = coordinator.table
         self._own_lock = threading.RLock()  # guards all below
         self._global = GlobalTransaction(xid)
-        self._operations = Operations(self._table.options, limited)
-        self._savepoints: list[Savepoint] = []
-        """In order of the number of operations before each; no two have the same."""
+        self._operations = Operations(coordinator.table.options, limited)
         self._moves = registry.gates.moves
         """The registry's `moves` when every operation was with the store that its destination is in."""
         self.receipts: list[Receipt] = []
         """The receipts that `commit` has returned, one for each send, in order; filled once it is committed."""
-        self._entered = False
-        self._table.begin(self._global, self)
+        coordinator.table.begin(self._global, self)
 
     @property
     def _lock(self) -> threading.RLock:
@@ -252,7 +252,7 @@ class Transaction:
         with lock:
             if self._global.state is not ACTIVE or self._global.told is not None:
                 self._require_active()
-            self._operations.claim(tuple.__new__(Ack, (message,)), self._registry)  # as its own, less a call
+            self._operations.claim(message, self._registry)
 
     def release(
         self, message: Message[Any], delivered: bool = True, delay: float | None = None, reason: Reason | None = None
@@ -269,7 +269,7 @@ class Transaction:
             message._store.delay_ms(delay)  # what is wrong with it is said now
             if reason is not None:
                 failure_of(reason)
-            self._operations.claim(Release(message, delivered, delay, reason), self._registry)
+            self._operations.claim(message, self._registry, Release(message, delivered, delay, reason))
 
     def subscribe(
         self,
@@ -303,24 +303,23 @@ class Transaction:
     def _change(self, change: Change) -> None:
         with self._lock:
             self._require_active()
-            self._operations.change(ChangeSubscription(self._registry.store_for(change.subscription.topic), change))
+            self._operations.change(change, self._registry)
 
     def savepoint(self) -> Savepoint:
         """Return a savepoint at this point of the transaction, to which it can be rolled back."""
         with self._lock:
             self._require_active()
             if not self._savepoints or self._savepoints[-1]._operations != len(self._operations):
-                self._savepoints.append(Savepoint(self, len(self._operations)))
+                self._savepoints = [*self._savepoints, Savepoint(self, len(self._operations))]
             return self._savepoints[-1]
 
     def _roll_back_to(self, savepoint: Savepoint) -> None:
         """Roll back to a savepoint; see Savepoint.rollback."""
         with self._lock:
             self._require_active()
-            if not any(other is savepoint for other in self._savepoints):
+            if savepoint not in self._savepoints:
                 raise TransactionError("this savepoint is gone: the transaction was rolled back to an earlier one")
-            while self._savepoints[-1] is not savepoint:
-                self._savepoints.pop()
+            self._savepoints = self._savepoints[: self._savepoints.index(savepoint) + 1]
             try:
                 self._operations.undo(savepoint._operations)
             except BaseException:  # half undone it must not be committed
@@ -333,7 +332,7 @@ class Transaction:
         if state != "open":
             what, step = _STEPS.get(state, (f"is {state}", "begin another"))
             if state == "timed out":
-                what = f"timed out after {self._table.options.timeout:g} s and rolled back"
+                what = f"timed out after {self._coordinator.table.options.timeout:g} s and rolled back"
             raise TransactionError(f"this transaction {what}; {step}")
 
     def commit(self) -> list[Receipt]:
@@ -384,9 +383,9 @@ class Transaction:
                 error = raised
         shared().resolve([(future, self.receipts, error)])
 
-    def _ending(self, end: Callable[[], None], interrupted: TransactionState = _UNKNOWN) -> None:
-        """Run the last step of the transaction. A signal handler's exception may strike anywhere in it: another thread
-        then brings the transaction to its end."""
+    def _ending(self, end: Callable[[], None], interrupted: TransactionState = _UNKNOWN, is_last: bool = True) -> None:
+        """Run the last step of the transaction, or the last but one. A signal handler's exception may strike anywhere
+        in it: another thread then brings the transaction to its end."""
         try:
             try:
                 end()
@@ -395,7 +394,8 @@ class Transaction:
             except BaseException:
                 self._ended()
                 raise
-            self._ended()
+            if is_last:
+                self._ended()
         except KeyboardInterrupt:
             self._interrupted(interrupted)
             raise
@@ -404,7 +404,7 @@ class Transaction:
         """Free the released messages, and end the transaction in the table. May be done again."""
         self._operations.end()
         self._global.passing = False
-        self._table.begun.pop(self._global, None)
+        self._coordinator.table.begun.pop(self._global, None)
 
     def _interrupted(self, told: TransactionState) -> None:
         self._global.told = told
@@ -425,9 +425,9 @@ class Transaction:
         """Hand the operations over to the participants. From now until it is `_ended` no destination that the
         transaction changes moves to another store. Operations on a destination that has moved are done in the other
         store; a move that is about to begin is waited for."""
-        registry, transaction = self._registry, self._global
+        registry, transaction, gates = self._registry, self._global, self._registry.gates
         while transaction.state is ACTIVE:
-            moves = registry.gates.moves
+            moves = gates.moves
             try:
                 transaction.participants = self._operations.participants(None if moves == self._moves else registry)
             except Exception:
@@ -437,14 +437,14 @@ class Transaction:
             if self._operations.has_acks:
                 mark_requeued(transaction.participants.values())
             transaction.passing = True  # first: who closes a gate counts, and then looks who is passing
-            if registry.gates.moves == moves:
+            if gates.moves == moves:
                 return
             transaction.passing = False
 
     def _commit(self) -> None:
         self._pass()
         self._coordinator.commit(self._global)
-        self.receipts = self._operations.receipts()
+        self.receipts = self._operations.receipts(self._global.participants.values())
         if self._global.state is DONE:
             self._global.let_go()
 
@@ -477,16 +477,12 @@ class Transaction:
         `commit`."""
         with self._lock:
             self._require_active()
-            try:
-                self._pass()
-                self._coordinator.prepare(self._global)
-                self._global.passing = False  # what is prepared in a store keeps it where it is
-            except KeyboardInterrupt:
-                self._interrupted("rolled back")
-                raise
-            except BaseException:
-                self._ended()
-                raise
+            self._ending(self._vote, "rolled back", is_last=False)
+
+    def _vote(self) -> None:
+        self._pass()
+        self._coordinator.prepare(self._global)
+        self._global.passing = False  # what is prepared in a store keeps it where it is
 
     def rollback(self) -> None:
         """Forget the sends, free the acked messages."""

@@ -16,13 +16,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import filterfalse
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...adapters.core import Store
 from ...adapters.core.store_types import TRANSACTION_BYTES, Pending
 from ...adapters.system.files import FILE_MODE, disk_errors
 from ...policies.config.durability import Sync
@@ -40,7 +38,7 @@ from ..placement.registry import StoreRegistry
 from .decision_cleanup import DecisionCleanup
 from .decision_log import READ_AGAIN, Decision, DecisionLog, External
 from .global_transaction import GlobalTransaction
-from .participant import Participant, reserve_all
+from .participant import Participant, is_limited, reserve_all
 from .resolver import Resolver
 from .states import DONE, IN_DOUBT, PREPARED, PREPARING
 from .table import TransactionTable
@@ -54,6 +52,7 @@ log = logging.getLogger(__name__)
 _by_store_name = attrgetter("store.name")
 _id_of = attrgetter("store_id")
 _is_volatile = attrgetter("volatile")
+_is_shared = attrgetter("store.shared")
 
 
 class Coordinator:
@@ -182,18 +181,18 @@ class Coordinator:
         """Prepare in the volatile stores, which then cannot refuse. The other store's own commit is the decision."""
         participants = transaction.participants.values()
         alone = transaction.alone = next(filterfalse(_is_volatile, participants), None)
-        self._prepare(transaction, list(filter(_is_volatile, participants)), partial(os.urandom, TRANSACTION_BYTES))
-        if alone is None:
-            transaction.decide(True)
-        else:
-            try:
+        self._prepare(transaction, list(filter(_is_volatile, participants)), _random_id)
+        try:
+            if alone is None:
+                transaction.decide(True)
+            else:
                 self._commit_alone(transaction, alone)
-            except OutcomeUnknownError:  # what is acked is delivered once more, rather than never
-                self._undo_beside(transaction)
-                raise
-            except Exception:
-                self.resolver.resolve(transaction)
-                raise
+        except OutcomeUnknownError:  # what is acked is delivered once more, rather than never
+            self._undo_beside(transaction)
+            raise
+        except Exception:
+            self.resolver.resolve(transaction)
+            raise
         self.resolver.resolve(transaction)
 
     def _undo_beside(self, transaction: GlobalTransaction) -> None:
@@ -220,21 +219,26 @@ class Coordinator:
         """Prepare in all its stores, of which there may be none."""
         participants = sorted(transaction.participants.values(), key=_by_store_name)
         transaction.remembering = list(map(_id_of, filterfalse(_is_volatile, participants)))
-        self._prepare(transaction, participants, partial(self._new_id, transaction))
+        self._prepare(transaction, participants, self._new_id)
 
     def _prepare(
-        self, transaction: GlobalTransaction, participants: Sequence[Participant], new_id: Callable[[], bytes]
+        self,
+        transaction: GlobalTransaction,
+        participants: Sequence[Participant],
+        new_id: Callable[[GlobalTransaction], bytes],
     ) -> None:
         """Prepare in these stores, under a new id. If that fails anywhere all is rolled back. A write of unknown
         outcome, in one store or in the decision log, is a StoreFailedError then: the transaction's outcome is known."""
         registry, steps = self._registry, list[Pending[None]]()
         transaction.move(PREPARING)
         try:
-            transaction.id = name = new_id()
+            transaction.id = name = new_id(transaction)
             self.table.by_id[name] = transaction
-            reserve_all(participants, registry)
+            if any(map(is_limited, participants)):
+                reserve_all(participants, registry)
+            remembering, sync = transaction.remembering, self._sync
             for participant in participants:
-                steps.append(participant.call(registry, participant.prepare, name, transaction.remembering, self._sync))
+                steps.append(participant.call(registry, participant.prepare, name, remembering, sync))
             for step in steps[:-1]:  # not before all are there: other threads would take turns with this one
                 step.proceed()
             for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
@@ -252,7 +256,7 @@ class Coordinator:
         held too: its manager, which knows nothing of that, says its outcome. Errors as those of `commit`."""
         self._prepare_all(transaction)
         transaction.external = True
-        self._hand_over(transaction, External(transaction.id, list(transaction.remembering), xid))
+        self._hand_over(transaction, External(transaction.id, transaction.remembering, xid))
         transaction.move(PREPARED)
         transaction.running = False
 
@@ -280,9 +284,9 @@ class Coordinator:
     def _new_id(self, transaction: GlobalTransaction) -> bytes:
         """Return an id for a transaction that all its stores can prepare."""
         self._require_open()
-        for participant in transaction.participants.values():
-            if not participant.volatile and participant.store is not None and participant.store.shared:
-                raise _shared(participant.store, transaction)
+        durable = filterfalse(_is_volatile, transaction.participants.values())
+        if any(map(_is_shared, durable)):
+            raise _shared(transaction)
         try:
             return self.log.new_transaction()
         except OutcomeUnknownError:
@@ -305,13 +309,11 @@ class Coordinator:
         self._decide(transaction)
 
     def _decide(self, transaction: GlobalTransaction) -> None:
-        self._hand_over(transaction, Decision(transaction.id, True, list(transaction.remembering)))
-        transaction.recorded = True
-        transaction.decide(True)
+        self._hand_over(transaction, Decision(transaction.id, True, transaction.remembering))
         self.resolver.resolve(transaction)
 
     def _write(self, transaction: GlobalTransaction, record: Decision | External) -> None:
-        """Write to the decision log, unless the router was closed since."""
+        """Write to the decision log, unless the router was closed since. A decision then stands."""
         current = self.log.current()  # first: looked up in the table of that opening, or of a later one
         if self.table.by_id.get(transaction.id) is not transaction:
             raise StoreFailedError(READ_AGAIN)
@@ -319,6 +321,8 @@ class Coordinator:
             self.log.hold(record, current)
         else:
             self.log.decide(record, current)
+            transaction.recorded = True
+            transaction.decide(True)
 
     def _hand_over(self, transaction: GlobalTransaction, record: Decision | External) -> None:
         """Write to the decision log. From here on nobody may roll back, but where the log says that it wrote nothing
@@ -370,15 +374,7 @@ class Coordinator:
                 self._undo_beside(transaction)
             self._free(transaction.alone)
         else:  # the decision may be in the log's queue, or on disk; once more changes nothing
-            self._write(transaction, Decision(transaction.id, True, list(transaction.remembering)))
-            transaction.recorded = True
-            transaction.decide(True)
-            self.resolver.resolve(transaction)
-
-    def resolve_after_flush(self, transaction: GlobalTransaction) -> None:
-        """Resolve a transaction once all that was handed to the log is there, or not. Raises what the log raises."""
-        if not self.table.closed:
-            self.log.flush()
+            self._write(transaction, Decision(transaction.id, True, transaction.remembering))
             self.resolver.resolve(transaction)
 
     def _free(self, participant: Participant) -> None:
@@ -392,9 +388,15 @@ class Coordinator:
         participant.unclaim()
 
 
-def _shared(store: Store, transaction: GlobalTransaction) -> TransactionError:
+def _random_id(_: GlobalTransaction) -> bytes:
+    """Return an id for a transaction that no decision names."""
+    return os.urandom(TRANSACTION_BYTES)
+
+
+def _shared(transaction: GlobalTransaction) -> TransactionError:
     """Return the error for a shared store: a process that takes it over could not ask this one's decision log (rule
     T6)."""
+    store = next(filter(attrgetter("shared"), map(attrgetter("store"), transaction.participants.values())))
     others = ", ".join(repr(name) for name in transaction.stores if name != store.name)
     if not others:
         return TransactionError(

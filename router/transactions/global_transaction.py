@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any, Final
 
 from ...adapters.core import Store
@@ -11,6 +12,8 @@ from ...policies.names.destination import Destination
 from .participant import Participant
 from .states import ACTIVE, COMMIT, DECIDED, DONE, IN_DOUBT, PREPARED, ROLLBACK, Outcome, State, TransactionState
 from .xid import Xid
+
+_is_carried_out = attrgetter("carried_out")
 
 _NOTHING: Final[list[Any]] = []
 """Shared by all that are done, which nobody adds to: the garbage collector has so many lists less to look at."""
@@ -29,7 +32,7 @@ class GlobalTransaction:
     """32 bytes, from the decision log or at random; empty before its first phase."""
     commit: bool | None = None
     """The outcome, once it is decided."""
-    remembering: Sequence[bytes] = ()
+    remembering: list[bytes] = _NOTHING
     """The ids of the stores that have to remember, which a decision names (rule T7), from its first phase."""
     alone: Participant | None = None
     """The one store that remembers: its own commit is the decision, also for volatile ones (rule T7)."""
@@ -83,13 +86,10 @@ class GlobalTransaction:
 
     def finish(self) -> bool:
         """Return whether it is done just now: decided, and no store has yet to carry it out. Under the table's lock."""
-        if self.state is not DECIDED:
-            return False
-        for participant in self.participants.values():
-            if not participant.carried_out:
-                return False
-        self.move(DONE)
-        return True
+        if self.state is DECIDED and all(map(_is_carried_out, self.participants.values())):
+            self.state = DONE
+            return True
+        return False
 
     def let_go(self) -> None:
         """Drop all that it did, once it is done and its receipts are given: it stays until its decision is
@@ -135,10 +135,12 @@ class GlobalTransaction:
         """The state that its user is told: `Transaction.state`."""
         if self.told is not None:
             return self.told
+        if self.state is ACTIVE:
+            return "open"
         if self.state is DECIDED or self.state is DONE:
             return "committed" if self.commit else "rolled back"
         if self.state is PREPARED:
             return "voted" if self.running else "prepared"
         if self.state is IN_DOUBT:
             return "in doubt" if self.alone is None else "of unknown outcome"
-        return "open" if self.state is ACTIVE else "preparing"
+        return "preparing"

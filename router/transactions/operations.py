@@ -1,14 +1,14 @@
 """Operations are what a transaction does, in order, before any store hears of it.
 
-Each is added in one step: a caller that catches Ctrl-C has all of an operation, or nothing. Only the end of the
-transaction sorts them by their stores: into participants, which the coordinator takes.
+Each is added in one step, a send with the participant that it is for: a caller that catches Ctrl-C has all of an
+operation, or nothing. Only the end of the transaction gives the participants, which the coordinator takes, their parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from sys import maxsize
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from ...adapters.core import Store
 from ...adapters.core.engine.forwarding import follow
@@ -16,7 +16,7 @@ from ...adapters.core.messages import LargeBody, Message, Outgoing, Reason, Rece
 from ...adapters.core.store_types import Change
 from ...policies.errors import TransactionError
 from ...policies.names.destination import Destination
-from ..placement.gates import Gates
+from ..placement.registry import StoreRegistry
 from .participant import Participant, unclaim
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ _new = tuple.__new__
 class Send(NamedTuple):
     """A send, or a change of a map."""
 
-    store: Store
+    participant: Participant
     """The store that the destination was in, or was to be in, when it was sent to."""
     sent: tuple[Destination, Outgoing]
 
 
 class Ack(NamedTuple):
-    """An ack of a message, which is claimed until then."""
+    """An ack of a message, which is claimed until then, in the store that holds it by then."""
 
     message: Message[Any]
 
@@ -52,7 +52,7 @@ class Release(NamedTuple):
         message, store = self.message, self.message._store
         if self.reason is not None:
             store.note_failure([message], self.reason)
-        unclaim(store, [message], self.delivered, self.delay)
+        unclaim([message], self.delivered, self.delay)
         if self.reason is not None and self.delivered:
             message._store.tell_spent([message])
 
@@ -60,46 +60,31 @@ class Release(NamedTuple):
 class ChangeSubscription(NamedTuple):
     """The begin or the end of a durable subscription."""
 
-    store: Store
+    participant: Participant
     change: Change
-
-
-class Places(Protocol):
-    """Finds the stores that destinations are in now."""
-
-    gates: Gates
-
-    def store_for(self, destination: Destination) -> Store:
-        """Return the open store of a destination, made if need be."""
-
-    def require_own(self, message: Message[Any]) -> None:
-        """Raise UnknownMessageError for a message of another router."""
-
-    def store_to_be(self, destination: Destination) -> Store:
-        """Return the open store that a destination is in, or will be once it is recorded."""
 
 
 class Operations:
     """The operations of one transaction. Threads: the one that has its lock."""
 
-    _place: tuple[Destination | None, Any] = (None, None)
-    """Where the last send went: the next one to there does not look again."""
+    has_acks = _gives_back = _has_transient = False
+    """Whether anything was acked, given back, and sent or acked that is transient; perhaps undone since."""
+    _handed_over = False
+    """Participants have their parts, or some of them."""
     _ended_with = 0
     """The number of operations at the end, when they are dropped."""
-    _sent: Sequence[Participant] = ()
-    """For each send its participant, from `participants` to the end."""
 
     def __init__(self, options: TransactionOptions, limited: bool) -> None:
         """Begin without any. `limited`: by max_operations and max_bytes."""
         self._most = options.max_operations if limited else maxsize
         self._most_bytes = options.max_bytes if limited else maxsize
         self._all: list[Send | Ack | Release | ChangeSubscription] = []
+        self._participants: dict[bytes, Participant] = {}
+        """By their stores' ids; some may have nothing to do any more."""
+        self._found: dict[int, tuple[Destination, Participant]] = {}
+        """By the identity of a destination that was sent to, so that the next send there does not look again."""
         self.bytes = 0
         """The bytes of all bodies that are sent."""
-        self._acked: dict[bytes, Message[Any]] = {}
-        """The message that was acked last, by its store's id; perhaps undone since."""
-        self.has_acks = self._gives_back = False
-        """Whether anything was acked, and given back; perhaps undone since."""
 
     def __len__(self) -> int:
         return len(self._all) or self._ended_with
@@ -114,56 +99,74 @@ class Operations:
             "another, or raise the limit"
         )
 
-    def send(self, destinations: Sequence[Destination], message: Outgoing, places: Places) -> None:
+    def send(self, destinations: Sequence[Destination], message: Outgoing, registry: StoreRegistry) -> None:
         """Add a send to each of these, of a body that is bytes, or kept. Raises what `store_to_be` raises, and
         TransactionError at a limit."""
-        sends, size, place = [], len(message.body) * len(destinations), self._place  # type: ignore[arg-type]
+        sends, size, found = [], len(message.body) * len(destinations), self._found  # type: ignore[arg-type]
         for destination in destinations:
-            if destination is not place[0]:
-                place = self._place = (destination, places.store_to_be(destination))
-            sends.append(_new(Send, (place[1], (destination, message))))  # as its own, less a call
+            one = found.get(id(destination))
+            if one is None:
+                participant = self._participant(registry.store_to_be(destination), destination)
+                one = found[id(destination)] = (destination, participant)
+            sends.append(_new(Send, (one[1], (destination, message))))  # as its own, less a call
         if len(self._all) + len(sends) > self._most or self.bytes + size > self._most_bytes:
             self._refuse(len(sends), size)
+        if not message.persistent:
+            self._has_transient = True
         self._all.extend(sends)
         self.bytes += size
 
-    def change(self, one: ChangeSubscription) -> None:
-        """Add the begin or the end of a subscription. Raises TransactionError at a limit."""
-        if len(self._all) >= self._most:
-            self._refuse(1, 0)
-        self._all.append(one)
+    def _participant(self, store: Store, first: Destination) -> Participant:
+        """Return the participant of a store, in which this destination is."""
+        participant = self._participants.get(store.store_id)
+        if participant is None:
+            self._participants[store.store_id] = participant = Participant(store.store_id, store, first)
+        elif participant.store is not store and not self.has_acks:
+            participant.store = store  # opened again since
+        return participant
 
-    def claim(self, one: Ack | Release, places: Places) -> None:
-        """Claim the message of an operation, and add it. Raises UnknownMessageError, and TransactionError at a limit,
-        or if its store was reopened since another message of it was acked."""
-        message, store = one.message, one.message._store
+    def change(self, change: Change, registry: StoreRegistry) -> None:
+        """Add the begin or the end of a subscription. Raises what `store_for` raises, and TransactionError at a
+        limit."""
+        topic = change.subscription.topic
+        participant = self._participant(registry.store_for(topic), topic)
         if len(self._all) >= self._most:
             self._refuse(1, 0)
-        places.require_own(message)
-        if isinstance(one, Release):
-            self._gives_back = True  # first: Ctrl-C may come behind any step
+        self._all.append(ChangeSubscription(participant, change))
+
+    def claim(self, message: Message[Any], registry: StoreRegistry, release: Release | None = None) -> None:
+        """Claim a message, and add its ack, or its `release`. Raises UnknownMessageError, and TransactionError at a
+        limit, or if its store was reopened since another message of it was acked."""
+        if len(self._all) >= self._most:
+            self._refuse(1, 0)
+        registry.require_own(message)
+        one: Ack | Release
+        if release is not None:
+            one, self._gives_back = release, True  # first: Ctrl-C may come behind any step
         else:
-            self.has_acks = True
-            if self._acked.get(store.store_id, message)._store is not store:
-                self._require_same(message)
+            self.has_acks, self._has_transient = True, self._has_transient or not message.persistent
+            self._require_same(message)
+            one = _new(Ack, (message,))  # as its own, less a call
         try:
             message._store.claim(message)
             self._all.append(one)
-            if isinstance(one, Ack):
-                self._acked[message._store.store_id] = message
         except KeyboardInterrupt:
             if not self._all or self._all[-1] is not one:
-                unclaim(message._store, [message])
+                unclaim([message])
             raise
 
     def _require_same(self, message: Message[Any]) -> None:
-        store = message._store
-        for other in self.acked:
-            if other._store.store_id == store.store_id and other._store is not store:
-                raise TransactionError(
-                    f"store {store.name!r} was reopened since this transaction acked {other!r}, whose lease is gone "
-                    "with that; roll back and receive again"
-                )
+        """Raise TransactionError if a message's store was reopened since another message of it was acked."""
+        store: Store = message._store  # type: ignore[assignment]
+        participant = self._participant(store, message.destination)
+        if participant.store is not store:
+            for other in self.acked:
+                if other._store.store_id == store.store_id and other._store is not store:
+                    raise TransactionError(
+                        f"store {store.name!r} was reopened since this transaction acked {other!r}, whose lease is "
+                        "gone with that; roll back and receive again"
+                    )
+            participant.store = store
 
     @property
     def acked(self) -> list[Message[Any]]:
@@ -173,74 +176,69 @@ class Operations:
     def undo(self, count: int) -> None:
         """Undo all operations but the first so many. If that is interrupted some are half undone."""
         undone = self._all[count:]
-        claimed = [one.message for one in undone if isinstance(one, Ack | Release)]
-        if claimed:
-            unclaim(claimed[0]._store, claimed)
+        unclaim([one.message for one in undone if isinstance(one, Ack | Release)])
         del self._all[count:]
         self.bytes -= sum(len(cast("bytes | LargeBody", one.sent[1].body)) for one in undone if isinstance(one, Send))
 
-    def participants(self, places: Places | None = None) -> dict[bytes, Participant]:
-        """Return the participants, by their store's id, each with its part of the operations. With `places` each
+    def participants(self, registry: StoreRegistry | None = None) -> dict[bytes, Participant]:
+        """Return the participants, by their store's id, each with its part of the operations. With `registry` each
         operation is brought to the store that its destination is in now; raises what that raises."""
+        if registry is not None or self._handed_over:
+            self._participants = {}
+            self._all = [one if isinstance(one, Release) else self._anew(one, registry) for one in self._all]
+        self._handed_over = True
         found: dict[bytes, Participant] = {}
-        participant: Participant | None = None
-        sent: list[Participant] = []
         for one in self._all:
-            if isinstance(one, Send):
-                store, (destination, _) = one
-                if places is not None:
-                    store = places.store_to_be(destination)
+            if type(one) is Send:
+                participant = one.participant
+                participant.sends.append(one.sent)
             elif isinstance(one, Ack):
-                destination = one.message.destination
-                if places is not None:
-                    places.gates.wait(destination)  # its lease says so a little later
-                    follow(one.message)
-                store = cast(Store, one.message._store)
+                store = cast("Store", one.message._store)  # it may have been moved since it was acked
+                participant = self._participant(store, one.message.destination)
+                if not participant.acks:
+                    participant.store = store
+                participant.acks.append(one.message)
             elif isinstance(one, ChangeSubscription):
-                destination = one.change.subscription.topic
-                store = one.store if places is None else places.store_for(destination)
+                participant = one.participant
+                participant.changes.append(one.change)
             else:
                 continue
-            if participant is None or participant.store is not store:
-                participant = found.get(store.store_id)
-                if participant is None:
-                    participant = found[store.store_id] = Participant(store.store_id, store, destination)
-                elif participant.store is not store and not participant.acks:
-                    participant.store = store  # opened again since
-            if isinstance(one, Send):
-                participant.sends.append(one.sent)
-                sent.append(participant)
-            elif isinstance(one, Ack):
-                participant.acks.append(one.message)
-            else:
-                participant.changes.append(one.change)
-        self._sent = sent
-        for participant in found.values():
-            if not participant.changes:
-                for _, message in participant.sends:
-                    if message.persistent:
-                        break
-                else:
-                    participant.volatile |= not any(acked.persistent for acked in participant.acks)
+            found[participant.store_id] = participant
+        for participant in found.values() if self._has_transient else ():
+            lasts = any(message.persistent for _, message in participant.sends)
+            lasts = lasts or any(acked.persistent for acked in participant.acks)
+            participant.volatile |= not (participant.changes or lasts)
         return found
 
-    def receipts(self) -> list[Receipt]:
+    def _anew(self, one: Send | Ack | ChangeSubscription, registry: StoreRegistry | None) -> Any:
+        """Return an operation for a participant that has nothing yet: the store that `registry` tells, if given."""
+        if isinstance(one, Ack):
+            if registry is not None:
+                registry.gates.wait(one.message.destination)  # its lease says so a little later
+                follow(one.message)
+            return one
+        store = cast("Store", one.participant.store)
+        if isinstance(one, Send):
+            destination = one.sent[0]
+            store = store if registry is None else registry.store_to_be(destination)
+        else:
+            destination = one.change.subscription.topic
+            store = store if registry is None else registry.store_for(destination)
+        return one._replace(participant=self._participant(store, destination))
+
+    def receipts(self, participants: Collection[Participant]) -> list[Receipt]:
         """Return a receipt for each send, in order, once the participants have committed. Its seq is 0 where a store
         carries it out later."""
-        receipts: list[Receipt] = []
         given: dict[Participant, Iterator[Receipt]] = {}
-        for participant in self._sent:  # no comprehension, which is a call
-            if participant not in given:
-                made = participant.receipts or [Receipt(destination, 0) for destination, _ in participant.sends]
-                given[participant] = iter(made)
-            receipts.append(next(given[participant]))
-        return receipts
+        for one in participants:
+            given[one] = iter(one.receipts or [Receipt(destination, 0) for destination, _ in one.sends])
+        if len(given) == 1:
+            return list(given[one])
+        return [next(given[one.participant]) for one in self._all if type(one) is Send]
 
     def end(self) -> None:
         """Free the messages that are given back, and drop all operations. May be done again."""
         self._ended_with = self._ended_with or len(self._all)
-        self._acked.clear()
-        self._sent = ()
         while self._gives_back and self._all:
             last = self._all[-1]
             if isinstance(last, Release):

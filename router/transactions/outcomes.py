@@ -121,7 +121,7 @@ class Outcomes:
                 [self._registry.name_of(store_id) for store_id in transaction.participants],
             ) from error
         except KeyboardInterrupt:  # if it had not come to say the outcome, that waits to be said again
-            shared().schedule(0, partial(self._coordinator.resolve_after_flush, transaction))
+            shared().schedule(0, partial(self._resolver.resolve_later, transaction))
             raise
         _require_same(transaction, commit)  # not another's, said just now
 

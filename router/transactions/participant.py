@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from time import monotonic
 from typing import Any, TypeVar, cast
 
 from ...adapters.core import Store
-from ...adapters.core.messages import Message, MessageStore, Outgoing, Receipt
+from ...adapters.core.messages import Message, Outgoing, Receipt
 from ...adapters.core.state.gates import MovedError
 from ...adapters.core.state.limits import NoRoomYetError, cancel, may_wait
 from ...adapters.core.store_types import Change, Pending
@@ -19,7 +20,8 @@ from ..placement.registry import StoreRegistry
 
 log = logging.getLogger(__name__)
 
-_is_limited = attrgetter("store.limited")
+is_limited = attrgetter("store.limited")
+"""Whether a participant's store has quotas."""
 
 T = TypeVar("T")
 
@@ -54,18 +56,19 @@ class Participant:
         """Call with its store, and the arguments, before anything is prepared there, once all its destinations have a
         row; also if one of them is deleted meanwhile. A store that is held by sends alone may have been closed for
         being idle; it is opened again."""
+        gates = registry.gates
         while True:  # as an Attempt, less its steps: each transaction comes here for each of its stores
-            store = cast(Store, self.store)
-            removals = registry.gates.removals
+            store: Store = self.store  # type: ignore[assignment]
+            removals = gates.removals
             try:
-                if registry.records_late or removals:
+                if removals or registry.records_late:
                     registry.record_missing(store, self.destinations())
                 result = call(store, *arguments)
                 break
             except ClosedError as error:
                 if not self._open_again(registry, store, error):
                     raise
-        if registry.gates.removals != removals:
+        if gates.removals != removals:
             try:
                 registry.record_missing(store, self.destinations())
             except (AnabranchError, OSError) as error:  # it has taken effect: the next opening finds them
@@ -109,8 +112,7 @@ class Participant:
 
     def unclaim(self) -> None:
         """Free the claimed messages: nothing is prepared there, or nothing any more."""
-        if self.acks and self.store is not None:
-            unclaim(self.store, self.acks)
+        unclaim(self.acks)
 
     def let_go_of_room(self) -> None:
         """Release the room that it has reserved and not prepared."""
@@ -118,11 +120,11 @@ class Participant:
         cancel(room)
 
 
-def reserve_all(participants: Sequence[Participant], registry: StoreRegistry) -> None:
+def reserve_all(participants: Iterable[Participant], registry: StoreRegistry) -> None:
     """Reserve room in all these stores that have quotas, or in none (rule T1). While one store's room is waited for,
     nothing is reserved in the others: so no two transactions wait for each other."""
-    participants = list(filter(_is_limited, participants))
-    full, order, since = None, participants, monotonic()
+    limited = list(filter(is_limited, participants))
+    full, order, since = None, limited, monotonic()
     while True:
         try:
             for participant in order:
@@ -132,33 +134,22 @@ def reserve_all(participants: Sequence[Participant], registry: StoreRegistry) ->
             if not may_wait() or participant is full:
                 raise
             full = participant
-            order = [full, *[other for other in participants if other is not full]]
-            for other in participants:
+            order = [full, *[other for other in limited if other is not full]]
+            for other in limited:
                 other.let_go_of_room()
 
 
-def unclaim(
-    store: MessageStore, messages: Sequence[Message], delivered: bool = True, delay: float | None = None
-) -> None:
+def unclaim(messages: Iterable[Message], delivered: bool = True, delay: float | None = None) -> None:
     """Free those of these messages that are claimed still, each in the store that holds it now."""
-    if all(message._store is store for message in messages):
-        _unclaim(store, messages, delivered, delay)
-        return
-    for held_by, some in by_store(messages):
-        _unclaim(held_by, some, delivered, delay)
-
-
-def _unclaim(store: MessageStore, messages: Sequence[Message], delivered: bool, delay: float | None) -> None:
-    try:
-        store.unclaim(messages, delivered, delay)
-    except UnknownMessageError:  # some were freed before, by a failed commit or a rollback to a savepoint
-        for message in messages:
-            try:
-                store.unclaim([message], delivered, delay)
-            except (StoreFailedError, ClosedError, UnknownMessageError):
-                pass
-    except (StoreFailedError, ClosedError):
-        pass  # the store's leases and claims are gone with it
+    for store, some in by_store(messages):
+        try:
+            store.unclaim(some, delivered, delay)
+        except UnknownMessageError:  # some were freed before, by a failed commit or a rollback to a savepoint
+            for message in some:
+                with suppress(StoreFailedError, ClosedError, UnknownMessageError):
+                    store.unclaim([message], delivered, delay)
+        except (StoreFailedError, ClosedError):
+            pass  # the store's leases and claims are gone with it
 
 
 def by_store(messages: Message[Any] | Iterable[Message[Any]]) -> list[tuple[Store, list[Message]]]:

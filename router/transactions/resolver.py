@@ -11,6 +11,8 @@ import logging
 import threading
 from collections.abc import Iterable
 from functools import partial
+from itertools import filterfalse
+from operator import attrgetter
 from typing import Any, Final
 
 from ...adapters.core import Store
@@ -26,6 +28,8 @@ from .states import DECIDED, DONE
 from .table import TransactionTable
 
 log = logging.getLogger(__name__)
+
+_is_volatile = attrgetter("volatile")
 
 RETRY_SECONDS: Final = 1.0
 RETRY_SECONDS_MAX: Final = 30.0
@@ -63,14 +67,13 @@ class Resolver:
             return why
         failed: list[tuple[Participant, Exception]] = []
         participants = list(transaction.participants.values())  # a store that is opened may find that it is one
-        for volatile in (False, True):  # volatile ones come last, behind what a durable store has committed
+        # Volatile ones come last, behind what a durable store has committed.
+        for some in (list(filterfalse(_is_volatile, participants)), list(filter(_is_volatile, participants))):
             steps: list[tuple[Participant, Store, Pending[Any]]] = []
-            for participant in participants:
-                if participant.volatile is not volatile or participant.carried_out:
-                    continue
-                if store is None or store.store_id == participant.store_id:
+            for participant in some:
+                if not participant.carried_out and (store is None or store.store_id == participant.store_id):
                     try:
-                        steps.append((participant, *self._begin(participant, transaction, store)))
+                        steps.append(self._begin(participant, transaction, store))
                     except _TROUBLE as error:
                         failed.append((participant, error))
             for participant, told, step in steps:
@@ -144,15 +147,15 @@ class Resolver:
 
     def _begin(
         self, participant: Participant, transaction: GlobalTransaction, only: Store | None
-    ) -> tuple[Store, Pending[Any]]:
+    ) -> tuple[Participant, Store, Pending[Any]]:
         store = only or participant.store
         if store is not None and (only or transaction.running or participant.volatile):  # else another may be open now
             try:
-                return store, transaction.begin_in(store)
+                return participant, store, transaction.begin_in(store)
             except ClosedError:  # for being idle: what is prepared alone holds no store open that was about to close
                 if only is not None:
                     raise
-        return self._registry.with_id(participant.store_id, lambda store: (store, transaction.begin_in(store)))
+        return self._registry.with_id(participant.store_id, lambda one: (participant, one, transaction.begin_in(one)))
 
     def _tell_later(self, transaction: GlobalTransaction, failed: list[tuple[Participant, Exception]]) -> None:
         again = False
@@ -170,8 +173,11 @@ class Resolver:
         self.retry_later()
 
     def resolve_later(self, transaction: GlobalTransaction) -> None:
-        """Resolve, on a background thread, a transaction that its own thread could not."""
+        """Resolve, on a background thread, a transaction that its own thread could not, once all that was handed to the
+        log is there, or not. Raises what the log raises."""
         if not self._table.closed:
+            if transaction.state is not DECIDED:
+                self._log.flush()
             self.resolve(transaction)
 
     # A store, all stores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from ...adapters.core.store_types import Prepared
@@ -102,7 +102,7 @@ class TransactionTable:
                 )
             if transaction.xid is not None:
                 self._require_free(transaction.xid)
-            transaction.begun = time.monotonic()
+            transaction.begun = monotonic()
             self.begun[transaction] = user
             if not self._timer:
                 self._schedule(self.options.timeout)
@@ -128,7 +128,7 @@ class TransactionTable:
 
     def expire(self) -> None:
         """Roll back the transactions whose time is over; come again for the next."""
-        now = time.monotonic()
+        now = monotonic()
         for other, user in list(self.begun.items()):
             if other.state is ACTIVE and now - other.begun >= self.options.timeout:
                 try:
@@ -139,7 +139,7 @@ class TransactionTable:
             oldest = next((other.begun for other in list(self.begun) if other.state is ACTIVE), None)
             self._timer = oldest is not None
         if oldest is not None:
-            self._schedule(max(oldest + self.options.timeout - time.monotonic(), 0.05))
+            self._schedule(max(oldest + self.options.timeout - monotonic(), 0.05))
 
     def _schedule(self, seconds: float) -> None:
         shared().schedule_while_alive(seconds, self.expire)  # a timer must not keep a closed router alive
@@ -152,7 +152,7 @@ class TransactionTable:
 
     def remove(self, transaction: GlobalTransaction) -> None:
         """Remove a transaction about which nothing is left to be done."""
-        if self.by_id.get(transaction.id) is transaction:
+        if self.has(transaction):
             del self.by_id[transaction.id]
 
     def has(self, transaction: GlobalTransaction) -> bool:

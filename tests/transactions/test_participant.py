@@ -52,7 +52,7 @@ def test_what_is_free_already_does_not_keep_the_others(tmp_path: Path) -> None:
         for message in messages:
             store.claim(message)
         store.unclaim([messages[1]])
-        unclaim(store, messages)
+        unclaim(messages)
         assert [take(router, "a.in").body for _ in range(3)] == [b"1", b"2", b"3"]
 
 

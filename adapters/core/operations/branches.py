@@ -33,43 +33,31 @@ _size = attrgetter("size")
 class Branch:
     """A store's part of a transaction over several: what its commit will do."""
 
-    __slots__ = (
-        "changes",
-        "dropped",
-        "evicted",
-        "leases",
-        "own",
-        "participants",
-        "payload",
-        "promise",
-        "reservation",
-        "returned",
-        "transaction",
-    )  # fmt: skip
+    # Values that most branches leave as they are stand here, not in each. They are replaced, never changed.
+    leases: Sequence[Lease] = ()
+    """Leases of the messages that the branch acks."""
+    evicted: Sequence[Lease] = ()
+    """Leases of messages that go to make room for what the branch sends. The branch acks them too (`Ack.drops`,
+    reserving.py)."""
+    dropped: Sequence[tuple[int, Destination]] = ()
+    """Places among its sends, and destinations, of messages that are not stored for want of room."""
+    payload = b""
+    """All of it in bytes."""
+    returned: Sequence[Change] = ()
+    """Changes that a rollback writes of the messages that are given back."""
+    promise = 0
+    """Bytes that are kept free for its outcome."""
+    reservation: Grant | None = None
+    """Room in the store until the outcome (limits.py)."""
+    own: Any = None
+    """The backend's."""
 
-    def __init__(self, transaction: bytes, participants: tuple[bytes, ...], changes: Sequence[Change]) -> None:
+    def __init__(self, transaction: bytes, participants: Sequence[bytes], changes: Sequence[Change]) -> None:
         self.transaction = transaction
         self.participants = participants
         """Ids of all stores that take part."""
         self.changes = changes
         """Changes of subscriptions, sends, then acks."""
-        self.leases: Sequence[Lease] = ()
-        """Leases of the messages that the branch acks."""
-        self.evicted: Sequence[Lease] = ()
-        """Leases of messages that go to make room for what the branch sends. The branch acks them too (`Ack.drops`,
-        reserving.py)."""
-        self.dropped: Sequence[tuple[int, Destination]] = ()
-        """Places among its sends, and destinations, of messages that are not stored for want of room."""
-        self.payload = b""
-        """All of it in bytes."""
-        self.returned: list[Change] = []
-        """Changes that a rollback writes of the messages that are given back."""
-        self.promise = 0
-        """Bytes that are kept free for its outcome."""
-        self.reservation: Grant | None = None
-        """Room in the store until the outcome (limits.py)."""
-        self.own: Any = None
-        """The backend's."""
 
     @property
     def sends(self) -> list[Send]:
@@ -84,19 +72,20 @@ class Branch:
         """Return what the coordinator is told."""
         changes = [change.inner for change in self.changes]
         sends, acks = (sum(type(change) is kind for change in changes) for kind in (Send, Ack))
-        return Prepared(self.transaction, self.participants, sends, acks)
+        return Prepared(self.transaction, tuple(self.participants), sends, acks)
 
     @property
     def outcome_size(self) -> int:
         """Return at most how many bytes the outcome takes when it is written."""
-        size: int = sum(map(_size, self.changes))
-        return size + SMALL_BYTES
+        size: int = sum(map(_size, self.changes), SMALL_BYTES)
+        return size
 
     def keep_free(self, most: int) -> None:
         """Promise the room for the outcome; none where it takes more than can be kept: on a full disk such a branch
         waits for room."""
-        size = sum(map(_size, self.changes)) + SMALL_BYTES  # as `outcome_size`, less a call
-        self.promise = size if size <= most else 0
+        size = sum(map(_size, self.changes), SMALL_BYTES)  # as `outcome_size`, less a call
+        if size <= most:
+            self.promise = size
 
 
 class Prepare(Change):
@@ -105,11 +94,10 @@ class Prepare(Change):
     __slots__ = ("branch", "size")
 
     def __init__(self, branch: Branch) -> None:
-        self.branch = branch
-        self.size = SMALL_BYTES + len(branch.payload)
+        self.branch, self.size = branch, SMALL_BYTES + len(branch.payload)
 
     def plan(self, plan: Plan) -> None:
-        plan.prepared = [*plan.prepared, self.branch]
+        plan.prepared = (*plan.prepared, self.branch)
         plan.is_more = True
         plan.changes.append(self)
 
@@ -132,8 +120,7 @@ class Commit(Change):
     leaves = OWED
 
     def __init__(self, branch: Branch) -> None:
-        self.branch = branch
-        self.size = branch.promise or branch.outcome_size
+        self.branch, self.size = branch, branch.promise or branch.outcome_size
 
     def plan(self, plan: Plan) -> list[Any] | None:
         """Commit the branch; return the outcomes of its changes, None if it was committed or rolled back before."""
@@ -151,8 +138,7 @@ class Rollback(Change):
     leaves = OWED
 
     def __init__(self, branch: Branch) -> None:
-        self.branch = branch
-        self.size = SMALL_BYTES * (2 + max(len(branch.leases), len(branch.returned)))
+        self.branch, self.size = branch, SMALL_BYTES * (2 + max(len(branch.leases), len(branch.returned)))
 
     def plan(self, plan: Plan) -> bool:
         """Roll the branch back; return whether it was prepared."""
@@ -181,7 +167,8 @@ class Forget(Change):
 
 
 class _Payload(msgspec.Struct, frozen=True, array_like=True):
-    """The payload of a branch, in msgpack."""
+    """The payload of a branch, in msgpack. `payload_of` writes the same fields; the last two only where they say
+    something."""
 
     participants: list[bytes]
     """Store ids."""
@@ -193,49 +180,41 @@ class _Payload(msgspec.Struct, frozen=True, array_like=True):
     """Place in `destinations`, the message's seq, and the number of the subscription that it is for (0: all)."""
     changes: list[tuple[int, bool, str, str, str | None, bool, bool]]
     """Place in `destinations`, subscribe or unsubscribe, client, name, selector, no_local, retroactive."""
-
-
-class _DelayedPayload(_Payload, frozen=True, array_like=True):
-    """The payload of a branch with messages that wait for their time."""
-
     delays: list[tuple[int, int]] = []
-    """Place in `sends`, and until when (ms)."""
-
-
-class _DroppingPayload(_DelayedPayload, frozen=True, array_like=True):
-    """The payload of a branch that drops messages to make room."""
-
+    """Of messages that wait for their time: place in `sends`, and until when (ms)."""
     drops: list[int] = []
-    """Places in `acks`."""
+    """Of messages that are dropped to make room: places in `acks`."""
 
 
 _KEPT: Final = (Send, Ack, Subscribe, Unsubscribe)
 _KINDS = {kind: kind.value for kind in Kind}
 """`Kind.value` takes its time."""
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_DroppingPayload).decode
+_decode = msgspec.msgpack.Decoder(_Payload).decode
 
 
 def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> bytes:
     """Return a branch's changes of subscriptions, sends and acks."""
     numbers: dict[DestinationState, int] = {}
+    destinations: list[tuple[int, str]] = []
     sends: list[tuple[int, bytes, int]] = []
     acks: list[tuple[int, int, int]] = []
     others: list[tuple[int, bool, str, str, str | None, bool, bool]] = []
     delays: list[tuple[int, int]] = []
     drops: list[int] = []
-
     for change in changes:
         if not isinstance(change, _KEPT):
             if change.inner is change:
                 raise AssertionError(f"a branch cannot do {change}")
             continue  # it is gone after a crash
-        number = numbers.setdefault(change.state, len(numbers))
+        state = change.state
+        number = numbers.setdefault(state, len(destinations))
+        if number == len(destinations):
+            destinations.append((_KINDS[state.destination.kind], state.destination.name))
         if isinstance(change, Send):
             if change.extras is not None and change.deliver_at_ms:
                 delays.append((len(sends), change.deliver_at_ms))
-            record = change.record
-            sends.append((number, record, len(record)))
+            sends.append((number, change.record, len(change.record)))
         elif isinstance(change, Ack):
             if change.drops:
                 drops.append(len(acks))
@@ -245,14 +224,10 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
             others.append((number, True, client, name, selector, no_local, change.retroactive))
         else:
             others.append((number, False, *change.key, None, False, False))
-    destinations: list[tuple[int, str]] = []
-    for state in numbers:  # no comprehension, which is a call
-        destinations.append((_KINDS[state.destination.kind], state.destination.name))  # noqa: PERF401
-    if drops:
-        return _encode(_DroppingPayload(list(participants), destinations, sends, acks, others, delays, drops))
-    if delays:
-        return _encode(_DelayedPayload(list(participants), destinations, sends, acks, others, delays))
-    return _encode(_Payload(list(participants), destinations, sends, acks, others))
+    fields: list[object] = [participants, destinations, sends, acks, others]
+    if delays or drops:
+        fields += (delays, drops) if drops else (delays,)
+    return _encode(fields)
 
 
 def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: bool) -> Branch:

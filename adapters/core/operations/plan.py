@@ -96,19 +96,21 @@ class Plan:
     is_more = False
     """True if the plan does more than to send messages without ids, and to ack: one of the above says what, or
     `own`."""
+    alters = False
+    """True if one of the above but `prepared` and `settled` says what."""
     more = 0
     """Messages beside the first of each SendMany."""
     own: Any = None
     """The backend's."""
 
-    def __init__(self, sequencer: Sequencer, tickets: Iterable[Ticket], last_seq: int | None = None) -> None:
+    def __init__(self, sequencer: Sequencer, tickets: Sequence[Ticket], last_seq: int | None = None) -> None:
         """`last_seq`: the highest that was given out, if others than the sequencer's plans were."""
         self._sequencer = sequencer
         self.number = sequencer.number + 1
         """One more than that of the plan before."""
         self.last_seq = sequencer.last_seq if last_seq is None else last_seq
         self.changes: list[Change] = []
-        self.tickets: list[Ticket] = []
+        self.tickets = tickets
         """Tickets that were not refused."""
         gates = sequencer.gates
         for ticket in tickets:  # one that is refused leaves nothing
@@ -127,8 +129,7 @@ class Plan:
                 then = getattr(ticket, "then", None)  # as above
                 if then is not None:
                     then.content = (Refused(error),)
-            else:
-                self.tickets.append(ticket)
+                self.tickets = [other for other in self.tickets if other is not ticket]
 
     @property
     def count(self) -> int:
@@ -158,7 +159,7 @@ class Plan:
         """Remember that a message has been sent with this id."""
         if not self.ids:
             self.ids = {}
-            self.is_more = True
+            self.is_more = self.alters = True
         self.ids[key] = seq
 
     def naming(self, state: DestinationState) -> Naming:
@@ -172,7 +173,7 @@ class Plan:
                 return effect
         made = make()
         self.effects = [*self.effects, made]
-        self.is_more = True
+        self.is_more = self.alters = True
         return made
 
     def current(self, state: DestinationState) -> DestinationState:
@@ -199,14 +200,14 @@ class Plan:
         """See that a destination is there."""
         if not self.is_declared(state):
             self.declared = [*self.declared, state]
-            self.is_more = True
+            self.is_more = self.alters = True
             self.changes.append(Declare(state))
 
     def remove(self, state: DestinationState) -> None:
         """Remove a destination with its ids and subscriptions, for good: what is sent there from then on is
         another's."""
         self.removed = [*self.removed, state]
-        self.is_more = True
+        self.is_more = self.alters = True
         self.declared = [other for other in self.declared if other is not state]
         self.ids = {key: seq for key, seq in self.ids.items() if key[0] != state.number}
         self.subscribed = {**self.subscribed, state.number: {}}
@@ -214,7 +215,7 @@ class Plan:
     def drop(self) -> None:
         """Drop a message that is sent to a topic without subscriptions."""
         self.dropped += 1
-        self.is_more = True
+        self.is_more = self.alters = True
 
     def subscriptions(self, state: DestinationState) -> Subscribed:
         """Return the subscriptions of a topic by then."""
@@ -224,14 +225,14 @@ class Plan:
     def subscribe(self, subscriber: SubscriptionState) -> None:
         """Add a subscription."""
         topic = subscriber.topic
-        self.is_more = True
+        self.is_more = self.alters = True
         those = {**self.subscriptions(topic), subscriber.subscription.key: subscriber}
         self.subscribed = {**self.subscribed, topic.number: those}
 
     def unsubscribe(self, subscriber: SubscriptionState) -> None:
         """Remove a subscription."""
         others = self.subscriptions(subscriber.topic).items()
-        self.is_more = True
+        self.is_more = self.alters = True
         those = {key: other for key, other in others if other is not subscriber}
         self.subscribed = {**self.subscribed, subscriber.topic.number: those}
 
@@ -252,7 +253,7 @@ class Plan:
             return None
         for change in brings:
             outcomes.append(change.plan(self))  # noqa: PERF401  no comprehension, which is a call
-        self.settled = [*self.settled, branch]
+        self.settled = (*self.settled, branch)
         self.is_more = True
         self.changes.append(outcome)
         return outcomes
@@ -342,30 +343,8 @@ class Sequencer:
     def accept(self, plan: Plan) -> None:
         """Take over a plan that is about to be written, or was. Idempotent."""
         if plan.is_more:
-            if self.number < plan.number:
-                self.dropped += plan.dropped
-            if plan.removed or plan.declared:
-                with self.catalog.lock:  # nobody shall find neither what is removed nor what has its name from now on
-                    for state in plan.removed:
-                        self.catalog.remove(state)
-                    for state in plan.declared:
-                        state.declared = True
-                        self.catalog.add(state)
-            for state in plan.removed:
-                self.window.forget(state.number)
-            if plan.ids:
-                self.window.add(plan.ids)
-            for effect in plan.effects:
-                effect.accept(plan)
-            for number, subscriptions in plan.subscribed.items():
-                for one in subscriptions.values():
-                    self.catalog.subscriptions[one.number] = one
-                for one in self.subscribed.get(number, {}).values():
-                    if subscriptions.get(one.subscription.key) is not one:
-                        self.catalog.subscriptions.pop(one.number, None)
-                self.subscribed[number] = subscriptions
-                if not subscriptions:
-                    del self.subscribed[number]
+            if plan.alters:
+                self._accept_altered(plan)
             for branch in plan.prepared:
                 self.prepared[branch.transaction] = branch
             for branch in plan.settled:
@@ -373,6 +352,33 @@ class Sequencer:
                 branch.reservation = None
         self.last_seq, self.number = plan.last_seq, plan.number
         self._planning = ()  # last
+
+    def _accept_altered(self, plan: Plan) -> None:
+        """Take over what a plan alters beside branches."""
+        if self.number < plan.number:
+            self.dropped += plan.dropped
+        if plan.removed or plan.declared:
+            with self.catalog.lock:  # nobody shall find neither what is removed nor what has its name from now on
+                for state in plan.removed:
+                    self.catalog.remove(state)
+                for state in plan.declared:
+                    state.declared = True
+                    self.catalog.add(state)
+        for state in plan.removed:
+            self.window.forget(state.number)
+        if plan.ids:
+            self.window.add(plan.ids)
+        for effect in plan.effects:
+            effect.accept(plan)
+        for number, subscriptions in plan.subscribed.items():
+            for one in subscriptions.values():
+                self.catalog.subscriptions[one.number] = one
+            for one in self.subscribed.get(number, {}).values():
+                if subscriptions.get(one.subscription.key) is not one:
+                    self.catalog.subscriptions.pop(one.number, None)
+            self.subscribed[number] = subscriptions
+            if not subscriptions:
+                del self.subscribed[number]
 
 
 def _seqs(change: Change) -> int:

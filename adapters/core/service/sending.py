@@ -150,16 +150,18 @@ class Sending:
         try:
             self._engine.submit(ticket)
             return self.wait(ticket)
-        except OutcomeUnknownError:
-            if reservation is not None:
-                reservation.release_room()
+        except BaseException as error:
+            self.let_go(reservation, error)
             raise
-        except AnabranchError:
-            cancel(reservation)  # the error's traceback may hold it for long
-            raise
-        except BaseException:
-            self.abandon(reservation)
-            raise
+
+    def let_go(self, grant: Grant | None, error: BaseException) -> None:
+        """Let go of the grant of a call that this error has ended, whose traceback may hold the grant for long."""
+        if isinstance(error, OutcomeUnknownError) and grant is not None:
+            grant.release_room()
+        elif isinstance(error, AnabranchError):
+            cancel(grant)
+        else:
+            self.abandon(grant)
 
     def abandon(self, grant: Grant | None) -> None:
         """Give back, in the background, what is not used of an interrupted caller's grant, once that is known. The call

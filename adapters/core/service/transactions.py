@@ -16,7 +16,7 @@ from ...system.background import shared
 from .. import store_types
 from ..backend.writers import Writer
 from ..engine.engine import APPLY_AT, Engine
-from ..engine.hooks import Quotas, Transient
+from ..engine.hooks import Transient
 from ..messages import DROPPED, Message, Outgoing, Receipt
 from ..operations.branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
 from ..operations.changes import Change, Dropped, Send, acks_of, give_back_room, returned_of, sent
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from ..messages import MessageStore
 
 T = TypeVar("T")
+
+Sends = Sequence[tuple[Destination, Outgoing]]
+
+_new = tuple.__new__
 
 
 class Transactions:
@@ -56,33 +60,18 @@ class Transactions:
     # Its own commit
 
     def commit(
-        self,
-        sends: Sequence[tuple[Destination, Outgoing]],
-        acks: Sequence[Message],
-        sync: bool | None,
-        changes: Sequence[store_types.Change],
+        self, sends: Sends, acks: Sequence[Message], sync: bool | None, changes: Sequence[store_types.Change]
     ) -> list[Receipt]:
         first, grant = self._first(sends, acks, changes)
         try:
             outcomes = self._settling.ack(acks, CLAIMED, first, bool(sync), grant)
-        except OutcomeUnknownError:
-            if grant is not None:
-                grant.release_room()
+        except BaseException as error:
+            self._sending.let_go(grant, error)
             raise
-        except AnabranchError:
-            cancel(grant)  # the error's traceback may hold it for long
-            raise
-        except BaseException:
-            self._sending.abandon(grant)
-            raise
-        return self._receipts(sends, outcomes[len(changes) :], grant)
+        return self._receipts(sends, outcomes, len(changes), grant)
 
     def commit_nowait(
-        self,
-        sends: Sequence[tuple[Destination, Outgoing]],
-        acks: Sequence[Message],
-        sync: bool | None,
-        changes: Sequence[store_types.Change],
+        self, sends: Sends, acks: Sequence[Message], sync: bool | None, changes: Sequence[store_types.Change]
     ) -> Future[list[Receipt]]:
         try:
             first, grant = self._first(sends, acks, changes, wait=False)
@@ -91,79 +80,53 @@ class Transactions:
         try:
             return self._settling.ack_nowait(
                 acks, CLAIMED, first, bool(sync), grant,
-                lambda outcomes: self._receipts(sends, outcomes[len(changes) :], grant),
+                lambda outcomes: self._receipts(sends, outcomes, len(changes), grant),
             )  # fmt: skip
-        except AnabranchError:
-            cancel(grant)  # as above
-            raise
-        except BaseException:
-            self._sending.abandon(grant)
+        except BaseException as error:
+            self._sending.let_go(grant, error)
             raise
 
-    def _receipts(
-        self, sends: Sequence[tuple[Destination, Outgoing]], outcomes: Sequence[Any], grant: Grant | None
-    ) -> list[Receipt]:
-        """Return the receipts of sends, which come before acks among the outcomes."""
-        made = []
-        for (destination, _), done in zip(sends, outcomes, strict=False):  # no comprehension, which is a call
-            made.append(tuple.__new__(Receipt, (destination, *done)))  # as its own, less a call
+    def _receipts(self, sends: Sends, outcomes: Sequence[Any], first: int, grant: Grant | None) -> list[Receipt]:
+        """Return the receipts of sends, whose outcomes begin at `first`, before those of acks."""
+        made: list[Receipt] = []
+        for (destination, _), done in zip(sends, outcomes[first:] if first else outcomes, strict=False):
+            made.append(_new(Receipt, (destination, *done)))  # no comprehension, nor its own: a call less each
         self._engine.sends += len(made)
         if grant is not None and grant.dropped:
-            self._tell_dropped(sends, grant)
+            self._engine.sends -= len(grant.dropped)
+            self._sending.quotas.tell_new(sends[at][0] for at in grant.dropped)
         return made
 
-    def _tell_dropped(self, sends: Sequence[tuple[Destination, Outgoing]], grant: Grant) -> None:
-        self._engine.sends -= len(grant.dropped)
-        self._sending.quotas.tell_new(sends[at][0] for at in grant.dropped)
-
     def _first(
-        self,
-        sends: Sequence[tuple[Destination, Outgoing]],
-        acks: Sequence[Message],
-        changes: Sequence[store_types.Change],
-        wait: bool = True,
+        self, sends: Sends, acks: Sequence[Message], changes: Sequence[store_types.Change], wait: bool = True
     ) -> tuple[list[Change], Grant | None]:
         """Return the changes that come before the acks, and the room that they need."""
         self._engine.ensure_usable()
-        quotas = self._engine.quotas
-        first: list[Change] = [*map(self._sending.change, changes)]
+        first: list[Change] = [*map(self._sending.change, changes)] if changes else []
         sending = self._sending.sends(sends)
-        grant = None if quotas is None else self._reserve(quotas, sending, sends, acks, None, wait)
+        grant = self._reserve(sending, sends, acks, None, wait) if self._engine.quotas is not None else None
         if grant is not None:
             for at in grant.dropped:
                 sending[at] = Dropped()
             sending += acks_of(grant.evicted)
-        return first + sending, grant
+        return first + sending if first else sending, grant
 
-    def reserve(
-        self,
-        sends: Sequence[tuple[Destination, Outgoing]],
-        acks: Sequence[Message],
-        since: float | None,
-        wait: bool,
-    ) -> Grant | None:
+    def reserve(self, sends: Sends, acks: Sequence[Message], since: float | None, wait: bool) -> Grant | None:
         """Reserve room for a transaction, as Store.reserve."""
         self._engine.ensure_usable()
-        quotas = self._engine.quotas
-        if quotas is None:
+        if self._engine.quotas is None:
             return None
-        return self._reserve(quotas, self._sending.sends(sends, self._sending.staging), sends, acks, since, wait)
+        return self._reserve(self._sending.sends(sends, self._sending.staging), sends, acks, since, wait)
 
     def _reserve(
-        self,
-        quotas: Quotas,
-        sending: Sequence[Change],
-        sends: Sequence[tuple[Destination, Outgoing]],
-        acks: Sequence[Message],
-        since: float | None,
-        wait: bool,
+        self, sending: Sequence[Change], sends: Sends, acks: Sequence[Message], since: float | None, wait: bool
     ) -> Grant | None:
         """Reserve room for what the store holds more once these are sent and those acked."""
-        if not sending:
+        if self._engine.quotas is None or not sending:
             return None
         freed = self._freed(acks) if acks else []
         bodies = [body_size(message.body) for _, message in sends] if freed else ()
-        return quotas.reserve(sending, freed, bodies, since, wait)
+        return self._engine.quotas.reserve(sending, freed, bodies, since, wait)
 
     def _freed(self, acks: Sequence[Message]) -> list[Message]:
         """Return the messages of which nothing is left once they are acked; of a topic's, those that nobody else has
@@ -248,22 +211,22 @@ class Transactions:
         self,
         transaction: bytes,
         participants: Sequence[bytes],
-        sends: Sequence[tuple[Destination, Outgoing]],
+        sends: Sends,
         acks: Sequence[Message],
         sync: bool,
         room: Grant | None,
         changes: Sequence[store_types.Change],
     ) -> Pending[None]:
-        engine, sending = self._engine, self._sending
+        engine, sending, backend = self._engine, self._sending, self._backend
         try:
             engine.ensure_usable()
-            self._backend.require_owned()
-            first: list[Change] = [*map(sending.change, changes)]
-            if room is not None and room.dropped:
-                first += sending.sends([send for at, send in enumerate(sends) if at not in room.dropped])
-            else:
-                first += sending.sends(sends)
-            branch = Branch(transaction, tuple(participants), first)
+            backend.require_owned()
+            dropped = room.dropped if room is not None else ()
+            kept = [send for at, send in enumerate(sends) if at not in dropped] if dropped else sends
+            first = sending.sends(kept)
+            if changes:
+                first[:0] = map(sending.change, changes)
+            branch = Branch(transaction, participants, first)
             if acks:
                 branch.leases = engine.delivery.take(self._store, acks, CLAIMED, CLAIMED)
                 first += acks_of(branch.leases)
@@ -272,15 +235,15 @@ class Transactions:
             if engine.transient is not None and engine.transient.takes(first):
                 engine.asked(partial(engine.transient.prepare, branch))
                 return Done(None)
-            if not self._backend.volatile:  # else nobody ever reads it back
+            if not backend.volatile:  # else nobody ever reads it back
                 branch.payload = payload_of(participants, first)
-            branch.keep_free(self._backend.settings.promise_max)
-            return Step(engine, self._writer, Prepare(branch), sync=sync)
+            branch.keep_free(backend.settings.promise_max)
+            return Step(engine, self._writer, Prepare(branch), None, sync)
         except AnabranchError:
-            cancel(room)  # as above
+            cancel(room)  # the error's traceback may hold it for long
             raise
 
-    def _give(self, branch: Branch, room: Grant, sends: Sequence[tuple[Destination, Outgoing]]) -> list[Change]:
+    def _give(self, branch: Branch, room: Grant, sends: Sends) -> list[Change]:
         """Give a branch the room for its sends; return the acks of what has to go for that."""
         branch.reservation, branch.evicted = room, [*room.evicted]
         for lease in branch.evicted:
@@ -306,9 +269,11 @@ class Transactions:
         for change, done in zip(branch.changes, outcomes, strict=True):
             send = change if type(change) is Send else sent(change)
             if send is not None:
-                made.append(tuple.__new__(Receipt, (send.state.destination, *done)))  # as its own, less a call
-        self._engine.sends += len(made)
-        self._engine.acks += len(branch.leases)
+                made.append(_new(Receipt, (send.state.destination, *done)))  # as its own, less a call
+        engine = self._engine
+        engine.sends += len(made)
+        if branch.leases:
+            engine.acks += len(branch.leases)
         if branch.dropped:
             for at, destination in branch.dropped:
                 made.insert(at, Receipt(destination, DROPPED))
@@ -320,11 +285,11 @@ class Transactions:
         if branch is None:
             return Done(False)
         engine = self._engine
-        branch.returned = returned_of(branch.leases)
+        branch.returned = returned = returned_of(branch.leases)
         if engine.schedule is not None:
-            branch.returned += engine.schedule.postponements(branch.leases, delivered=True)
+            returned += engine.schedule.postponements(branch.leases, delivered=True)
         if engine.transient is not None:
-            engine.transient.takes(branch.returned)
+            engine.transient.takes(returned)
         if branch.reservation is not None:
             branch.reservation.evicted = []  # they stay
         if volatile is not None:
@@ -380,15 +345,16 @@ class Step(Generic[T]):
     ) -> None:
         """Queue a change of a branch. `result` makes what `wait` returns of the change's outcome; None: it returns
         None, and a branch that is not prepared after all gives back its room."""
-        self._engine, self._writer, self._branch, self._result = engine, writer, change.branch, result
+        self._engine, self._writer, self._result = engine, writer, result
+        self._branch = branch = change.branch
         # An outcome is unsynced: a durable decision stands behind it (rule T9).
         self._ticket = ticket = Ticket((change,), change.size, sync, result is not None)
         if result is None:
-            ticket.promise = change.branch.promise
-        else:
+            ticket.promise = branch.promise
+        elif branch.reservation is not None:
             # The branch lets go of its room once it is settled, the ticket once its messages are counted as held:
             # between the two nobody else gets it, and a commit that finds the disk full leaves the branch its room.
-            ticket.held = change.branch.reservation
+            ticket.held = branch.reservation
         if engine.failed is not None:
             engine.ensure_usable()
         writer.submit(ticket)
@@ -397,17 +363,17 @@ class Step(Generic[T]):
         self._writer.proceed()
 
     def wait(self) -> T:
+        branch, result = self._branch, self._result
         try:
             outcomes = self._writer.wait(self._ticket)
         except OutcomeUnknownError:
             raise
         except AnabranchError:
-            if self._result is None:
-                branch = self._branch
+            if result is None:
                 cancel(branch.reservation)
                 branch.reservation = None  # the error's traceback may hold the branch for long
                 give_back_room(branch.changes)
             raise
         if self._engine.pending_changes >= APPLY_AT:
             self._engine.help()
-        return cast(T, None) if self._result is None else self._result(self._branch, outcomes[0])
+        return cast(T, None) if result is None else result(branch, outcomes[0])
