@@ -228,10 +228,11 @@ class Operations:
 
     def receipts(self, participants: Collection[Participant]) -> list[Receipt]:
         """Return a receipt for each send, in order, once the participants have committed. Its seq is 0 where a store
-        carries it out later."""
+        carries it out later, or was opened again since it had prepared: it knows no more which send was which."""
         given: dict[Participant, Iterator[Receipt]] = {}
         for one in participants:
-            given[one] = iter(one.receipts or [Receipt(destination, 0) for destination, _ in one.sends])
+            known = len(one.receipts) == len(one.sends)
+            given[one] = iter(one.receipts if known else [Receipt(destination, 0) for destination, _ in one.sends])
         if len(given) == 1:
             return list(given[one])
         return [next(given[one.participant]) for one in self._all if type(one) is Send]

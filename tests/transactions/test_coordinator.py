@@ -171,6 +171,27 @@ class TestSecondPhase:
         assert tx.state == "committed"
         return receipts
 
+    def test_a_store_is_opened_again_between_vote_and_decision(
+        self, synced: anabranch.Config, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It finds what was durable in its log, and knows no more which send was which."""
+        with anabranch.open(synced) as router:
+            coordinator = router._coordinator
+            decide = coordinator._decide
+
+            def decide_late(transaction: Any) -> None:
+                router.reopen("b")  # as another thread does with one that has failed
+                decide(transaction)
+
+            monkeypatch.setattr(coordinator, "_decide", decide_late)
+            tx = router.transaction()
+            tx.send("a.out", b"1")
+            tx.send("b.out", b"2")
+            tx.send("b.out", b"gone with the store", persistent=False)
+            tx.commit()
+            assert [receipt.seq > 0 for receipt in tx.receipts] == [True, False, False]
+            eventually(lambda: bodies(router, "a.out", "b.out") == [[b"1"], [b"2"]])
+
     @pytest.mark.parametrize("stores", ["a", "b", "c", "ac", "abc"])
     def test_commit_returns_and_reopening_carries_it_out(
         self, synced: anabranch.Config, faults: Faults, stores: str
