@@ -6,11 +6,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from ....policies.errors import AnabranchError, ClosedError, CorruptionError, DestinationError, OutcomeUnknownError
+from ....policies.errors import AnabranchError, CorruptionError, DestinationError, OutcomeUnknownError
 from ....policies.names.destination import Destination
 from ...system.background import shared
 from .. import store_types
@@ -297,8 +296,7 @@ class Transactions:
         return Step(engine, self._writer, Rollback(branch), self._rolled_back)
 
     def _rolled_back(self, branch: Branch, outcome: bool) -> bool:
-        with suppress(ClosedError):  # with its leases, then
-            self._engine.asked(lambda: None)  # what it frees is free once it is applied
+        self._engine.look_soon()  # what it frees is free once it is applied
         return outcome
 
     def _prepared(self, transaction: bytes) -> tuple[Branch | None, Transient | None]:
