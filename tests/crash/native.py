@@ -112,11 +112,10 @@ class Told(Marks):
 
     def ended(self, error: anabranch.AnabranchError, operation: Operation | None = None) -> bool:
         """The operation, or what this thread has begun, ended so. Returns whether it was refused: of many that are sent
-        some may be there, what was given back may be counted, and what looks at the store once it is written may find
-        that this has failed since."""
+        some may be there, and what was given back may be counted."""
         operation = operation or self.begun
         unknown = isinstance(error, (OutcomeUnknownError, TransactionInDoubt))
-        unknown = unknown or operation is None or operation["op"] not in REFUSED or "looks" in operation
+        unknown = unknown or operation is None or operation["op"] not in REFUSED
         if operation is not None and not unknown:
             self.refused.append(operation)
             self.write("NOT", operation)
@@ -234,12 +233,12 @@ class Hand(mixed.Hand):
         return found
 
     def _purge(self) -> None:
-        operation: Operation = {"op": "ack", "q": self.own, "ids": self._look(), "looks": True}
+        operation: Operation = {"op": "ack", "q": self.own, "ids": self._look()}
         self.there = None
         self.marks.trying(operation)
         count = self.router.queue(self.own).purge()
         self.marks.promised(operation)
-        if count not in (0, len(operation["ids"])):  # 0: tried again in a store that was opened again meanwhile
+        if count != len(operation["ids"]):
             self.wrong.append(f"{count} of {self.own} were purged, not {operation['ids']}")
         self.there = []
 
