@@ -38,7 +38,7 @@ from ..system.background import shared
 from ..system.files import disk_errors
 from .backend import Backend, Found, Threaded, Writer
 from .engine.abandoned import Abandoned
-from .engine.engine import Engine
+from .engine.engine import APPLY_AT, Engine
 from .engine.forwarding import after_move, follow, is_moving
 from .engine.handing_out import HandingOut
 from .engine.hooks import Bodies, KeyedValues, Outbox
@@ -359,33 +359,23 @@ class Store:
         Raises ConfigError for a `deliver_at_ms` in a store of a kind that does not know such messages.
         Raises StoreFullError, MessageTooLargeError and ClockError (no effect), OutcomeUnknownError.
         """
-        if persistent and type(body) is bytes and not deliver_at_ms:
-            return self.send_plain(destination, body, headers, message_id, sync, priority, expires_at_ms)
-        sending = self._sending
-        message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms)
-        if self._engine.quotas is not None:
-            return sending.send_limited(destination, message, bool(sync))
-        return sending.send_outgoing(destination, message, bool(sync))
-
-    def send_plain(
-        self,
-        destination: Destination,
-        body: bytes,
-        headers: Headers | None,
-        message_id: str | None,
-        sync: bool | None,
-        priority: int,
-        expires_at_ms: int,
-    ) -> Receipt:
-        """Do `send` of what most messages are, and so without a look for anything else: bytes in memory, persistent, to
-        be delivered at once."""
-        sending = self._sending
-        if self._engine.quotas is not None:
-            message = Outgoing(body, headers, message_id, priority, expires_at_ms)
-            return sending.send_limited(destination, message, bool(sync))
-        ticket = sending.ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
-        self._writer.submit(ticket)
-        seq, duplicate = sending.wait(ticket)[0]
+        engine = self._engine
+        message: Outgoing | bytes
+        if (
+            type(body) is bytes and headers is None and message_id is None and priority is DEFAULT_PRIORITY
+            and persistent and expires_at_ms == deliver_at_ms == 0
+        ):  # fmt: skip
+            message = body
+        else:
+            fields = (body, headers, message_id, priority, expires_at_ms, persistent, False, deliver_at_ms)
+            message = tuple.__new__(Outgoing, fields)  # as its own, less a call
+        if engine.quotas is not None:
+            return self._sending.send_limited(destination, message, bool(sync))
+        ticket = self._sending.ticket(destination, message, sync)
+        engine.submit(ticket)
+        seq, duplicate = self._writer.wait(ticket)[0]
+        if engine.pending_changes >= APPLY_AT:  # as Sending.wait, less a call
+            engine.help()
         return tuple.__new__(Receipt, (destination, seq, duplicate))  # as its own, less a call
 
     def send_nowait(
@@ -405,21 +395,12 @@ class Store:
         Sends of one thread to one destination keep their order. What send would raise, the future raises.
         """
         sending = self._sending
-        limited = self._engine.quotas is not None
-        if limited or not persistent:
-            message = Outgoing(
-                body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
-            )
-            if limited:
-                return sending.send_limited_nowait(destination, message, bool(sync))
+        message = Outgoing(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms)
+        if self._engine.quotas is not None:
+            return sending.send_limited_nowait(destination, message, bool(sync))
+        if not persistent:
             return sending.send_transient_nowait(destination, message)
-        if type(body) is not bytes:
-            message = Outgoing(body, headers, message_id, priority, expires_at_ms, deliver_at_ms=deliver_at_ms)
-            return sending.send_nowait(destination, sending.large_ticket(destination, message, bool(sync)))
-        ticket = sending.ticket(destination, body, headers, message_id, sync, priority, expires_at_ms)
-        if deliver_at_ms:
-            sending.wait_until(ticket, deliver_at_ms)
-        return sending.send_nowait(destination, ticket)
+        return sending.send_nowait(destination, sending.ticket(destination, message, sync))
 
     def send_many(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from ...policies.config import JournalOptions
@@ -285,7 +286,9 @@ class JournalBackend(Backend):
         return self._index.rows.until(state, subscription, seq)
 
     def bodies(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
-        return self._bodies.read(state, places)
+        if len(places) == 1:
+            return iter((self._bodies.one(state, places[0]),))
+        return chain.from_iterable(self._bodies.page(state, places))
 
     def _lose_message(
         self, state: DestinationState, place: Place, error: CorruptionError, message_id: str | None

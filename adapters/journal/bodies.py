@@ -7,7 +7,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Final
 
 from google_crc32c import extend as crc32c
@@ -53,13 +53,8 @@ class Bodies:
         self._last = 0, 0
         """The number of the segment of the message that was read last, and where the message ends."""
 
-    def read(self, state: DestinationState, places: Sequence[Place]) -> Iterator[bytes | None]:
-        """Return the records of messages, as Backend.bodies. Raises OutOfDescriptorsError, too."""
-        if len(places) == 1:
-            return iter((self._one(state, places[0]),))
-        return chain.from_iterable(self._page(state, places))
-
-    def _one(self, state: DestinationState, place: Place) -> bytes | None:
+    def one(self, state: DestinationState, place: Place) -> bytes | None:
+        """Return the record of a message, as Backend.bodies. Raises OutOfDescriptorsError, too."""
         while True:
             lsn, offset, length = place[OWN]
             body = body_of(*self._ahead, state.number, place)
@@ -104,7 +99,7 @@ class Bodies:
         """Return where a message is by now, if it lives."""
         return self._host.looked_up(lambda: self._rows.row(state, None, place[SEQ]))
 
-    def _page(self, state: DestinationState, places: Sequence[Place]) -> Iterator[Iterable[bytes | None]]:
+    def page(self, state: DestinationState, places: Sequence[Place]) -> Iterator[Iterable[bytes | None]]:
         """Yield the records of a page, some at a time, in order."""
         for segment, run, start, end in self._segments_of(places):
             data = self._read_ahead(segment, start, end)
@@ -115,7 +110,7 @@ class Bodies:
                 yield found if None not in found else map(partial(self._one_unless_found, state), chunk, found)
 
     def _one_unless_found(self, state: DestinationState, place: Place, found: bytes | None) -> bytes | None:
-        return found if found is not None else self._one(state, place)
+        return found if found is not None else self.one(state, place)
 
     def _segments_of(self, places: Sequence[Place]) -> Iterator[tuple[Segment | None, Sequence[Place], int, int]]:
         """Yield the parts of a page, cut where the segment changes, and where in it they begin and end; by priority a

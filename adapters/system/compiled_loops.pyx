@@ -206,7 +206,8 @@ cdef struct Slots:
     Slot channel_state, channel_subscription, channel_held, channel_first, channel_returned, channel_receivers
     Slot channel_passed_at, channel_purging
     Slot level_ready, level_end, level_cursor
-    Slot send_state, send_seq, send_record, send_order, send_expires_at_ms, send_own, send_name, send_extras
+    Slot send_state, send_seq, send_record, send_order, send_expires_at_ms, send_own, send_name, send_size
+    Slot send_recipients, send_extras
     Slot receiver_lease
     Slot engine_new, engine_pending, engine_batches, engine_hooks, engine_pending_changes, engine_taken
     Slot state_channel, state_at_limit, state_is_topic, state_is_map, state_declared
@@ -239,7 +240,9 @@ cdef int find_slots(object send, object engine) except -1:
         (Lease, ("number", "channels", "place", "hold", "whole")),
         (Channel, ("state", "subscription", "held", "first", "returned", "receivers", "passed_at", "purging")),
         (Level, ("ready", "end", "cursor")),
-        (send, ("state", "seq", "record", "order", "expires_at_ms", "own", "name", "extras")),
+        (send, (
+            "state", "seq", "record", "order", "expires_at_ms", "own", "name", "size", "recipients", "extras",
+        )),
         (Receiver, ("lease",)),
         (engine, ("_new", "_pending", "batches", "hooks", "pending_changes", "taken")),
         (DestinationState, ("channel", "at_limit", "is_topic", "is_map", "declared")),
@@ -1095,66 +1098,41 @@ cdef bint look_at(object engine) except -1:
     return True
 
 
-def take(delivery, store, messages, before, after):
+def leave(delivery, store, messages, hold):
     if Send is None:
         bind()
-    taken = None
+    acks = None
     try:
-        if not delivery.timed:
-            taken = leases_of(delivery.lock, store, messages, before, after)
+        if not delivery.timed and len(messages) == 1:
+            acks = acks_of(delivery.lock, store, messages[0], hold)
     except Exception:
         pass
-    return twin("take")(delivery, store, messages, before, after) if taken is None else taken
+    return twin("leave")(delivery, store, messages, hold) if acks is None else acks
 
 
-cdef list leases_of(RLock lock, object store, object messages, object before, object after):
-    """None, and none is taken, if one of them is not held so."""
-    cdef object message, lease, channel, other
+cdef list acks_of(RLock lock, object store, object message, object hold):
+    """None if it is not held so."""
+    cdef object lease = get(message, slots.message_note), channel, subscription, ack
     cdef tuple place
-    cdef list taken = []
-    lock.take(-1)
-    try:
-        for message in messages:
-            if get(message, slots.message_store) is store:
-                lease = get(message, slots.message_note)
-                if type(lease) is Lease and get(lease, slots.lease_hold) == before:
-                    channel = (<tuple>get(lease, slots.lease_channels))[0]
-                    held, place = <dict?>get(channel, slots.channel_held), get(lease, slots.lease_place)
-                    if get(message, slots.message_leased) and held.get(place[1]) is lease:
-                        put(lease, slots.lease_hold, after)
-                        taken.append(lease)
-                        continue
-            for other in taken:
-                put(other, slots.lease_hold, before)
-            return None
-        return taken
-    finally:
-        lock.release()
-
-
-def acks_of(leases, drops=False):
-    if Send is None:
-        bind()
-    try:
-        return [ack_of(lease, drops) for lease in <list?>leases]
-    except Exception:
-        return twin("acks_of")(leases, drops)
-
-
-cdef object ack_of(object lease, object drops):
-    cdef object ack, channel, subscription
-    cdef tuple place
-    if type(lease) is not Lease:
-        raise TypeError
+    if type(lease) is not Lease or get(message, slots.message_store) is not store:
+        return None
     channel, place = (<tuple>get(lease, slots.lease_channels))[0], get(lease, slots.lease_place)
-    subscription = get(channel, slots.channel_subscription)
+    subscription, held = get(channel, slots.channel_subscription), <dict?>get(channel, slots.channel_held)
     ack = PyType_GenericAlloc(Ack, 0)
     put(ack, slots.ack_state, get(channel, slots.channel_state))
     put(ack, slots.ack_seq, place[1])
     put(ack, slots.ack_number, 0 if subscription is None or get(lease, slots.lease_whole) else subscription.number)
     put(ack, slots.ack_place, place)
-    put(ack, slots.ack_drops, drops)
-    return ack
+    put(ack, slots.ack_drops, False)
+    acks = [ack]
+    lock.take(-1)
+    try:
+        if get(lease, slots.lease_hold) != hold or not get(message, slots.message_leased) or held.get(place[1]) is not lease:
+            return None
+        put(lease, slots.lease_hold, 3)  # LEAVING
+        return acks
+    finally:
+        lock.release()
 
 
 # Reading the log
@@ -1231,23 +1209,12 @@ cdef list records_in(object records, object segment, uint64_t offset):
 # A message's record
 
 
-def encode(destination, body, headers, message_id, limit, priority=4, expires_at_ms=0, flags=0):
-    if Send is None:
-        bind()
-    try:
-        coded = record_of(body, headers, message_id, limit, priority, expires_at_ms, flags)
-    except Exception:
-        coded = None
-    if coded is None:
-        return twin("encode")(destination, body, headers, message_id, limit, priority, expires_at_ms, flags)
-    return coded
-
-
-cdef object record_of(
-    bytes body, object headers, object message_id, Py_ssize_t limit, object priority, object expires_at_ms,
+cdef object send_of(
+    object state, bytes body, object headers, object message_id, tuple intake, object priority, object expires_at_ms,
     uint16_t flags
 ):
     """None for what is to be refused."""
+    cdef Py_ssize_t limit = intake[0]
     cdef Py_ssize_t size = PyBytes_Size(body), id_bytes = 0, headers_bytes = 0
     cdef int64_t now
     cdef uint64_t expires
@@ -1283,30 +1250,43 @@ cdef object record_of(
     if headers_bytes:
         memcpy(out + id_bytes, PyBytes_AS_STRING(packed), headers_bytes)
     memcpy(out + id_bytes + headers_bytes, PyBytes_AS_STRING(body), size - id_bytes - headers_bytes)
-    return record, name
+    order = order_of(priority, True) if intake[1] else 0
+    if not state.declared:
+        return Send(state, record, name, order, expires_at_ms)
+    send = PyType_GenericAlloc(Send, 0)
+    put(send, slots.send_state, state)
+    put(send, slots.send_seq, 0)
+    put(send, slots.send_record, record)
+    put(send, slots.send_order, order)
+    put(send, slots.send_expires_at_ms, expires_at_ms)
+    put(send, slots.send_own, None)
+    put(send, slots.send_name, name)
+    put(send, slots.send_size, HEAD_BYTES + size + SMALL_CHANGE)
+    put(send, slots.send_recipients, ())
+    put(send, slots.send_extras, None)
+    return send
 
 
-def new_sends(state, messages, limit, priorities, intake):
-    cdef list sends = []
+cpdef new_send(state, message, intake):
+    cdef object send = None
+    cdef uint16_t flags
     if Send is None:
         bind()
-    for message in messages:
-        coded, urgency, expires_at_ms = None, default_priority, 0
-        try:
-            if type(message) is bytes:
-                coded = record_of(message, None, None, limit, urgency, 0, 0)
-            elif type(message) is Outgoing:
-                body, headers, message_id, urgency, expires_at_ms, persistent, requeued, deliver_at_ms = message
-                if persistent is True and not deliver_at_ms and type(body) is bytes:
-                    coded = record_of(body, headers, message_id, limit, urgency, expires_at_ms, REQUEUED * requeued)
-        except Exception:
-            coded = None
-        if coded is not None:
-            record, name = <tuple>coded
-            sends.append(Send(state, record, name, order_of(urgency, True) if priorities else 0, expires_at_ms))
-        else:
-            sends += twin("new_sends")(state, (message,), limit, priorities, intake)
-    return sends
+    try:
+        if type(message) is bytes:
+            send = send_of(state, message, None, None, <tuple>intake, default_priority, 0, 0)
+        elif type(message) is Outgoing:
+            body, headers, name, priority, expires_at_ms, persistent, requeued, deliver_at_ms = <tuple>message
+            if persistent is True and not deliver_at_ms and type(body) is bytes:
+                flags = REQUEUED if requeued else 0
+                send = send_of(state, body, headers, name, <tuple>intake, priority, expires_at_ms, flags)
+    except Exception:
+        send = None
+    return twin("new_send")(state, message, intake) if send is None else send
+
+
+def new_sends(state, messages, intake):
+    return [new_send(state, message, intake) for message in messages]
 
 
 def plain_bodies(messages, first, limit, size_max):

@@ -17,6 +17,7 @@ import enum
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from ..errors import DestinationError
 
@@ -39,9 +40,12 @@ class Kind(enum.Enum):
 _SCHEMES = {Kind.QUEUE: "queue://", Kind.TOPIC: "topic://", Kind.MAP: "map://"}
 
 
-@dataclass(frozen=True, slots=True, order=False)
+@dataclass(frozen=True)
 class Destination:
     """One queue, one topic or one map. Hashable; equal by kind and name."""
+
+    # Every operation looks its destination up, twice: each has its name's own hash, which runs no Python.
+    __slots__ = ("__hash__", "kind", "name")
 
     kind: Kind
     name: str
@@ -60,9 +64,13 @@ class Destination:
                 f"destination name {self.name[:40]!r}... takes {size} bytes; at most {NAME_BYTES_MAX} are allowed"
             )
 
-    def __hash__(self) -> int:
-        # Every operation looks its destination up; the tuple that a dataclass hashes would be half of that time.
-        return hash(self.name)
+        object.__setattr__(self, "__hash__", self.name.__hash__)
+
+    def __getstate__(self) -> list[Kind | str]:
+        return [self.kind, self.name]
+
+    def __setstate__(self, state: list[Any]) -> None:
+        Destination.__init__(self, *state)
 
     def __str__(self) -> str:
         return self.kind.scheme + self.name

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import filterfalse, islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from ...adapters.core import Store
 from ...adapters.core.engine.lease_times import require_seconds
@@ -21,8 +21,6 @@ from .dead_letter import DeadLetter, dead_letter_of, dead_letter_queue
 
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
-
-R = TypeVar("R")
 
 
 class Backlog(Generic[T]):
@@ -128,21 +126,24 @@ class Consumer(Backlog[T]):
         """
         if lease is not None:
             require_seconds(lease, "lease")
-        destination, key = self.destination, self._key
+        destination = self.destination
         store = self._registry.by_destination.get(destination) if timeout == 0 else None
         message: Message[Any] | None
         try:  # what nearly always comes of it; the rest would take a receive half a microsecond more
-            found = store is not None
-            message = store.receive(destination, 0, key, lease) if store is not None else None
+            message = None if store is None else store.receive(destination, 0, self._key, lease)
         except ClosedError:
-            found = False
-        if not found:
-            message = self._in_time(timeout, lambda store, left: store.receive(destination, left, key, lease), None)
+            store = None
+        if store is None:
+            message = self._in_time(timeout, None, "receive", lease=lease)
         return message if self._codec is None else wrap_any(self._codec, message)
 
-    def _in_time(self, timeout: float | None, call: Callable[[Store, float | None], R], none: R) -> R:
-        """Call with the store and the seconds that are left to wait; once more as `for_store`. Returns `none` if no
-        store has the destination yet and nothing is waited for."""
+    def _in_time(self, timeout: float | None, none: Any, name: str, **options: Any) -> Any:
+        """Call a method of the store with the seconds that are left to wait; once more as `for_store`. Returns `none`
+        if no store has the destination yet and nothing is waited for."""
+
+        def call(store: Store, left: float | None) -> Any:
+            return getattr(store, name)(self.destination, timeout=left, subscription=self._key, **options)
+
         if timeout == 0:
             return self._registry.for_held(self.destination, lambda store: call(store, 0), none)
         left = countdown(timeout)
@@ -160,10 +161,7 @@ class Consumer(Backlog[T]):
         require_count(n)
         if lease is not None:
             require_seconds(lease, "lease")
-        destination, key = self.destination, self._key
-        messages: list[Any] = self._in_time(
-            timeout, lambda store, left: store.receive_many(destination, n, left, key, lease), []
-        )
+        messages: list[Any] = self._in_time(timeout, [], "receive_many", most=n, lease=lease)
         return messages if self._codec is None else [wrap(self._codec, message) for message in messages]
 
     def consume(self, timeout: float | None = None, *, lease: float | None = None) -> Iterator[Message[T]]:

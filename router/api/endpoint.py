@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from operator import methodcaller
 from sys import maxsize
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, cast
 
+from ...adapters.core import Store
 from ...adapters.core.messages import (
     DEFAULT_PRIORITY,
     EXPIRES_MAX_MS,
@@ -99,43 +101,42 @@ class Endpoint(Generic[T]):
         the same `message_id`), TransactionError for a connection to another database; TypeError and ValueError for a
         body that a codec does not take (no codec takes a file), and for headers with another `content_type` than its.
         """
+        if persistent is not True:
+            require_persistent(persistent)
         expires_at_ms = 0 if expires_in is None else expiry(expires_in)
+        deliver_at_ms = 0 if deliver_in is None and deliver_at is None else due(deliver_in, deliver_at)
+        registry, destination = self._registry, self.destination
         content: Any = body
         if self._codec is not None:
-            content, headers = encode(self._codec, content, headers, self.destination)
-        registry, destination = self._registry, self.destination
-        if type(content) is bytes and persistent is True and deliver_in is deliver_at is size is connection is None:
-            removals = registry.gates.removals
-            store = registry.by_destination.get(destination)
-            if store is not None:
-                try:  # what nearly always comes of it; `_send` would take a send half a microsecond more
-                    receipt = store.send_plain(destination, content, headers, message_id, sync, priority, expires_at_ms)
-                except ClosedError:
-                    pass
-                else:
-                    if registry.gates.removals != removals:
-                        registry.record_again(destination)
-                    return receipt
-        require_persistent(persistent)
-        deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
-        message: Outgoing = Outgoing(
-            content, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
-        )
-        return self._send(message, sync, size, connection)
-
-    def _send(self, message: Outgoing, sync: bool | None, size: int | None, connection: Any) -> Receipt:
-        """Send a message of any kind."""
+            content, headers = encode(self._codec, content, headers, destination)
         if connection is not None:
-            if size is not None and size != len(plain_body(message.body)):
+            if size is not None and size != len(plain_body(content)):
                 raise ValueError(
-                    f"the body has {len(plain_body(message.body))} bytes, and size says {size}; nothing was sent"
+                    f"the body has {len(plain_body(content))} bytes, and size says {size}; nothing was sent"
                 )
+            message = Outgoing(
+                content, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
+            )
             return self._send_within(connection, [message])[0]
-        registry, destination = self._registry, self.destination
-        if type(message.body) is not bytes or size is not None:
-            message = message._replace(body=kept(registry, destination, message.body, size, message.persistent))
-        arguments = _arguments(destination, message, sync)
-        return registry.for_store(destination, lambda store: store.send(*arguments))
+        if type(content) is not bytes or size is not None:
+            content = kept(registry, destination, content, size, persistent)
+        removals = registry.gates.removals
+        store = registry.by_destination.get(destination)
+        if store is not None:
+            try:  # what nearly always comes of it; `for_store` would take a send half a microsecond more
+                receipt = store.send(
+                    destination, content, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms
+                )
+            except ClosedError:
+                pass
+            else:
+                if registry.gates.removals != removals:
+                    registry.record_again(destination)
+                return receipt
+        send: Callable[[Store], Receipt] = methodcaller(
+            "send", destination, content, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms
+        )  # makes no cells, which each send would pay for
+        return registry.for_store(destination, send)
 
     def _send_within(self, connection: Any, messages: Sequence[Outgoing | bytes]) -> list[Receipt]:
         registry, destination = self._registry, self.destination
@@ -222,11 +223,14 @@ class Endpoint(Generic[T]):
                 )
         if sent is not None and registry.gates.removals == removals and type(sent) is not WaitingFuture:
             return sent
-        message = checked(
+        content, headers, *_ = checked(
             content, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms
         )
-        arguments = _arguments(destination, message, sync)
-        again = partial(registry.deferred.send, destination, lambda store: store.send_nowait(*arguments), store)
+        send: Callable[[Store], Future[Receipt]] = methodcaller(
+            "send_nowait", destination, content, headers, message_id, sync, priority, expires_at_ms, persistent,
+            deliver_at_ms,
+        )  # fmt: skip
+        again = partial(registry.deferred.send, destination, send, store)
         return again() if sent is None else registry.deferred.known(destination, sent, removals, again)
 
     def declare(self) -> None:
@@ -253,14 +257,6 @@ def kept(
     if size is None and not isinstance(body, Readable):
         return body if isinstance(body, LargeBody) else plain_body(body)
     return registry.for_store(destination, lambda store: store.keep(given, persistent))
-
-
-def _arguments(
-    destination: Destination, message: Outgoing, sync: bool | None
-) -> tuple[Destination, bytes | Readable | LargeBody, Headers | None, str | None, bool | None, int, int, bool, int]:
-    """Return what `send` and `send_nowait` of a store take."""
-    body, headers, message_id, priority, expires_at_ms, persistent, _, deliver_at_ms = message
-    return destination, body, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms
 
 
 def due(deliver_in: float | None, deliver_at: float | datetime | None) -> int:

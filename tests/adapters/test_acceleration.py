@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,15 +20,14 @@ from hypothesis import strategies as st
 
 import anabranch
 from anabranch.adapters.core.messages import Message
-from anabranch.adapters.core.operations import changes
 from anabranch.adapters.core.operations.branches import Forget
 from anabranch.adapters.core.operations.changes import Ack, AckRange, Returned, Send, SendMany
 from anabranch.adapters.core.record import encoding as records
 from anabranch.adapters.core.record.place import order_of
-from anabranch.adapters.core.service import sending
+from anabranch.adapters.core.service import sending, settling
 from anabranch.adapters.core.state import decoding
 from anabranch.adapters.core.state.delivery import Delivery
-from anabranch.adapters.core.state.leases import CLAIMED, LEASED, LEAVING, Channel, Lease, Receiver
+from anabranch.adapters.core.state.leases import CLAIMED, LEASED, LEAVING, Channel, Lease, LeaseTime, Receiver
 from anabranch.adapters.core.state.states import DestinationState, SubscriptionState
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import bodies, writing
@@ -111,24 +111,58 @@ def channel_of(number: int | None, destination: Destination = ORDERS) -> Channel
         ),
         max_size=4,
     ),
-    st.booleans(),
 )
-def test_acks_are_the_same(leases: list[Lease], drops: bool) -> None:
-    with pytest.MonkeyPatch.context() as patches:
-        made = PURE["acks_of"](leases, drops)
-        is_alone("acks_of", patches)
-        found = changes.acks_of(leases, drops)
-    fields = ("state", "seq", "number", "place", "drops")
-    assert [[getattr(one, name) for name in fields] for one in found] == [
-        [getattr(one, name) for name in fields] for one in made
-    ]
+def test_acks_are_the_same(leases: list[Lease]) -> None:
+    delivery = Delivery("s", 10)
+    for lease in leases:
+        message = held_by(lease)
+        found: list[Any] = []
+        for loop in (settling.leave, PURE["leave"]):
+            with pytest.MonkeyPatch.context() as patches:
+                if loop is settling.leave:
+                    is_alone("leave", patches)
+                found += loop(delivery, STORE, [message], LEASED)
+            assert lease.hold == LEAVING
+            lease.hold = LEASED
+        fields = ("state", "seq", "number", "place", "drops")
+        assert [getattr(found[0], name) for name in fields] == [getattr(found[1], name) for name in fields]
+        assert type(found[0]) is Ack
     with pytest.raises(AttributeError):
-        changes.acks_of([None])  # type: ignore[list-item]
+        settling.leave(delivery, STORE, [None], LEASED)  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("loop", [Delivery.take, PURE["take"]])
+def held_by(lease: Lease) -> Message:
+    """The message of a lease, which its channel knows."""
+    lease.channels[0].held[lease.seq] = lease
+    return Message(STORE, ORDERS, lease.seq, b"", {}, None, 0, True, lease)
+
+
+@pytest.mark.parametrize("loop", [settling.leave, PURE["leave"]])
+@pytest.mark.parametrize("wrong", ["", "another hold", "another store", "browsed", "acked", "late"])
+def test_one_that_is_not_held_does_not_leave(loop: Callable[..., Any], wrong: str) -> None:
+    delivery, lease = Delivery("s", 10), Lease((channel_of(None),), (0, 5, 0, 0, None))
+    message = held_by(lease)
+    if wrong == "another hold":
+        lease.hold = CLAIMED
+    elif wrong == "another store":
+        message._store = object()  # type: ignore[assignment]
+    elif wrong == "browsed":
+        message = Message(STORE, ORDERS, 5, b"", {}, None, 0, False, lease.place)
+    elif wrong == "acked":
+        lease.channels[0].held.clear()
+    elif wrong == "late":
+        lease.time, delivery.timed = LeaseTime(1.0, 0.0), True
+    if not wrong:
+        (ack,) = loop(delivery, STORE, [message], LEASED)
+        assert (ack.seq, lease.hold) == (5, LEAVING)
+        return
+    with pytest.raises(UnknownMessageError):
+        loop(delivery, STORE, [message], LEASED)
+    assert lease.hold == (CLAIMED if wrong == "another hold" else LEASED)
+
+
 @pytest.mark.parametrize("wrong", ["", "twice", "another hold", "another store", "browsed", "acked"])
-def test_all_leases_are_taken_or_none(loop: Callable[..., Any], wrong: str) -> None:
+def test_all_leases_are_taken_or_none(wrong: str) -> None:
     delivery, channel = Delivery("s", 10), channel_of(None)
     leases = [Lease((channel,), (0, seq, 0, 0, None)) for seq in range(3)]
     messages = [Message(STORE, ORDERS, lease.seq, b"", {}, None, 0, True, lease) for lease in leases]
@@ -142,11 +176,11 @@ def test_all_leases_are_taken_or_none(loop: Callable[..., Any], wrong: str) -> N
     elif wrong == "browsed":
         messages[2] = Message(STORE, ORDERS, 2, b"", {}, None, 0, False, leases[2].place)
     if not wrong:
-        assert loop(delivery, STORE, messages, LEASED, LEAVING) == leases
+        assert delivery.take(STORE, messages, LEASED, LEAVING) == leases
         assert [lease.hold for lease in leases] == [LEAVING] * 3
         return
     with pytest.raises(UnknownMessageError):
-        loop(delivery, STORE, messages, LEASED, LEAVING)
+        delivery.take(STORE, messages, LEASED, LEAVING)
     assert [lease.hold for lease in leases] == [LEASED, LEASED, CLAIMED if wrong == "another hold" else LEASED]
 
 
@@ -192,7 +226,7 @@ def test_messages_come_and_go_without_the_twins(tmp_path: Path, monkeypatch: pyt
         store.send(ORDERS, b"0")
         assert store.receive(ORDERS) is not None  # looked up
         assert store.receive(ORDERS) is None
-        for name in ("lease_ready", "look", "take", "acks_of", "decode"):
+        for name in ("lease_ready", "look", "leave", "decode"):
             is_alone(name, monkeypatch)
         for number in range(100):
             store.send(ORDERS, b"%d" % number)
@@ -411,7 +445,12 @@ def test_a_log_is_read_without_the_twins(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [(record.lsn, record.offset, record.length) for record in found] == [send.own for send in sends]
 
 
-KEEPER = sending.Intake(None, lambda message: message)
+def keeper(limit: int, priorities: bool = False) -> sending.Intake:
+    """The intake of a store in which no message can wait."""
+    return sending.Intake(limit, priorities, None, lambda message: message, lambda: sending.require_schedule(NEVER))
+
+
+NEVER: Any = SimpleNamespace(name="s", schedule=None)
 HEADERS = st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-9, 1 << 65), st.text(max_size=5), st.binary()))
 
 
@@ -431,15 +470,21 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     st.one_of(st.integers(-1, 10), st.sampled_from([*EDGES, 65_535, 65_536, True, 4.0, "4", None, Rank.HIGH])),
     st.one_of(st.just(0), LONG, st.just(None)),
     st.sampled_from([0, 100, 1 << 20]),
-    st.sampled_from([0, 1]),
+    st.booleans(),
 )
 @pytest.mark.usefixtures("stopped_clock")
-def test_a_record_is_made_the_same(
-    body: Any, headers: Any, name: Any, priority: Any, expires: Any, limit: int, flags: int
+def test_a_message_is_made_the_same(
+    body: Any, headers: Any, name: Any, priority: Any, expires: Any, limit: int, requeued: bool
 ) -> None:
-    found = both(records, "encode", ORDERS, body, headers, name, limit, priority, expires, flags)
+    state, outgoing = state_of(7), anabranch.Outgoing(body, headers, name, priority, expires, requeued=requeued)
+    found, other = (
+        outcome(lambda loop=loop: shown(loop(state, outgoing, keeper(limit))))
+        for loop in (sending.new_send, PURE["new_send"])
+    )
+    assert found == other
     if found[0] == "returned":
-        message = decoded(found[1][0], (0, 5, expires, 0, None), None)
+        record = found[1][Send.__slots__.index("record")]
+        message = decoded(record, (0, 5, expires, 0, None), None)
         assert (message["seq"], message["body"], message["headers"]) == (5, bytes(body), dict(headers or {}))
 
 
@@ -477,19 +522,21 @@ def test_whatever_a_record_holds_is_read_the_same(
 
 @pytest.mark.usefixtures("stopped_clock")
 def test_plain_messages_are_made_and_read_without_their_twins(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("encode", "decode", "new_sends", "receipts"):
+    for name in ("decode", "new_send", "new_sends", "receipts"):
         is_alone(name, monkeypatch)
-    record, packed_id = records.encode(ORDERS, b"body", {"sku": "T-1"}, "id-1", 100, 9, 12345)
-    message = decoding.decode(STORE, ORDERS, (0, 5, 12345, 2, None), record, None)
-    assert packed_id == b"id-1"
+    outgoing = anabranch.Outgoing(b"body", {"sku": "T-1"}, "id-1", 9, 12345)
+    (send,) = sending.new_sends(state_of(7), [outgoing], keeper(100))
+    assert isinstance(send, Send)
+    message = decoding.decode(STORE, ORDERS, (0, 5, 12345, 2, None), send.record, None)
+    assert send.name == b"id-1"
     assert (message.body, message.headers, message.message_id) == (b"body", {"sku": "T-1"}, "id-1")
     assert (message.priority, message.expires_at_ms, message.deliveries) == (9, 12345, 2)
     assert message.timestamp_ms == 1_700_000_000_123
-    (send,) = sending.new_sends(state_of(7), [b"one"], 100, False, KEEPER)
+    (send,) = sending.new_sends(state_of(7), [b"one"], keeper(100))
     assert isinstance(send, Send)
     assert send.record == records.encode(ORDERS, b"one", None, None, 100)[0]
     gathered = anabranch.Outgoing(b"one", {"sku": "T-1"}, "id-1", 9, 12345, requeued=True)
-    (send,) = sending.new_sends(state_of(7), iter([gathered]), 100, True, KEEPER)
+    (send,) = sending.new_sends(state_of(7), iter([gathered]), keeper(100, True))
     assert isinstance(send, Send)
     assert (send.record, send.name) == records.encode_outgoing(ORDERS, gathered, 100)
     assert (send.order, send.expires_at_ms) == (order_of(9, True), 12345)
@@ -523,7 +570,7 @@ def test_many_messages_are_made_the_same(messages: list[Any], declared: bool, pr
     state = state_of(7)
     state.declared = declared
     found = [
-        outcome(lambda loop=loop: [shown(send) for send in loop(state, messages, limit, priorities, KEEPER)])
+        outcome(lambda loop=loop: [shown(send) for send in loop(state, messages, keeper(limit, priorities))])
         for loop in (sending.new_sends, PURE["new_sends"])
     ]
     assert found[0] == found[1]

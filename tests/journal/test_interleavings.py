@@ -55,14 +55,14 @@ def test_a_send_that_must_name_its_destination_again_is_not_overwritten(
         store.send(B, b"z" * 1000)
     store.send(B, b"z" * (left() - need - alone))
     assert left() == need
-    submit = store._writer.submit
+    submit = store._engine.submit
 
     def late(ticket: Ticket) -> object:
         monkeypatch.undo()
         store.delete(named)
         return submit(ticket)
 
-    monkeypatch.setattr(store._writer, "submit", late)
+    monkeypatch.setattr(store._engine, "submit", late)
     store.send(named, body)
     store.send(B, b"next")
     store = disk.reopen(store)

@@ -144,7 +144,7 @@ def test_a_send_that_found_its_store_before_the_queue_was_deleted(
 
             return call
 
-        for name in ("send_plain", "send_many", "commit", "prepare"):
+        for name in ("send", "send_many", "commit", "prepare"):
             monkeypatch.setattr(store, name, stalled(getattr(store, name)))
 
         def send() -> None:

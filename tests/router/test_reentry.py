@@ -74,7 +74,7 @@ STRUCK: dict[str, tuple[type, str, Act]] = {
     "opening": (JournalStore, "open", lambda router: router.queue("c.q").send(b"1")),
     "removing": (JournalStore, "delete", lambda router: router.delete("b.gone")),
     "store lock": (Engine, "drain", lambda router: router.queue("b.q").browse().__next__()),
-    "send": (JournalStore, "send_plain", lambda router: router.queue("b.q").send(b"2")),
+    "send": (JournalStore, "send", lambda router: router.queue("b.q").send(b"2")),
     "commit": (JournalStore, "prepare", lambda router: router.send("a.x,b.x", b"2")),
     "ack": (JournalStore, "ack", lambda router: take(router, "b.y").ack()),
     "close": (JournalStore, "close", lambda router: router.close()),

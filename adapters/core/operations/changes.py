@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn
 
-from ...system.acceleration import inner_loop
 from ...wal.ticket import GROWS, OWED, SHRINKS
 from ..messages import DROPPED
 from ..record.place import DELIVERIES, SEQ, Place
@@ -377,7 +376,6 @@ def give_back_room(changes: Iterable[Change]) -> None:
         change.give_back_room()
 
 
-@inner_loop
 def acks_of(leases: Iterable[Lease], drops: bool = False) -> list[Change]:
     """Return acks of leases. A message that was leased for a topic as a whole is dead for all. `drops`: as
     Ack.drops."""

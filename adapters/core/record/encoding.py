@@ -12,7 +12,6 @@ from typing import Final
 
 from ....policies.errors import MessageTooLargeError
 from ....policies.names.destination import Destination
-from ...system.acceleration import inner_loop
 from ...system.clock import before_1970
 from ..messages import DEFAULT_PRIORITY, Headers, Outgoing, plain_body, require_order
 from .headers import pack_headers, pack_id
@@ -42,7 +41,6 @@ _FLAGS_AT: Final = struct.calcsize("<H")  # behind the priority
 _pack_flags = _FLAGS.pack
 
 
-@inner_loop
 def encode(
     destination: Destination,
     body: object,

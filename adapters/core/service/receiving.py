@@ -70,13 +70,14 @@ class Receiving:
                 return None
             receiver = Receiver()
             try:
-                leased = engine.lease_ready(channel, receiver) or self._lease(channel, receiver, wait=timeout != 0)
-                if leased is None:
-                    continue
-                if not leased and not (leased := self._wait(channel, receiver, deadline)):
+                if not engine.lease_ready(channel, receiver):
+                    leased = self._lease(channel, receiver, wait=timeout != 0)
+                    if leased is False:
+                        leased = self._wait(channel, receiver, deadline)
                     if leased is None:
                         continue
-                    return None
+                    if not leased:
+                        return None
                 lease = receiver.lease
                 assert lease is not None
                 message = self.read(lease)
@@ -270,13 +271,11 @@ class Receiving:
         down, and it is dead."""
         state = lease.channels[0].state
         try:
-            record = self.engine.delivery.records.pop(lease.place[SEQ], None)
-            if record is not None:
-                return decode(self._store, state.destination, lease.place, record, lease)
-            for record in self.engine.rows.bodies(state, [lease.place]):
-                if record is not None:
-                    return decode(self._store, state.destination, lease.place, record, lease)
-            return None
+            engine, place = self.engine, lease.place
+            record = engine.delivery.records.pop(place[SEQ], None)
+            if record is None:
+                (record,) = engine.rows.bodies(state, [place])
+            return None if record is None else decode(self._store, state.destination, place, record, lease)
         except CorruptionError as error:
             lose(self.engine, state, lease.place, error)
         self._write(acks_of([lease]))

@@ -18,7 +18,7 @@ from .. import store_types
 from ..backend.writers import Writer
 from ..engine.engine import APPLY_AT, Engine
 from ..engine.hooks import Quotas, Schedule, Transient
-from ..messages import DEFAULT_PRIORITY, DROPPED, Headers, Outgoing, Receipt, plain_body, require_time
+from ..messages import DEFAULT_PRIORITY, DROPPED, Outgoing, Receipt, plain_body, require_time
 from ..operations.changes import SMALL_BYTES, Change, Send, SendMany, acks_of
 from ..operations.destination_changes import Subscribe, Unsubscribe
 from ..operations.tickets import Ticket
@@ -48,18 +48,23 @@ class Sending:
     def __init__(self, engine: Engine, writer: Writer) -> None:
         self._engine, self._writer = engine, writer
         self._settings = engine.backend.settings
-        self._intake = self.staging = Intake(None, _plain)
-        """The ways in which messages are kept that are sent, and that are looked at before they are."""
-        self._knows_time = False
-        """Messages can wait for their time here."""
+
+    _intake: Intake
+    """The ways in which messages are kept that are sent."""
+    staging: Intake
+    """Likewise of those that are looked at before they are sent."""
 
     def know_features(self) -> None:
         """Learn how the features of the store keep messages: they are there before the first one comes."""
         engine, bodies, make = self._engine, self._engine.bodies, self._engine.make_transient
-        apart = None if make is None else lambda: engine.transient or make()
-        self._intake = Intake(apart, bodies.outgoing if bodies is not None else _plain)
-        self.staging = Intake(apart, bodies.looked_at if bodies is not None else _plain)
-        self._knows_time = engine.schedule is not None and isinstance(engine.backend, ScheduledRows)
+        waits = engine.schedule is not None and isinstance(engine.backend, ScheduledRows)
+        intake = Intake(
+            self._settings.message_bytes_max, self._settings.priorities,
+            None if make is None else lambda: engine.transient or make(), _plain,
+            None if waits else lambda: require_schedule(engine).require(),
+        )  # fmt: skip
+        self._intake = intake if bodies is None else intake._replace(kept=bodies.outgoing)
+        self.staging = intake if bodies is None else intake._replace(kept=bodies.looked_at)
 
     @property
     def quotas(self) -> Quotas:
@@ -69,36 +74,13 @@ class Sending:
 
     # Tickets
 
-    def ticket(
-        self,
-        destination: Destination,
-        body: bytes,
-        headers: Headers | None,
-        message_id: str | None,
-        sync: bool | None,
-        priority: int,
-        expires_at_ms: int,
-    ) -> Ticket:
+    def ticket(self, destination: Destination, message: Outgoing | bytes, sync: bool | None) -> Ticket:
         """Return the ticket of one message. Raises what Store.send raises before anything is queued."""
-        settings = self._settings
-        record, name = encode(
-            destination, body, headers, message_id, settings.message_bytes_max, priority, expires_at_ms
-        )
-        state = self._engine.catalog.destinations.get(destination) or self.state(destination)
-        order = order_of(priority, True) if settings.priorities else 0
-        send = Send(state, record, name, order, expires_at_ms)
-        self._engine.sends += 1
+        engine = self._engine
+        state = engine.catalog.destinations.get(destination) or self.state(destination)
+        send = new_send(state, message, self._intake)
+        engine.sends += 1
         return Ticket((send,), send.size, sync or False)
-
-    def wait_until(self, ticket: Ticket, due: int) -> None:
-        """Set that the ticket's one message is not delivered before this time (ms). Raises TypeError, ValueError,
-        ConfigError."""
-        require_time("deliver_at_ms", due)
-        require_schedule(self._engine).require()
-        (send,) = ticket.content
-        assert type(send) is Send
-        send.wait_until(due)
-        ticket.size = send.size
 
     def state(self, destination: Destination) -> DestinationState:
         """Return a destination's state, made if it is new here. Raises as `require_here`."""
@@ -106,18 +88,17 @@ class Sending:
         self._engine.ensure_usable() if state is not None else self._engine.require_here(destination)
         return state or self._engine.catalog.state(destination)
 
-    def sends(self, sends: Sequence[tuple[Destination, Outgoing]], intake: Intake | None = None) -> list[Change]:
+    def sends(
+        self, sends: Sequence[tuple[Destination, Outgoing | bytes]], intake: Intake | None = None
+    ) -> list[Change]:
         """Return the sends of a transaction. Raises what Store.send raises before anything is queued. `intake`: of what
         is not to be queued yet."""
         intake = intake or self._intake
-        limit, priorities = self._settings.message_bytes_max, self._settings.priorities
         there = self._engine.catalog.destinations
         made: list[Change] = []
         for destination, run in groupby(sends, _destination_of):
             state = there.get(destination) or self.state(destination)
-            made += new_sends(state, map(_message_of, run), limit, priorities, intake)
-        if not self._knows_time:
-            require_known(self._engine, made)
+            made += new_sends(state, map(_message_of, run), intake)
         return made
 
     def change(self, change: store_types.Change) -> Subscribe | Unsubscribe:
@@ -193,20 +174,6 @@ class Sending:
         self._engine.help()
         return future
 
-    def send_outgoing(self, destination: Destination, message: Outgoing, sync: bool = False) -> Receipt:
-        """Send a message as Store.send; also one whose body is kept apart."""
-        (send,) = self.sends([(destination, message)])
-        (outcome,) = self.write([send], sync)
-        self._engine.sends += 1
-        return Receipt(destination, *outcome)
-
-    def large_ticket(self, destination: Destination, message: Outgoing, sync: bool) -> Ticket:
-        """Return the ticket of one message whose body is kept apart, as `ticket`."""
-        (send,) = self.sends([(destination, message)])
-        ticket = Ticket((send,), send.size, sync)
-        self._engine.sends += 1
-        return ticket
-
     def send_transient_nowait(self, destination: Destination, message: Outgoing) -> Future[Receipt]:
         """Send a transient message: it is there on return, and the future resolves on a thread of ours."""
         (send,) = self.sends([(destination, message)])
@@ -223,7 +190,7 @@ class Sending:
 
     # Where there are limits
 
-    def send_limited(self, destination: Destination, message: Outgoing, sync: bool) -> Receipt:
+    def send_limited(self, destination: Destination, message: Outgoing | bytes, sync: bool) -> Receipt:
         """Send a message as Store.send, where there are quotas."""
         (send,) = self.sends([(destination, message)])
         grant = self.quotas.reserve([send])
@@ -313,7 +280,7 @@ class Sending:
         yields = quotas is not None and quotas.yields
         takes_many = engine.backend.takes_many and not (self._settings.priorities or yields)
         takes_many = takes_many and len(messages) > FETCH and not state.is_topic
-        sends = (takes_many and self._many(state, messages)) or self._each(state, messages)
+        sends = (takes_many and self._many(state, messages)) or self.each(state, messages)
         if yields:
             self._send_many_limited(destination, sends, bool(sync), done)
             return done
@@ -338,14 +305,11 @@ class Sending:
                 done += receipts(destination, outcomes)
         return done
 
-    def _each(self, state: DestinationState, messages: Sequence[Outgoing | bytes]) -> list[Change]:
+    def each(self, state: DestinationState, messages: Sequence[Outgoing | bytes]) -> list[Change]:
         """Return a send for each message. An error of one refuses all."""
-        settings, rest, intake = self._settings, iter(messages), self._intake
-        sends: list[Change] = []
-        while some := new_sends(state, islice(rest, CHUNK), settings.message_bytes_max, settings.priorities, intake):
+        rest, sends = iter(messages), list[Change]()
+        while some := new_sends(state, islice(rest, CHUNK), self._intake):
             sends += some
-        if not self._knows_time:
-            require_known(self._engine, sends)
         return sends
 
     def _many(self, state: DestinationState, messages: tuple[Any, ...]) -> list[Change]:
@@ -390,12 +354,18 @@ class Sending:
 
 
 class Intake(NamedTuple):
-    """The ways in which a store keeps transient messages, and bodies that are not bytes."""
+    """The ways in which a store keeps messages."""
 
+    limit: int
+    """A message has so many bytes at most."""
+    priorities: bool
+    """The store orders by priority."""
     apart: Callable[[], Transient] | None
     """Returns what keeps transient messages; None: they are kept as the others are."""
     kept: Callable[[Outgoing], Outgoing]
     """Returns a message whose body is bytes, or is kept apart."""
+    refuse_delayed: Callable[[], object] | None
+    """Raises ConfigError. None: messages can wait for their time."""
 
 
 def _plain(message: Outgoing) -> Outgoing:
@@ -410,27 +380,24 @@ def require_schedule(engine: Engine) -> Schedule:
     return engine.schedule
 
 
-def new_send(
-    state: DestinationState,
-    message: Outgoing | bytes,
-    limit: int,
-    priorities: bool,
-    intake: Intake,
-) -> Change:
-    """Return the send of a message of so many bytes at most, for a store that knows priorities or not. Raises what
-    `encode` raises. `intake` is the store's."""
+@inner_loop
+def new_send(state: DestinationState, message: Outgoing | bytes, intake: Intake) -> Change:
+    """Return the send of a message, for the store whose `intake` it is. Raises what `encode` raises, and ConfigError
+    for a message that cannot wait there."""
     if not isinstance(message, Outgoing):
-        record, name = encode(state.destination, message, None, None, limit)
-        return Send(state, record, name, order_of(DEFAULT_PRIORITY, priorities), 0)
+        record, name = encode(state.destination, message, None, None, intake.limit)
+        return Send(state, record, name, order_of(DEFAULT_PRIORITY, intake.priorities), 0)
     plain = type(message.body) is bytes and not message.deliver_at_ms
     if not plain:
         message = intake.kept(message)
-    record, name = encode_outgoing(state.destination, message, limit)
-    order = order_of(message.priority, True) if priorities else 0
+    record, name = encode_outgoing(state.destination, message, intake.limit)
+    order = order_of(message.priority, True) if intake.priorities else 0
     send = Send(state, record, name, order, message.expires_at_ms)
     if not plain:
         _set_extras(send, message)
     if message.persistent or intake.apart is None:
+        if send.deliver_at_ms and intake.refuse_delayed is not None:
+            intake.refuse_delayed()
         return send
     return intake.apart().mark(send)
 
@@ -444,22 +411,10 @@ def _set_extras(send: Send, message: Outgoing) -> None:
         send.wait_until(message.deliver_at_ms)
 
 
-def require_known(engine: Engine, sends: Iterable[Change]) -> None:
-    """Raise ConfigError if one of them waits, in a store that knows no such messages."""
-    if any(type(send) is Send and send.deliver_at_ms for send in sends):
-        require_schedule(engine).require()
-
-
 @inner_loop
-def new_sends(
-    state: DestinationState,
-    messages: Iterable[Outgoing | bytes],
-    limit: int,
-    priorities: bool,
-    intake: Intake,
-) -> list[Change]:
+def new_sends(state: DestinationState, messages: Iterable[Outgoing | bytes], intake: Intake) -> list[Change]:
     """Return sends of many messages, as `new_send`."""
-    return [new_send(state, message, limit, priorities, intake) for message in messages]
+    return [new_send(state, message, intake) for message in messages]
 
 
 @inner_loop

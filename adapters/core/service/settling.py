@@ -21,6 +21,7 @@ from ....policies.errors import (
     StoreFullError,
     UnknownMessageError,
 )
+from ...system.acceleration import inner_loop
 from ...system.background import shared
 from ...system.conditions import Promise
 from ..backend.writers import Writer
@@ -28,6 +29,7 @@ from ..engine.engine import APPLY_AT, Engine
 from ..messages import Message, note_settled
 from ..operations.changes import Ack, Change, acks_of, give_back_room, returned_of, uncounted_of
 from ..operations.tickets import Ticket
+from ..state.delivery import Delivery
 from ..state.gates import LeaseMovedError
 from ..state.leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Lease
 from ..state.limits import Grant
@@ -71,28 +73,28 @@ class Settling:
     ) -> list[Any]:
         """Ack what is held so, behind other changes; all or none of it. Returns what comes of those. Raises, and then
         nothing took effect and the messages are held as before; not so after OutcomeUnknownError."""
-        leases: Sequence[Lease] = ()
+        engine = self._engine
         changes: Sequence[Change] = ()
         try:
             if messages:
-                leases = self._engine.delivery.take(self._store, messages, hold, LEAVING)
-            changes = [*first, *acks_of(leases)] if leases else first
+                changes = leave(engine.delivery, self._store, messages, hold)
+            if first:
+                changes = [*first, *changes]
             if not changes:
                 return []
             ticket = _ticket(changes, not first, sync, reservation, hold)
             del reservation
-            self._engine.submit(ticket)
+            engine.submit(ticket)
             outcomes = self._writer.wait(ticket)
         except (UnknownMessageError, LeaseMovedError, OutcomeUnknownError):
             raise
         except (AnabranchError, KeyboardInterrupt, RuntimeError):  # the last in a signal handler (rule G3)
-            self._engine.delivery.put_back(_leases(messages), hold)  # what the ack has reached is not held any more
+            engine.delivery.put_back(_leases(messages), hold)  # what the ack has reached is not held any more
             give_back_room(changes)
             raise
         for message in messages:
             message.__class__ = message._plain  # as note_settled
-        engine = self._engine
-        engine.acks += len(leases)
+        engine.acks += len(messages)
         if engine.pending_changes >= APPLY_AT:
             engine.help()
         return outcomes
@@ -388,6 +390,13 @@ class Settling:
                     )
             except (UnknownMessageError, LeaseMovedError) as error:
                 results[at] = error
+
+
+@inner_loop
+def leave(delivery: Delivery, store: MessageStore, messages: Sequence[Message], hold: int) -> list[Change]:
+    """Return the acks of messages that are held so; all of them are LEAVING from now on, or none. Raises as
+    Delivery.take."""
+    return acks_of(delivery.take(store, messages, hold, LEAVING))
 
 
 def _kept_until(messages: list[Message], done: Future[Any]) -> None:

@@ -291,7 +291,6 @@ class Delivery:
             lease.hold = after
             return True
 
-    @inner_loop
     def take(self, store: MessageStore, messages: Sequence[Message], before: int, after: int) -> list[Lease]:
         """Move all from one hold to another, or none. Returns their leases. Raises UnknownMessageError."""
         taken: list[Lease] = []

@@ -21,9 +21,9 @@ from .....policies.names.destination import Destination, Kind
 from ...engine.hooks import Feature
 from ...messages import DEFAULT_PRIORITY, Outgoing
 from ...operations.changes import Ack, Change, Send, acks_of
-from ...record.encoding import body_of, encode
+from ...record.encoding import body_of
 from ...record.keys import key_bytes, text_bytes
-from ...record.place import EXPIRES, OWN, SEQ, Place, order_of
+from ...record.place import EXPIRES, OWN, SEQ, Place
 from ...service.damaged import lose, readable
 from ...state.leases import Receiver
 from ...state.rows import KeyedRows
@@ -69,7 +69,6 @@ class Maps(Feature):
     def __init__(self, parts: Parts) -> None:
         self._engine = engine = parts.engine
         self._writer, self._sending = parts.writer, parts.sending
-        self._settings = engine.backend.settings
         self._keys = Keys()
         engine.sequencer.naming[Kind.MAP] = self._keys
         engine.maps = self
@@ -177,11 +176,11 @@ class Maps(Feature):
         self._require_map(destination)
         key_bytes(key)
         sending = self._sending
+        message = Outgoing(value, None, key, DEFAULT_PRIORITY, expires_at_ms)
         if self._engine.quotas is not None:
-            message = Outgoing(value, None, key, DEFAULT_PRIORITY, expires_at_ms)
             sending.send_limited(destination, message, bool(sync))
             return
-        ticket = sending.ticket(destination, value, None, key, sync, DEFAULT_PRIORITY, expires_at_ms)
+        ticket = sending.ticket(destination, message, sync)
         self._writer.submit(ticket)
         sending.wait(ticket)
 
@@ -253,7 +252,8 @@ class Maps(Feature):
                 assert there is not None
                 change = Ack(state, there.place[SEQ], 0, there.place if there.place[OWN] is not None else None)
             else:
-                change = self._send(state, key, body, expires_at_ms)
+                message = Outgoing(body, None, key, DEFAULT_PRIORITY, expires_at_ms)
+                (change,) = self._sending.each(state, [message])
             grant = None
             if self._engine.quotas is not None and isinstance(change, Send):
                 grant = self._engine.quotas.reserve([change])
@@ -265,13 +265,6 @@ class Maps(Feature):
                 return there
             except KeyChangedError:
                 self._writer.flush()  # what has changed it is seen from now on
-
-    def _send(self, state: DestinationState, key: str, body: bytes, expires_at_ms: int) -> Send:
-        settings = self._settings
-        record, name = encode(
-            state.destination, body, None, key, settings.message_bytes_max, DEFAULT_PRIORITY, expires_at_ms
-        )
-        return Send(state, record, name, order_of(DEFAULT_PRIORITY, settings.priorities), expires_at_ms)
 
     # Looking
 
