@@ -433,7 +433,7 @@ cdef class RLock:
 def submit_plain(log, ticket):
     cdef bint linked = False
     cdef RLock planning
-    cdef uint64_t queued
+    cdef int64_t queued
     if logs.log_closed.kind is NULL:
         bind_log()
     if get(log, logs.log_closed) or get(log, logs.log_failed) is not None or get(ticket, logs.ticket_future) is not None:

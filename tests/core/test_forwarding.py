@@ -8,6 +8,7 @@ import pytest
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.engine.forwarding import follow, give_back, is_moving
+from anabranch.adapters.core.service import settling
 from anabranch.adapters.core.state.gates import Gate, LeaseMovedError
 from anabranch.policies.errors import UnknownMessageError
 
@@ -59,6 +60,7 @@ def test_a_move_that_is_given_up_just_then(both: Both, monkeypatch: pytest.Monke
     ):
         message = take(store)
         monkeypatch.setattr(delivery, "take", refuse_once)
+        monkeypatch.setattr(settling, "leave", refuse_once)
         settle(message)
         assert delivery.take == take_of
     assert store.depth(A) == 4
