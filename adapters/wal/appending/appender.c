@@ -271,13 +271,16 @@ static void write_fill(appender *log) {
 static int ask_help(appender *log);
 
 /* Wake the first of those who have what they wait for, unless it is awake: it wakes the next one (`appender_pass`) once it
-   has the interpreter, so that they do not stand in line for that all at once. */
-static void wake_next(appender *log) {
+   has the interpreter, so that they do not stand in line for that all at once. Returns whom to signal, best once the lock
+   is let go of: who wakes runs at once, perhaps, and needs it. */
+static waiter *next_to_wake(appender *log) {
     for (waiter *one = log->waiters; one; one = one->next)
         if (one->number <= log->state.durable) {
-            if (!one->is_woken) one->is_woken = 1, pthread_cond_signal(&one->woken);
-            return;
+            if (one->is_woken) return NULL;
+            one->is_woken = 1;
+            return one;
         }
+    return NULL;
 }
 
 /* Expect as many as came for the last sync and during it: each sync takes as much of a processor as some ten batches. Two
@@ -318,7 +321,8 @@ static void lead(appender *log) {
     }
     log->syncing = 0;
     pthread_cond_broadcast(&log->free);
-    wake_next(log);
+    waiter *next = next_to_wake(log);
+    if (next) pthread_cond_signal(&next->woken);
     if (!log->state.failed && log->want > log->state.durable) ask_help(log);
 }
 
@@ -385,8 +389,9 @@ int appender_wait(appender *log, uint64_t number, double seconds) {
 
 void appender_pass(appender *log) {
     pthread_mutex_lock(&log->lock);
-    wake_next(log);
+    waiter *next = next_to_wake(log);
     pthread_mutex_unlock(&log->lock);
+    if (next) pthread_cond_signal(&next->woken); /* it stays where it is, whoever uses it by then */
 }
 
 /* Helpers: threads of the process that lead where nobody does. One stays with its log as long as somebody waits, and
