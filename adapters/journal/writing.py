@@ -53,6 +53,8 @@ class JournalBatch(WriteBatch):
 class JournalEncoder:
     """The journal's side of its log. All but `deliver` is called by who submits, one at a time; any thread may look."""
 
+    __slots__ = ("__dict__", "_host", "promised", "sequencer")
+
     def __init__(self, host: Host) -> None:
         self._host, self.sequencer = host, host.sequencer
         self.snapshot_at = (0, 0)

@@ -225,8 +225,17 @@ cdef struct LogSlots:
     Slot writer_limit, writer_must_roll, writer_prepared_ahead, writer_promised, writer_tail
 
 
+cdef struct JournalSlots:
+    Slot batch_plan
+    Slot encoder_host, encoder_promised, encoder_sequencer
+    Slot plan_sequencer, plan_changes, plan_is_more, plan_last_seq, plan_number, plan_own, plan_tickets
+    Slot sequencer_planning, sequencer_gates, sequencer_last_seq, sequencer_mixed, sequencer_number
+    Slot hooks_freed, hooks_taken, hooks_taking
+
+
 cdef Slots slots
 cdef LogSlots logs
+cdef JournalSlots journals
 
 
 cdef int find_slots(object send, object engine) except -1:
@@ -276,6 +285,27 @@ cdef int bind_log() except -1:
         (SegmentWriter, ("limit", "must_roll", "prepared_ahead", "promised", "tail")),
     ))  # in the order of LogSlots
     locking = system_locking
+    return 0
+
+
+cdef int bind_journal() except -1:
+    """Find where a journal's objects have their fields."""
+    global Plan, JournalBatch
+    from ..core.engine.hooks import Hooks
+    from ..core.operations.plan import Plan as plan, Sequencer
+    from ..journal.writing import JournalBatch as batch, JournalEncoder
+
+    bind()
+    bind_log()
+    find(<Slot *>&journals, (
+        (batch, ("plan",)),
+        (JournalEncoder, ("_host", "promised", "sequencer")),
+        (plan, ("_sequencer", "changes", "is_more", "last_seq", "number", "own", "tickets")),
+        (Sequencer, ("_planning", "gates", "last_seq", "mixed", "number")),
+        (Hooks, ("freed", "taken", "taking")),
+    ))  # in the order of JournalSlots
+    JournalBatch = batch
+    Plan = plan  # last
     return 0
 
 
@@ -565,8 +595,8 @@ def _deliver(log):
 
 def deliver(encoder, batch):
     cdef bint done = False
-    if Send is None:
-        bind()
+    if Plan is None:
+        bind_journal()
     try:
         done = deliver_plain(encoder, batch)
     except Exception:
@@ -577,18 +607,19 @@ def deliver(encoder, batch):
 
 cdef bint deliver_plain(object encoder, object batch) except -1:
     """As Engine.take says; False if the plan does more than to send and to ack."""
-    cdef object plan = batch.plan, host = encoder._host, data = get(batch, logs.batch_data), change, state, channel, hook
+    cdef object plan = get(batch, journals.batch_plan), host = get(encoder, journals.encoder_host)
+    cdef object data = get(batch, logs.batch_data), change, state, channel, hook
     cdef object hooks = get(host, slots.engine_hooks), changes, number, new
-    if plan is None or not data or plan.is_more or len(data) > HEAVY_BYTES:
+    if plan is None or not data or get(plan, journals.plan_is_more) or len(data) > HEAVY_BYTES:
         return False
-    changes, number = <list?>plan.changes, plan.number
+    changes, number = <list?>get(plan, journals.plan_changes), get(plan, journals.plan_number)
     for change in changes:
         if type(change) is not Send and type(change) is not Ack:
             return False
-    plan.own = get(batch, logs.batch_tail)
+    put(plan, journals.plan_own, get(batch, logs.batch_tail))
     put(host, slots.engine_batches, get(host, slots.engine_batches) + 1)
     if number > get(host, slots.engine_taken):
-        for hook in hooks.taking:
+        for hook in <tuple?>get(hooks, journals.hooks_taking):
             hook(plan)
         put(host, slots.engine_pending_changes, get(host, slots.engine_pending_changes) + len(changes))
         new = get(host, slots.engine_new)
@@ -596,7 +627,7 @@ cdef bint deliver_plain(object encoder, object batch) except -1:
             new = get(host, slots.engine_pending)
         new.append(plan)
         put(host, slots.engine_taken, number)
-        for hook in hooks.taken:
+        for hook in <tuple?>get(hooks, journals.hooks_taken):
             hook(plan)
     for change in changes:
         if type(change) is Ack:
@@ -613,10 +644,10 @@ cdef bint deliver_plain(object encoder, object batch) except -1:
             channel = get(state, slots.state_channel)
             if get(channel, slots.channel_receivers):
                 channel.wake()
-    for hook in hooks.freed:
+    for hook in <tuple?>get(hooks, journals.hooks_freed):
         hook()
-    plan.tickets = []
-    batch.plan = None  # last
+    put(plan, journals.plan_tickets, [])
+    put(batch, journals.batch_plan, None)  # last
     return True
 
 
@@ -745,8 +776,8 @@ cdef object batch_of(object start, list changes, object counter, uint64_t waterm
 
 
 def encode_ticket(sequencer, tail, ticket, watermark):
-    if Send is None:
-        bind()
+    if Plan is None:
+        bind_journal()
     batch = None if ticket is None else batch_of_plain(sequencer, tail, ticket, watermark)
     return twin("encode_ticket")(sequencer, tail, ticket, watermark) if batch is None else batch
 
@@ -754,18 +785,13 @@ def encode_ticket(sequencer, tail, ticket, watermark):
 cdef object batch_of_plain(object sequencer, object start, object ticket, object watermark):
     """The batch of one message without an id, or of one ack; None for anything else. As Sequencer.plan, Send.plan and
     Plan say."""
-    global Plan, JournalBatch
-    cdef object content, change, state, plan, batch, seq = sequencer.last_seq
+    cdef object content, change, state, plan, batch, seq = get(sequencer, journals.sequencer_last_seq)
     cdef object outcome = None, data_and_end
     cdef list changes, tickets
-    if Plan is None:
-        from ..core.operations.plan import Plan as plan_type
-        from ..journal.writing import JournalBatch as batch_type
-
-        bind_log()
-        Plan, JournalBatch = plan_type, batch_type
     content = get(ticket, logs.ticket_content)
-    if len(content) != 1 or sequencer.gates or sequencer.mixed:
+    if (
+        len(content) != 1 or get(sequencer, journals.sequencer_gates) or get(sequencer, journals.sequencer_mixed)
+    ):
         return None
     change = content[0]
     if type(change) is Send:
@@ -788,11 +814,16 @@ cdef object batch_of_plain(object sequencer, object start, object ticket, object
         return None
     if data_and_end is None:
         return None
-    sequencer._planning = tickets
+    put(sequencer, journals.sequencer_planning, tickets)
     put(ticket, logs.ticket_outcomes, [outcome])
-    plan = Plan.__new__(Plan)
-    plan._sequencer, plan.number, plan.last_seq = sequencer, sequencer.number + 1, seq
-    plan.changes, plan.tickets = changes, tickets
+    plan = PyType_GenericAlloc(Plan, 0)
+    put(plan, journals.plan_sequencer, sequencer)
+    put(plan, journals.plan_number, get(sequencer, journals.sequencer_number) + 1)
+    put(plan, journals.plan_last_seq, seq)
+    put(plan, journals.plan_changes, changes)
+    put(plan, journals.plan_tickets, tickets)
+    put(plan, journals.plan_is_more, False)
+    put(plan, journals.plan_own, None)
     batch = PyType_GenericAlloc(JournalBatch, 0)
     put(batch, logs.batch_segment, start[0])
     put(batch, logs.batch_offset, start[1])
@@ -803,17 +834,21 @@ cdef object batch_of_plain(object sequencer, object start, object ticket, object
     put(batch, logs.batch_unsynced, get(ticket, logs.ticket_unsynced))
     put(batch, logs.batch_next, None)
     put(batch, logs.batch_delivered, False)
-    batch.plan = plan
+    put(batch, journals.batch_plan, plan)
     return batch
 
 
 def accept_batch(encoder, batch):
-    cdef object plan = batch.plan, sequencer
-    if plan is None or plan.is_more or encoder.promised:
+    cdef object plan, sequencer
+    if Plan is None:
+        bind_journal()
+    plan = get(batch, journals.batch_plan)
+    if plan is None or get(plan, journals.plan_is_more) or get(encoder, journals.encoder_promised):
         return twin("accept_batch")(encoder, batch)
-    sequencer = encoder.sequencer
-    sequencer.last_seq, sequencer.number = plan.last_seq, plan.number
-    sequencer._planning = ()  # last
+    sequencer = get(encoder, journals.encoder_sequencer)
+    put(sequencer, journals.sequencer_last_seq, get(plan, journals.plan_last_seq))
+    put(sequencer, journals.sequencer_number, get(plan, journals.plan_number))
+    put(sequencer, journals.sequencer_planning, ())  # last
 
 
 cdef inline void put_start(uchar *record, Py_ssize_t size, uint64_t lsn, uchar kind) noexcept:

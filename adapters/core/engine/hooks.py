@@ -29,6 +29,8 @@ Follower = Callable[[Any], object]
 class Hooks:
     """The hooks of one open store. A hook is replaced, never changed."""
 
+    __slots__ = ("__dict__", "freed", "taken", "taking")
+
     def __init__(self) -> None:
         self.taking: tuple[Callable[[Plan], object], ...] = ()
         """A plan is about to count as taken in. Called again for the same after an interruption."""

@@ -76,6 +76,8 @@ class Naming:
 class Plan:
     """The changes of some tickets."""
 
+    __slots__ = ("__dict__", "_sequencer", "changes", "is_more", "last_seq", "number", "own", "tickets")
+
     # Values that most plans leave as they are stand here, not in each plan. They are replaced, never changed.
     ids: dict[Key, int] = {}  # noqa: RUF012
     """New in the duplicate window."""
@@ -93,15 +95,10 @@ class Plan:
     """What the plan does beside its changes: the features' part."""
     beside: Effect | None = None
     """One of `effects`, if it does something once the changes are applied."""
-    is_more = False
-    """True if the plan does more than to send messages without ids, and to ack: one of the above says what, or
-    `own`."""
     alters = False
     """True if one of the above but `prepared` and `settled` says what."""
     more = 0
     """Messages beside the first of each SendMany."""
-    own: Any = None
-    """The backend's."""
 
     def __init__(self, sequencer: Sequencer, tickets: Sequence[Ticket], last_seq: int | None = None) -> None:
         """`last_seq`: the highest that was given out, if others than the sequencer's plans were."""
@@ -112,6 +109,11 @@ class Plan:
         self.changes: list[Change] = []
         self.tickets = tickets
         """Tickets that were not refused."""
+        self.is_more = False
+        """True if the plan does more than to send messages without ids, and to ack: one of the above says what, or
+        `own`."""
+        self.own: Any = None
+        """The backend's."""
         gates = sequencer.gates
         for ticket in tickets:  # one that is refused leaves nothing
             done, content = len(self.changes), ticket.content
@@ -261,6 +263,8 @@ class Plan:
 
 class Sequencer:
     """The knowledge of the thread that writes. Others may look at `prepared` and `last_seq`."""
+
+    __slots__ = ("__dict__", "_planning", "gates", "last_seq", "mixed", "number")
 
     def __init__(self, catalog: Catalog, duplicate_window: int) -> None:
         self.catalog = catalog
