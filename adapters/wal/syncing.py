@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from contextlib import suppress
 
 from ..system.descriptors import shares, unsynced_files
 from ..system.files import sync_data
@@ -27,8 +30,8 @@ class Syncer:
         """When (monotonic) the first byte was queued since the last sync was begun; None if none was."""
         self.count = 0
         """How often the log has waited for the disk, beside the appender."""
-        self.sealed: list[File] = []
-        """Files of earlier segments that wait for their sync."""
+        self.sealed: list[File | None] = []
+        """Files of earlier segments that wait for their sync. None: they were let go of, and are never synced."""
         self._appender = appender
         self._durable = self._durable_lsn = 0
         """While any wait: all up to this batch, and its LSN, is on disk."""
@@ -65,13 +68,15 @@ class Syncer:
             for file in list(self.sealed):
                 if self._failed is not None:
                     raise self._failed
+                assert file is not None
                 try:
                     self.count += 1
                     sync_data(file.fd)
                 except OSError as error:
                     self._failed = error
                     raise
-                self.sealed.remove(file)  # in place: who seals may be adding one
+                with suppress(ValueError):  # it was let go of meanwhile
+                    self.sealed.remove(file)  # in place: who seals may be adding one
                 unsynced_files.discard(file)
 
     @property
@@ -80,6 +85,9 @@ class Syncer:
         return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     def let_go(self) -> None:
-        """Let go of the files once the log is closed: whatever is not synced stays so."""
-        unsynced_files.difference_update(self.sealed)
-        self.sealed.clear()
+        """Let go of the files once the log is closed: whatever is not synced stays so, also for who waits for it still,
+        in a log that has failed."""
+        if self.sealed:
+            self._failed = self._failed or OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))  # first
+            files, self.sealed[:] = list(self.sealed), [None]
+            unsynced_files.difference_update(filter(None, files))

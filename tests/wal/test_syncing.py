@@ -72,6 +72,21 @@ def test_after_an_error_nothing_is_durable_any_more(
     syncer.let_go()
 
 
+def test_what_is_let_go_of_while_it_is_synced_does_not_count(
+    syncer: Syncer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread closes the log, which has failed, under the feet of one that waits."""
+    files = [sealed(syncer, tmp_path / name) for name in "ab"]
+    monkeypatch.setattr(os, "fdatasync", lambda fd: syncer.let_go())
+    for _ in range(2):
+        with pytest.raises(OSError, match="canceled"):
+            syncer.sync_sealed(4)
+    assert syncer.durable == 3
+    assert syncer.count == 1
+    assert not unsynced_files & set(files)
+    syncer.let_go()
+
+
 def test_as_many_files_wait_as_may(syncer: Syncer, tmp_path: Path) -> None:
     for number in range(UNSYNCED_FILES_MAX):
         assert not syncer.is_full
