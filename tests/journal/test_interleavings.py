@@ -158,10 +158,10 @@ def test_an_ack_that_lands_after_its_message_was_released_ends_it(disk: JournalD
         eventually(lambda: log.batches == before + 2)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    with stalled(log):
+    with stalled(log) as begun:
         earlier = threading.Thread(target=store.send, args=(B, b"x"))  # it writes for both
         earlier.start()
-        eventually(lambda: log.batches == before + 1)
+        assert begun.wait(60)
         with pytest.raises(KeyboardInterrupt), Parallel(interrupt):
             message.ack()
         releasing = threading.Thread(target=message.release)

@@ -85,18 +85,20 @@ def quiet(log: Log) -> Iterator[None]:
 
 
 @contextmanager
-def stalled(log: Log) -> Iterator[None]:
-    """The disk takes nothing of what is queued meanwhile: as if somebody else had begun to write."""
-    real, goes_on = os.pwrite, threading.Event()
+def stalled(log: Log) -> Iterator[threading.Event]:
+    """The disk takes nothing of what is queued meanwhile: as if somebody else had begun to write. The event says that
+    somebody has."""
+    real, goes_on, begun = os.pwrite, threading.Event(), threading.Event()
 
     def pwrite(fd: int, data: bytes, offset: int) -> int:
         if Path(f"/proc/self/fd/{fd}").readlink() == log.tail.segment.path and any(memoryview(data)[:64]):
+            begun.set()
             goes_on.wait(60)
         return real(fd, data, offset)
 
     with mock.patch("os.pwrite", pwrite):
         try:
-            yield
+            yield begun
         finally:
             goes_on.set()
 
