@@ -82,6 +82,23 @@ def test_what_is_purged_stands_though_the_store_fails_just_after(pages: int, mon
                 store.purge(A)
 
 
+def test_what_is_purged_stands_though_the_store_is_closed_just_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its transient messages are gone with it."""
+    with onefile() as disk:
+        store = disk.create()
+        store.send_many(A, [b"x"] * 5)
+        store.send(A, b"transient", persistent=False)
+        real = store._sending.write
+
+        def write(changes: Sequence[Any]) -> object:
+            outcomes = real(changes)
+            store.close()
+            return outcomes
+
+        monkeypatch.setattr(store._sending, "write", write)
+        assert store.purge(A) == 5
+
+
 def test_what_is_removed_stands_though_the_store_fails_just_after(monkeypatch: pytest.MonkeyPatch) -> None:
     with onefile() as disk:
         store = disk.create()

@@ -7,10 +7,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import sleep
 from typing import Final
 
-from ....policies.errors import AnabranchError, OutcomeUnknownError, StoreFailedError
+from ....policies.errors import AnabranchError, ClosedError, OutcomeUnknownError, StoreFailedError
 from ....policies.names.destination import Destination
 from ...system.background import CoalescedJob
 from ..engine.engine import Engine
@@ -87,7 +88,8 @@ class Removal:
         self._sending.write([remove], moves=moves)
         volatile = engine.transient
         if volatile is not None:
-            engine.asked(lambda: volatile.remove(state))
+            with suppress(ClosedError, StoreFailedError):  # with the store they are gone
+                engine.asked(lambda: volatile.remove(state))
         engine.look_soon()  # so that nothing fetched ahead is received, nothing leased acked
         self._drop(remove.state.channel)
 
@@ -186,20 +188,23 @@ class Removal:
 
 def purge(engine: Engine, state: DestinationState, channels: Sequence[Channel], write: Write) -> tuple[int, int]:
     """Remove what nobody holds of these channels. Returns how many were free, of all channels together, and by how many
-    messages the destination is less. Raises OutcomeUnknownError if the store fails once some are gone."""
-    kinds: list[tuple[RowsOf, Write]] = [(engine.backend.rows, write)]
+    messages the destination is less. Raises OutcomeUnknownError if the store fails, or is closed, once some are gone:
+    tried again in the store that is opened next, it would tell of those that are left."""
+    kinds: list[tuple[RowsOf, Write, bool]] = [(engine.backend.rows, write, True)]
     if engine.transient is not None:  # apart: the messages of one kind may lie between those of the other
-        kinds.append((engine.transient.rows_alone, engine.transient.write))
+        kinds.append((engine.transient.rows_alone, engine.transient.write, False))
     free = gone = 0
     for channel in channels:
-        for rows, write_range in kinds:
+        for rows, write_range, lasts in kinds:
             after: int | None = 0
             while after is not None:
                 try:
                     found, less, after = _purge_some(engine, state, channel, after, rows, write_range)
-                except StoreFailedError as error:
+                except (ClosedError, StoreFailedError) as error:
                     if not free:
                         raise
+                    if not lasts:
+                        break  # with the store these are gone
                     raise OutcomeUnknownError(f"{free} messages of {state.destination} are purged: {error}") from error
                 free += found
                 gone += less
