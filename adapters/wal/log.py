@@ -312,6 +312,7 @@ class Log:
         return False
 
     def _submit(self, ticket: Ticket) -> None:
+        """Do `submit` where there may be more to see to."""
         if self._closed or self.failed is not None or self._generation != locking.generation:
             self.ensure_usable()
         planning = self._planning

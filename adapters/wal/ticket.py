@@ -139,10 +139,13 @@ class WriteBatch:
         self.next: WriteBatch | None = None
         """The batch behind it. It is set once, in one step: by it that one is in the log."""
         self.delivered = False
-        """Its owner has been told of it, and its tickets; or it is lost."""
-        self.number = self.filled = self.sync_number = 0
-        """One more than that of the batch before it; the number of the last one up to it that has bytes; it is not
-        delivered before all up to this one is on disk."""
+        """Its owner has been told of it, and its ticket; or it is lost."""
+        self.number = 0
+        """One more than that of the batch before it."""
+        self.filled = 0
+        """The number of the last one up to it that has bytes."""
+        self.sync_number = 0
+        """It is not delivered before all up to this one is on disk."""
 
 
 class Encoder(Protocol):
