@@ -37,6 +37,10 @@ COUNTED_MAX: Final = 500
 """Rows of messages that were given back which are in the index's margin."""
 FULL_PAUSE: Final = 5.0
 """Seconds until the next try to write the index out after the disk was full."""
+STEP_PAGES: Final = 8
+"""Spare pages of the index's file for each operation of a step: an operation takes one or two, those that two steps
+free are not free for them yet, and each of them takes some for the trees' upper pages. A first step that left no page
+to the second could not be followed."""
 
 
 class Applied(NamedTuple):
@@ -203,18 +207,19 @@ class Applier:
             self._log.sync()
             files = self._checksum_files()
             host.interrupted = True
-            try:
+
+            def write(files: Files | None) -> None:
                 index.drop_segments(dropped)
                 index.checkpoint(self._checkpoint_at(tail, clean), (table or self._log.table).all, files)
+
+            try:
+                write(files)
             except lmdb.Error as error:
                 if not is_for_room(error, index.file.path) or index.checkpointed is None:
                     raise
                 log.debug("%s: the index is written out step by step: %s", self._log.name, error)
                 host.counts_stand = False
-                self._write_in_steps()
-                index.drop_segments(dropped)
-                files = self._checksum_files()
-                index.checkpoint(self._checkpoint_at(tail, clean), (table or self._log.table).all, files)
+                self._write_in_steps(write)
             host.interrupted = amid
         except (lmdb.Error, OSError) as error:
             host.counts_stand = False
@@ -247,21 +252,24 @@ class Applier:
             snapshot=self._snapshot_at(), clean=clean,
         )  # fmt: skip
 
-    def _write_in_steps(self) -> None:
+    def _write_in_steps(self, write_last: Callable[[Files | None], None]) -> None:
         """Write the index out in steps, on a full disk: what was applied since the last checkpoint needs more pages
-        than the file has. Apply it again and write it out in pieces as small as it takes: what one of them lets go of
-        is free for the next but one (rule J10). Raises lmdb.Error if even a single batch needs more."""
-        index, step = self._index, self._index.operations
+        than the file has. Apply it again and write it out in pieces as small as it takes, `write_last` the last one:
+        what one of them lets go of is free for the next but one (rule J10). Raises lmdb.Error if even a single batch
+        needs more."""
+        index = self._index
+        step = index.file.spare_pages // STEP_PAGES
         while True:
-            step //= 2
             try:
                 self._go_back()
                 self._replay_in_steps(step)
                 self._host.catalog.recount()
+                write_last(self._checksum_files())
                 return
             except lmdb.Error as error:
                 if not is_for_room(error, index.file.path) or step == 0:
                     raise
+                step //= 2
 
     def _replay_in_steps(self, step: int) -> None:
         index, checkpointed = self._index, self._index.checkpointed

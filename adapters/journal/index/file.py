@@ -151,6 +151,11 @@ class IndexFile:
                 size += path.stat().st_size
         return size
 
+    @property
+    def spare_pages(self) -> int:
+        """Return how many pages the file has beyond what the last commit uses."""
+        return self.path.stat().st_size // self._page_bytes - self._pages
+
     def open_checksums(self) -> Files | None:
         """Open the files that `write_checksums` needs. Raises OSError if the process can open no more files."""
         return self._checksums.open_files()

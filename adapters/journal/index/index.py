@@ -26,7 +26,7 @@ from typing import Any, Final
 import lmdb
 import msgspec
 
-from ....policies.errors import AnabranchError
+from ....policies.errors import AnabranchError, StoreFullError
 from ....policies.names.destination import Destination, Kind
 from ...core.operations.branches import Branch
 from ...core.operations.changes import Ack, Send
@@ -574,5 +574,7 @@ def _subscription_row(subscriber: SubscriptionState) -> bytes:
 def is_of_index(error: Exception) -> bool:
     """Return whether opening a store failed for what its index file says. Its pages are as they were written, but what
     was written may be wrong. That shows as an error of LMDB, or as whatever nonsense makes Python raise."""
+    if isinstance(error, StoreFullError):  # told by LMDB, too, but of the disk
+        return False
     cause = error.__cause__ if isinstance(error, AnabranchError) else error
     return cause is not None and not isinstance(cause, (OSError, AnabranchError, lmdb.DiskError))
