@@ -96,8 +96,14 @@ class Redis:
         }  # fmt: skip
         command = [self.server, *(word for name, value in options.items() for word in (f"--{name}", value))]
         self._server = Server(command, directory / "redis.log", {})
-        self._new: Callable[[], Any] = lambda: redis.Redis("127.0.0.1", port)
-        self._server.connect(lambda: self._new().ping(), redis.ConnectionError)
+        self._connect: Callable[[], Any] = lambda: redis.Redis("127.0.0.1", port)
+        self._clients: list[Any] = []
+        self._server.connect(self._new().ping, redis.ConnectionError)
+
+    def _new(self) -> Any:
+        client = self._connect()
+        self._clients.append(client)
+        return client
 
     def sender(self) -> Callable[[bytes], object]:
         client = self._new()
@@ -124,6 +130,8 @@ class Redis:
         return lambda: len(client.lrange(NAME, 0, -1))
 
     def close(self) -> None:
+        for client in self._clients:
+            client.close()
         self._server.close()
 
 
