@@ -117,7 +117,11 @@ class Limits(Feature):
             if waiter is not None:
                 self._wait(waiter, since, wait)
         except BaseException:
-            self._leave(grant)
+            try:
+                self._leave(grant)
+            except BaseException:  # else nobody would take it out of the line
+                self._leave(grant)
+                raise
             raise
         return grant
 
