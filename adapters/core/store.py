@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 
 from ...policies.errors import (
     AnabranchError,
@@ -91,6 +91,8 @@ from .store_types import (
     Subscription,
     SubscriptionKey,
 )
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -213,6 +215,11 @@ class Store:
     def usage(self, usage: Recorder | None) -> None:
         before, self._usage = self._usage, usage
         self._engine.hooks.watch(usage, instead=before)
+
+    @property
+    def is_prompt(self) -> bool:
+        """True if who waits for a write does it: nothing but the disk, or nothing, is waited for."""
+        return not isinstance(self._writer, Threaded)
 
     @property
     def maps(self) -> KeyedValues:
@@ -401,6 +408,12 @@ class Store:
         if not persistent:
             return sending.send_transient_nowait(destination, message)
         return sending.send_nowait(destination, sending.ticket(destination, message, sync))
+
+    def begin_send(self, destination: Destination, message: Outgoing | bytes, sync: bool = False) -> Pending[Receipt]:
+        """Queue one message. A caller that begins many, of any destinations, and acks beside them, and waits for them
+        then, on one thread, writes them together, with one wait for the disk. Not where the store is `limited`, nor for
+        a transient message: these may have to wait for room. Raises as `send`, here or in `wait`."""
+        return self._sending.begin(destination, message, sync)
 
     def send_many(
         self,
@@ -729,6 +742,22 @@ class Store:
         """Return the token of a lease."""
         return self._settling.token(lease)
 
+    def lease_again(
+        self,
+        destination: Destination,
+        seq: int,
+        subscription: SubscriptionKey | None = None,
+        lease: float | None = None,
+    ) -> str | None:
+        """Lease the message of that seq, wherever it stands, for a caller that had leased it before the store was
+        opened; returns its token. None if it is not there any more. It is no further delivery. Raises as `receive`, and
+        UnknownMessageError if somebody else holds it."""
+        again = self._receiving.lease_again(destination, seq, subscription, lease)
+        if again is None:
+            return None
+        again.kept = True
+        return self._settling.token(again)
+
     def leased(self, token: str) -> Message:
         """Return the message of a token. Raises TypeError, UnknownMessageError."""
         self._engine.ensure_usable()
@@ -752,6 +781,16 @@ class Store:
         Raises TypeError, and as `release` for the delay."""
         self._engine.ensure_usable()
         return self._settling.settle(tokens, how, delivered, self.delay_ms(delay))
+
+    def require_leased(self, tokens: Iterable[str]) -> None:
+        """Raise UnknownMessageError if one of the messages of these tokens cannot be settled now."""
+        self._engine.ensure_usable()
+        self._settling.require(tokens)
+
+    def begin_ack(self, tokens: Sequence[str]) -> Pending[list[AnabranchError | None]]:
+        """Queue the acks of leased messages by their tokens, as `begin_send`. `wait` returns what `settle` does."""
+        self._engine.ensure_usable()
+        return self._settling.begin_ack(tokens)
 
     def settle_nowait(
         self, tokens: Sequence[str], how: Settlement, delivered: bool = True, delay: float | None = None
@@ -1008,6 +1047,16 @@ class Store:
                 return decode(self, destination, place, record, None)  # type: ignore[arg-type]
         return None
 
+    def seq_of(self, destination: Destination, message_id: str) -> int | None:
+        """Return the seq of the message that was sent there with that id; None if it is not in the duplicate window,
+        or not any more. The message itself may be gone."""
+        self._engine.settle()
+        engine, state = self._engine, self._engine.catalog.destinations.get(destination)
+        if state is None:
+            engine.require_here(destination)
+            return None
+        return engine.sequencer.window.get((state.number, pack_id(message_id)))
+
     def stats(self) -> StoreStats:
         """Return a consistent picture, cheap enough to take every second."""
         return self._statistics.of_store()
@@ -1015,16 +1064,20 @@ class Store:
     def check(self) -> Iterator[str]:
         """Walk everything and yield each violation found. Slow; for tests and for `anabranch check`."""
         with disk_errors(f"store {self.name!r} cannot be checked"):
-            violations: list[str] | None = None
-            while violations is None:
-                self._removal.drop_all()
-                violations = self._writer.undisturbed(lambda: self._engine.asked(self._violations))
-            yield from violations
+            yield from self.undisturbed(self._violations)
 
-    def _violations(self) -> list[str] | None:
-        """Return the violations; None if something is being removed just now."""
-        if self._engine.leaving:
-            return None
+    def undisturbed(self, question: Callable[[], T]) -> T:
+        """Return the answer to a question about the backend, which is asked while nothing is written and nothing is
+        being removed. All others wait meanwhile."""
+        while True:
+            self._removal.drop_all()
+            found = self._writer.undisturbed(
+                lambda: self._engine.asked(lambda: None if self._engine.leaving else [question()])
+            )
+            if found is not None:
+                return found[0]
+
+    def _violations(self) -> list[str]:
         violations = list(self.backend.check())
         for feature in self._engine.features:
             violations += feature.violations()

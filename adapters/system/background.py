@@ -229,6 +229,7 @@ class Background:
                         future.set_exception(error)
                 except BaseException:  # of a callback; one that is an Exception the future has logged
                     log.exception("a callback of a future failed: %r", future)
+            del future, result, error  # waiting, the thread must not keep alive what the callbacks hold
 
 
 class _Pool:

@@ -40,6 +40,10 @@ class HandingOut:
             for lease in leases:
                 if lease.hold >= MOVING:  # the count may have come too late to go along
                     raise MovedError(lease.gate)
+        self.begin(leases, seconds)
+
+    def begin(self, leases: Sequence[Lease], seconds: float | None) -> None:
+        """Begin the time of leases, as above; they are not counted."""
         if seconds is None:
             seconds = self._timeout
         if seconds is not None:

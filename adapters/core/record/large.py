@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, Protocol, runtime_checkable
 from google_crc32c import extend as crc32c
 
 from ....policies.errors import CorruptionError
-from ..messages import LargeBody
+from ..messages import LargeBody, Readable
 
 NAME_BYTES: Final = 16
 CHUNK_BYTES: Final = 1 << 20
@@ -307,3 +307,32 @@ class LargeStream(io.RawIOBase):
     def close(self) -> None:
         self._chunk, self._body = memoryview(b""), None
         super().close()
+
+
+def read_bytes(file: Readable, size: int) -> bytearray:
+    """Return so many bytes, fewer at the end alone. Raises TypeError for what reads no bytes."""
+    found = bytearray()
+    while len(found) < size:
+        data = file.read(size - len(found))
+        if not isinstance(data, bytes | bytearray | memoryview):
+            what = "it has nothing to read now, and does not wait" if data is None else "open it for reading bytes"
+            raise TypeError(f"{file!r} reads {type(data).__name__} instead of bytes; {what}")
+        if len(data) > size - len(found):
+            raise ValueError(f"{file!r} was asked for {size - len(found)} bytes, and gave {len(data)}")
+        if not data:
+            break
+        found += data
+    return found
+
+
+def require_size(size: object) -> None:
+    """Raise TypeError or ValueError for what is no size of a body."""
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise TypeError(f"size is a number of bytes, not {type(size).__name__}: {size!r}")
+    if size < 0:
+        raise ValueError(f"size is a number of bytes, not {size}")
+
+
+def not_as_said(found: int, said: int, least: str = "") -> ValueError:
+    """Return the error of a body that is not as long as was said."""
+    return ValueError(f"the body has {least}{found} bytes, and size says {said}. Nothing was sent")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from ....policies.errors import AnabranchError, CorruptionError, DestinationError
+from ....policies.errors import AnabranchError, CorruptionError, DestinationError, UnknownMessageError
 from ....policies.names.destination import Destination, Kind
 from ..engine.engine import Engine
 from ..engine.forwarding import give_back
@@ -372,6 +372,31 @@ class Receiving:
         stopped."""
         with suppress(AnabranchError):
             self._store.release([message], reason=reason)
+
+    def lease_again(
+        self, destination: Destination, seq: int, key: SubscriptionKey | None, seconds: float | None
+    ) -> Lease | None:
+        """Lease one message that nobody holds, as Store.lease_again."""
+        self.hand_out.check(seconds)
+        channel = self.channel(destination, key, make=False)
+        if channel is None:
+            return None
+        engine = self.engine
+        engine.settle()
+        with engine.lock:
+            engine.current()
+            if engine.sequencer.gates:
+                engine.require_here(destination)
+            if channel.state.removed:
+                return None
+            place = engine.rows.row(channel.state, channel.subscription, seq)
+            if place is None:
+                return None
+            if seq in channel.held:
+                raise UnknownMessageError("somebody else has leased it meanwhile")
+            lease = channel.held[seq] = Lease((channel,), place)
+        self.hand_out.begin([lease], seconds)
+        return lease
 
     def give_back(self, lease: Lease) -> None:
         """Free a lease's message, at its old place; in a store that has stopped nobody holds anything."""

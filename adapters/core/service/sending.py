@@ -29,6 +29,7 @@ from ..state.limits import Grant, cancel, release
 from ..state.priorities import FETCH
 from ..state.rows import ScheduledRows
 from ..state.states import DestinationState
+from ..store_types import Pending
 from .subscriptions import checked
 
 _destination_of = itemgetter(0)
@@ -163,6 +164,16 @@ class Sending:
         if self._engine.pending_changes >= APPLY_AT:
             self._engine.help()
         return outcomes
+
+    def proceed(self) -> None:
+        """Let what is queued be written in the background."""
+        self._writer.proceed()
+
+    def begin(self, destination: Destination, message: Outgoing | bytes, sync: bool) -> Pending[Receipt]:
+        """Queue one message, for a caller that waits for it once it has queued others."""
+        ticket = self.ticket(destination, message, sync)
+        self._engine.submit(ticket)
+        return BegunSend(self, destination, ticket)
 
     def send_nowait(self, destination: Destination, ticket: Ticket) -> Future[Receipt]:
         """Return the future of a ticket for one message."""
@@ -441,3 +452,20 @@ def receipts_from(destination: Destination, first: int, count: int) -> list[Rece
 def receipts(destination: Destination, outcomes: Sequence[tuple[int, bool]]) -> list[Receipt]:
     """Return the receipts of sends with these outcomes."""
     return [Receipt(destination, *outcome) for outcome in outcomes]
+
+
+class BegunSend:
+    """A send that is queued: a Pending of its receipt."""
+
+    __slots__ = ("_destination", "_sending", "_ticket")
+
+    def __init__(self, sending: Sending, destination: Destination, ticket: Ticket) -> None:
+        self._sending, self._destination, self._ticket = sending, destination, ticket
+
+    def proceed(self) -> None:
+        """Go on with it in the background."""
+        self._sending.proceed()
+
+    def wait(self) -> Receipt:
+        """Return the receipt. Raises as Store.send."""
+        return Receipt(self._destination, *self._sending.wait(self._ticket)[0])

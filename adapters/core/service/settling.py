@@ -29,7 +29,7 @@ from ..engine.engine import APPLY_AT, Engine
 from ..messages import Message, note_settled
 from ..operations.changes import Ack, Change, acks_of, give_back_room, returned_of, uncounted_of
 from ..operations.tickets import Ticket
-from ..state.delivery import Delivery
+from ..state.delivery import Delivery, is_late
 from ..state.gates import LeaseMovedError
 from ..state.leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Lease
 from ..state.limits import Grant
@@ -336,6 +336,51 @@ class Settling:
                 results[at] = error
         return results
 
+    def require(self, tokens: Iterable[str]) -> None:
+        """Raise UnknownMessageError for the first of these tokens by which nothing can be settled now."""
+        for token in tokens:
+            lease = self.lease(token)
+            if lease.hold != LEASED or is_late(lease):
+                raise UnknownMessageError(_not_leased(token, lease))
+
+    def begin_ack(self, tokens: Sequence[str]) -> BegunAck:
+        """Queue the acks of leases by their tokens, for a caller that waits for them once it has queued others."""
+        results: list[AnabranchError | None] = [None] * len(tokens)
+        taken: dict[int, Lease] = {}
+        try:
+            self._take(tokens, results, taken)
+            begun = BegunAck(self, results, taken)
+            if taken:
+                begun.ticket = _ticket(acks_of(list(taken.values())), True, False, None, LEASED)
+                self._engine.submit(begun.ticket)
+            return begun
+        except BaseException:
+            self._engine.delivery.put_back(taken.values(), LEASED)
+            raise
+
+    def finish_ack(self, begun: BegunAck) -> list[AnabranchError | None]:
+        """Wait for acks that are queued; returns what was wrong with each, as `settle`."""
+        leases, results = list(begun.taken.values()), begun.results
+        if begun.ticket is None:
+            return results
+        try:
+            self._writer.wait(begun.ticket)
+        except AnabranchError as error:
+            if not isinstance(error, OutcomeUnknownError):
+                self._engine.delivery.put_back(leases, LEASED)
+            for at in begun.taken:
+                results[at] = error
+            return results
+        self._engine.acks += len(leases)
+        self.note_ends(leases, ACKED)
+        if self._engine.pending_changes >= APPLY_AT:
+            self._engine.help()
+        return results
+
+    def proceed(self) -> None:
+        """Let what is queued be written in the background."""
+        self._writer.proceed()
+
     def settle_nowait(
         self, tokens: Sequence[str], how: Settlement, delivered: bool, delay_ms: int | None
     ) -> Future[list[AnabranchError | None]]:
@@ -385,11 +430,38 @@ class Settling:
                     del taken[at]
                     if lease.hold >= MOVING:
                         raise LeaseMovedError(lease.gate)
-                    raise UnknownMessageError(
-                        f"the message of token {token} is being settled, or claimed, or its lease has just run out"
-                    )
+                    raise UnknownMessageError(_not_leased(token, lease))
             except (UnknownMessageError, LeaseMovedError) as error:
                 results[at] = error
+
+
+def _not_leased(token: str, lease: Lease) -> str:
+    why = "it is being settled, or claimed"
+    if lease.time_limit is not None and is_late(lease):
+        why = lease.time_limit.says_it_is_over
+    return f"the message of token {token} is not leased here any more: {why}"
+
+
+class BegunAck:
+    """Acks that are queued: a Pending of what was wrong with each."""
+
+    __slots__ = ("_settling", "results", "taken", "ticket")
+
+    def __init__(self, settling: Settling, results: list[AnabranchError | None], taken: dict[int, Lease]) -> None:
+        self._settling = settling
+        self.results = results
+        self.taken = taken
+        """The leases that are being acked, by their place among the tokens."""
+        self.ticket: Ticket | None = None
+        """None: there is nothing to write."""
+
+    def proceed(self) -> None:
+        """Go on with it in the background."""
+        self._settling.proceed()
+
+    def wait(self) -> list[AnabranchError | None]:
+        """Return what was wrong with each, None where nothing was."""
+        return self._settling.finish_ack(self)
 
 
 @inner_loop

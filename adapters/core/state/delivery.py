@@ -448,6 +448,11 @@ def _why(message: Message) -> str:
     return lease.how_it_ended
 
 
+def is_late(lease: Lease) -> bool:
+    """Return whether the time of a lease is over."""
+    return lease.is_late(monotonic())
+
+
 def _require_in_time(messages: Iterable[Message]) -> None:
     now = monotonic()
     for message in messages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -129,6 +130,15 @@ class Channel:
 
 
 _numbers = itertools.count(time.time_ns())
+"""Of leases: none that any process has had for the same directory before."""
+
+
+def _renumber() -> None:
+    global _numbers
+    _numbers = itertools.count(time.time_ns())
+
+
+os.register_at_fork(after_in_child=_renumber)
 
 
 class LeaseTime:

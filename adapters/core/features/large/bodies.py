@@ -53,7 +53,10 @@ from ...record.large import (
     StoredBody,
     chunk_of,
     named_by,
+    not_as_said,
+    read_bytes,
     read_start,
+    require_size,
     start_of,
 )
 from ...record.place import SEQ
@@ -298,15 +301,15 @@ class LargeBodies(Feature):
         size = None
         if type(body) is Sized:
             body, size = body
-            _require_size(size)
+            require_size(size)
         if isinstance(body, StoredBody):
             if size is not None and body.size != size:
-                raise _not_as_said(body.size, size)
+                raise not_as_said(body.size, size)
             return self.adopted(body, persistent)
         if isinstance(body, bytes | bytearray | memoryview) or not isinstance(body, Readable):
             plain = plain_body(body)
             if size is not None and len(plain) != size:
-                raise _not_as_said(len(plain), size)
+                raise not_as_said(len(plain), size)
             return plain
         return self._written(body, size, persistent)
 
@@ -324,10 +327,10 @@ class LargeBodies(Feature):
 
     def _written(self, file: Readable, size: int | None, persistent: bool) -> bytes | StoredBody:
         self._engine.ensure_usable()
-        first = _read(file, self._threshold + 1)
+        first = read_bytes(file, self._threshold + 1)
         if len(first) <= self._threshold:
             if size is not None and len(first) != size:
-                raise _not_as_said(len(first), size)
+                raise not_as_said(len(first), size)
             return bytes(first)
         body = self._begun(os.urandom(16), persistent)
         try:
@@ -364,7 +367,7 @@ class LargeBodies(Feature):
                     self._engine.quotas.require_disk(min(size or CHUNK_BYTES, LOOK_CHUNKS * CHUNK_BYTES))
                 body.size += len(data)
                 if size is not None and body.size > size:
-                    raise _not_as_said(body.size, size, "at least ")
+                    raise not_as_said(body.size, size, "at least ")
                 if most is not None and body.size > most:
                     raise StoreFullError(
                         f"store {self._engine.name!r}: a body of {body.size} bytes or more is larger than "
@@ -375,7 +378,7 @@ class LargeBodies(Feature):
         except ClosedError as error:  # what was read of the file is gone: not to be tried again
             raise StoreFailedError(f"store {self._engine.name!r} was closed while a body was written to it") from error
         if size is not None and body.size != size:
-            raise _not_as_said(body.size, size)
+            raise not_as_said(body.size, size)
 
     def _publish(self, body: StoredBody) -> None:
         self.storage.publish(body.name, body.lasting)
@@ -651,40 +654,13 @@ class LargeBodies(Feature):
                 )
 
 
-def _read(file: Readable, size: int) -> bytearray:
-    """Return so many bytes, fewer at the end alone. Raises TypeError for what reads no bytes."""
-    found = bytearray()
-    while len(found) < size:
-        data = file.read(size - len(found))
-        if not isinstance(data, bytes | bytearray | memoryview):
-            what = "it has nothing to read now, and does not wait" if data is None else "open it for reading bytes"
-            raise TypeError(f"{file!r} reads {type(data).__name__} instead of bytes; {what}")
-        if len(data) > size - len(found):
-            raise ValueError(f"{file!r} was asked for {size - len(found)} bytes, and gave {len(data)}")
-        if not data:
-            break
-        found += data
-    return found
-
-
 def _chunks(first: bytearray, file: Readable) -> Iterator[bytes | memoryview]:
     """Yield the chunks of what was read of a file already, and of the rest of it."""
     while True:
         if len(first) < CHUNK_BYTES:
-            first += _read(file, CHUNK_BYTES - len(first))
+            first += read_bytes(file, CHUNK_BYTES - len(first))
         data = bytes(first[:CHUNK_BYTES])
         if not data:
             return
         del first[:CHUNK_BYTES]
         yield data
-
-
-def _require_size(size: object) -> None:
-    if not isinstance(size, int) or isinstance(size, bool):
-        raise TypeError(f"size is a number of bytes, not {type(size).__name__}: {size!r}")
-    if size < 0:
-        raise ValueError(f"size is a number of bytes, not {size}")
-
-
-def _not_as_said(found: int, said: int, least: str = "") -> ValueError:
-    return ValueError(f"the body has {least}{found} bytes, and size says {said}. Nothing was sent")
