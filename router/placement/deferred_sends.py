@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -54,8 +55,10 @@ class DeferredSends:
         gates: Gates,
         for_store: Callable[[Destination, Send], Future[Receipt]],
         record_again: Callable[[Destination], None],
+        store_of: Callable[[Destination], object],
     ) -> None:
         """Begin without lines. `found` has the stores that were found before; the functions are the registry's."""
+        self._store_of = store_of
         self._found, self.lock, self._gates, self._require_open = found, lock, gates, require_open
         self._for_store, self._record_again = for_store, record_again
         self._lines: dict[Destination, _Line] = {}
@@ -121,13 +124,17 @@ class DeferredSends:
         shared().lead(partial(self._run, destination, line))
 
     def _run(self, destination: Destination, line: _Line) -> None:
-        unless_busy(line.work, lambda: self._send_all(destination, line))  # who is at work sends all
+        sent = unless_busy(line.work, lambda: self._send_all(destination, line))  # who is at work sends all
+        if sent and destination not in self._found and destination not in self._lines:
+            with suppress(AnabranchError):
+                self._store_of(destination)  # so that the next ones need not be deferred
 
-    def _send_all(self, destination: Destination, line: _Line) -> None:
+    def _send_all(self, destination: Destination, line: _Line) -> bool:
         try:
             line.thread = threading.get_ident()
             while self._has_more(destination, line):
                 self._send_one(destination, *line.waiting.popleft())
+            return True
         finally:
             line.thread = 0
 

@@ -95,7 +95,7 @@ class StoreRegistry:
         """True once some transaction has sent to a destination that had no row by then: `record_missing` gives it
         one."""
         self.deferred = DeferredSends(
-            self.by_destination, lock, self.require_open, self.gates, self.for_store, self.record_again
+            self.by_destination, lock, self.require_open, self.gates, self.for_store, self.record_again, self.store_of
         )
         """The sends that must not wait until the store of their destination is open."""
         self.moving = False
