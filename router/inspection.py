@@ -3,30 +3,53 @@
     with anabranch.open("data") as router:
         inspection_of(router).bytes_of(destination)         # router.inspection_of
 
-The commands use this and the public methods, nothing else of a router.
+The commands use this and the public methods, nothing else of a router. The router of a shared directory has one that
+asks the owner (sharing/inspecting.py).
 """
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..adapters.core.messages import Message
 from ..adapters.core.migration.copying import amount
+from ..adapters.core.store_types import SubscriptionKey
 from ..policies.config.adapters import load_adapter
 from ..policies.names.destination import Destination
+from .api.consumer import Backlog
+from .api.queue import Queue
 from .api.transaction import Transaction
+from .migration.moving import move_messages
 from .placement.registry import StoreRegistry
 from .transactions.decision_log import DecisionLog
-from .upkeep import space
+from .upkeep import overview, space
+
+if TYPE_CHECKING:
+    from .upkeep.explanation import DirectoryExplanation
 
 
 class Inspection:
     """Answers the commands' questions. Threads: all."""
 
-    def __init__(self, registry: StoreRegistry, decisions: DecisionLog, begin: Callable[[], Transaction]) -> None:
-        self._registry, self._decisions = registry, decisions
-        self.begin_unlimited = begin
-        """Begins a transaction that holds what it must, whatever the limits of transactions."""
+    is_own = True
+    """The stores are this process's, and go with it."""
+    owner_pid = property(lambda self: os.getpid())
+    """The process that has the directory open."""
+
+    def __init__(
+        self,
+        registry: StoreRegistry,
+        decisions: DecisionLog,
+        begin: Callable[[], Transaction],
+        sessions: Callable[[], list[dict[str, Any]]],
+    ) -> None:
+        """`begin` begins a transaction that holds what it must, whatever the limits of transactions."""
+        self._registry, self._decisions, self._begin = registry, decisions, begin
+        self.sessions = sessions
+        """Returns who is connected, and what each holds: plain values."""
 
     def option(self, destination: Destination, name: str) -> Any:
         """Return an option of the store that a destination is in, or would be; None if its kind has none of that
@@ -47,6 +70,28 @@ class Inspection:
     def depth(self, destination: Destination) -> int:
         """Return how many messages or values a destination has, of whatever kind it is."""
         return self._registry.for_held(destination, lambda store: store.depth(destination), 0)
+
+    def newer(self, backlog: Backlog, seq: int) -> list[Message]:
+        """Return the messages behind a seq, in order of theirs, also where others are in another order."""
+        return sorted((one for one in backlog.browse() if one.seq > seq), key=lambda one: one.seq)
+
+    def dead_letters(self) -> Counter[tuple[Destination, SubscriptionKey | None]]:
+        """Return the dead letters by where they come from."""
+        return overview.dead_letters(self._registry)
+
+    def stores(self) -> list[dict[str, Any]]:
+        """Return what each store holds and has done: plain values."""
+        return list(overview.overview(self._registry, self._registry.stats()[0]))
+
+    def explain(self) -> DirectoryExplanation:
+        """Return why the data directory takes the disk that it takes; see upkeep/explanation.py."""
+        from .upkeep.explanation import explain_open  # which needs the journal's part
+
+        return explain_open(self._registry)
+
+    def move(self, source: Queue, target: Queue, limit: int | None, progress: Callable[[int, int], None]) -> int:
+        """Move the messages of one queue into another; see moving.py."""
+        return move_messages(self._begin, source, target, limit, progress)
 
     def compact(self, names: Sequence[str], progress: Callable[[int, int], object]) -> dict[str, int]:
         """Compact all recorded stores, or those of these names; see space.compact_recorded."""

@@ -40,6 +40,7 @@ from .changes import WriteSnapshot
 from .check import violations
 from .compaction import Compactor
 from .directory import StoreDirectory, first_segment
+from .explanation import StoreExplanation, explain_open
 from .index.file import remove_file
 from .index.index import Index, is_of_index
 from .index.row_format import expiry_key
@@ -359,6 +360,10 @@ class JournalBackend(Backend):
             compactions=self._compactor.compactions,
             live_percent=100.0 * live / sum(used) if sum(used) else 100.0,
         )
+
+    def explained(self, now_ms: int) -> StoreExplanation:
+        """Return why each segment is kept. Called under the store's lock, with nothing pending."""
+        return explain_open(self._directory, self._index, self._log, now_ms, self.options.archive_directory)
 
     def check(self) -> Iterator[str]:
         tail = self._log.written()

@@ -8,6 +8,8 @@ store open meanwhile (reading_lock.py). It reads of the journal the headers of a
 index's last checkpoint, the records of prepared transactions, and of each destination the oldest message in each
 segment: what is damaged among these is told. Store.check() reads all of it.
 
+A store that is open explains itself (explain_open), by the index as it has it.
+
 A segment is kept for live messages and for prepared transactions alone; acks keep none (rule J6). One in which nothing
 is needed goes when a snapshot is worth writing that lets it go.
 """
@@ -22,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...policies.errors import CorruptionError
 from ..core.operations.branches import Branch, branch_of
@@ -34,6 +36,7 @@ from ..core.store_types import Progress
 from ..wal.files.reserve import SPARE_SUFFIX
 from ..wal.files.segment_files import POOL_SUFFIX, UNFINISHED_SUFFIX, SegmentFiles
 from ..wal.format import COPIES, RESTORE
+from ..wal.log import Log
 from ..wal.segment import Segment, SegmentTable
 from . import snapshot
 from .bodies import body_of
@@ -41,7 +44,7 @@ from .directory import StoreDirectory
 from .index.checksums import path_of
 from .index.file import remove_file
 from .index.index import Index, is_of_index
-from .recovery.opening import Opened, bring_up
+from .recovery.opening import Opened, bring_up, payload_of
 
 MESSAGES: Final = "messages"
 TRANSACTION: Final = "transaction"
@@ -208,39 +211,81 @@ def explain_store(
     index, opened = _read(name, store_id, files, where.index, scratch / "index.mdb", progress)
     try:
         index.complete_removals()
-        found = _Found(index, opened, now_ms)
         table = opened.survey.table()
-        segments = tuple(found.segment(segment) for segment in table.all)
-        by_key = {segment.key: segment for segment in segments}
-        archive = None
-        if archive_directory is not None:
-            archive = _sizes((archive_directory / f"{directory.name}-{store_id.hex()[:8]}").glob("*.seg"))
-        return StoreExplanation(
-            name=name,
-            kind="journal",
-            directory=str(directory),
-            segments=segments,
-            pinning=tuple(_sorted(found.pinned_by(state, by_key) for state in index.states.values() if state.count)),
-            subscriptions=tuple(_sorted(found.held_for(one, by_key) for one in index.subscriptions.values())),
-            transactions=tuple(found.transactions),
-            snapshot_bytes=_snapshot_bytes(index, opened),
-            index_rebuilt=opened.rebuilt,
-            pool=_sizes(where.journal.glob(f"*{POOL_SUFFIX}")),
-            reserve=_sizes(where.journal.glob(f"*{SPARE_SUFFIX}")),
-            leftovers=_sizes(
-                [
-                    *opened.survey.void,
-                    *where.journal.glob(f"*{UNFINISHED_SUFFIX}"),
-                    *(directory / large.DIRECTORY).glob(f"*{large.PART}"),
-                ]
-            ),
-            index=_sizes([where.index, path_of(where.index)]),
-            large=_sizes((directory / large.DIRECTORY).glob(f"*{large.BODY}")),
-            archive=archive,
-            damages=tuple(found.damages),
-        )
+        leftovers = [
+            *opened.survey.void,
+            *where.journal.glob(f"*{UNFINISHED_SUFFIX}"),
+            *(directory / large.DIRECTORY).glob(f"*{large.PART}"),
+        ]
+        journal = _Journal(
+            table, table.segments[-1].number, opened.survey.end.offset, opened.prepared, len(opened.ids),
+            opened.rebuilt, leftovers,
+        )  # fmt: skip
+        return _explained(where, index, journal, now_ms, archive_directory)
     finally:
         index.close()
+
+
+def explain_open(
+    where: StoreDirectory, index: Index, log: Log, now_ms: int, archive_directory: Path | None
+) -> StoreExplanation:
+    """Return why each segment of a store is kept that is open. Called under the store's lock, with nothing pending."""
+    tail, table = log.written(), log.table
+    prepared = []
+    for transaction, own in index.transactions.prepared():
+        payload = payload_of(transaction, own, table)
+        if payload is not None:
+            prepared.append((transaction, payload))
+    ids = sum(1 for _ in index.duplicates())
+    journal = _Journal(table, tail.segment.number, tail.offset, prepared, ids, rebuilt=False, leftovers=())
+    return _explained(where, index, journal, now_ms, archive_directory)
+
+
+class _Journal(NamedTuple):
+    """What there is beside the index."""
+
+    table: SegmentTable
+    writing: int
+    """The number of the segment that is being written."""
+    end: int
+    """Where the records of that one end."""
+    prepared: list[tuple[bytes, bytes]]
+    """Transaction and payload of each branch that waits for its outcome."""
+    ids: int
+    """Entries of the duplicate window."""
+    rebuilt: bool
+    """The index was made anew."""
+    leftovers: Iterable[Path]
+    """Files that nothing accounts for."""
+
+
+def _explained(
+    where: StoreDirectory, index: Index, journal: _Journal, now_ms: int, archive_directory: Path | None
+) -> StoreExplanation:
+    found = _Found(index, journal, now_ms)
+    segments = tuple(found.segment(segment) for segment in journal.table.all)
+    by_key = {segment.key: segment for segment in segments}
+    archive = None
+    if archive_directory is not None:
+        archive = _sizes((archive_directory / f"{where.path.name}-{where.read_id().hex()[:8]}").glob("*.seg"))
+    return StoreExplanation(
+        name=where.name,
+        kind="journal",
+        directory=str(where.path),
+        segments=segments,
+        pinning=tuple(_sorted(found.pinned_by(state, by_key) for state in index.states.values() if state.count)),
+        subscriptions=tuple(_sorted(found.held_for(one, by_key) for one in index.subscriptions.values())),
+        transactions=tuple(found.transactions),
+        snapshot_bytes=_snapshot_bytes(index, journal),
+        index_rebuilt=journal.rebuilt,
+        pool=_sizes(where.journal.glob(f"*{POOL_SUFFIX}")),
+        reserve=_sizes(where.journal.glob(f"*{SPARE_SUFFIX}")),
+        leftovers=_sizes(journal.leftovers),
+        index=_sizes([where.index, path_of(where.index)]),
+        large=_sizes((where.path / large.DIRECTORY).glob(f"*{large.BODY}")),
+        archive=archive,
+        damages=tuple(found.damages),
+    )
 
 
 def _read(
@@ -302,11 +347,10 @@ class _Tally:
 class _Found:
     """The content of the index, by segment and destination."""
 
-    def __init__(self, index: Index, opened: Opened, now_ms: int) -> None:
-        self._index, self._table = index, opened.survey.table()
-        self._writing, self._end = self._table.segments[-1].number, opened.survey.end.offset
+    def __init__(self, index: Index, journal: _Journal, now_ms: int) -> None:
+        self._index, self._table, self._writing, self._end = index, journal.table, journal.writing, journal.end
         self.damages: list[str] = []
-        branches = _branches(index, opened)
+        branches = _branches(index, journal.prepared)
         self.transactions = list(self._waiting(branches))
         numbers = {state.destination: state.number for state in index.states.values()}
         claimed = {(numbers.get(ack.state.destination), ack.seq) for branch in branches for ack in branch.acks}
@@ -434,23 +478,23 @@ class _Found:
         return min((at for at in sent if at is not None), default=None)
 
 
-def _branches(index: Index, opened: Opened) -> list[Branch]:
+def _branches(index: Index, prepared: Iterable[tuple[bytes, bytes]]) -> list[Branch]:
     """Return the prepared branches, with where their records are."""
     own = dict(index.transactions.prepared())
     catalog = Catalog()  # of its own: to name a destination makes none in the index
     branches = []
-    for transaction, payload in opened.prepared:
+    for transaction, payload in prepared:
         branch = branch_of(transaction, payload, catalog, index.priorities)
         branch.own = own[transaction]
         branches.append(branch)
     return branches
 
 
-def _snapshot_bytes(index: Index, opened: Opened) -> int:
+def _snapshot_bytes(index: Index, journal: _Journal) -> int:
     """Return the size of a snapshot, as Applier asks whether one is worth it."""
-    table: SegmentTable = opened.survey.table()
-    rows = len(opened.ids) + index.transactions.count + len(index.subscriptions) + index.rows.counted
-    return snapshot.size_expected([s for s in (*table.segments[:-1], *table.copies) if s.live], len(index.states), rows)
+    rows = journal.ids + index.transactions.count + len(index.subscriptions) + index.rows.counted
+    sealed = [segment for segment in journal.table.all if segment.live and segment.number != journal.writing]
+    return snapshot.size_expected(sealed, len(index.states), rows)
 
 
 def _sorted(found: Iterable[Pinning]) -> list[Pinning]:

@@ -10,6 +10,7 @@ anew.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from ...adapters.core.messages import Message, Outgoing
@@ -36,6 +37,17 @@ def move_messages(
     Raises DestinationError where both are one, and as Transaction.commit. Messages that moved before the error stay
     moved, and a note of the error says how many. The target's duplicate window drops none of them.
     """
+    return move_pages(partial(move_page, begin, source, target), source, target, limit, progress)
+
+
+def move_pages(
+    move: Callable[[int], int],
+    source: Queue,
+    target: Queue,
+    limit: int | None,
+    progress: Callable[[int, int], None],
+) -> int:
+    """Move messages as `move_messages`, by a function that moves a page of at most so many, and returns how many."""
     if source.destination == target.destination:
         raise DestinationError(f"{source.destination} is where its messages are already; name another queue to move to")
     total = source.counts().ready if limit is None else min(limit, source.counts().ready)
@@ -43,19 +55,26 @@ def move_messages(
     try:
         while moved < total:
             progress(moved, total)
-            page = received(source, min(total - moved, PAGE_MESSAGES), PAGE_BYTES)
+            page = move(total - moved)
             if not page:
                 break
-            try:
-                send_on(begin, ((target.destination, _as_it_is(message)) for message in page), page)
-            except BaseException:
-                give_back(page)
-                raise
-            moved += len(page)
+            moved += page
     except AnabranchError as error:
         error.add_note(f"{moved} messages of {source.destination} were moved before this.")
         raise
     return moved
+
+
+def move_page(begin: Callable[[], Transaction], source: Queue, target: Queue, most: int) -> int:
+    """Move the next messages in one transaction, at most so many; returns how many."""
+    page = received(source, min(most, PAGE_MESSAGES), PAGE_BYTES)
+    if page:
+        try:
+            send_on(begin, ((target.destination, _as_it_is(message)) for message in page), page)
+        except BaseException:
+            give_back(page)
+            raise
+    return len(page)
 
 
 def _as_it_is(message: Message) -> Outgoing:

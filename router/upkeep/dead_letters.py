@@ -112,8 +112,7 @@ class DeadLetterSweeper:
 
     def reject(self, message: Message[Any], reason: Reason) -> None:
         """Put a leased message aside now. Raises what a transaction raises: the message is then free."""
-        if not isinstance(message, Message):
-            raise TypeError(f"a message that was received can be rejected, not {type(message).__name__}: {message!r}")
+        require_message(message)
         given = failure_of(reason)
         require_leased(message)
         follow(message)
@@ -369,3 +368,9 @@ def _groups(waiting: Sequence[Undelivered], size: int) -> list[list[Undelivered]
             left = size - len(one.message.content)
         groups[-1].append(one)
     return groups
+
+
+def require_message(message: object) -> None:
+    """Raise TypeError for what cannot be rejected."""
+    if not isinstance(message, Message):
+        raise TypeError(f"a message that was received can be rejected, not {type(message).__name__}: {message!r}")

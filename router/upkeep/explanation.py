@@ -3,7 +3,7 @@
     explain("data")                              # a router's data directory, or one journal store's
 
 Nothing is written there, and nobody may have it open meanwhile: not even the placement record is opened in place, but a
-copy of it.
+copy of it. A router that is open explains its own directory (explain_open): each journal store waits meanwhile.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ...adapters.core import Store
 from ...adapters.core.store_types import Progress
+from ...adapters.journal.backend import JournalBackend
 from ...adapters.journal.explanation import Files, StoreExplanation, explain_store
 from ...adapters.system.directory import StoreDirectory
 from ...adapters.system.reading_lock import kept_closed
@@ -30,6 +32,9 @@ from ..placement.on_disk.repartition_progress import Progress as Repartition
 from ..placement.on_disk.repartition_progress import advice, read_progress
 from ..placement.record import RECORD, DestinationsTable, StoreRow
 from ..usage.blocks import VERSION_FILE as USAGE
+
+if TYPE_CHECKING:
+    from ..placement.registry import StoreRegistry
 
 LOCK = "router.lock"
 
@@ -130,6 +135,32 @@ def explain(
         return reading.explained()
 
 
+def explain_open(registry: StoreRegistry) -> DirectoryExplanation:
+    """Explain the data directory of a router that is open, as `explain`; stores that are not open are opened for it."""
+    config, at_ms = registry.config, time.time_ns() // 1_000_000
+    with tempfile.TemporaryDirectory(prefix="anabranch-explain-") as scratch, ExitStack() as locks:
+        reading = _Reading(config.directory, config, Path(scratch), at_ms, locks, None)
+        table = registry.table
+        for name, row in registry.rows_by_name().items():
+            path = config.directory / row.path
+            if row.kind != "journal":
+                destinations = tuple(map(str, table.destinations_in(row.store_id)))
+                reading.others.append(OtherStore(name, row.kind, str(path), destinations, _files(path)))
+                continue
+            try:
+                reading.stores.append(registry.with_row(row, lambda store: _explained(store, at_ms)))
+            except (AnabranchError, OSError) as error:
+                reading.unreadable.append(UnreadableStore(name, str(path), str(error)))
+        reading.logs()
+        return reading.explained()
+
+
+def _explained(store: Store, at_ms: int) -> StoreExplanation:
+    backend = store.backend
+    assert isinstance(backend, JournalBackend)
+    return store.undisturbed(lambda: backend.explained(at_ms))
+
+
 def _require_explainable(directory: Path, config: Config | None) -> None:
     """Raise PlacementError for what is neither a data directory nor a store's, ConfigError for another's
     configuration."""
@@ -204,6 +235,10 @@ class _Reading:
                 self.unreadable.append(UnreadableStore(row.name, str(path), reason))
             else:
                 self.store(row.name, row.kind, path, destinations)
+        self.logs()
+
+    def logs(self) -> None:
+        """Count the files of the decision log and of the usage log."""
         decisions = bindings.place_of(self.directory) / bindings.DECISIONS / "journal"
         if decisions.is_dir():
             self.decisions = _files(decisions, "*.seg")

@@ -83,7 +83,7 @@ def bring_up(
         table = surveyed.table()
         prepared, lost = [], []
         for transaction, own in index.transactions.prepared():
-            payload = _payload(transaction, own, table)
+            payload = payload_of(transaction, own, table)
             if payload is not None:
                 prepared.append((transaction, payload))
             else:
@@ -131,7 +131,7 @@ def _open_copies(
     return copies
 
 
-def _payload(transaction: bytes, own: Own, table: SegmentTable) -> bytes | None:
+def payload_of(transaction: bytes, own: Own, table: SegmentTable) -> bytes | None:
     """Return what is behind the transaction's id in the PREPARE record at a place; None where that is lost. Raises
     CorruptionError."""
     lsn, offset, length = own
