@@ -27,6 +27,8 @@ _WHOLE_FILE: Final = {
     "bindings_directory": "an mKahaDB keeps its transactions in its own directory, and records no places",
     "create_directory": "ActiveMQ makes directories that are missing",
     "file_mode": "ActiveMQ makes files as the broker's umask has them",
+    "control": "whoever looks into a broker asks it by JMX",
+    "shared": "a broker owns its directory, and clients come over the network",
 }
 """Keys beside `stores`, and why they have no counterpart."""
 _GLOB: Final = re.compile(r"[*?\[\]]")

@@ -197,6 +197,12 @@ class Config(Model):
     file_mode: Annotated[int, FileMode()] = FILE_MODE
     """The mode of files that are made, in octal: who may read and write them. A directory that may be read may be
     entered too."""
+    control: Annotated[bool, Field(strict=True)] = True
+    """Whether other processes of the user may look into the directory while it is open, and use it: the commands, and
+    `anabranch.open(DIR, shared=True)`."""
+    shared: Annotated[bool, Field(strict=True)] = False
+    """Whether any number of processes of one user have the directory open at once: each is a client of the one that
+    owns it, as with `anabranch.open(..., shared=True)`."""
 
     def __init__(
         self,
@@ -208,6 +214,8 @@ class Config(Model):
         bindings_directory: str | Path | None = None,
         create_directory: bool = True,
         file_mode: int | str = FILE_MODE,
+        control: bool = True,
+        shared: bool = False,
     ) -> None:
         """Check the parts; relative directories start from the working directory. Raises ConfigError."""
         if isinstance(stores, StoreConfig):  # which is an iterable too, of its fields
@@ -218,8 +226,9 @@ class Config(Model):
         if bindings_directory is not None:
             said["bindings_directory"] = bindings_directory
         super().__init__(
-            directory=directory, stores=tuple(stores), create_directory=create_directory, file_mode=file_mode, **said
-        )
+            directory=directory, stores=tuple(stores), create_directory=create_directory, file_mode=file_mode,
+            control=control, shared=shared, **said,
+        )  # fmt: skip
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 

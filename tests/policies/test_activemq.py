@@ -336,7 +336,7 @@ def test_what_activemq_cannot_say_is_listed() -> None:
 
 def test_what_holds_for_the_whole_file_is_listed(tmp_path: Path) -> None:
     text = STORES.replace("- name: exact\n", "- name: exact\n  directory: /fast/exact\n  create_directory: true\n")
-    text += "transactions: {timeout: 10s}\nusage: {}\ncreate_directory: false\nfile_mode: '0640'\n"
+    text += "transactions: {timeout: 10s}\nusage: {}\ncreate_directory: false\nfile_mode: '0640'\ncontrol: false\n"
     plain = write_mkahadb(loads(STORES, tmp_path))
     written = write_mkahadb(loads(text, tmp_path))
     assert [note for note in written.notes if note not in plain.notes] == [
@@ -344,6 +344,7 @@ def test_what_holds_for_the_whole_file_is_listed(tmp_path: Path) -> None:
         "usage: ActiveMQ records no usage; what archiveDataLogs keeps, `anabranch recommend --from-kahadb` reads",
         "create_directory: ActiveMQ makes directories that are missing",
         "file_mode: ActiveMQ makes files as the broker's umask has them",
+        "control: whoever looks into a broker asks it by JMX",
         "store exact: directory /fast/exact holds files of ours; ActiveMQ's are in ${activemq.data}/mkahadb/exact",
         "store exact: create_directory: ActiveMQ makes directories that are missing",
     ]

@@ -270,7 +270,7 @@ def test_all_errors_of_a_file_at_once() -> None:
         (
             19,
             "extra: unknown key; allowed: directory, stores, transactions, usage, bindings_directory, "
-            "create_directory, file_mode, defaults",
+            "create_directory, file_mode, control, shared, defaults",
         ),
     ]
 

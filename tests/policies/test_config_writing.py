@@ -112,15 +112,21 @@ stores = st.sampled_from(list(KINDS)).flatmap(
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     stores, options_of(TransactionOptions), st.none() | options_of(UsageOptions), st.none() | paths, st.booleans(),
-    st.sampled_from([0o600, 0o640]),
+    st.sampled_from([0o600, 0o640]), st.booleans(),
 )  # fmt: skip
 def test_what_is_written_loads_as_itself(
-    store: dict[str, Any], transactions: dict[str, Any], usage: Any, bindings: Any, create: bool, mode: int
+    store: dict[str, Any],
+    transactions: dict[str, Any],
+    usage: Any,
+    bindings: Any,
+    create: bool,
+    mode: int,
+    control: bool,
 ) -> None:
     try:
         config = Config(
             "/srv/app/data", [StoreConfig("a-1", **store), StoreConfig("rest", [">"])], transactions, usage=usage,
-            bindings_directory=bindings, create_directory=create, file_mode=mode,
+            bindings_directory=bindings, create_directory=create, file_mode=mode, control=control,
         )  # fmt: skip
     except ConfigError:
         reject()
