@@ -12,10 +12,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
 
 from ..adapters.core import Store
 from ..adapters.core.messages import REJECTED, Headers, LargeBody, Message, Readable, Reason, Receipt, T
@@ -47,7 +46,7 @@ from .migration.repartition import Repartitioned
 from .placement import bindings
 from .placement.bindings import DECISIONS
 from .placement.on_disk.directories import take_directory
-from .placement.on_disk.in_force import configuration_of, write_in_force
+from .placement.on_disk.in_force import write_in_force
 from .placement.registry import StoreRegistry
 from .transactions.coordinator import Coordinator
 from .transactions.outcomes import Heuristic, InDoubt, Outcomes
@@ -86,6 +85,33 @@ class RouterStats:
     them, if they ever gave any."""
 
 
+class Serving(Protocol):
+    """A server of other processes (sharing/server.py)."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it serves no more; return whether that is so, also where the time, in seconds, is over before."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The defect that has ended it, if one has."""
+
+    def stop(self) -> None:
+        """Finish what is in hand, and serve no more. Idempotent."""
+
+
+class Others(Protocol):
+    """The way in for other processes (sharing/control.py)."""
+
+    def serve(self, linger: float | None) -> Serving:
+        """Let them in until that is stopped; as Router.serve."""
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """Return who is connected, and what each holds."""
+
+    def close(self) -> None:
+        """Let in nobody any more. Idempotent."""
+
+
 class Router:
     """Threads: all may use it. Forks: a child must open its own (rule D4).
 
@@ -98,6 +124,10 @@ class Router:
     thread (rule G3, reentry.py).
     """
 
+    @staticmethod
+    def _let_in(router: Router, registry: StoreRegistry) -> Others | None:
+        """Make the way in for other processes. Replaced by the room of those, which stands on this one (opening.py)."""
+
     def __init__(self, config: Config) -> None:
         if not isinstance(config, configs.Config):
             raise TypeError(
@@ -106,8 +136,9 @@ class Router:
             )
         self._lock = threading.RLock()
         self._directory_lock = DirectoryLock(
-            config.directory / "router.lock", "the router", config.file_mode, self._lose, self._described
-        )
+            config.directory / "router.lock", "the router", config.file_mode, self._lose, self._described,
+            "open it with shared=True to use it together",
+        )  # fmt: skip
         self._registry = StoreRegistry(config, self, self._directory_lock.require)
         """The places of destinations."""
         self._coordinator = Coordinator(
@@ -126,7 +157,8 @@ class Router:
         self._tokens = TokenSettler(self._registry, self._sweeper.reject)
         self._patterns = PatternConsumers(self._registry)
         self._idle_queues = IdleQueues(self._registry, self._coordinator.table)
-        self._inspection = Inspection(self._registry, self._coordinator.log, self._unlimited)
+        self._inspection = Inspection(self._registry, self._coordinator.log, self._unlimited, self._sessions)
+        self._others: Others | None = None
 
     # Opening and closing
 
@@ -159,6 +191,7 @@ class Router:
                 self._coordinator.resolver.resolve_all()
                 if in_use:
                     self._sweeper.open()
+                    self._others = self._let_in(self, self._registry)
             except BaseException:
                 self._close()
                 raise
@@ -211,6 +244,8 @@ class Router:
         if self._registry.forked:
             self._registry.opened = False  # all of it belongs to the parent
             return
+        if self._others is not None:
+            self._others.close()
         self._patterns.close()
         self._idle_queues.close()
         self._moves.stop()
@@ -761,6 +796,25 @@ class Router:
         self._begin("repartition")
         return self._moves.run(config, progress, restart, prepared_seconds)
 
+    def serve(self, linger: float | None = None) -> Serving:
+        """Let other processes of this user use the directory through this router: `anabranch.open(DIR, shared=True)`
+        connects to it, and so do the commands. Until the server that is returned is stopped, or the router closed; with
+        `linger` it ends so many seconds after its last client has gone.
+
+        Every open router lets others in by itself, unless its configuration says `control: false`: a server comes with
+        the first of them and goes with the last one. This is for who has said so, or wants to know when all have gone.
+
+        Serving takes a part of what this process can do: where that is busy, `anabranch serve` is a process for it
+        alone. Raises ConfigError for a directory in which no socket can be.
+        """
+        self._begin("serve")
+        assert self._others is not None
+        return self._others.serve(linger)
+
+    def _sessions(self) -> list[dict[str, Any]]:
+        """Return who is connected, and what each holds."""
+        return self._others.sessions() if self._others is not None else []
+
     def reopen(self, name: str) -> None:
         """Close a store that has failed and open it again, which recovers it (invariant 7)."""
         self._begin("reopen")
@@ -770,16 +824,3 @@ class Router:
 def inspection_of(router: Router) -> Inspection:
     """Return what the commands ask of a router. Not for users: it may change."""
     return router._inspection
-
-
-def open(source: str | PathLike[str] | Config | None = None, progress: Progress | None = None) -> Router:
-    """Open a router from a directory, a YAML file or a Config. Use it with `with`, or close it.
-
-    A directory, new or not, is opened with the `stores.yaml` in it, else as it was opened last. A directory that nobody
-    has used yet has one journal store for everything (`sync: always`). A path where nothing is is a directory, unless
-    its name ends in .yaml or .yml. A name that ends nearly so, or as other configurations do, is refused.
-
-    Raises ConfigError with all that is wrong in the file or with the directory, StoreLockedError, PlacementError,
-    CorruptionError, and TypeError for what is none of the three.
-    """
-    return Router(configuration_of(source)).open(progress)

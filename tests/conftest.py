@@ -24,6 +24,7 @@ from .browser import chromium  # noqa: F401  a fixture
 from .garbage import set_aside
 from .places import in_memory
 from .shares import Share
+from .sharing.fixtures import owner  # noqa: F401  a fixture
 from .sql import compiled, server
 from .sql.server import postgres, postgres_url  # noqa: F401  fixtures
 

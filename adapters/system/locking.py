@@ -204,9 +204,11 @@ class DirectoryLock:
         file_mode: int = FILE_MODE,
         on_lost: Callable[[StoreFailedError], None] | None = None,
         describe: Callable[[], str] | None = None,
+        step: str = "",
     ) -> None:
-        """Say in errors that `what` is locked. `on_lost` is called once, by whoever notices, if the file is found
-        deleted or replaced: the owner stops then. `describe` says who the owner is, to others in this process."""
+        """Say in errors that `what` is locked, and by `step` what else may be done about it. `on_lost` is called once,
+        by whoever notices, if the file is found deleted or replaced: the owner stops then. `describe` says who the
+        owner is, to others in this process."""
         self._path = path
         self._file = str(path)
         """The path as text: each prepare asks for it."""
@@ -214,6 +216,7 @@ class DirectoryLock:
         self._file_mode = file_mode
         self._on_lost = on_lost
         self._describe = describe
+        self._step = f"{step}, " if step else ""
         self._open: _LockFile | None = None
         self._identity: tuple[int, int] | None = None
         self._generation = generation
@@ -252,7 +255,7 @@ class DirectoryLock:
     def _refusal(self) -> StoreLockedError:
         return StoreLockedError(
             f"{self._what} in {self._path.parent} is open already, by {owner_of(self._path)}; close it there "
-            "first, or use another directory"
+            f"first, {self._step}or use another directory"
         )
 
     @property

@@ -295,7 +295,7 @@ class PatternConsumers:
         if lease is not None:
             require_seconds(lease, "lease")
         decoder = codec_of(codec)
-        many = _parsed(pattern) if isinstance(pattern, str) else None
+        many = parsed_queues(pattern) if isinstance(pattern, str) else None
         if many is not None:
             return lambda: wrap_any(decoder, self._of(many).receive(timeout, lease))
         destination = queue_of(pattern)
@@ -342,7 +342,7 @@ class PatternConsumers:
                 self._consumers.popitem(last=False)
 
 
-def _parsed(text: str) -> Pattern | None:
+def parsed_queues(text: str) -> Pattern | None:
     """Return the pattern of queues that a text is; None if the text is the name of one queue. Raises
     DestinationError."""
     pattern = Pattern.parse(text)

@@ -75,8 +75,8 @@ from .router.events import (
 from .router.hosts.dbapi import Connection, ProgrammingError
 from .router.migration.plan import Move
 from .router.migration.repartition import Repartitioned
-from .router.router import Router, RouterStats
-from .router.router import open as open
+from .router.opening import open as open
+from .router.router import Router, RouterStats, Serving
 from .router.transactions.outcomes import Heuristic, InDoubt
 from .router.transactions.states import Outcome, TransactionState
 from .router.transactions.xid import Xid
@@ -161,6 +161,7 @@ __all__ = [
     "RouterStats",
     "Savepoint",
     "SendOptions",
+    "Serving",
     "Settlement",
     "SparkError",
     "SqlOptions",

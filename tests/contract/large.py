@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import hashlib
 import io
@@ -39,6 +40,7 @@ def body(size: int = SMALL, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
+@functools.singledispatch
 def kept(store: Store) -> int:
     """How many bodies the store has, once it has removed those that nobody needs."""
     gc.collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ def limit(pattern: str, messages: int, **options: Any) -> LimitOptions:
     return LimitOptions(match=(pattern,), max_messages=messages, **options)
 
 
+@functools.singledispatch
 def waiting(store: Store) -> int:
     """How many wait for room."""
     return len(limits_of(store)._line)

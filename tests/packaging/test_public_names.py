@@ -65,10 +65,11 @@ NAMES = {
     "Router": (
         "ack ack_nowait close commit compact config connection consume delete destinations exists forget heuristics "
         "in_doubt join map on_event open queue receive reclaim recover reject release release_nowait reopen "
-        "reopen_decisions repartition requeue resolve rollback send settle settle_nowait start_usage_log "
+        "reopen_decisions repartition requeue resolve rollback send serve settle settle_nowait start_usage_log "
         "stats stop_usage_log subscriptions sweep topic transaction usage_stats"
     ),
     "RouterStats": "dead_lettered decision_syncs dropped stores unresponsive",
+    "Serving": "failure stop wait",
     "Savepoint": "rollback",
     "SendOptions": "deliver_at deliver_in expires_in persistent priority size",
     "Settlement": "ACK REJECT RELEASE",

@@ -16,9 +16,11 @@ import pytest
 import anabranch
 from anabranch.adapters.core.messages import Message
 from anabranch.adapters.journal import JournalStore
+from anabranch.adapters.sql import SqlStore
 
 from .. import taking
 from ..contract.children import reaped
+from ..sql.disk import lead_of
 from ..wal.logs import quiet
 
 NEVER = anabranch.Sync.NEVER
@@ -116,7 +118,8 @@ def said_in_a_child(*calls: Callable[[], object]) -> list[str]:
 
 def copied(router: anabranch.Router, copy: Path) -> Path:
     """A copy of the data directory. Nobody may write meanwhile."""
-    shutil.copytree(router.config.directory, copy, ignore=shutil.ignore_patterns("*.lock", "*.tmp"))
+    nobody = shutil.ignore_patterns("*.lock", "*.tmp", "*.sock", "clients")
+    shutil.copytree(router.config.directory, copy, ignore=nobody)
     return copy
 
 
@@ -124,9 +127,11 @@ def crashed(router: anabranch.Router, copy: Path) -> Path:
     """The data directory as it is when the process is killed now."""
     with ExitStack() as stack:
         for store in router._registry.open_stores():
-            assert isinstance(store, JournalStore)
-            for lock in (store.backend._reclaimer._lock, quiet(store.backend._log), store._engine.lock):
-                stack.enter_context(lock)
+            if isinstance(store, JournalStore):
+                for lock in (store.backend._reclaimer._lock, quiet(store.backend._log), store._engine.lock):
+                    stack.enter_context(lock)
+            elif isinstance(store, SqlStore):
+                stack.enter_context(lead_of(store))
         decisions = router._coordinator.log
         if decisions._reclaimer is not None:
             stack.enter_context(decisions._reclaimer._lock)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import io
 import shutil
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import anabranch
 from anabranch import Config, JournalOptions, StoreConfig, Sync, Xid
-from anabranch.adapters.journal.explanation import MESSAGES, TRANSACTION, WRITTEN, StoreExplanation
+from anabranch.adapters.journal.explanation import MESSAGES, TRANSACTION, WRITTEN, SegmentExplanation, StoreExplanation
 from anabranch.policies.config import MemoryOptions, SqlOptions
 from anabranch.policies.errors import ConfigError, PlacementError, StoreLockedError
 from anabranch.router.api.consumer import Consumer
+from anabranch.router.router import inspection_of
 from anabranch.router.upkeep.explanation import explain
 from anabranch.router.upkeep.explanation_text import render_text, summary
 
@@ -307,6 +311,80 @@ def test_while_a_router_has_it_open(tmp_path: Path) -> None:
         for directory in (tmp_path, tmp_path / "stores" / "all"):
             with pytest.raises(StoreLockedError, match="is open, by this process"):
                 explain(directory)
+
+
+@pytest.mark.parametrize("asked", ["by itself", "by another process"])
+def test_a_router_that_is_open_tells_the_same(tmp_path: Path, asked: str) -> None:
+    stores = [
+        StoreConfig("each", ["queue://each.>"], per_destination=True, journal=JournalOptions()),
+        StoreConfig("memory", ["queue://m"], memory={}),
+    ]
+    of_all = config(
+        tmp_path, compact_live_percent=50, compact_min_segments=1000, archive_directory=tmp_path.parent / "a"
+    )
+    given = Config(directory=tmp_path, stores=[*of_all.stores, *stores])
+    with anabranch.open(given) as router:
+        topic = router.topic("prices")
+        fast = topic.subscribe("fast", client_id="c")
+        topic.subscribe("gone", client_id="c")
+        for _ in range(3):
+            router.queue("poison").send(BODY)
+            busy(router, 100)
+        router.compact()
+        topic.send_many([BODY] * 150)
+        consume(router, fast, 100)
+        for name in ("poison", "removed", "each.a", "m", "jobs"):
+            router.queue(name).send_many([BODY] * 30)
+        router.queue("expires").send(b"", expires_in=3600)  # no sweep comes between
+        router.queue("large").send(bytes(3 << 20))
+        message = router.queue("jobs").receive()
+        assert message is not None
+        transaction = router.transaction(Xid(1, "order", "1"))
+        transaction.ack(message)
+        transaction.send("results", BODY)
+        transaction.prepare()
+        router.delete("removed")
+        inspections = {"by itself": inspection_of(router)}
+        with anabranch.open(given, shared=True) as client:
+            inspections["by another process"] = inspection_of(client)
+            live = inspections[asked].explain()
+    closed = explain(tmp_path, given)
+    assert render_text(live, 100)
+    for store, later in zip(live.stores, closed.stores, strict=True):
+        assert store.damages == ()
+        assert [_kept(one) for one in store.segments if one.kept] == [_kept(one) for one in later.segments if one.kept]
+        for name in ("name", "directory", "pinning", "subscriptions", "transactions"):
+            assert getattr(store, name) == getattr(later, name)
+    assert live.stores[0].archive is not None
+    assert any(segment.generation for segment in live.stores[0].segments)
+    assert [(one.name, one.destinations) for one in live.others] == [("memory", ("queue://m",))]
+    assert (live.unreadable, live.copy, live.decisions) == ((), None, closed.decisions)
+
+
+def _kept(segment: SegmentExplanation) -> SegmentExplanation:
+    """The segment without what the end of the store has put into it."""
+    return replace(segment, used_bytes=0)
+
+
+def test_a_router_in_use_tells_what_is_so_at_one_moment(tmp_path: Path) -> None:
+    """Each message is sent before another is acked: one at least is always there, and none is damaged."""
+    with anabranch.open(config(tmp_path, sync=Sync.NEVER, compact_live_percent=50)) as router:
+        queue, over = router.queue("busy"), threading.Event()
+        queue.send(BODY)
+
+        def work() -> None:
+            while not over.is_set():
+                queue.send(BODY)
+                consume(router, queue, 1)
+
+        with ThreadPoolExecutor(2) as pool:
+            done = [pool.submit(work) for _ in range(2)]
+            for _ in range(30):
+                (store,) = inspection_of(router).explain().stores
+                assert (store.damages, store.pinning[0].messages in (1, 2, 3)) == ((), True)
+                assert sum(segment.live_bytes for segment in store.segments) == store.pinning[0].bytes
+            over.set()
+        assert [one.result() for one in done] == [None, None]
 
 
 @pytest.mark.parametrize("part", ["stores/all/journal", "stores", "decisions"])

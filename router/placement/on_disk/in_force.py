@@ -47,7 +47,8 @@ _MARKS: Final = ("router.lock", "placement.records", "placement.mdb", "bindings.
 """Files, any of which is in each data directory that was ever opened."""
 _ALL: Final = "all"
 """The name of the store in a directory for which nobody has given a configuration."""
-_OTHERS: Final = frozenset(("lost+found",))
+_OTHERS: Final = frozenset(("lost+found", "clients", "serve.starting", "serve.successor", "serve.log"))
+"""What may be there before a data directory is made: clients of one that is shared wait for its first owner."""
 _SHOWN: Final = 3
 _WAYS: Final = (
     'anabranch.open("data") for a directory, anabranch.open("stores.yaml") for a configuration file, or '

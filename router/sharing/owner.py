@@ -1,0 +1,242 @@
+"""The process that owns a shared directory: `anabranch serve`, in the foreground, or started by the first client.
+
+One client at a time starts it: whoever has locked `serve.starting` in the directory. All others wait, and find it.
+
+An owner that a client has started has a successor standing by: a process that has loaded all it needs, holds
+`serve.successor` locked, and waits for the end of a pipe, which the operating system closes however the owner ends. So
+the next owner is there some milliseconds after the one before was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ...adapters.system.files import make_directory, open_file
+from ...policies.config.adapters import load_adapter
+from ...policies.errors import ConfigError, StoreFailedError, StoreLockedError
+from ..placement.on_disk.in_force import write_in_force
+from .protocol import pack_error, unpack_error
+from .socket_file import connected
+
+if TYPE_CHECKING:
+    from ...policies.config import Config
+
+STARTING: Final = "serve.starting"
+LOG: Final = "serve.log"
+START_SECONDS: Final = 600.0
+"""In so many seconds an owner is there, or it has said why not. It may have to recover large stores."""
+LINGER: Final = 10
+"""Seconds for which an owner stays after its last client has gone."""
+SUCCESSOR: Final = "serve.successor"
+SUCCESSION_SECONDS: Final = 5.0
+"""For so long the locks of an owner that has just been killed may hold still."""
+_ORDERLY: Final = b"\0"
+"""The owner's last word to its successor, if it has ended as it was to."""
+
+
+def start(config: Config) -> None:
+    """Start an owner, unless there is one by now. Returns once it can be connected to, or has ended without a word.
+    Raises what it could not start for."""
+    directory = config.directory
+    make_directory(directory, config.file_mode)
+    fd = open_file(directory / STARTING, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if not _is_there(directory) and not _comes(directory):
+            try:
+                _tell_start(config)
+            except StoreLockedError:
+                if not _comes(directory):  # a successor that had not come to stand by when its owner was killed
+                    raise
+    finally:
+        os.close(fd)
+
+
+def hold_start(directory: Path) -> None:
+    """Let nobody start an owner until this process, which is one, has ended: it lets go of the directory only then."""
+    deadline = time.monotonic() + 1.0  # somebody may be just looking
+    with suppress(OSError):
+        fd = open_file(directory / STARTING, os.O_RDWR | os.O_CREAT, 0o600)
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.002)
+
+
+def _comes(directory: Path) -> bool:
+    """Return whether a successor stood by, and is the owner now."""
+    try:
+        fd = os.open(directory / SUCCESSOR, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not _is_there(directory) and time.monotonic() < deadline:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return _is_there(directory)
+            except BlockingIOError:
+                time.sleep(0.002)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _is_there(directory: Path) -> bool:
+    with suppress(OSError):
+        connected(directory).close()
+        return True
+    return False
+
+
+def _tell_start(config: Config) -> None:
+    """Start the process and wait until it says that it serves, or why not. One that was killed before has said nothing:
+    whoever needs an owner tries again. Raises what it says, or StoreFailedError with what it has logged, if it ended
+    by itself, and ConfigError for a configuration that cannot be read."""
+    if config.file is None:
+        write_in_force(config)
+    log = config.directory / LOG
+    size = log.stat().st_size if log.exists() else 0
+    reading, writing = os.pipe()
+    try:
+        try:
+            pid = _spawn(config, "--tell", writing, LINGER)
+            _started.append(pid)
+        finally:
+            os.close(writing)
+        said = _said(reading)
+    finally:
+        os.close(reading)
+    error = msgspec.msgpack.decode(said) if said else None
+    if error:
+        raise unpack_error(error)
+    code = 0
+    if not said:
+        with suppress(ChildProcessError):
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    _reap()
+    if code > 0:
+        with log.open("rb") as file:
+            file.seek(size)
+            text = file.read().decode(errors="replace").strip() or f"exit code {code}"
+        text = f"its owner could not be started: {text}"
+        raise ConfigError([text], str(config.file or config.directory)) if code == 2 else StoreFailedError(text)
+
+
+def _spawn(config: Config, option: str, fd: int, linger: float) -> int:
+    """Start `anabranch serve`, apart from this process and with a descriptor of it; returns its pid."""
+    source = os.fspath((config.file or config.directory).absolute())
+    log = os.fspath(config.directory / LOG)
+    words = [sys.executable, "-m", "anabranch", "serve", source, "--linger", str(linger), option, str(_GIVEN)]
+    return os.posix_spawn(
+        sys.executable,
+        words,
+        os.environ,
+        file_actions=[
+            *((os.POSIX_SPAWN_CLOSE, one) for one in _inheritable() if one != fd),
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+            (os.POSIX_SPAWN_DUP2, fd, _GIVEN),
+        ],
+        setsid=True,
+    )
+
+
+def _inheritable() -> list[int]:
+    """Return the descriptors of this process that a program is given which it starts. An owner stays longer: whoever
+    waits for the end of a pipe waits for it too."""
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if int(path.name) > 2 and os.get_inheritable(int(path.name)):
+                found.append(int(path.name))
+    return found
+
+
+_GIVEN: Final = 3
+"""The descriptor as the process finds it."""
+_started: Final[list[int]] = []
+"""Owners that this process has started, which it has to wait for once they end."""
+
+
+def _reap() -> None:
+    """Wait for those that have ended."""
+    for pid in list(_started):
+        with suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                continue
+        _started.remove(pid)
+
+
+def _said(fd: int) -> bytes:
+    """Return what the process has said, of which nothing is the word of one that has ended. Raises StoreFailedError if
+    it takes too long."""
+    said = b""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        poll = select.poll()  # not select, which takes no descriptor above 1023
+        poll.register(fd, select.POLLIN)
+        if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
+            raise StoreFailedError(f"an owner was started, and does not serve after {START_SECONDS:.0f} s")
+        data = os.read(fd, 65536)
+        if not data:
+            return said
+        said += data
+
+
+def tell(fd: int, error: Exception | None) -> None:
+    """Tell who has started this process that it serves, or why not."""
+    with suppress(OSError):
+        os.write(fd, msgspec.msgpack.encode(None if error is None else pack_error(error)))
+        os.close(fd)
+
+
+# In the owner's process
+
+
+class Successor:
+    """The process that stands by. The pipe to it is closed with this process, whatever ends that."""
+
+    def __init__(self, config: Config, linger: float) -> None:
+        """`linger`: as its own, if it takes over."""
+        reading, self._pipe = os.pipe()
+        try:
+            self._pid = _spawn(config, "--after", reading, linger)
+        finally:
+            os.close(reading)
+
+    def dismiss(self) -> None:
+        """Let it end: nothing is to be taken over."""
+        with suppress(OSError):
+            os.write(self._pipe, _ORDERLY)
+        os.close(self._pipe)
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+
+def stands_by(config: Config, fd: int) -> int | None:
+    """Wait until the owner has ended, of whose pipe this is the end; returns the descriptor that keeps the successor's
+    place locked until this process serves. None: the owner was not killed, or another stands by."""
+    for store in config.stores:
+        load_adapter(store.kind)  # now: whoever waits for the next owner shall not wait for that
+    place = open_file(config.directory / SUCCESSOR, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.read(fd, 1) == b"":
+            return place
+    except BlockingIOError:
+        pass
+    os.close(place)
+    return None

@@ -1,0 +1,252 @@
+"""What the owner keeps of one client: its connection, and what it holds."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Final
+
+from ...adapters.core.messages import LargeBody, Message, Outgoing, note_settled
+from ...adapters.core.store_types import Listener, SubscriptionKey
+from ...policies.errors import ClosedError
+from ...policies.names.destination import Destination
+from ..events import EventListener
+from .protocol import Op, ProtocolError, pack, pack_error, pack_message, unpack
+
+READ_BYTES: Final = 1 << 18
+"""Bytes that are read of a socket at once."""
+UNANSWERED_MAX: Final = 1024
+"""Requests of a client that are taken without an answer; beyond that it is not read."""
+UNREAD_MAX: Final = 64 << 20
+"""Bytes that wait for a client to read them; beyond that nothing more is read of it, and it is dropped after a time."""
+
+
+class Session:
+    """One connection of a client. `lock` guards what is to be written, and what is held; any thread may answer."""
+
+    def __init__(self, sock: socket.socket, on_change: Callable[[Session], None]) -> None:
+        """`on_change` is called, by any thread, when the socket takes no more for now, or when more may be read of it
+        again."""
+        self.sock = sock
+        self._on_change = on_change
+        self.client = ""
+        """The client's id; empty before its HELLO."""
+        self.pid = 0
+        self.lock = threading.RLock()
+        self._in = bytearray()
+        self.out = bytearray()
+        """What the socket did not take yet."""
+        self.unanswered = 0
+        self.held: dict[str, SubscriptionKey | None] = {}
+        """Tokens of what it holds, as they are now, with the subscription."""
+        self.aliases: dict[str, str | None] = {}
+        """Tokens as the client knows them from an owner before, and as they are now; None: gone."""
+        self.listeners: dict[int, Listener] = {}
+        self.granted: dict[int, int] = {}
+        """By listener: all credit that its client has given it since its beginning."""
+        self.waiting: dict[int, Any] = {}
+        """By the number of the request: receives that wait."""
+        self._long = 0
+        self.bodies: dict[int, Any] = {}
+        """Large bodies that the client has in hand, by its numbers: received, or being sent (then a file)."""
+        self.voted: dict[int, Any] = {}
+        """Transactions that have voted, by number, until the client says their outcome."""
+        self.votes = itertools.count(1)
+        self._body_numbers = itertools.count(1)
+        self.events: EventListener | None = None
+        self.is_closed = False
+        self.watched = 0
+        """The events that are waited for at the socket."""
+        self.is_unread = False
+        """No more is read of it for now."""
+
+    # Reading
+
+    def read(self) -> list[list[Any]]:
+        """Return the requests that have come. Raises OSError, EOFError at the end, ProtocolError."""
+        data = self.sock.recv(READ_BYTES)
+        if not data:
+            raise EOFError
+        self._in += data
+        requests = unpack(self._in)
+        for request in requests:
+            if len(request) < 2 or type(request[0]) is not int or type(request[1]) is not int:
+                raise ProtocolError("a request begins with its number and its op")
+            if not self.client and request[1] != Op.HELLO:
+                raise ProtocolError("a client greets first")
+        with self.lock:
+            self.unanswered += len(requests)
+        return requests
+
+    @property
+    def in_hand(self) -> int:
+        """Return how many requests have no answer yet, and wait for nothing that may never come."""
+        return self.unanswered - len(self.waiting) - self._long
+
+    def begin_long(self) -> None:
+        """Note that a request may take long, since it waits for something else than a store."""
+        with self.lock:
+            self._long += 1
+
+    def end_long(self) -> None:
+        """Note that such a request has ended."""
+        with self.lock:
+            self._long -= 1
+
+    @property
+    def is_busy(self) -> bool:
+        """True if no more is to be read of it for now."""
+        return self.in_hand > UNANSWERED_MAX or len(self.out) > UNREAD_MAX
+
+    # Answering
+
+    def answer(self, number: int, value: Any) -> None:
+        """Answer a request, from any thread."""
+        self.send(pack(number, True, value), 1)
+
+    def fail(self, number: int, error: BaseException) -> None:
+        """Answer a request with an error."""
+        self.send(pack(number, False, pack_error(error)), 1)
+
+    def send(self, frames: bytes, answered: int = 0) -> None:
+        """Send frames, which answer so many requests."""
+        with self.lock:
+            self.unanswered -= answered
+            if self.is_closed:
+                return
+            if not self.out:
+                try:
+                    with suppress(BlockingIOError):
+                        frames = frames[self.sock.send(frames) :]
+                except OSError:
+                    return  # its end is read soon
+            self.out += frames
+            is_as_before = not frames and not (self.is_unread and not self.is_busy)
+        if not is_as_before:
+            self._on_change(self)
+
+    def flush(self) -> bool:
+        """Send what the socket takes now of what it did not take before; returns whether that was all."""
+        with self.lock:
+            try:
+                while self.out:
+                    del self.out[: self.sock.send(memoryview(self.out)[:READ_BYTES])]
+            except BlockingIOError:
+                return False
+            except OSError:
+                self.out.clear()
+            return True
+
+    # Holding
+
+    def hold(self, messages: Iterable[Message[Any]]) -> list[list[Any]] | None:
+        """Note that the client has these messages from now on; returns them as they go to it. None if it has gone: they
+        are given back then."""
+        given = list(messages)
+        with self.lock:
+            if not self.is_closed:
+                packed = []
+                for message in given:
+                    token = message.token
+                    self.held[token] = message.subscription
+                    packed.append(pack_message(message, token, self.add_body))
+                note_settled(given)
+                return packed
+        for message in given:
+            message._store.release([message], delivered=False)
+        return None
+
+    def add_body(self, body: Any) -> int:
+        """Keep a body for the client; returns its number."""
+        number = next(self._body_numbers)
+        self.bodies[number] = body
+        return number
+
+    def outgoing_of(self, fields: list[Any]) -> Outgoing:
+        """Return the message to be sent that these are the fields of. Raises ClosedError for a body that was kept by an
+        owner before."""
+        body = fields[0]
+        if type(body) is not list:
+            return Outgoing(*fields)
+        found = self.bodies.get(body[1])
+        if found is None:
+            raise ClosedError(
+                "a large body is gone with the process that kept it, which owned the directory before; send it anew"
+            )
+        if not isinstance(found, LargeBody):
+            found = _Kept(found)  # which is read from its start, for each message that has it
+        return Outgoing(found, *fields[1:])
+
+    def now(self, token: str) -> str | None:
+        """Return the token by which the owner knows what the client knows by this one; None if it is gone."""
+        return self.aliases.get(token, token) if self.aliases else token
+
+    def let_go(self, tokens: Iterable[str]) -> None:
+        """Note that the client holds these no more."""
+        with self.lock:
+            for token in tokens:
+                if self.aliases:
+                    token = self.aliases.pop(token, token) or token
+                self.held.pop(token, None)
+
+    def shown(self) -> dict[str, Any]:
+        """Return who it is, and what it holds and waits for, as plain values."""
+        return {
+            "pid": self.pid, "client": self.client, "held": len(self.held), "listeners": len(self.listeners),
+            "waiting": len(self.waiting), "unanswered": self.unanswered,
+        }  # fmt: skip
+
+    def close(self) -> dict[str, SubscriptionKey | None]:
+        """Close the connection; returns what the client held. Idempotent."""
+        with self.lock:
+            self.is_closed = True
+            held, self.held = self.held, {}
+        for listener in list(self.listeners.values()):
+            listener.close()
+        if self.events is not None:
+            self.events.close()
+        for waiting in list(self.waiting.values()):
+            waiting.cancel()
+        self.listeners.clear()
+        self.waiting.clear()
+        self.bodies.clear()
+        while self.voted:
+            self.voted.popitem()[1].rollback()
+        self.sock.close()
+        return held
+
+
+class _Kept:
+    """What a client has given as a body, to be read once."""
+
+    def __init__(self, file: Any) -> None:
+        file.flush()
+        self._file, self._at = file, 0
+
+    def read(self, size: int = -1) -> bytes:
+        """Return what comes next."""
+        data = os.pread(self._file.fileno(), READ_BYTES if size < 0 else size, self._at)
+        self._at += len(data)
+        return data
+
+
+def consumer_key(given: list[str] | None) -> SubscriptionKey | None:
+    """Return the key of a subscription as a request has it; None for a queue."""
+    return None if given is None else (given[0], given[1])
+
+
+_destinations: dict[str, Destination] = {}
+
+
+def destination_of(text: str) -> Destination:
+    """Return the destination of that text, the same object for the same text while it is among the latest."""
+    found = _destinations.get(text)
+    if found is None:
+        if len(_destinations) > 10_000:
+            _destinations.clear()
+        found = _destinations[text] = Destination.restored(text)
+    return found

@@ -1,0 +1,589 @@
+"""What becomes of each call while which the owner dies: before it does it, once it has, and once it has answered.
+
+docs/processes.md has the table; here it is by kind of store. A memory store's messages die with the owner, so what is
+asked of it is in tests of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch import Xid
+from anabranch.adapters.core.store_types import Settlement
+from anabranch.policies.errors import OutcomeUnknownError, UnknownMessageError
+from anabranch.router.sharing import server
+from anabranch.router.sharing.connection import Connection
+from anabranch.router.sharing.protocol import Op
+
+from ..children import CONTEXT
+from ..shares import Share
+from ..taking import take
+from .striking import MOMENTS, PATIENCE, Striking, owners
+
+striking = pytest.fixture(owners)
+
+KINDS = ("journal", "sqlite")
+Router = anabranch.Router
+XID = Xid(1, "x")
+
+
+def stores(striking: Striking, kind: str) -> None:
+    """Let there be two stores of a kind: one for `other.>`, one for all else."""
+    made = {"journal": "journal", "sqlite": "sql", "memory": "memory"}[kind]
+    striking.configure(
+        anabranch.StoreConfig("rest", [">"], kind=made, options={"dead_letter": "dead"}),
+        anabranch.StoreConfig("other", ["queue://other.>"], kind=made),
+    )
+
+
+def connection_of(router: Any) -> Connection:
+    """Return a client's connection."""
+    connection: Connection = router._store.connection
+    return connection
+
+
+def bodies(router: Router, name: str = "q") -> list[bytes]:
+    """Return what a queue holds."""
+    return [message.body for message in router.queue(name).browse()]
+
+
+def ready(router: Router, name: str = "q") -> list[bytes]:
+    """Return what a queue holds that nobody has leased."""
+    return [message.body for message in router.queue(name).receive_many(100)]
+
+
+@dataclass
+class Case:
+    """A call: what it is made of, and what must have come of it."""
+
+    op: Op
+    call: Callable[[Router, Any], Any]
+    check: Callable[[Router, Any, Any], object]
+    prepare: Callable[[Router], Any] = lambda router: None
+    name: str = ""
+    once: bool = False
+    """It is not made again, where nobody knows whether it took effect."""
+
+
+def _holding(router: Router) -> anabranch.Message[bytes]:
+    queue = router.queue("q")
+    for body in (b"1", b"2", b"3"):
+        queue.send(body)
+    return take(queue)
+
+
+def _expect(*expected: bytes, name: str = "q") -> Callable[[Router, Any, Any], None]:
+    def check(router: Router, given: Any, result: Any) -> None:
+        assert ready(router, name) == list(expected)
+
+    return check
+
+
+def _sent(router: Router, given: Any, result: Any) -> None:
+    assert bodies(router) == [b"x"]
+    assert not result.duplicate and result.seq == next(iter(router.queue("q").browse())).seq
+
+
+def _sent_many(router: Router, given: Any, result: Any) -> None:
+    assert bodies(router) == [b"%d" % n for n in range(300)]
+    assert len(result) == 300 and not any(one.duplicate for one in result)
+
+
+def _acked_twice(router: Router, message: anabranch.Message[bytes], result: Any) -> None:
+    assert ready(router) == [b"2", b"3"]
+    with pytest.raises(UnknownMessageError):
+        message.ack()
+
+
+def _rejected(router: Router, message: Any, result: Any) -> None:
+    assert ready(router) == [b"2", b"3"]
+    assert [one.message.body for one in router.queue("q").dead_letters()] == [b"1"]
+
+
+def _extended(router: Router, message: Any, result: Any) -> None:
+    assert ready(router) == [b"2", b"3"]
+    message.ack()
+    assert bodies(router) == [b"2", b"3"]
+
+
+def _received(router: Router, given: Any, message: anabranch.Message[bytes]) -> None:
+    assert message.body == b"1" and message.deliveries == 1
+    assert ready(router) == [b"2"]
+    message.ack()
+    assert bodies(router) == [b"2"]
+
+
+def _received_many(router: Router, given: Any, messages: list[anabranch.Message[bytes]]) -> None:
+    assert [message.body for message in messages] == [b"1", b"2"]
+    router.ack(messages)
+    assert bodies(router) == []
+
+
+def _two(router: Router) -> None:
+    router.queue("q").send_many([b"1", b"2"])
+
+
+def _commit(router: Router, acked: anabranch.Message[bytes] | None, *sends: tuple[str, bytes]) -> Any:
+    with router.transaction() as transaction:
+        if acked is not None:
+            transaction.ack(acked)
+        for name, body in sends:
+            transaction.send(name, body)
+    return transaction.receipts
+
+
+def _prepare(router: Router, acked: anabranch.Message[bytes]) -> None:
+    transaction = router.transaction(Xid(1, "x"))
+    transaction.ack(acked)
+    transaction.send("done", b"t")
+    transaction.send("other.done", b"u")
+    transaction.prepare()
+
+
+def _prepared(router: Router, given: Any, result: Any) -> None:
+    assert router.recover() == [Xid(1, "x")]
+    assert ready(router, "done") == []
+    router.commit(Xid(1, "x"))
+    _moved_across(router, given, result)
+
+
+def _moved(router: Router, given: Any, result: Any) -> None:
+    assert ready(router) == [b"2", b"3"]
+    assert ready(router, "done") == [b"t"]
+    assert ready(router, "other.done") == []
+
+
+def _moved_across(router: Router, given: Any, result: Any) -> None:
+    assert ready(router) == [b"2", b"3"]
+    assert ready(router, "done") == [b"t"]
+    assert ready(router, "other.done") == [b"u"]
+
+
+def _value(router: Router, given: Any, result: Any, value: bytes = b"new") -> None:
+    assert router.map("m").get("k") == value
+
+
+def _with_value(router: Router) -> None:
+    router.map("m").put("k", b"old")
+
+
+def _subscribed(router: Router, given: Any, subscriber: Any) -> None:
+    router.topic("t").send(b"x")
+    assert take(subscriber).body == b"x"
+
+
+def _committed(router: Router, given: Any, receipts: Any) -> None:
+    _sent(router, given, receipts[0])
+    assert ready(router, "done") == [b"t"]
+
+
+def _incremented(router: Router, given: Any, result: Any) -> None:
+    assert result == 2 and router.map("n").increment("k") == 3
+
+
+def _holding_prepared(router: Router) -> None:
+    _prepare(router, _holding(router))
+
+
+def _xid_committed(router: Router, given: Any, result: Any) -> None:
+    assert router.recover() == []
+    _moved_across(router, given, result)
+
+
+def _xid_rolled_back(router: Router, given: Any, result: Any) -> None:
+    assert router.recover() == []
+    assert ready(router) == [b"1", b"2", b"3"] and ready(router, "done") == ready(router, "other.done") == []
+
+
+def _emptied(router: Router, given: Any, result: Any) -> None:
+    assert bodies(router) == []
+
+
+CASES = {
+    "send": Case(Op.SEND, lambda router, _: router.queue("q").send(b"x"), _sent),
+    "send with an id": Case(
+        Op.SEND, lambda router, _: router.queue("q").send(b"x", message_id="i"),
+        # Whether it is a duplicate of another's or of its own first try, nobody knows after the owner's death.
+        lambda router, _, receipt: assert_equal([one.seq for one in router.queue("q").browse()], [receipt.seq]),
+    ),
+    "send_nowait": Case(Op.SEND, lambda router, _: router.queue("q").send_nowait(b"x").result(PATIENCE), _sent),
+    "send_many": Case(
+        Op.SEND_MANY, lambda router, _: router.queue("q").send_many([b"%d" % n for n in range(300)]), _sent_many
+    ),
+    "ack": Case(Op.ACK, lambda router, message: message.ack(), _acked_twice, _holding),
+    "ack_nowait": Case(Op.ACK, lambda router, message: message.ack_nowait().result(PATIENCE), _acked_twice, _holding),
+    "release": Case(Op.SETTLE, lambda router, message: message.release(), _expect(b"1", b"2", b"3"), _holding),
+    "reject": Case(Op.SETTLE, lambda router, message: message.reject("bad"), _rejected, _holding),
+    "extend": Case(Op.EXTEND, lambda router, message: message.extend(60), _extended, _holding),
+    "receive": Case(Op.RECEIVE, lambda router, _: router.queue("q").receive(), _received, _two),
+    "receive, waiting": Case(Op.RECEIVE, lambda router, _: router.queue("q").receive(PATIENCE), _received, _two),
+    "receive_many": Case(Op.RECEIVE, lambda router, _: router.queue("q").receive_many(9), _received_many, _two),
+    "commit of sends": Case(
+        Op.COMMIT, lambda router, _: _commit(router, None, ("q", b"x"), ("done", b"t")),
+        _committed,
+    ),
+    "commit of an ack": Case(Op.COMMIT, lambda router, message: _commit(router, message), _acked_twice, _holding),
+    "commit of both": Case(
+        Op.COMMIT, lambda router, message: _commit(router, message, ("done", b"t")), _moved, _holding
+    ),
+    "commit over two stores": Case(
+        Op.COMMIT, lambda router, message: _commit(router, message, ("done", b"t"), ("other.done", b"u")),
+        _moved_across, _holding,
+    ),
+    "prepare": Case(Op.COMMIT, lambda router, message: _prepare(router, message), _prepared, _holding),
+    "commit of an xid": Case(
+        Op.CALL, lambda router, _: router.commit(XID), _xid_committed, _holding_prepared, "commit_xid"
+    ),
+    "rollback of an xid": Case(
+        Op.CALL, lambda router, _: router.rollback(XID), _xid_rolled_back, _holding_prepared, "rollback_xid"
+    ),
+    "unsubscribe": Case(
+        Op.CALL, lambda router, _: router.topic("t").subscribe("s").unsubscribe(),
+        lambda router, _, result: assert_equal(len(router.topic("t").subscriptions()), 0),
+        lambda router: router.topic("t").subscribe("s"), "unsubscribe",
+    ),
+    "put": Case(Op.CALL, lambda router, _: router.map("m").put("k", b"new"), _value, _with_value, "map_put"),
+    "increment": Case(
+        Op.CALL, lambda router, _: router.map("n").increment("k", 2),
+        _incremented,
+        name="map_increment", once=True,
+    ),
+    "pop": Case(
+        Op.CALL, lambda router, _: router.map("m").pop("k"), lambda router, _, result: assert_equal(result, b"old"),
+        _with_value, "map_pop", once=True,
+    ),
+    "put_if_absent": Case(
+        Op.CALL, lambda router, _: router.map("m").put_if_absent("k", b"new"), _value, name="map_put_if_absent",
+        once=True,
+    ),
+    "compare_and_set": Case(
+        Op.CALL, lambda router, _: router.map("m").compare_and_set("k", b"old", b"new"), _value, _with_value,
+        "map_compare_and_set", once=True,
+    ),
+    "subscribe": Case(Op.CALL, lambda router, _: router.topic("t").subscribe("s"), _subscribed, name="subscribe"),
+    "purge": Case(
+        Op.CALL, lambda router, _: router.queue("q").purge(), _emptied, _two, "purge",
+    ),
+    "delete": Case(
+        Op.CALL, lambda router, _: router.queue("q").delete(), _emptied, _two, "delete",
+    ),
+}  # fmt: skip
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    """Compare, within an expression."""
+    assert found == expected
+
+
+WAYS = [
+    pytest.param(
+        kind, moment, cuts, id=f"{kind}-{moment}{'-cut' * cuts}",
+        marks=() if (kind == "journal" and not cuts) or moment == "written" else pytest.mark.campaign,
+    )
+    for kind in KINDS for moment in MOMENTS for cuts in (False, True)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "moment", "cuts"), WAYS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_call_while_which_the_owner_dies(striking: Striking, name: str, kind: str, moment: str, cuts: bool) -> None:
+    """Or, with `cuts`, while which the connection is lost: the owner lives, and knows what it has done."""
+    _called(striking, CASES[name], moment, kind, cuts)
+
+
+def _called(striking: Striking, case: Case, moment: str, kind: str, cuts: bool) -> None:
+    stores(striking, kind)
+    with striking.client() as router:
+        given = case.prepare(router)
+        striking.aim(moment, case.op, case.name, cuts=cuts)
+        result = None
+        if case.once and moment != "answered":
+            with pytest.raises(OutcomeUnknownError):
+                case.call(router, given)
+        else:
+            result = case.call(router, given)
+        if cuts:
+            router.destinations()  # over a new connection
+        else:
+            striking.died()
+        if not case.once or moment == "answered":
+            case.check(router, given, result)
+    assert not cuts or len(striking.owners) == 1
+
+
+# What a transaction's second try must know
+
+
+def test_a_duplicate_in_a_transaction_is_no_sign_that_it_was_committed(striking: Striking) -> None:
+    """Its other sends, and its acks, are carried out by the next owner."""
+    stores(striking, "journal")
+    with striking.client() as router:
+        message = _holding(router)
+        router.queue("done").send(b"x", message_id="known")
+        striking.aim("before", Op.COMMIT)
+        with router.transaction() as transaction:
+            transaction.ack(message)
+            transaction.send("done", b"x", message_id="known")
+            transaction.send("done", b"y")
+        assert ready(router, "done") == [b"x", b"y"]
+        assert ready(router) == [b"2", b"3"]
+
+
+def test_a_transaction_that_acks_what_is_gone_is_not_taken_for_committed(striking: Striking) -> None:
+    """Its message was purged meanwhile, with the queue. Its sends are not lost in silence."""
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        message = _holding(router)
+        other.settle(message.token, Settlement.ACK)
+        striking.aim("before", Op.COMMIT)
+        with pytest.raises(UnknownMessageError):
+            _commit(router, message, ("done", b"t"))
+        assert ready(router, "done") == []
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("target", ["topic://somebody", "topic://nobody", "map"])
+def test_a_transaction_is_committed_once_whatever_it_does(striking: Striking, target: str, moment: str) -> None:
+    """A value of a map keeps nothing by which the next owner could see it."""
+    stores(striking, "journal")
+    with striking.client() as router:
+        subscriber = router.topic("somebody").subscribe("s")
+        message = _holding(router)
+        striking.aim(moment, Op.COMMIT)
+        with raises_unknown(moment == "written" and target == "map"), router.transaction() as transaction:
+            transaction.ack(message)
+            if target == "map":
+                transaction.put("m", "k", b"v")
+            else:
+                transaction.send(target, b"t")
+        assert ready(router) == [b"2", b"3"]
+        assert [one.body for one in subscriber.receive_many(9)] == ([b"t"] if "somebody" in target else [])
+        assert router.map("m").get("k") == (b"v" if target == "map" else None)
+
+
+def raises_unknown(expected: bool) -> AbstractContextManager[Any]:
+    """Expect OutcomeUnknownError in the block, or nothing."""
+    return pytest.raises(OutcomeUnknownError) if expected else nullcontext()
+
+
+def test_a_message_that_was_sent_is_not_sent_again_once_it_was_taken(striking: Striking) -> None:
+    """Nobody finds it any more when the send comes again, and the store knows its id still."""
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        other.queue("q").send(b"first")
+        striking.aim("written", Op.SEND)
+        sent = threading.Thread(target=router.queue("q").send, args=(b"x",))
+        sent.start()
+        striking.died()
+        taken = []
+        while b"x" not in taken:
+            message = take(other.queue("q"), PATIENCE)
+            taken.append(message.body)
+            message.ack()
+        sent.join(PATIENCE)
+        assert taken == [b"first", b"x"] and bodies(other) == []
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_vote_that_was_heard_and_not_answered_is_an_outcome_that_nobody_knows(
+    striking: Striking, moment: str
+) -> None:
+    """Who has voted hears no more than that: it is committed, or it is not, and never said to be what it is not."""
+    stores(striking, "journal")
+    with striking.client() as router:
+        message = _holding(router)
+        transaction = router.transaction()
+        transaction.ack(message)
+        transaction.send("done", b"t")
+        transaction.vote()
+        striking.aim(moment, Op.CALL, "end_vote")
+        with raises_unknown(moment != "answered"):
+            transaction.commit()
+        is_done = moment != "before"
+        assert ready(router, "done") == ([b"t"] if is_done else [])
+        assert bodies(router) == ([b"2", b"3"] if is_done else [b"1", b"2", b"3"])
+
+
+# What waits
+
+
+def test_a_receive_that_waits_goes_on_at_the_next_owner(striking: Striking) -> None:
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        striking.aim("waiting", Op.RECEIVE)
+        taken: list[anabranch.Message[bytes]] = []
+        waiting = threading.Thread(target=lambda: taken.append(take(router.queue("q"), PATIENCE)))
+        waiting.start()
+        striking.died()
+        other.queue("q").send(b"x")
+        waiting.join(PATIENCE)
+        assert [message.body for message in taken] == [b"x"] and taken[0].deliveries == 1
+        taken[0].ack()
+        assert bodies(other) == []
+
+
+def test_a_value_that_is_waited_for_is_seen_at_the_next_owner(striking: Striking) -> None:
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        striking.aim("waiting", Op.CALL, "map_wait")
+        found: list[bytes | None] = []
+        waiting = threading.Thread(target=lambda: found.append(router.map("m").wait("k", timeout=PATIENCE)))
+        waiting.start()
+        striking.died()
+        other.map("m").put("k", b"v")
+        waiting.join(PATIENCE)
+        assert found == [b"v"]
+
+
+# What is held
+
+
+def test_a_client_that_asks_for_nothing_keeps_what_it_holds(striking: Striking) -> None:
+    """It reads nothing, and tells the next owner all the same: the other, who waits, gets the second message."""
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        message = _holding(router)
+        striking.kill()
+        time.sleep(server.GRACE_SECONDS + 0.5)
+        assert take(other.queue("q"), PATIENCE).body == b"2"
+        message.ack()
+        assert bodies(other) == [b"2", b"3"]
+
+
+def test_what_another_holds_by_now_is_not_acked(striking: Striking) -> None:
+    """The owner died while a client was stopped, whose message went to another."""
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        message = _holding(router)
+        with connection_of(router)._reading:  # it is stopped, as far as the owner sees
+            striking.kill()
+            again = take(other.queue("q"), PATIENCE)
+            assert again.body == b"1"
+        with pytest.raises(UnknownMessageError):
+            message.ack()
+        again.release()
+        assert ready(other) == [b"1", b"2", b"3"]
+
+
+def test_what_a_dead_client_held_goes_to_its_old_places(striking: Striking) -> None:
+    """Both die: the client first."""
+    stores(striking, "journal")
+    with striking.client() as router:
+        queue = router.queue("q")
+        queue.send_many([b"1", b"2", b"3"])
+        process = CONTEXT.Process(target=_hold, args=(striking.source, held := CONTEXT.Event()))
+        process.start()
+        assert held.wait(PATIENCE)
+        assert queue.depth() == 3 and ready(router) == []
+        process.kill()
+        process.join(PATIENCE)
+        messages = [take(queue, PATIENCE) for _ in range(3)]
+        assert [message.body for message in messages] == [b"1", b"2", b"3"]
+
+
+def _hold(source: Any, held: Any) -> None:
+    with anabranch.open(source, shared=True) as router:
+        messages = router.queue("q").receive_many(3)
+        assert len(messages) == 3
+        held.set()
+        time.sleep(PATIENCE)
+
+
+# Listeners
+
+
+@pytest.mark.parametrize("cuts", [False, True])
+@pytest.mark.parametrize("moment", [*MOMENTS, "waiting"])
+@pytest.mark.parametrize("op", [Op.LISTEN, Op.CREDIT, Op.ACK])
+def test_a_listener_holds_no_more_than_its_credit(striking: Striking, op: Op, moment: str, cuts: bool) -> None:
+    """Whatever is under way when it has to begin again: itself, more credit, or an ack."""
+    if moment == "waiting" and cuts:
+        return
+    stores(striking, "journal")
+    taken: Queue[anabranch.Message[bytes]] = Queue()
+    with striking.client() as router, striking.client() as other:
+        queue = router.queue("q")
+        queue.send_many([b"%d" % n for n in range(9)])
+        if op == Op.LISTEN:
+            striking.aim(moment, op, cuts=cuts)
+        listener = queue.listen(taken.put, credit=2)
+        if op != Op.LISTEN:
+            striking.aim(moment, op, cuts=cuts)
+        messages = [taken.get(timeout=PATIENCE) for _ in range(2)]
+        if op == Op.ACK:
+            messages.pop(0).ack()
+        listener.add_credit(1)
+        messages.append(taken.get(timeout=PATIENCE))
+        time.sleep(0.1)
+        assert taken.empty()
+        held = len(messages)
+        assert [message.body for message in messages] == [b"%d" % n for n in range(3 - held, 3)]
+        assert ready(other) == [b"%d" % n for n in range(3, 9)]
+        listener.close()
+        for message in messages:
+            message.ack()
+        assert other.queue("q").depth() == 6
+
+
+# A memory store
+
+
+def test_what_a_memory_store_had_dies_with_its_owner_and_no_call_hangs(striking: Striking) -> None:
+    """What is under way is done in the next one, and what was acked there stays acked."""
+    stores(striking, "memory")
+    with striking.client() as router:
+        held = _holding(router)
+        striking.aim("written", Op.SEND)
+        receipt = router.queue("q").send(b"x")
+        assert not receipt.duplicate and bodies(router) == [b"x"]
+        held.ack()
+        waiting: list[anabranch.Message[bytes] | None] = []
+        thread = threading.Thread(target=lambda: waiting.append(router.queue("late").receive(PATIENCE)))
+        striking.aim("waiting", Op.RECEIVE)
+        thread.start()
+        striking.died()
+        assert bodies(router) == []
+        router.queue("late").send(b"y")
+        thread.join(PATIENCE)
+        assert [message and message.body for message in waiting] == [b"y"]
+
+
+@pytest.mark.parametrize(
+    "moment", ["written", *(pytest.param(one, marks=pytest.mark.campaign) for one in ("before", "answered"))]
+)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "receive, waiting"])  # which waits for its end
+def test_a_call_to_a_memory_store_ends(striking: Striking, name: str, moment: str) -> None:
+    """With a result, or an error of ours, and with nothing twice."""
+    case = CASES[name]
+    stores(striking, "memory")
+    with striking.client() as router:
+        given = case.prepare(router)
+        striking.aim(moment, case.op, case.name)
+        with suppress(anabranch.AnabranchError):
+            case.call(router, given)
+        striking.died()
+        for queue in ("q", "done", "other.done"):
+            found = bodies(router, queue)
+            assert len(found) == len(set(found))
+
+
+# All of it at random
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.weight(3)
+def test_kills_of_owners_and_clients_lose_nothing_and_double_nothing(tmp_path: Path, kind: str, share: Share) -> None:
+    share.run(
+        "tests.sharing.workers", "--rounds", str(share.count(1, 1000)), "--kind", kind, "--directory", str(tmp_path)
+    )
+    assert " 0 wrong" in share.counts[0]

@@ -1,0 +1,313 @@
+"""Owners: which one there is, how it starts and ends, and what becomes of a directory for which there is none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import anabranch
+from anabranch.policies.errors import AnabranchError
+from anabranch.router.cli.app import app
+from anabranch.router.placement.on_disk.in_force import configuration_of
+from anabranch.router.sharing import owner
+
+from ..children import CONTEXT
+from .striking import PATIENCE, Striking, owners
+
+striking = pytest.fixture(owners)
+
+
+def owner_pid(directory: Path) -> int:
+    """Return the pid of the process that owns a directory."""
+    return int((directory / "router.lock").read_text().split()[0])
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process is there, and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def serving(directory: Path) -> list[int]:
+    """Return the processes that serve a directory, or stand by to."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"serve" in words and os.fsencode(directory) in words and is_alive(int(path.parent.name)):
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory whose owners are real; none is left behind."""
+    monkeypatch.setattr(owner, "LINGER", 0.5)
+    place = tmp_path / "data"
+    yield place
+    wait_for(lambda: not serving(place))
+    left = {path.name for path in place.iterdir()} if place.is_dir() else set()
+    assert not left & {"serve.sock"} and not any(path.name for path in place.glob("clients/*"))
+
+
+def _clients(count: int, directory: Path, body: bytes = b"x") -> list[BaseProcess]:
+    """Start clients, each of which opens the directory at once, sends, and says how that went by its exit code."""
+    begin = time.monotonic() + 0.5
+    clients: list[BaseProcess] = [
+        CONTEXT.Process(target=_client, args=(directory, begin, b"%s%d" % (body, n))) for n in range(count)
+    ]
+    for one in clients:
+        one.start()
+    return clients
+
+
+def _client(directory: Path, begin: float, body: bytes) -> None:
+    vars(owner)["LINGER"] = 0.5
+    time.sleep(max(begin - time.monotonic(), 0))
+    with anabranch.open(directory, shared=True) as router:
+        router.queue("q").send(body)
+
+
+def _ended(clients: list[BaseProcess]) -> None:
+    for one in clients:
+        one.join(PATIENCE * 3)
+    assert [one.exitcode for one in clients] == [0] * len(clients)
+
+
+def test_a_directory_for_which_an_owner_is_just_started_is_no_other_programs(tmp_path: Path) -> None:
+    """What the first client has made there is all that the second one finds."""
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "serve.starting").touch()
+    anabranch.open(tmp_path).close()
+
+
+def test_processes_that_come_at_once_are_clients_of_one_owner(directory: Path) -> None:
+    """And so are those that come at once after it was killed."""
+    with anabranch.open(directory, shared=True) as router:  # which keeps it
+        first = owner_pid(directory)
+        _ended(_clients(30, directory))
+        assert owner_pid(directory) == first
+        os.kill(first, signal.SIGKILL)
+        clients = _clients(20, directory, b"y")
+        _ended(clients)
+        assert owner_pid(directory) != first
+        bodies = sorted(message.body for message in router.queue("q").browse())
+        assert bodies == sorted([b"x%d" % n for n in range(30)] + [b"y%d" % n for n in range(20)])
+    log = (directory / "serve.log").read_text()
+    assert log.count(" serves ") == 2 and "StoreLockedError" not in log
+
+
+def test_processes_that_come_at_once_to_a_new_directory_start_one_owner(directory: Path) -> None:
+    _ended(_clients(30, directory))
+    with anabranch.open(directory, shared=True) as router:
+        assert router.queue("q").depth() == 30
+
+
+def test_an_owner_that_is_killed_while_it_starts_is_replaced(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here with its first breath, twice."""
+    spawn, killed = owner._spawn, list[int]()
+
+    def spawn_and_kill(config: Any, option: str, fd: int, linger: float) -> int:
+        pid = spawn(config, option, fd, linger)
+        if len(killed) < 2:
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+        return pid
+
+    monkeypatch.setattr(owner, "_spawn", spawn_and_kill)
+    with anabranch.open(directory, shared=True) as router:
+        router.queue("q").send(b"x")
+    assert len(killed) == 2
+
+
+def _errors(directory: Any, count: int = 4) -> set[str]:
+    """Return the types of errors that clients get that open it at once."""
+
+    def opened(_: int) -> str:
+        try:
+            anabranch.open(directory, shared=True).close()
+        except (AnabranchError, OSError) as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    with ThreadPoolExecutor(count) as pool:
+        return set(pool.map(opened, range(count)))
+
+
+def test_a_full_disk_is_told_to_each_client(directory: Path) -> None:
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", directory], check=True)
+    try:
+        with suppress(OSError), (directory / "lost+found").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        (error,) = _errors(directory, 2)
+        assert "No space left on device" in error and error.startswith("StoreFullError")
+        wait_for(lambda: not serving(directory))
+    finally:
+        subprocess.run(["umount", "-l", directory], check=True)
+
+
+def test_a_configuration_that_is_wrong_for_the_owner_is_told_to_each_client(tmp_path: Path, directory: Path) -> None:
+    """It was right when the client read it."""
+    file = tmp_path / "stores.yaml"
+    file.write_text(f"directory: {directory}\nstores: [{{name: all, match: ['>']}}]\n")
+    config = configuration_of(file)
+    file.write_text(f"directory: {directory}\nstores: [{{name: all, match: ['>'], nothing: 1}}]\n")
+    (error,) = _errors(config, 2)
+    assert error.startswith("ConfigError") and "nothing" in error
+
+
+def test_an_owner_ends_after_its_last_client_and_the_next_client_starts_another(directory: Path) -> None:
+    pids = set()
+    for n in range(3):
+        with anabranch.open(directory, shared=True) as router:
+            router.queue("q").send(b"%d" % n)
+            pids.add(owner_pid(directory))
+        wait_for(lambda: not serving(directory))
+    assert len(pids) == 3
+    assert not (directory / "serve.sock").exists()
+
+
+def test_clients_that_come_while_the_owner_ends_are_served(directory: Path) -> None:
+    """Each comes some time after the last one has gone: before, just when, and after the owner ends."""
+    for n in range(8):
+        with anabranch.open(directory, shared=True) as router:
+            router.queue("q").send(b"%d" % n)
+        time.sleep(0.46 + n / 50)
+    with anabranch.open(directory, shared=True) as router:
+        assert [message.body for message in router.queue("q").browse()] == [b"%d" % n for n in range(8)]
+    assert "StoreLockedError" not in (directory / "serve.log").read_text()
+
+
+def test_sigterm_finishes_what_is_in_hand(directory: Path) -> None:
+    """No outcome is unknown: what the owner has begun it answers, and what it has not begun the next one does."""
+    with anabranch.open(directory, shared=True) as router:
+        counted = router.map("n")
+        over = threading.Event()
+        numbers: list[int] = []
+
+        def count() -> None:
+            while not over.is_set():
+                numbers.append(counted.increment("k"))
+
+        threads = [threading.Thread(target=count) for _ in range(3)]
+        for one in threads:
+            one.start()
+        for _ in range(2):
+            wait_for(lambda: is_alive(owner_pid(directory)))
+            before, pid = len(numbers), owner_pid(directory)
+            wait_for(lambda before=before: len(numbers) > before + 20)  # type: ignore[misc]
+            os.kill(pid, signal.SIGTERM)
+            wait_for(lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
+        over.set()
+        for one in threads:
+            one.join(PATIENCE)
+        assert sorted(numbers) == list(range(1, len(numbers) + 1))
+
+
+def test_a_socket_that_was_deleted_is_made_anew(striking: Striking) -> None:
+    with striking.client() as router:
+        (striking.directory / "serve.sock").unlink()
+        router.queue("q").send(b"x")
+        wait_for((striking.directory / "serve.sock").exists)
+        with striking.client() as other:
+            assert other.queue("q").depth() == 1
+        assert len(striking.owners) == 1
+
+
+def test_an_owner_whose_lock_was_deleted_is_replaced(directory: Path) -> None:
+    with anabranch.open(directory, shared=True) as router:
+        router.queue("q").send(b"x")
+        first = owner_pid(directory)
+        (directory / "router.lock").unlink()
+        wait_for(lambda: not is_alive(first))
+        assert [message.body for message in router.queue("q").browse()] == [b"x"]
+        assert owner_pid(directory) != first
+
+
+def test_a_path_may_be_longer_than_a_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "LINGER", 0.5)
+    place = tmp_path / ("d" * 100) / ("e" * 100)
+    place.parent.mkdir()
+    with anabranch.open(place, shared=True) as router:
+        router.queue("q").send(b"x")
+        os.kill(owner_pid(place), signal.SIGKILL)
+        assert router.queue("q").depth() == 1
+    wait_for(lambda: not serving(place))
+
+
+def test_another_user_is_refused(striking: Striking) -> None:
+    """By the directory, and, where that lets in anybody, by the socket, and by the owner itself."""
+    with striking.client():
+        for mode in (0o700, 0o755, 0o777):
+            striking.directory.chmod(mode)
+            if mode == 0o777:
+                (striking.directory / "serve.sock").chmod(0o777)
+            process = CONTEXT.Process(target=_open_as, args=(striking.directory, 65534))
+            process.start()
+            process.join(PATIENCE)
+            assert process.exitcode == 3
+        striking.directory.chmod(0o700)
+
+
+def _open_as(directory: Path, user: int) -> None:
+    for parent in directory.parents:
+        if parent.stat().st_uid == 0 and not parent.stat().st_mode & 1:
+            parent.chmod(parent.stat().st_mode | 0o11)
+    os.setgid(user)
+    os.setuid(user)
+    try:
+        anabranch.open(directory, shared=True).close()
+    except (AnabranchError, PermissionError) as error:
+        print(error, file=sys.stderr)
+        os._exit(3)
+
+
+def test_nothing_of_a_client_stays_open_in_the_owner_that_it_has_started(directory: Path) -> None:
+    """A pipe of the client's own, say, whose end its parent waits for."""
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    with anabranch.open(directory, shared=True):
+        target = Path(f"/proc/self/fd/{writing}").readlink()
+        for pid in serving(directory):
+            assert target not in [path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()]
+            assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_command_does_not_come_before_the_next_owner(striking: Striking) -> None:
+    """One that finds nobody, since the owner has just died, is a client as those that live."""
+    with striking.client() as router:
+        router.queue("q").send(b"x")
+        striking.kill()
+        shown = CliRunner().invoke(app, ["queues", str(striking.directory)])
+        assert (shown.exit_code, shown.stdout.splitlines()[1].split()[0]) == (0, "q")
+        assert router.queue("q").depth() == 1
+        assert owner_pid(striking.directory) != os.getpid()
