@@ -15,8 +15,8 @@ from .signals import describe, exit_code
 
 COMMANDS = {
     "init": "configuration", "check": "configuration", "route": "configuration", "schema": "schema",
-    "queues": "queues", "browse": "messages", "send": "messages", "receive": "messages", "tail": "messages",
-    "move": "queues", "requeue": "queues", "purge": "queues", "delete": "queues", "stats": "stores",
+    "serve": "serve", "top": "top", "queues": "queues", "browse": "messages", "send": "messages", "receive": "messages",
+    "tail": "messages", "move": "queues", "requeue": "queues", "purge": "queues", "delete": "queues", "stats": "stores",
     "compact": "stores", "transactions": "transactions", "explain": "stores", "trace": "advisor",
     "recommend": "advisor", "repartition": "stores", "salvage": "stores", "import": "activemq", "mkahadb": "activemq",
 }  # fmt: skip

@@ -25,6 +25,8 @@ from ...policies.outputs import local_path
 from ..placement.on_disk.in_force import configuration_of
 from ..placement.record import RECORD
 from ..router import Router
+from ..sharing.clients import living
+from ..sharing.socket_file import connected
 from .output import Command, config_file, warnings_shown, working
 
 FILE: Final = Path("stores.yaml")
@@ -67,9 +69,10 @@ def on_directory(*operands: str) -> Callable[[Command], Command]:
 
 
 @contextmanager
-def opened(config: Config, *, create: bool = False, quiet: bool = False) -> Iterator[Router]:
-    """Open in the block the router of a data directory that somebody has used. Nothing is made, unless `create`. The
-    library's warnings are shown, unless `quiet`. Raises PlacementError."""
+def opened(config: Config, *, create: bool = False, quiet: bool = False, alone: bool = False) -> Iterator[Router]:
+    """Open in the block the router of a data directory that somebody has used: that of the process which has it open,
+    unless it is wanted `alone`. Nothing is made, unless `create`. The library's warnings are shown, unless `quiet`.
+    Raises PlacementError."""
     with nullcontext() if quiet else warnings_shown():
         if not create and not (config.bindings / RECORD).exists() and not (config.directory / RECORD).exists():
             what = "holds no data of Anabranch's" if config.directory.exists() else "does not exist"
@@ -77,6 +80,25 @@ def opened(config: Config, *, create: bool = False, quiet: bool = False) -> Iter
             step = "it is made at the first use, by a program or by `anabranch send --create`"
             raise PlacementError(f"{config.directory}{of} {what} yet; {step}")
         with working(f"Opening {config.directory.name}") as progress:
-            router = Router(config).open(lambda what, done, total: progress(done, total))
+            router = None if alone else running(config)
+            router = router or Router(config).open(lambda what, done, total: progress(done, total))
         with router:
             yield router
+
+
+def running(config: Config) -> Router | None:
+    """Return a router over the process that has the directory open; None where none does, or lets nobody look in. Where
+    clients live whose owner has just died, this is one more of them, and starts another: it would keep it from them
+    else."""
+    clients = any(living(config.directory))
+    if not clients:
+        try:
+            connected(config.directory).close()
+        except OSError:
+            return None
+    from ..sharing.shared_router import NoOwnerError, SharedRouter  # which takes longer than all else here
+
+    try:
+        return SharedRouter(config, starts=clients).open()
+    except NoOwnerError:
+        return None

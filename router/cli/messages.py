@@ -6,8 +6,9 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -231,9 +232,9 @@ def receive_command(
 def tail_command(config: Config, queue: str, limit: int, raw: bool, as_json: bool) -> None:
     """Show the messages of a queue as they come, until Ctrl-C.
 
-    The messages stay where they are. The directory is held while this runs, so nobody else sends there. New messages
-    come from the directory itself: dead letters of messages that expire, say. In the example dlq is the queue that
-    `dead_letter:` names in the configuration.
+    The messages stay where they are. Where no program has the directory open, it is held while this runs: new messages
+    come from the directory itself then, dead letters of messages that expire, say. In the example dlq is the queue
+    that `dead_letter:` names in the configuration.
 
     \b
     Example:
@@ -243,11 +244,12 @@ def tail_command(config: Config, queue: str, limit: int, raw: bool, as_json: boo
     with opened(config) as router:
         shown, backlog = Shown(as_json, raw), backlog_in(router, queue)
         is_ordered = not inspection_of(router).option(backlog.destination, "priorities")
-        for message in _coming(backlog, limit, is_ordered):
+        newer = partial(inspection_of(router).newer, backlog)
+        for message in _coming(backlog, newer, limit, is_ordered):
             shown(message)
 
 
-def _coming(backlog: Backlog, limit: int, is_ordered: bool) -> Iterator[Message]:
+def _coming(backlog: Backlog, newer: Callable[[int], list[Message]], limit: int, is_ordered: bool) -> Iterator[Message]:
     """Yield the last so many messages, then each that comes. `is_ordered`: messages that come are behind all that are
     there."""
     last = 0
@@ -258,6 +260,6 @@ def _coming(backlog: Backlog, limit: int, is_ordered: bool) -> Iterator[Message]
     yield from first
     while True:
         time.sleep(PAUSE)
-        new = [one for one in backlog.browse(after=last if is_ordered else 0) if one.seq > last]
-        yield from sorted(new, key=lambda one: one.seq)
+        new = list(backlog.browse(after=last)) if is_ordered else newer(last)
+        yield from new
         last = max((one.seq for one in new), default=last)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -16,8 +15,7 @@ from ...policies.errors import NoRouteError
 from ...policies.names.destination import Destination, Kind
 from ...policies.text import count_of, human_age, human_bytes
 from ..api.consumer import Consumer
-from ..api.dead_letter import dead_letter_of, dead_letter_queue
-from ..migration.moving import move_messages
+from ..api.dead_letter import dead_letter_of
 from ..router import Router, inspection_of
 from .directory import on_directory, opened
 from .output import echo_json, echo_result, echo_table, json_option, working
@@ -44,7 +42,7 @@ def queues_command(config: Config, as_json: bool) -> None:
     the message was sent that is received next. `bytes` are those of the messages, without bodies that are kept apart.
     Durable subscriptions of topics are listed too, as TOPIC NAME, with their topic's bytes.
 
-    No other process may have the directory open. Nothing is changed.
+    Nothing is changed.
 
     \b
     Example:
@@ -64,7 +62,7 @@ def queues_command(config: Config, as_json: bool) -> None:
 
 
 def _rows(router: Router) -> Iterator[dict[str, Any]]:
-    dead = _dead_letters(router)
+    dead = inspection_of(router).dead_letters()
     for destination in router.destinations():
         if destination.kind is Kind.QUEUE:
             row = _row(router, router.queue(destination), destination, dead[destination, None])
@@ -84,22 +82,6 @@ def _row(router: Router, consumer: Consumer, destination: Destination, dead: int
         "dead": dead, "oldest_ready_seconds": counts.oldest_ready_seconds,
         "bytes": inspection_of(router).bytes_of(destination),
     }  # fmt: skip
-
-
-def _dead_letters(router: Router) -> Counter[tuple[Destination, Any]]:
-    """Return the dead letters by where they come from: each dead-letter queue is walked once."""
-    found: Counter[tuple[Destination, Any]] = Counter()
-    queues: dict[Destination, None] = {}
-    for destination in router.destinations():
-        pattern = inspection_of(router).option(destination, "dead_letter")
-        if pattern is not None:
-            queues[dead_letter_queue(pattern, destination)] = None
-    for queue in queues:
-        for message in router.queue(queue).browse() if router.exists(queue) else ():
-            letter = dead_letter_of(message)
-            if letter is not None and letter.source != queue:
-                found[letter.source, letter.subscription] += 1
-    return found
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
@@ -145,7 +127,7 @@ def move_command(config: Config, source: str, target: str, limit: int | None, as
         origin, destination = queue_in(router, source), queue_named(router, target)
         require_lasting(router, destination.destination)
         with working(f"Moving {origin.destination.name}") as progress:
-            moved = move_messages(inspection_of(router).begin_unlimited, origin, destination, limit, progress)
+            moved = inspection_of(router).move(origin, destination, limit, progress)
         left = origin.depth()
     said = {"source": str(origin.destination), "target": str(destination.destination), "moved": moved, "left": left}
     lines = [f"{count_of(moved, 'message')} moved from {origin.destination} to {destination.destination}."]
@@ -172,10 +154,11 @@ def requeue_command(config: Config, queue: str, limit: int | None, as_json: bool
     """
     with opened(config) as router:
         letters = queue_in(router, queue)
-        sources = {letter.source for one in letters.browse(limit) if (letter := dead_letter_of(one)) is not None}
-        for source in sources:
-            with suppress(NoRouteError):  # said when it is its turn
-                require_lasting(router, source)
+        if inspection_of(router).is_own:  # else none is lost with this command
+            sources = {letter.source for one in letters.browse(limit) if (letter := dead_letter_of(one)) is not None}
+            for source in sources:
+                with suppress(NoRouteError):  # said when it is its turn
+                    require_lasting(router, source)
         done = router.requeue(letters, limit)
         left = letters.depth()
     said = {"queue": str(letters.destination), "requeued": done, "left": left}

@@ -14,7 +14,7 @@ from ...adapters import kahadb
 from ...adapters.core.store_types import StoreStats
 from ...adapters.kahadb.files import find_stores
 from ...policies.config import Config, load
-from ...policies.errors import ConfigError, TraceError
+from ...policies.errors import ConfigError, StoreLockedError, TraceError
 from ...policies.text import count_of, human_bytes
 from ..migration.plan import Move, plan_of
 from ..offline.repartition import repartition
@@ -23,7 +23,7 @@ from ..router import inspection_of
 from ..upkeep.explanation import explain, is_ours
 from ..upkeep.explanation_text import render_text
 from ..upkeep.salvage import Salvaged, salvage
-from .directory import on_directory, opened
+from .directory import on_directory, opened, running
 from .output import (
     LocalPath,
     Work,
@@ -44,9 +44,9 @@ def stats_command(config: Config, as_json: bool) -> None:
     """Show what each store holds, and what it takes on disk.
 
     Delayed messages are scheduled ones: they wait for their time. Dropped messages are counted from when a store is
-    opened. Router.stats() counts them in the process that has the store open.
+    opened.
 
-    The command opens the stores, so no other process may have them open. Nothing is created.
+    Nothing is created.
 
     \b
     Example:
@@ -98,8 +98,8 @@ def compact_command(config: Config, names: tuple[str, ...], as_json: bool) -> No
 
     The live messages in mostly dead segments of a journal are copied together, and the segments are released. A
     journal's index, and the file of an SQLite store, become as small as what is in them. There must be room for the
-    copies. The command opens the stores, so no other process may have them open. A router that is in use does it by
-    `router.compact()`. Killed at any moment, the command loses nothing, and can be run again.
+    copies. A program that has the directory open goes on meanwhile. Killed at any moment, the command loses nothing,
+    and can be run again.
 
     \b
     Example:
@@ -131,8 +131,9 @@ def explain_command(ctx: click.Context, directory: Path, config_path: Path | Non
 
     Messages that an interrupted repartition has copied, and that do not count yet, are marked.
 
-    No process may have a directory of Anabranch's open meanwhile. The command reads as much of a store's journal as its
-    next opening would. The exit code is 1 also where a store cannot be read, or is damaged.
+    The command reads as much of a store's journal as its next opening would. Where a program has the directory open,
+    that is asked, and each of its stores waits while it answers. Nobody may have a store open whose own directory is
+    given. The exit code is 1 also where a store cannot be read, or is damaged.
 
     \b
     Example:
@@ -163,7 +164,12 @@ def _columns() -> int:
 
 def _ours(directory: Path, config_path: Path | None, progress: Work) -> Explained:
     config = load(config_path) if config_path is not None else known_configuration(directory.absolute())
-    found = explain(directory, config, lambda what, done, total: progress(done, total))
+    router = running(config) if config is not None and config.directory.resolve() == directory.resolve() else None
+    if router is not None:
+        with router:
+            found = inspection_of(router).explain()
+    else:
+        found = explain(directory, config, lambda what, done, total: progress(done, total))
     is_whole = not found.unreadable and not any(store.damages for store in found.stores)
     return render_text(found, _columns()), found.to_json(), is_whole
 
@@ -281,7 +287,11 @@ def repartition_command(
             moves = plan_of(config, before, restart)
     else:
         with warnings_shown(), working(f"Moving {directory.name}") as progress:
-            done = repartition(config, before, restart, str(config_path), progress)
+            try:
+                done = repartition(config, before, restart, str(config_path), progress)
+            except StoreLockedError as error:
+                step = f"that program moves its messages itself by router.repartition({str(config_path)!r})"
+                raise StoreLockedError(f"{error}; {step}") from error
         moves, removed = done.moves, done.removed
     if as_json:
         shown = [asdict(move) | {"destination": str(move.destination)} for move in moves]

@@ -27,11 +27,10 @@ def transactions_command(
 ) -> None:
     """List transactions that wait for an outcome, or give one.
 
-    ID is a transaction's id or its xid, as they are listed. The command opens the stores, so no other process may have
-    them open. Opening resolves what is decided, and what nobody can have committed. Each transaction that is left waits
-    for one of three things: a transaction manager that has not said the outcome, a store that cannot be used, or a
-    decision log that is lost. Ask there before you decide. An outcome by hand is never taken back. It is kept until
-    --forget, so that the manager can find it.
+    ID is a transaction's id or its xid, as they are listed. Opening resolves what is decided, and what nobody can have
+    committed. Each transaction that is left waits for one of three things: a transaction manager that has not said the
+    outcome, a store that cannot be used, or a decision log that is lost. Ask there before you decide. An outcome by
+    hand is never taken back. It is kept until --forget, so that the manager can find it.
 
     The exit code is 1 also where the decision log is damaged.
 

@@ -21,6 +21,9 @@ SAYS = {
         "dead: job 13 (nobody makes thirteen)\n"
         "dead: job 213 (nobody makes thirteen)\n"
     ),
+    "many_processes": (
+        "a worker was killed; its job is free again: a bad day\n200 jobs done by 4 processes; left: 0\n"
+    ),
     "kinds_of_stores": "dead: [('a curse', 'delivery_limit')]\naudit: ['a train']\ninvoices: ['a train']\nprices: []\n",
     "transactions": (
         "rolled back, the order is in its queue again: there is nothing to pack\n"

@@ -128,8 +128,10 @@ def test_nothing_is_made_of_what_is_not_there(arguments: tuple[str, ...]) -> Non
     assert sorted(Path().rglob("*")) == before
 
 
-def test_a_directory_in_use_says_who_uses_it() -> None:
+def test_a_directory_that_nobody_may_look_into_says_who_uses_it() -> None:
     send("1")
+    text = "{directory: ., control: false, stores: [{name: all, match: ['>'], journal: {}}]}"
+    Path("data/stores.yaml").write_text(text)
     with anabranch.open("data"):
         for command, *others in ALL:
             assert "is open already, by this process" in run(command, "data", *others, code=1).stderr

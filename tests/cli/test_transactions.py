@@ -138,6 +138,8 @@ def test_one_thing_at_a_time() -> None:
 
 
 def test_a_locked_directory_says_who_has_it() -> None:
+    with Path("stores.yaml").open("a") as file:
+        file.write("control: false\n")
     with anabranch.open("stores.yaml"):
         result = run()
     assert (result.exit_code, result.stdout) == (1, "")
