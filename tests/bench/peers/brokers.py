@@ -53,6 +53,11 @@ class Server:
         self._log = log
         self._ended = weakref.finalize(self, _end, self._process)  # also where a run fails
 
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
     def connect(self, connect: Callable[[], Any], not_yet: type[Exception]) -> Any:
         """What `connect` returns once it raises no `not_yet` any more."""
         deadline = time.monotonic() + PATIENCE
@@ -89,7 +94,7 @@ class Redis:
         import redis
 
         assert self.server is not None
-        port = free_port()
+        self.port = port = free_port()
         options = {
             "bind": "127.0.0.1", "port": str(port), "dir": str(directory), "save": "", "appendonly": "yes",
             "appendfsync": "always" if durable else "no",
@@ -99,6 +104,11 @@ class Redis:
         self._connect: Callable[[], Any] = lambda: redis.Redis("127.0.0.1", port)
         self._clients: list[Any] = []
         self._server.connect(self._new().ping, redis.ConnectionError)
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        return self._server.pid
 
     def _new(self) -> Any:
         client = self._connect()
