@@ -1,5 +1,6 @@
 """What clients ask an owner for that is not on a hot path: each is a function of the router, on a thread of the
-library. Arguments and results are what msgpack has; `remote_router.py` makes them the library's objects again."""
+library. Arguments and results are what msgpack has; `remote_store.py` and `shared_router.py` make them the
+library's objects again."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ...adapters.core import Store
-from ...adapters.core.messages import LargeBody, Message
+from ...adapters.core.messages import LargeBody, Message, Receipt
 from ...adapters.core.service.subscriptions import unknown
 from ...adapters.core.store_types import Change, StoreStats, Subscription, SubscriptionKey
 from ...policies.config.writing import plain_data
@@ -30,7 +31,7 @@ from ...policies.names.destination import Destination, Kind
 from ..transactions.xid import Xid, as_xid
 from .inspecting import INSPECTIONS, INSPECTIONS_OF_SESSION, LONG_INSPECTIONS
 from .protocol import EVENTS, pack, pack_event, pack_message
-from .session import Session, consumer_key, destination_of
+from .session import PAGE_BYTES, Session, consumer_key, destination_of
 
 if TYPE_CHECKING:
     from ...policies.config import Config
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 PAGE: Final = 256
 """Messages of a browse, or values of a map, that go over at once."""
-PAGE_BYTES: Final = 8 << 20
-"""Bytes of bodies after which a page ends."""
 SLICE_SECONDS: Final = 1.0
 """For so long a call waits for a value before it looks whether its client is still there."""
 
@@ -130,14 +129,18 @@ def _increment(
 
 def _items(router: Router, registry: StoreRegistry, text: str, prefix: str, after: str | None) -> list[Any]:
     """Return a page of a map's values."""
-    destination, page, size = destination_of(text), [], 0
-    with registry.attempt(destination, registry.store_of) as store:
-        for key, body in store.maps.items(destination, prefix, after) if store is not None else ():
+    destination = destination_of(text)
+
+    def of_store(store: Store) -> list[Any]:
+        page, size = [], 0
+        for key, body in store.maps.items(destination, prefix, after):
             page.append([key, body])
             size += len(body)
             if len(page) >= PAGE or size >= PAGE_BYTES:
                 break
-    return page
+        return page
+
+    return registry.for_held(destination, of_store, [])
 
 
 def _wait_in(destination: Destination, key: str, seconds: float, store: Store) -> bytes | None:
@@ -185,20 +188,14 @@ def browse(
     after: Any,
 ) -> list[Any]:  # fmt: skip
     """Return a page of a destination's messages, behind a message (its seq and priority) or a seq."""
-    page: list[Any] = []
-    size = 0
-    with registry.attempt(destination, registry.store_of) as store:
-        if store is None:
-            return page
+
+    def of_store(store: Store) -> list[Any]:
         behind = after
         if isinstance(after, list):
             behind = Message(store, destination, after[0], b"", {}, None, 0, leased=False, priority=after[1])
-        for message in store.browse(destination, min(limit, PAGE), behind, key):
-            page.append(pack_message(message, None, session.add_body))
-            size += message.size if not message.is_large else 0
-            if size >= PAGE_BYTES:
-                break
-    return page
+        return session.page(store.browse(destination, min(limit, PAGE), behind, key))
+
+    return registry.for_held(destination, of_store, [])
 
 
 def receive(
@@ -252,9 +249,8 @@ def events(router: Router, session: Session) -> None:
 def _repartition(
     router: Router, registry: StoreRegistry, path: str, restart: bool, prepared_seconds: float
 ) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(
-        router.repartition(path, restart=restart, prepared_seconds=prepared_seconds)
-    )
+    report = router.repartition(path, restart=restart, prepared_seconds=prepared_seconds)
+    plain: dict[str, Any] = msgspec.to_builtins(report)
     return plain
 
 
@@ -273,6 +269,10 @@ OF_SESSION: Final[Mapping[str, Callable[..., Any]]] = {
 # Transactions
 
 
+def _xid(given: list[Any]) -> Xid:
+    return as_xid(tuple(given))
+
+
 def commit(
     router: Router, registry: StoreRegistry, session: Session, again: bool, xid: list[Any] | None, mode: str,
     sends: list[Any], acks: list[str], changes: list[Any],
@@ -282,21 +282,21 @@ def commit(
     tokens = [session.now(token) for token in acks]
     known = [(destination_of(text), session.outgoing_of(fields)) for text, fields in sends]
     if again and mode == "prepare":
-        if xid is not None and as_xid(tuple(xid)) in router.recover():
+        if xid is not None and _xid(xid) in router.recover():
             session.let_go(acks)
             return []
     elif again:
         before = _committed_before(registry, session, known, tokens)
         if before is not None:
             return before
-    transaction = router.transaction(None if xid is None else as_xid(tuple(xid)))
+    transaction = router.transaction(None if xid is None else _xid(xid))
     try:
         for destination, message in known:
             transaction._carry(destination, message)
         for token in tokens:
             if token is None:
                 raise UnknownMessageError("a message that this transaction acks is not leased any more")
-            transaction.ack(_leased(registry, token))
+            transaction.ack(store_of_lease(registry, token).leased(token))
         for given, subscribe, retroactive in changes:
             transaction._change(Change(subscription_of(given), subscribe, retroactive))
         if mode == "vote":
@@ -312,7 +312,7 @@ def commit(
             transaction.rollback()
         raise
     session.let_go(acks)
-    return [(str(one.destination), one.seq, one.duplicate) for one in receipts]
+    return _packed_receipts(receipts)
 
 
 def _end_vote(registry: StoreRegistry, session: Session, number: int, commit: bool, acks: list[str]) -> list[Any]:
@@ -325,14 +325,22 @@ def _end_vote(registry: StoreRegistry, session: Session, number: int, commit: bo
     if not commit:
         transaction.rollback()
         return []
-    return [(str(one.destination), one.seq, one.duplicate) for one in transaction.commit()]
+    return _packed_receipts(transaction.commit())
 
 
-def _leased(registry: StoreRegistry, token: str) -> Message[Any]:
-    store = registry.open_store(bytes.fromhex(token[:32]))
+def _packed_receipts(receipts: Iterable[Receipt]) -> list[Any]:
+    return [(str(one.destination), one.seq, one.duplicate) for one in receipts]
+
+
+def store_of_lease(registry: StoreRegistry, token: str) -> Store:
+    """Return the store that leased a message, whose UUID a token begins with. Raises UnknownMessageError."""
+    try:
+        store = registry.open_store(bytes.fromhex(token[:32]))
+    except ValueError:
+        store = None
     if store is None:
         raise UnknownMessageError(f"the message of token {token!r} is not leased here any more")
-    return store.leased(token)
+    return store
 
 
 def _committed_before(
@@ -379,14 +387,6 @@ def _packed_stats(stats: StoreStats) -> dict[str, Any]:
     return fields
 
 
-def _xid(given: list[Any]) -> Xid:
-    return as_xid(tuple(given))
-
-
-def _plain(value: Any) -> Any:
-    return msgspec.to_builtins(value)
-
-
 CALLS: Final[Mapping[str, Callable[..., Any]]] = {
     "depth": _held("depth", 0),
     "counts": _held("counts", None, lambda counts: None if counts is None else [*counts, counts.oldest_ready_seconds]),
@@ -417,9 +417,9 @@ CALLS: Final[Mapping[str, Callable[..., Any]]] = {
     "commit_xid": lambda router, registry, xid, one_phase: router.commit(_xid(xid), one_phase),
     "rollback_xid": lambda router, registry, xid: router.rollback(_xid(xid)),
     "recover": lambda router, registry: [list(one) for one in router.recover()],
-    "in_doubt": lambda router, registry: _plain(router.in_doubt()),
+    "in_doubt": lambda router, registry: msgspec.to_builtins(router.in_doubt()),
     "resolve": lambda router, registry, transaction, outcome: router.resolve(transaction, outcome),
-    "heuristics": lambda router, registry: _plain(router.heuristics()),
+    "heuristics": lambda router, registry: msgspec.to_builtins(router.heuristics()),
     "forget": lambda router, registry, transaction: router.forget(transaction),
     "configuration": lambda router, registry: mark_of(router.config),
     "reopen_decisions": lambda router, registry: router.reopen_decisions(),
@@ -427,7 +427,7 @@ CALLS: Final[Mapping[str, Callable[..., Any]]] = {
     "stop_usage_log": lambda router, registry: router.stop_usage_log(),
     "expires_when_idle": _idle,
     "repartition": _repartition,
-    "usage_stats": lambda router, registry: _plain(router.usage_stats()),
+    "usage_stats": lambda router, registry: msgspec.to_builtins(router.usage_stats()),
     **INSPECTIONS,
 }
 """By name: functions of the router, its registry and the arguments."""

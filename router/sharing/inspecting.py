@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from ...adapters.core import Store
 from ...adapters.core.messages import Message
 from ...adapters.core.store_types import SubscriptionKey
 from ...policies.errors import StoreFailedError
@@ -17,7 +18,7 @@ from ..api.consumer import Backlog
 from ..api.queue import Queue
 from ..migration.moving import move_page, move_pages
 from ..router import inspection_of
-from .protocol import Op, pack_message
+from .protocol import Op
 from .session import Session, consumer_key, destination_of
 
 if TYPE_CHECKING:
@@ -26,22 +27,16 @@ if TYPE_CHECKING:
     from ..upkeep.explanation import DirectoryExplanation
     from .remote_store import RemoteStore
 
-PAGE_BYTES: Final = 8 << 20
-
 
 def _newer(registry: StoreRegistry, session: Session, text: str, seq: int) -> list[Any]:
     """Return the first of the messages behind a seq, in order of theirs."""
-    page: list[Any] = []
-    size = 0
     destination = destination_of(text)
-    with registry.attempt(destination, registry.store_of) as store:
-        found = [one for one in store.browse(destination) if one.seq > seq] if store is not None else []
-    for message in sorted(found, key=lambda one: one.seq):
-        page.append(pack_message(message, None, session.add_body))
-        size += 0 if message.is_large else message.size
-        if size >= PAGE_BYTES:
-            break
-    return page
+
+    def of_store(store: Store) -> list[Any]:
+        found = [one for one in store.browse(destination) if one.seq > seq]
+        return session.page(sorted(found, key=lambda one: one.seq))
+
+    return registry.for_held(destination, of_store, [])
 
 
 def _move(router: Router, registry: StoreRegistry, source: str, target: str, most: int) -> int:

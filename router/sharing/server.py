@@ -599,7 +599,7 @@ class Server:
     def _require(self, tokens: list[str]) -> None:
         """Raise UnknownMessageError unless all of these can be settled: they are, or none of them."""
         for token in tokens:
-            self._store_of(token).require_leased([token])
+            calls.store_of_lease(self.registry, token).require_leased([token])
 
     def _tokens(self, session: Session, given: list[str]) -> list[str]:
         """Return the tokens as they are now. Those that are gone are none that any store knows. Raises TypeError."""
@@ -643,17 +643,8 @@ class Server:
 
     def _extend(self, session: Session, number: int, _: int, given: str, seconds: float | None) -> None:
         token = session.now(given) or ""
-        store = self._store_of(token)
+        store = calls.store_of_lease(self.registry, token)
         self._work(session, number, lambda: store.extend(store.leased(token), seconds))
-
-    def _store_of(self, token: str) -> Store:
-        try:
-            store = self.registry.open_store(bytes.fromhex(token[:32]))
-        except ValueError:
-            store = None
-        if store is None:
-            raise UnknownMessageError(f"the message of token {token!r} is not leased here any more")
-        return store
 
     # Receiving
 

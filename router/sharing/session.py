@@ -19,6 +19,8 @@ from .protocol import Op, ProtocolError, pack, pack_error, pack_message, unpack
 
 READ_BYTES: Final = 1 << 18
 """Bytes that are read of a socket at once."""
+PAGE_BYTES: Final = 8 << 20
+"""Bytes of bodies after which a page of messages, or of a map's values, ends."""
 UNANSWERED_MAX: Final = 1024
 """Requests of a client that are taken without an answer; beyond that it is not read."""
 UNREAD_MAX: Final = 64 << 20
@@ -165,6 +167,17 @@ class Session:
         number = next(self._body_numbers)
         self.bodies[number] = body
         return number
+
+    def page(self, messages: Iterable[Message[Any]]) -> list[list[Any]]:
+        """Return the first of these messages as they go to the client, which does not hold them: until a page is full.
+        No more of them are read than go."""
+        packed, size = [], 0
+        for message in messages:
+            packed.append(pack_message(message, None, self.add_body))
+            size += 0 if message.is_large else message.size
+            if size >= PAGE_BYTES:
+                break
+        return packed
 
     def outgoing_of(self, fields: list[Any]) -> Outgoing:
         """Return the message to be sent that these are the fields of. Raises ClosedError for a body that was kept by an
