@@ -173,6 +173,11 @@ class ClosedError(AnabranchError):
     """The router or the store is closed, or this process is a fork of the one that opened it."""
 
 
+def router_closed() -> ClosedError:
+    """Return the error of a call of a closed router."""
+    return ClosedError("the router is closed; open it with anabranch.open(...)")
+
+
 class TraceError(AnabranchError):
     """A usage trace or a foreign journal cannot be used: what, where, and what to do."""
 

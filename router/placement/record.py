@@ -21,7 +21,7 @@ import msgspec
 from ...adapters.system.background import CoalescedJob
 from ...adapters.system.files import FILE_MODE, FULL, refused
 from ...adapters.wal.files.record_file import DamagedError, RecordFile
-from ...policies.errors import AnabranchError, ClosedError, CorruptionError, PlacementError
+from ...policies.errors import AnabranchError, CorruptionError, PlacementError, router_closed
 from ...policies.names.destination import Destination, Kind
 
 log = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ class DestinationsTable:
                 self._refuse_reentry()
                 if not batch.committed:
                     if not self._is_open:
-                        raise ClosedError("the router is closed; open it with anabranch.open(...)")
+                        raise router_closed()
                     self._require_lock()
                     waiting = [waiting for waiting in list(self._waiting) if not waiting.committed]
                     try:

@@ -27,6 +27,7 @@ from ...policies.errors import (
     PlacementError,
     StoreFailedError,
     UnknownMessageError,
+    router_closed,
 )
 from ...policies.names.destination import Destination
 from ...policies.names.routes import Match
@@ -269,7 +270,7 @@ class StoreRegistry:
                 "directory"
             )
         if not self.opened:
-            raise ClosedError("the router is closed; open it with anabranch.open(...)")
+            raise router_closed()
         if self._stopped is not None:
             self._stores.forget_found()  # what another thread was just putting there when it stopped
             raise StoreFailedError(f"the router has stopped: {self._stopped}") from self._stopped

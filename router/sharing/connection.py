@@ -29,11 +29,11 @@ from ...adapters.system.background import shared
 from ...adapters.system.conditions import Promise, Thread, unless_busy
 from ...policies.errors import (
     AnabranchError,
-    ClosedError,
     ConfigError,
     OutcomeUnknownError,
     StoreFailedError,
     UnknownSubscriptionError,
+    router_closed,
 )
 from .clients import ClientFile
 from .protocol import VERSION, Op, ProtocolError, pack, unpack, unpack_error
@@ -208,7 +208,7 @@ class Connection:
         deadline, pause = time.monotonic() + self._patience, 0.0005
         while True:
             if self.is_closed:
-                raise self._closed()
+                raise router_closed()
             is_there = True
             try:
                 return self._greet()
@@ -321,7 +321,7 @@ class Connection:
         frame = pack(request.number, *request.fields)
         with self._sending:
             if self.is_closed:
-                raise self._closed()
+                raise router_closed()
             self._unanswered[request.number] = request
             link = self._link
             if link is None or link.sends:  # what one has sent that was interrupted is not known
@@ -335,9 +335,6 @@ class Connection:
             except OSError:
                 link.cut()
             link.sends = False
-
-    def _closed(self) -> ClosedError:
-        return ClosedError("the router is closed; open it with anabranch.open(...)")
 
     # Reading
 
@@ -421,7 +418,7 @@ class Connection:
                 link.reads = False
                 return
         if self.is_closed:
-            raise self._closed()
+            raise router_closed()
         self._connect()
 
     def _take(self, number: int, ok: Any, value: Any, error: list[Any] | None = None) -> None:
@@ -474,7 +471,7 @@ class Connection:
         if link is not None:
             link.cut()
             unless_busy(self._reading, self._close_link, FINISH_SECONDS)  # whoever reads is awake, and leaves
-        self._fail_all(self._closed())
+        self._fail_all(router_closed())
 
     def _close_link(self) -> None:
         with self._sending:

@@ -44,7 +44,7 @@ from ...adapters.core.state.due import delay_ms
 from ...adapters.core.state.leases import ACKED, CLAIMED, LEASED, LEAVING, REJECTED, RELEASED, ROLLED_BACK
 from ...adapters.core.store_types import Change, Counts, Done, Settlement, Subscription, SubscriptionKey
 from ...adapters.system.background import shared
-from ...policies.errors import AnabranchError, ClosedError, TransactionError, UnknownMessageError
+from ...policies.errors import AnabranchError, ClosedError, TransactionError, UnknownMessageError, router_closed
 from ...policies.names.destination import Destination
 from ..upkeep.dead_letters import SWEEP_SECONDS
 from .calls import PAGE, packed_subscription, subscription_of
@@ -259,7 +259,7 @@ class RemoteStore:
         if hasattr(self, "connection"):
             self.connection.close()
         while self._listeners:
-            self._listeners.popitem()[1].end(_closed())
+            self._listeners.popitem()[1].end(router_closed())
 
     def held(self) -> list[list[Any]]:
         """Return what this client holds, for an owner that does not know."""
@@ -301,11 +301,7 @@ class RemoteStore:
         deliver_at_ms: int = 0,
     ) -> Receipt:
         """Send one message, as Store.send."""
-        if isinstance(body, Sized):
-            body = self.keep(body, persistent)
-        fields = self._outgoing(
-            checked(body, headers, message_id, priority, expires_at_ms, persistent, False, deliver_at_ms)
-        )
+        fields = self._fields(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms)
         seq, duplicate = self.ask(Op.SEND, str(destination), fields, bool(sync))
         return Receipt(destination, seq, duplicate and message_id is not None)
 
@@ -322,11 +318,7 @@ class RemoteStore:
         deliver_at_ms: int = 0,
     ) -> Future[Receipt]:
         """Send without waiting, as Store.send_nowait."""
-        if isinstance(body, Sized):
-            body = self.keep(body, persistent)
-        fields = self._outgoing(
-            checked(body, headers, message_id, priority, expires_at_ms, persistent, False, deliver_at_ms)
-        )
+        fields = self._fields(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms)
         known = message_id is not None
         return self.connection.call_nowait(
             Op.SEND, str(destination), fields, bool(sync),
@@ -364,6 +356,17 @@ class RemoteStore:
             Receipt(destination, seq, duplicate and is_known)
             for (seq, duplicate), is_known in zip(answers, known, strict=True)
         ]
+
+    def _fields(
+        self, body: Any, headers: Headers | None, message_id: str | None, priority: int, expires_at_ms: int,
+        persistent: bool, deliver_at_ms: int,
+    ) -> list[Any]:  # fmt: skip
+        """Return a message that was given by its parts as it goes over the socket."""
+        if isinstance(body, Sized):
+            body = self.keep(body, persistent)
+        return self._outgoing(
+            checked(body, headers, message_id, priority, expires_at_ms, persistent, False, deliver_at_ms)
+        )
 
     def _outgoing(self, message: Outgoing) -> list[Any]:
         """Return a message as it goes over the socket, with an id by which it can be sent again."""
@@ -563,7 +566,7 @@ class RemoteStore:
         """Move the leases of messages that are held so, all or none, and add them to a list: interrupted from there on,
         whoever has that moves them back. Raises UnknownMessageError."""
         if self.connection.is_closed:
-            raise _closed()
+            raise router_closed()
         leases = [] if leases is None else leases
         for message in messages:
             lease = message._note
@@ -950,10 +953,6 @@ def _not_held(message: Message[Any]) -> UnknownMessageError:
 
 def _claimed(token: str) -> UnknownMessageError:
     return UnknownMessageError(f"the message of token {token}{_NOT_HELD}a transaction has claimed it")
-
-
-def _closed() -> ClosedError:
-    return ClosedError("the router is closed; open it with anabranch.open(...)")
 
 
 def _receipts(answer: list[Any], sends: Sequence[tuple[Destination, Outgoing]]) -> list[Receipt]:

@@ -15,7 +15,7 @@ from ...adapters.core.messages import Message, Reason
 from ...adapters.core.state.leases import ROLLED_BACK
 from ...adapters.core.store_types import StoreStats, Subscription
 from ...adapters.system.acceleration import log_parts
-from ...policies.errors import AnabranchError, ClosedError, TransactionError, UnknownMessageError
+from ...policies.errors import AnabranchError, ClosedError, TransactionError, UnknownMessageError, router_closed
 from ...policies.names.destination import Destination
 from ..api.addresses import Address, queue_of
 from ..api.codecs import Codec, codec_of, wrap_any
@@ -127,7 +127,7 @@ class RemoteRegistry:
     def require_open(self) -> None:
         """Raise ClosedError if the router is closed."""
         if not self.opened:
-            raise ClosedError("the router is closed; open it with anabranch.open(...)")
+            raise router_closed()
 
     def store_of(self, destination: Destination) -> RemoteStore:
         """Return the store."""

@@ -26,13 +26,13 @@ from ...adapters.system.files import FILE_MODE, disk_errors
 from ...policies.config.durability import Sync
 from ...policies.errors import (
     AnabranchError,
-    ClosedError,
     CorruptionError,
     OutcomeUnknownError,
     PlacementError,
     StoreFailedError,
     TransactionError,
     TransactionInDoubt,
+    router_closed,
 )
 from ..placement.registry import StoreRegistry
 from .decision_cleanup import DecisionCleanup
@@ -278,7 +278,7 @@ class Coordinator:
 
     def _require_open(self) -> None:
         if self.table.closed:
-            raise ClosedError("the router is closed; open it with anabranch.open(...)")
+            raise router_closed()
         self._registry.require_open()
 
     def _new_id(self, transaction: GlobalTransaction) -> bytes:
