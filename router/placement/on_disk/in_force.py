@@ -47,7 +47,9 @@ _MARKS: Final = ("router.lock", "placement.records", "placement.mdb", "bindings.
 """Files, any of which is in each data directory that was ever opened."""
 _ALL: Final = "all"
 """The name of the store in a directory for which nobody has given a configuration."""
-_OTHERS: Final = frozenset(("lost+found", "clients", "serve.starting", "serve.successor", "serve.log"))
+_MAKING: Final = f"{NAME}.tmp"
+"""The file while it is written."""
+_OTHERS: Final = frozenset(("lost+found", "clients", "serve.starting", "serve.successor", "serve.log", _MAKING))
 """What may be there before a data directory is made: clients of one that is shared wait for its first owner."""
 _SHOWN: Final = 3
 _WAYS: Final = (
@@ -166,7 +168,7 @@ def write_in_force(config: Config) -> None:
                 _tell(before, config)
     except OSError as error:
         with suppress(OSError):
-            path.with_name(f"{NAME}.tmp").unlink(missing_ok=True)
+            path.with_name(_MAKING).unlink(missing_ok=True)
         log.warning("the configuration in force is not written to %s: %s", path, error)
 
 
