@@ -805,7 +805,8 @@ class Router:
         the first of them and goes with the last one. This is for who has said so, or wants to know when all have gone.
 
         Serving takes a part of what this process can do: where that is busy, `anabranch serve` is a process for it
-        alone. Raises ConfigError for a directory in which no socket can be.
+        alone. Raises ConfigError for a directory in which no socket can be, and StoreFullError for one that has no
+        room now.
         """
         self._begin("serve")
         assert self._others is not None

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ...adapters.system.files import make_directory, open_file
+from ...adapters.system.files import disk_errors, make_directory, open_file
 
 DIRECTORY: Final = "clients"
 FILE_MODE: Final = 0o600
@@ -25,12 +25,15 @@ def clients_of(directory: Path) -> Path:
 
 
 class ClientFile:
-    """The file of one client, locked until it is closed, or its process ends. Raises OSError."""
+    """The file of one client, locked until it is closed, or its process ends. Raises as `disk_errors`."""
 
     def __init__(self, directory: Path, client: str) -> None:
-        place = clients_of(directory)
-        make_directory(place, FILE_MODE)
-        self._path = place / client
+        self._path = clients_of(directory) / client
+        with disk_errors(f"{directory} cannot be shared"):
+            self._make()
+
+    def _make(self) -> None:
+        make_directory(self._path.parent, FILE_MODE)
         while True:
             self._fd = open_file(self._path, os.O_RDWR | os.O_CREAT, FILE_MODE)
             fcntl.flock(self._fd, fcntl.LOCK_EX)

@@ -69,8 +69,9 @@ class ControlSocket:
         assert registry is not None  # whoever calls holds them
         with self._lock:
             if self._asked_for is None or self._asked_for.ended.is_set():
-                self._asked_for = _server_of(router, registry, linger)
-                self._asked_for.start()
+                server = _server_of(router, registry, linger)
+                server.start()
+                self._asked_for = server
             return self._asked_for
 
     def sessions(self) -> list[dict[str, Any]]:

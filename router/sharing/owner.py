@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ...adapters.system.files import make_directory, open_file
+from ...adapters.system.files import disk_errors, make_directory, open_file
 from ...policies.config.adapters import load_adapter
 from ...policies.errors import ConfigError, StoreFailedError, StoreLockedError
 from ..placement.on_disk.in_force import write_in_force
@@ -46,6 +46,11 @@ _ORDERLY: Final = b"\0"
 def start(config: Config) -> None:
     """Start an owner, unless there is one by now. Returns once it can be connected to, or has ended without a word.
     Raises what it could not start for."""
+    with disk_errors(f"no owner of {config.directory} can be started"):
+        _start(config)
+
+
+def _start(config: Config) -> None:
     directory = config.directory
     make_directory(directory, config.file_mode)
     fd = open_file(directory / STARTING, os.O_RDWR | os.O_CREAT, 0o600)
@@ -107,7 +112,8 @@ def _tell_start(config: Config) -> None:
     if config.file is None:
         write_in_force(config)
     log = config.directory / LOG
-    size = log.stat().st_size if log.exists() else 0
+    os.close(open_file(log, os.O_WRONLY | os.O_CREAT, 0o600))  # if that fails, it is said of which file
+    size = log.stat().st_size
     reading, writing = os.pipe()
     try:
         try:

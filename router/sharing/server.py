@@ -33,6 +33,7 @@ from ...adapters.core.messages import LargeBody, Message
 from ...adapters.core.store_types import Listener, Pending, Settlement, SubscriptionKey
 from ...adapters.system.background import CoalescedJob, shared
 from ...adapters.system.conditions import Thread
+from ...adapters.system.files import disk_errors
 from ...policies.errors import AnabranchError, ClosedError, UnknownMessageError
 from ...policies.names.destination import Destination
 from ..api.consumer import require_count, require_timeout
@@ -143,7 +144,7 @@ class Server:
     # Starting and ending
 
     def start(self) -> None:
-        """Begin to serve, on a thread. Raises OSError, ConfigError for a place where no socket can be."""
+        """Begin to serve, on a thread. Raises as `disk_errors` where no socket can be."""
         self._begin()
         self._serve()
 
@@ -167,7 +168,8 @@ class Server:
             self._parked = []
             self._at(GRACE_SECONDS, self._end_grace)
         if self._listening is None:
-            self._listening, self._socket = bound(self.directory, BACKLOG)
+            with disk_errors(f"no client can come to {self.directory}"):
+                self._listening, self._socket = bound(self.directory, BACKLOG)
         for sock in (self._listening, self._wake_in, self._wake_out):
             sock.setblocking(False)
         self._listen_on()

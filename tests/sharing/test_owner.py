@@ -102,7 +102,8 @@ def _ended(clients: list[BaseProcess]) -> None:
 def test_a_directory_for_which_an_owner_is_just_started_is_no_other_programs(tmp_path: Path) -> None:
     """What the first client has made there is all that the second one finds."""
     (tmp_path / "clients").mkdir()
-    (tmp_path / "serve.starting").touch()
+    for name in ("serve.starting", "in-force.yaml.tmp"):
+        (tmp_path / name).touch()
     anabranch.open(tmp_path).close()
 
 
@@ -159,18 +160,41 @@ def _errors(directory: Any, count: int = 4) -> set[str]:
         return set(pool.map(opened, range(count)))
 
 
-def test_a_full_disk_is_told_to_each_client(directory: Path) -> None:
+@pytest.fixture
+def mounted(directory: Path) -> Iterator[Path]:
+    """A directory on a disk of its own."""
     directory.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", directory], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=1", "tmpfs", directory], check=True)
     try:
-        with suppress(OSError), (directory / "lost+found").open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-        (error,) = _errors(directory, 2)
-        assert "No space left on device" in error and error.startswith("StoreFullError")
+        yield directory
         wait_for(lambda: not serving(directory))
     finally:
         subprocess.run(["umount", "-l", directory], check=True)
+
+
+def test_a_full_disk_is_told_to_each_client(mounted: Path) -> None:
+    _let_have(mounted, 20)
+    with suppress(OSError), (mounted / "lost+found").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    _all_are_full(_errors(mounted, 2))
+
+
+def test_a_disk_that_is_full_for_any_step_is_told_to_each_client(mounted: Path) -> None:
+    """It has room for one file more each time, until there is one for each that a client or its owner makes."""
+    count = 1
+    while "" not in (errors := _errors(mounted, 1)):
+        _all_are_full(errors)
+        _let_have(mounted, count := count + 1)
+    assert count > 5
+
+
+def _let_have(place: Path, files: int) -> None:
+    subprocess.run(["mount", "-o", f"remount,nr_inodes={files}", place], check=True)
+
+
+def _all_are_full(errors: set[str]) -> None:
+    assert all(error.startswith("StoreFullError") and "No space left on device" in error for error in errors), errors
 
 
 def test_a_configuration_that_is_wrong_for_the_owner_is_told_to_each_client(tmp_path: Path, directory: Path) -> None:
