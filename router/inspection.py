@@ -4,7 +4,7 @@
         inspection_of(router).bytes_of(destination)         # router.inspection_of
 
 The commands use this and the public methods, nothing else of a router. The router of a shared directory has one that
-asks the owner (sharing/inspecting.py).
+asks the owner (sharing/client/inspecting.py).
 """
 
 from __future__ import annotations

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def _way_in(router: Router, registry: StoreRegistry) -> Others:
-    from .sharing.control import ControlSocket  # once a router is opened: importing Anabranch need not take longer
+    from .sharing.owner.control import (
+        ControlSocket,  # once a router is opened: importing Anabranch need not take longer
+    )
 
     return ControlSocket(router, registry)
 
@@ -40,7 +42,7 @@ def open(
     """
     config = configuration_of(source)
     if shared or config.shared:
-        from .sharing.shared_router import SharedRouter  # for who shares a directory alone: it takes a while
+        from .sharing.client.router import SharedRouter  # for who shares a directory alone: it takes a while
 
         return SharedRouter(config).open(progress)
     return Router(config).open(progress)

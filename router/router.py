@@ -86,7 +86,7 @@ class RouterStats:
 
 
 class Serving(Protocol):
-    """A server of other processes (sharing/server.py)."""
+    """A server of other processes (sharing/owner/server.py)."""
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it serves no more; return whether that is so, also where the time, in seconds, is over before."""
@@ -100,7 +100,7 @@ class Serving(Protocol):
 
 
 class Others(Protocol):
-    """The way in for other processes (sharing/control.py)."""
+    """The way in for other processes (sharing/owner/control.py)."""
 
     def serve(self, linger: float | None) -> Serving:
         """Let them in until that is stopped; as Router.serve."""

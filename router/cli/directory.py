@@ -96,7 +96,7 @@ def running(config: Config) -> Router | None:
             connected(config.directory).close()
         except OSError:
             return None
-    from ..sharing.shared_router import NoOwnerError, SharedRouter  # which takes longer than all else here
+    from ..sharing.client.router import NoOwnerError, SharedRouter  # which takes longer than all else here
 
     try:
         return SharedRouter(config, starts=clients).open()

@@ -15,8 +15,8 @@ from ...policies.config import Config
 from ...policies.errors import StoreFailedError, StoreLockedError
 from ..placement.on_disk.in_force import configuration_of
 from ..router import Router
-from ..sharing import owner
-from ..sharing.server import Server
+from ..sharing import starting
+from ..sharing.owner.server import Server
 from .directory import on_directory, opened
 from .output import Seconds
 
@@ -51,21 +51,21 @@ def serve_command(config: Config, linger: float | None, tell: int | None, after:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
     place = None
     if after is not None:
-        place = owner.stands_by(config, after)
+        place = starting.stands_by(config, after)
         if place is None:
             return
         config = configuration_of(config.file or config.directory)  # as it is now
     try:
-        with _opened(config, owner.SUCCESSION_SECONDS if place is not None else 0) as router:
+        with _opened(config, starting.SUCCESSION_SECONDS if place is not None else 0) as router:
             server = router.serve(linger)
             assert isinstance(server, Server)
             server.holds_start = True
             log.info("process %d serves %s", os.getpid(), config.directory)
             if tell is not None:
-                owner.tell(tell, None)
+                starting.tell(tell, None)
             if place is not None:
                 os.close(place)
-            successor = owner.Successor(config, linger or 0) if tell is not None or place is not None else None
+            successor = starting.Successor(config, linger or 0) if tell is not None or place is not None else None
             try:
                 server.wait()
             finally:
@@ -73,7 +73,7 @@ def serve_command(config: Config, linger: float | None, tell: int | None, after:
                     successor.dismiss()
     except Exception as error:
         if tell is not None:
-            owner.tell(tell, error)
+            starting.tell(tell, error)
         raise
     if server.failure is not None:
         raise StoreFailedError(f"the server has ended: {server.failure}") from server.failure

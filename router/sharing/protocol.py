@@ -1,39 +1,242 @@
 """The frames that a directory's owner and its clients exchange over a Unix stream socket (docs/processes.md).
 
     frame       length (4 bytes, little endian), then a msgpack array
-    request     [number, op, ...]            number: 1 and up, the client's own
+    request     [number, [op, ...]]          number: 1 and up, the client's own; op and fields: the classes below
     reply       [number, ok, value]          ok: True, or False with an error as the value; in any order
     push        [0, listener, messages]      messages of a listener, or, with None, [0, listener, None, error]: its end
-    goodbye     [0, None, None]                what has no answer behind it was not begun
+    goodbye     [0, None, None]              what has no answer behind it was not begun
 
 Any number of frames may be in one write. Nothing of it is a pickle: values are what msgpack has, and an error goes as
-the name of its class, with plain fields.
+the name of its class, with plain fields. A destination goes as its text, but for that of a subscription.
 """
 
 from __future__ import annotations
 
 import builtins
-import enum
 import struct
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from ...adapters.core.messages import LargeBody, Message
+from ...adapters.core.store_types import Change, Settlement, SubscriptionKey
 from ...policies import errors
 from ...policies.errors import AnabranchError
-from ..events import Event
+from ...policies.names.destination import Destination
+from ..transactions.xid import Xid
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Rises with each change of what goes over the socket. An owner refuses a client of another version, by name."""
-
 FRAME_MAX: Final = 1 << 30
 """Bytes of one frame. The largest body that a message has in memory is far below it."""
 LENGTH = struct.Struct("<I")
+PAGE: Final = 256
+"""Messages of a browse or a send, or values of a map, that go over at once."""
+EVENTS: Final = 0
+"""The number of no listener: with it come the events of the owner's router."""
+
+
+class ProtocolError(ValueError):
+    """What the other side has sent is no frame of this protocol."""
+
+
+# Requests
+
+
+class Request(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """What a client asks: its tag, which is its op, and its fields, in order. They have these types once it came."""
+
+
+class Held(NamedTuple):
+    """A message that a client holds, as it tells an owner that does not know."""
+
+    token: str
+    destination: str
+    key: SubscriptionKey | None
+    seq: int
+    lease: float | None
+    """Seconds."""
+
+
+class OutgoingFields(NamedTuple):
+    """The fields of an Outgoing. A body that is kept apart is its size, and its number at the owner."""
+
+    body: bytes | tuple[int, int]
+    headers: Mapping[str, Any] | None
+    message_id: str | None
+    priority: int
+    expires_at_ms: int
+    persistent: bool
+    requeued: bool
+    deliver_at_ms: int
+
+
+class Hello(Request, frozen=True, tag=0, forbid_unknown_fields=False):
+    """Greets, first of all. Its version is in the same place whatever the version."""
+
+    version: int
+    client: str = ""
+    pid: int = 0
+    owner: str = ""
+    """The owner that the client knew."""
+    held: list[Held] = []
+
+
+class Send(Request, frozen=True, tag=1):
+    """Sends one message. Answered by its seq, and whether it is a duplicate."""
+
+    destination: str
+    message: OutgoingFields
+    sync: bool
+
+
+class SendMany(Request, frozen=True, tag=2):
+    """Sends many messages to one destination."""
+
+    destination: str
+    messages: list[OutgoingFields]
+    sync: bool
+
+
+class Receive(Request, frozen=True, tag=3):
+    """Receives from one destination."""
+
+    destination: str
+    key: SubscriptionKey | None
+    most: int
+    timeout: float | None
+    lease: float | None
+
+
+class ReceivePattern(Request, frozen=True, tag=4):
+    """Receives one message from many queues."""
+
+    pattern: str
+    timeout: float | None
+    lease: float | None
+
+
+class Listen(Request, frozen=True, tag=5):
+    """Begins to listen, at the first owner or at the next."""
+
+    listener: int
+    destination: str
+    key: SubscriptionKey | None
+    credit: int
+    """What is left of `granted`."""
+    lease: float | None
+    granted: int
+    """All credit that the client has given it since its beginning."""
+
+
+class Credit(Request, frozen=True, tag=6):
+    """Grants a listener credit: so much since its beginning."""
+
+    listener: int
+    granted: int
+
+
+class Unlisten(Request, frozen=True, tag=7):
+    """Ends a listener. What it is given comes before the answer."""
+
+    listener: int
+
+
+class Ack(Request, frozen=True, tag=8):
+    """Acks messages, all or none. Answered by what was wrong with each, None where nothing was with any."""
+
+    tokens: list[str]
+
+
+class Settle(Request, frozen=True, tag=9):
+    """Ends leases in any way. Answered as an Ack."""
+
+    tokens: list[str]
+    how: Settlement = Settlement.ACK
+    reason: tuple[str | None, str] | None = None
+    """The fields of a Failure."""
+    delivered: bool = True
+    delay: float | None = None
+    whole: bool = False
+    """All or none."""
+
+
+class Extend(Request, frozen=True, tag=10):
+    """Leases a message for longer."""
+
+    token: str
+    seconds: float | None
+
+
+class Browse(Request, frozen=True, tag=11):
+    """Looks at a page of messages, behind a message (its seq and priority) or a seq."""
+
+    destination: str
+    key: SubscriptionKey | None
+    limit: int
+    after: int | tuple[int, int]
+
+
+class Commit(Request, frozen=True, tag=12):
+    """Commits a whole transaction, prepares it under its xid, or lets it vote, which is answered by a number."""
+
+    again: bool
+    """It may have been committed before."""
+    xid: Xid | None
+    mode: Literal["commit", "prepare", "vote"]
+    sends: list[tuple[str, OutgoingFields]]
+    acks: list[str]
+    changes: list[Change]
+
+
+class Call(Request, frozen=True, tag=13):
+    """Calls a function of owner/calls.py, which says what it takes."""
+
+    name: str
+    given: Sequence[Any]
+
+
+class Cancel(Request, frozen=True, tag=14):
+    """Ends a receive that waits."""
+
+    number: int
+
+
+class Unfit(Request, frozen=True, tag=-1):
+    """Stands for a request that is none, which is refused."""
+
+    reason: str
+
+
+_request: msgspec.msgpack.Decoder[tuple[int, Request]] = msgspec.msgpack.Decoder(
+    tuple[
+        int,
+    Hello | Send | SendMany | Receive | ReceivePattern | Listen | Credit | Unlisten | Ack | Settle | Extend | Browse
+    | Commit | Call | Cancel,
+    ]
+)  # fmt: skip
+_of_any_fields: Final = msgspec.msgpack.Decoder(tuple[int, list[Any]])
+
+
+def request_of(data: memoryview) -> tuple[int, Request]:
+    """Return the number and the request of a frame; an Unfit one if its fields are of other types."""
+    try:
+        return _request.decode(data)
+    except msgspec.ValidationError as error:
+        number, fields = _of_any_fields.decode(data)
+        match fields:
+            case [0, int(version), *_] if version != VERSION:
+                return number, Hello(version)
+        return number, Unfit(f"a request that is none: {error}")
+
+
+# Frames
 
 
 def _packed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
     try:
         return value.packed  # a large body, which stays as long as the request that refers to it has no answer
     except AttributeError:
@@ -41,35 +244,7 @@ def _packed(value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_packed)
-_decoder: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list)
-
-
-class Op(enum.IntEnum):
-    """What is asked."""
-
-    HELLO = 0
-    SEND = 1
-    SEND_MANY = 2
-    RECEIVE = 3
-    RECEIVE_PATTERN = 4
-    LISTEN = 5
-    CREDIT = 6
-    UNLISTEN = 7
-    ACK = 8
-    SETTLE = 9
-    EXTEND = 10
-    BROWSE = 11
-    COMMIT = 12
-    CALL = 13
-    CANCEL = 14
-
-
-EVENTS: Final = 0
-"""The number of no listener: with it come the events of the owner's router."""
-
-
-class ProtocolError(ValueError):
-    """What the other side has sent is no frame of this protocol."""
+any_frame: Final = msgspec.msgpack.Decoder(list).decode
 
 
 def pack(*values: Any) -> bytes:
@@ -81,9 +256,9 @@ def pack(*values: Any) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def unpack(buffer: bytearray) -> list[list[Any]]:
+def unpack(buffer: bytearray, decode: Callable[[memoryview], Any] = any_frame) -> list[Any]:
     """Return the whole frames at the head of a buffer, which are removed from it. Raises ProtocolError."""
-    found: list[list[Any]] = []
+    found: list[Any] = []
     at, end = 0, len(buffer)
     with memoryview(buffer) as view:
         while end - at >= LENGTH.size:
@@ -94,7 +269,7 @@ def unpack(buffer: bytearray) -> list[list[Any]]:
                 break
             at += LENGTH.size
             try:
-                found.append(_decoder.decode(view[at : at + size]))
+                found.append(decode(view[at : at + size]))
             except Exception as error:  # no msgpack, or text that is no UTF-8, or nested too deeply, or too large
                 raise ProtocolError(f"a frame of {size} bytes does not parse: {error}") from error
             at += size
@@ -102,7 +277,7 @@ def unpack(buffer: bytearray) -> list[list[Any]]:
     return found
 
 
-# Messages
+# Messages and destinations
 
 
 def pack_message(message: Message[Any], token: str | None, number_of: Callable[[LargeBody], int]) -> list[Any]:
@@ -115,9 +290,17 @@ def pack_message(message: Message[Any], token: str | None, number_of: Callable[[
     ]  # fmt: skip
 
 
-def pack_event(event: Event) -> list[Any]:
-    """Return an event of a router as it goes over the socket."""
-    return [type(event).__name__, msgspec.to_builtins(event)]
+_destinations: dict[str, Destination] = {}
+
+
+def destination_of(text: str) -> Destination:
+    """Return the destination of that text, the same object for the same text while it is among the latest."""
+    found = _destinations.get(text)
+    if found is None:
+        if len(_destinations) > 10_000:
+            _destinations.clear()
+        found = _destinations[text] = Destination.restored(text)
+    return found
 
 
 # Errors

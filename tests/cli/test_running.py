@@ -20,7 +20,8 @@ from anabranch import Config, StoreConfig, TransactionOptions, Xid
 from anabranch.router.cli import top
 from anabranch.router.cli.app import app
 from anabranch.router.inspection import Inspection
-from anabranch.router.sharing import shared_router, socket_file
+from anabranch.router.sharing import socket_file
+from anabranch.router.sharing.client import router as shared_router
 
 from ..children import CONTEXT, started
 from ..contract.disk import PATIENCE, eventually

@@ -46,7 +46,7 @@ GUARDED = {
     ("adapters/sql/database/lease.py", "time.CLOCK_BOOTTIME"),
     ("adapters/system/files.py", "os.posix_fallocate"),
     ("policies/platform_files.py", "os.fdatasync"),
-    ("router/sharing/control.py", "select.epoll"),
+    ("router/sharing/owner/control.py", "select.epoll"),
 }
 """Where a module names some all the same, behind a question whether there is one."""
 CONTRACT = f"""{REMOVE}

@@ -17,10 +17,9 @@ from anabranch.adapters.core.store_types import Change, Done, Prepared, StoreSta
 from anabranch.adapters.system.background import shared
 from anabranch.policies.errors import ClosedError, StoreLockedError
 from anabranch.policies.names.destination import Destination
-from anabranch.router.sharing.connection import Connection
-from anabranch.router.sharing.protocol import Op
-from anabranch.router.sharing.remote_store import RemoteStore
-from anabranch.router.sharing.session import destination_of
+from anabranch.router.sharing.client.connection import Connection
+from anabranch.router.sharing.client.store import RemoteStore
+from anabranch.router.sharing.protocol import destination_of
 
 from ..contract.disk import Disk
 from ..contract.large import kept
@@ -193,7 +192,7 @@ class SharedStore(RemoteStore):
 @kept.register
 def _(store: SharedStore) -> int:  # type: ignore[misc]
     gc.collect()
-    store.ask(Op.CALL, "bodies_end", [])
+    store.call("bodies_end", [])
     return int(store._owner.ask("kept", store.directory))
 
 

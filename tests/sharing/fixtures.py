@@ -10,7 +10,7 @@ import pytest
 
 import anabranch
 from anabranch.router.placement.on_disk.in_force import configuration_of
-from anabranch.router.sharing.shared_router import SharedRouter
+from anabranch.router.sharing.client.router import SharedRouter
 
 from .not_remote import OF_ROUTERS
 

@@ -24,9 +24,9 @@ from anabranch.adapters.core.state.leases import LEASED
 from anabranch.adapters.core.state.limits import Grant, cancel
 from anabranch.adapters.core.store_types import Change
 from anabranch.policies.names.destination import Destination
+from anabranch.router.sharing.owner.server import Server
+from anabranch.router.sharing.owner.session import Session
 from anabranch.router.sharing.protocol import pack_error, pack_message, unpack_error
-from anabranch.router.sharing.server import Server
-from anabranch.router.sharing.session import Session
 
 from ..children import CONTEXT
 from ..contract.large import kept

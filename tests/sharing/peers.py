@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import socket
 from pathlib import Path
 from typing import Any
 
 from anabranch.router.sharing.clients import ClientFile
-from anabranch.router.sharing.protocol import VERSION, Op, pack, unpack
+from anabranch.router.sharing.protocol import VERSION, Request, Unfit, pack, unpack
 from anabranch.router.sharing.socket_file import connected
 
 PATIENCE = 60.0
+
+
+def tag_of(kind: type[Request]) -> int:
+    """Return the op of a kind of requests, which is its first field."""
+    tag = kind.__struct_config__.tag
+    assert isinstance(tag, int)
+    return tag
+
+
+KINDS = {tag_of(kind): kind for kind in Request.__subclasses__() if kind is not Unfit}
+
+
+class Op(enum.IntEnum):
+    """The ops, which are in the first field of a request."""
+
+    HELLO = 0
+    SEND = 1
+    SEND_MANY = 2
+    RECEIVE = 3
+    RECEIVE_PATTERN = 4
+    LISTEN = 5
+    CREDIT = 6
+    UNLISTEN = 7
+    ACK = 8
+    SETTLE = 9
+    EXTEND = 10
+    BROWSE = 11
+    COMMIT = 12
+    CALL = 13
+    CANCEL = 14
+
+
+assert {op.name.replace("_", ""): op.value for op in Op} == {kind.__name__.upper(): op for op, kind in KINDS.items()}
 
 
 class Peer:
@@ -32,7 +66,7 @@ class Peer:
     def send(self, *fields: Any) -> int:
         """Send a request; returns its number."""
         self._number += 1
-        self.sock.sendall(pack(self._number, *fields))
+        self.sock.sendall(pack(self._number, fields))
         return self._number
 
     def ask(self, *fields: Any) -> tuple[Any, Any]:
@@ -50,7 +84,8 @@ class Peer:
             if found:
                 rest = b"".join(pack(*frame) for frame in found[1:])
                 self._buffer[:0] = rest
-                return found[0]
+                frame: list[Any] = found[0]
+                return frame
             try:
                 data = self.sock.recv(1 << 18)
             except ConnectionResetError:

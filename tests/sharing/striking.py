@@ -31,12 +31,13 @@ from anabranch.adapters.system.conditions import Thread
 from anabranch.policies.config import Config
 from anabranch.policies.errors import StoreLockedError
 from anabranch.router.router import Router
-from anabranch.router.sharing import owner
-from anabranch.router.sharing.protocol import Op, pack_error, unpack, unpack_error
-from anabranch.router.sharing.server import Server
-from anabranch.router.sharing.session import Session
+from anabranch.router.sharing import starting
+from anabranch.router.sharing.owner.server import Server
+from anabranch.router.sharing.owner.session import Session
+from anabranch.router.sharing.protocol import Request, pack_error, unpack, unpack_error
 
 from ..children import CONTEXT
+from .peers import Op, tag_of
 
 MOMENTS = ("before", "written", "answered")
 PATIENCE = 60.0
@@ -53,9 +54,9 @@ class Strike:
     cuts: bool = False
     """It lives on, and the client's connection ends."""
 
-    def matches(self, request: list[Any]) -> bool:
+    def matches(self, request: Request) -> bool:
         """Return whether it is a request of that kind."""
-        return request[1] == self.op and (not self.name or request[2] == self.name)
+        return tag_of(type(request)) == self.op and (not self.name or getattr(request, "name", "") == self.name)
 
 
 def _aim(strike: Strike) -> None:
@@ -71,17 +72,17 @@ def _aim(strike: Strike) -> None:
 
     read, send = Session.read, Session.send
 
-    def struck_read(session: Session) -> list[list[Any]]:
+    def struck_read(session: Session) -> list[tuple[int, Request]]:
         nonlocal count
-        requests: list[list[Any]] = read(session)
-        for place, request in enumerate(requests):
+        requests = read(session)
+        for place, (number, request) in enumerate(requests):
             if strike.matches(request):
                 count += 1
                 if count == strike.at:
                     if strike.moment == "before":
                         end(session)
                         return requests[:place]
-                    marked.add((id(session), request[0]))
+                    marked.add((id(session), number))
                     if strike.moment == "waiting":  # the next request is not done any more, nor the next round
                         del requests[place + 1 :]
         return requests
@@ -166,7 +167,7 @@ class Striking:
         assert not self._aimed.is_alive()
 
     def spawn(self, config: Config) -> None:
-        """Start an owner, as owner._tell_start."""
+        """Start an owner, as starting._tell_start."""
         mine, its = CONTEXT.Pipe()
         process = CONTEXT.Process(target=_serve, args=(config, self.linger, its))
         process.start()
@@ -209,6 +210,6 @@ class Striking:
 def owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Striking]:
     """Yield the owners of a directory that is yet to be made: for a fixture."""
     given = Striking(tmp_path / "data")
-    monkeypatch.setattr(owner, "_tell_start", given.spawn)
+    monkeypatch.setattr(starting, "_tell_start", given.spawn)
     yield given
     given.end()

@@ -17,13 +17,13 @@ import msgspec
 import pytest
 
 import anabranch
-from anabranch.router.sharing import server, session
-from anabranch.router.sharing.protocol import LENGTH, VERSION, Op, pack
+from anabranch.router.sharing.owner import reading, session
+from anabranch.router.sharing.protocol import LENGTH, VERSION, pack
 
 from ..contract.disk import eventually
 from ..shares import Share
 from ..taking import take
-from .peers import PATIENCE, Peer
+from .peers import PATIENCE, Op, Peer
 from .striking import Striking, owners
 
 striking = pytest.fixture(owners)
@@ -116,7 +116,7 @@ def test_a_client_of_another_version_hears_both(striking: Striking, served: anab
 
 def test_who_has_not_greeted_is_served_nothing(striking: Striking, served: anabranch.Router) -> None:
     send = (Op.SEND, "queue://q", [b"x", None, None, 4, 0, True, False, 0], True)
-    for fields in (send, (Op.CALL, "purge", "queue://q", None)):
+    for fields in (send, (Op.CALL, "purge", ["queue://q", None])):
         with Peer(striking.directory, greets=False) as peer:
             peer.send(*fields)
             peer.shut()
@@ -146,13 +146,13 @@ def test_a_client_has_an_id_that_is_no_path(striking: Striking, served: anabranc
 def test_a_greeting_tells_leases_or_is_refused(striking: Striking, served: anabranch.Router, held: Any) -> None:
     with Peer(striking.directory, greets=False) as peer:
         ok, _ = peer.ask(Op.HELLO, VERSION, "a-1", 1, "other", held)
-        assert not ok or peer.ask(Op.CALL, "depth", "queue://q", None) == (True, 2)
+        assert not ok or peer.ask(Op.CALL, "depth", ["queue://q", None]) == (True, 2)
 
 
 # Requests
 
 OUTGOING = [b"x", {"h": "v"}, "id", 4, 0, True, False, 0]
-TOPIC = "topic://t"
+TOPIC = {"kind": 1, "name": "t"}
 TOKEN = "0" * 32 + ".1.0.1.1"
 REQUESTS: dict[str, list[Any]] = {
     "send": [Op.SEND, "queue://new", OUTGOING, True],
@@ -169,22 +169,22 @@ REQUESTS: dict[str, list[Any]] = {
     "commit": [Op.COMMIT, False, None, "commit", [["queue://new", OUTGOING]], [], []],
     "commit again": [Op.COMMIT, True, None, "commit", [["queue://new", OUTGOING]], [TOKEN], []],
     "commit of a change": [Op.COMMIT, False, None, "commit", [], [], [[[TOPIC, "s", "", None, False], True, False]]],
-    "prepare": [Op.COMMIT, False, [1, b"g", b"b"], "prepare", [["queue://new", OUTGOING]], [], []],
+    "prepare": [Op.COMMIT, False, [1, "g", "b"], "prepare", [["queue://new", OUTGOING]], [], []],
     "cancel": [Op.CANCEL, 1],
     "credit": [Op.CREDIT, 1, 1],
     "listen": [Op.LISTEN, 1, "queue://new", None, 1, None, 1],
     "unlisten": [Op.UNLISTEN, 1],
-    "purge": [Op.CALL, "purge", "queue://new", None],
-    "depth": [Op.CALL, "depth", "queue://new", None],
-    "find": [Op.CALL, "find", "queue://new", "id"],
-    "subscribe": [Op.CALL, "subscribe", ["topic://t", "s", "", None, False], False],
-    "put": [Op.CALL, "map_put", "map://m", "k", b"v", 0, None],
-    "increment": [Op.CALL, "map_increment", "map://n", "k", 1, 0, False],
-    "items": [Op.CALL, "map_items", "map://m", "", None],
-    "body": [Op.CALL, "body_more", 1, b"x"],
-    "read": [Op.CALL, "body_read", 1, 0, 10],
-    "end_vote": [Op.CALL, "end_vote", 1, True, []],
-    "stats": [Op.CALL, "stats"],
+    "purge": [Op.CALL, "purge", ["queue://new", None]],
+    "depth": [Op.CALL, "depth", ["queue://new", None]],
+    "find": [Op.CALL, "find", ["queue://new", "id"]],
+    "subscribe": [Op.CALL, "subscribe", [[TOPIC, "s", "", None, False], False]],
+    "put": [Op.CALL, "map_put", ["map://m", "k", b"v", 0, None]],
+    "increment": [Op.CALL, "map_increment", ["map://n", "k", [1], 0, False]],
+    "items": [Op.CALL, "map_items", ["map://m", "", None]],
+    "body": [Op.CALL, "body_more", [1, b"x"]],
+    "read": [Op.CALL, "body_read", [1, 0, 10]],
+    "end_vote": [Op.CALL, "end_vote", [1, True, []]],
+    "stats": [Op.CALL, "stats", []],
 }  # fmt: skip
 WRONG: list[Any] = [
     None, True, -1, 0, 1, 1 << 63, 1e308, float("nan"), float("inf"), -1.5, "", "x", "queue://", "\0", "topic://a", b"",
@@ -248,7 +248,7 @@ def test_a_client_that_reads_nothing_is_not_read_either(striking: Striking, serv
     served.queue("large").send(bytes(1 << 14))
     with Peer(striking.directory) as peer:
         peer.sock.setblocking(False)
-        asked = pack(1, Op.BROWSE, "queue://large", None, 1, 0) * 1000
+        asked = pack(1, [Op.BROWSE, "queue://large", None, 1, 0]) * 1000
         left = memoryview(asked * 1000)
         full = time.monotonic() + PATIENCE
         while time.monotonic() < full:
@@ -276,12 +276,12 @@ def test_a_client_may_have_many_receives_that_wait_and_is_heard_still(
     with Peer(striking.directory) as peer:
         for _ in range(session.UNANSWERED_MAX + 100):
             peer.send(Op.RECEIVE, "queue://late", None, 1, None, None)
-        assert peer.ask(Op.CALL, "depth", "queue://q", None) == (True, 2)
+        assert peer.ask(Op.CALL, "depth", ["queue://q", None]) == (True, 2)
 
 
 def test_no_more_receives_wait_than_may(striking: Striking, served: anabranch.Router) -> None:
     with Peer(striking.directory) as peer:
-        last = [peer.send(Op.RECEIVE, "queue://late", None, 1, None, None) for _ in range(server.WAITING_MAX + 1)][-1]
+        last = [peer.send(Op.RECEIVE, "queue://late", None, 1, None, None) for _ in range(reading.WAITING_MAX + 1)][-1]
         number, ok, _ = peer.next()
         assert (number, ok) == (last, False)
 

@@ -14,7 +14,9 @@ import pytest
 
 import anabranch
 from anabranch import Config, StoreConfig
-from anabranch.router.sharing import connection, control, socket_file
+from anabranch.router.sharing import socket_file
+from anabranch.router.sharing.client import connection
+from anabranch.router.sharing.owner import control
 
 from ..children import CONTEXT, run_program
 from ..contract.children import forked, reaped
@@ -64,7 +66,8 @@ def test_it_loads_nothing_and_starts_one_thread_for_all_routers(tmp_path: Path) 
         "routers = [anabranch.open(f'{sys.argv[1]}/{n}') for n in range(5)]\n"
         "names = [thread.name for thread in threading.enumerate()]\n"
         "print(names.count('anabranch-control'), 'anabranch-control-serve' in names)\n"
-        "print([name for name in ('server', 'shared_router') if f'anabranch.router.sharing.{name}' in sys.modules])"
+        "names = ('owner.server', 'client.router')\n"
+        "print([name for name in names if f'anabranch.router.sharing.{name}' in sys.modules])"
     )
     assert run_program(program, str(tmp_path)) == (0, "1 False\n[]\n")
 

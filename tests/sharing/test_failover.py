@@ -21,13 +21,13 @@ import anabranch
 from anabranch import Xid
 from anabranch.adapters.core.store_types import Settlement
 from anabranch.policies.errors import OutcomeUnknownError, UnknownMessageError
-from anabranch.router.sharing import server
-from anabranch.router.sharing.connection import Connection
-from anabranch.router.sharing.protocol import Op
+from anabranch.router.sharing.client.connection import Connection
+from anabranch.router.sharing.owner import presence
 
 from ..children import CONTEXT
 from ..shares import Share
 from ..taking import take
+from .peers import Op
 from .striking import MOMENTS, PATIENCE, Striking, owners
 
 striking = pytest.fixture(owners)
@@ -454,7 +454,7 @@ def test_a_client_that_asks_for_nothing_keeps_what_it_holds(striking: Striking) 
     with striking.client() as router, striking.client() as other:
         message = _holding(router)
         striking.kill()
-        time.sleep(server.GRACE_SECONDS + 0.5)
+        time.sleep(presence.GRACE_SECONDS + 0.5)
         assert take(other.queue("q"), PATIENCE).body == b"2"
         message.ack()
         assert bodies(other) == [b"2", b"3"]

@@ -13,8 +13,10 @@ import pytest
 import anabranch
 from anabranch.adapters.core import Store
 from anabranch.policies.names.destination import Destination
-from anabranch.router.sharing.calls import CALLS, OF_SESSION, browse
-from anabranch.router.sharing.session import Session
+from anabranch.router.sharing.owner.calls import CALLS
+from anabranch.router.sharing.owner.reading import browse
+from anabranch.router.sharing.owner.session import Session
+from anabranch.router.sharing.protocol import Browse
 
 from ..contract.disk import Parallel
 
@@ -30,11 +32,11 @@ def router(tmp_path: Path) -> Iterator[anabranch.Router]:
 
 
 @pytest.fixture
-def session() -> Iterator[Session]:
+def session(router: anabranch.Router) -> Iterator[Session]:
     """What the owner keeps of a client."""
     ours, theirs = socket.socketpair()
     with closing(ours), closing(theirs):
-        yield Session(ours, lambda session: None)
+        yield Session(ours, lambda session: None, router)
 
 
 def close_first(
@@ -64,18 +66,20 @@ def test_messages_of_a_store_that_was_just_closed(
     jobs = router.queue("jobs").destination
     closed = close_first(monkeypatch, router, Store, "browse", jobs)
     if name == "browse":
-        page = browse(router._registry, session, jobs, None, 10, 0)
+        page = browse(session, Browse(str(jobs), None, 10, 0))
     else:
-        page = OF_SESSION[name](router._registry, session, str(jobs), 0)
+        page = CALLS[name].with_(session, [str(jobs), 0])()
     assert closed == [True]
     assert [fields[2] for fields in page] == [b"0", b"1", b"2"]
 
 
-def test_values_of_a_store_that_was_just_closed(router: anabranch.Router, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_a_store_that_was_just_closed(
+    router: anabranch.Router, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = router.map("state").destination
     store = router._registry.store_of(state)
     assert store is not None
     closed = close_first(monkeypatch, router, type(store.maps), "items", state)
-    page = CALLS["map_items"](router, router._registry, str(state), "", None)
+    page = CALLS["map_items"].with_(session, [str(state), "", None])()
     assert closed == [True]
     assert [key for key, _ in page] == ["0", "1", "2"]

@@ -22,7 +22,7 @@ import anabranch
 from anabranch.policies.errors import AnabranchError
 from anabranch.router.cli.app import app
 from anabranch.router.placement.on_disk.in_force import configuration_of
-from anabranch.router.sharing import owner
+from anabranch.router.sharing import starting
 
 from ..children import CONTEXT
 from .striking import PATIENCE, Striking, owners
@@ -67,7 +67,7 @@ def serving(directory: Path) -> list[int]:
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory whose owners are real; none is left behind."""
-    monkeypatch.setattr(owner, "LINGER", 0.5)
+    monkeypatch.setattr(starting, "LINGER", 0.5)
     place = tmp_path / "data"
     yield place
     wait_for(lambda: not serving(place))
@@ -87,7 +87,7 @@ def _clients(count: int, directory: Path, body: bytes = b"x") -> list[BaseProces
 
 
 def _client(directory: Path, begin: float, body: bytes) -> None:
-    vars(owner)["LINGER"] = 0.5
+    vars(starting)["LINGER"] = 0.5
     time.sleep(max(begin - time.monotonic(), 0))
     with anabranch.open(directory, shared=True) as router:
         router.queue("q").send(body)
@@ -131,7 +131,7 @@ def test_processes_that_come_at_once_to_a_new_directory_start_one_owner(director
 
 def test_an_owner_that_is_killed_while_it_starts_is_replaced(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here with its first breath, twice."""
-    spawn, killed = owner._spawn, list[int]()
+    spawn, killed = starting._spawn, list[int]()
 
     def spawn_and_kill(config: Any, option: str, fd: int, linger: float) -> int:
         pid = spawn(config, option, fd, linger)
@@ -140,7 +140,7 @@ def test_an_owner_that_is_killed_while_it_starts_is_replaced(directory: Path, mo
             killed.append(pid)
         return pid
 
-    monkeypatch.setattr(owner, "_spawn", spawn_and_kill)
+    monkeypatch.setattr(starting, "_spawn", spawn_and_kill)
     with anabranch.open(directory, shared=True) as router:
         router.queue("q").send(b"x")
     assert len(killed) == 2
@@ -276,7 +276,7 @@ def test_an_owner_whose_lock_was_deleted_is_replaced(directory: Path) -> None:
 
 
 def test_a_path_may_be_longer_than_a_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "LINGER", 0.5)
+    monkeypatch.setattr(starting, "LINGER", 0.5)
     place = tmp_path / ("d" * 100) / ("e" * 100)
     place.parent.mkdir()
     with anabranch.open(place, shared=True) as router:

@@ -26,7 +26,7 @@ from pathlib import Path
 from queue import Empty, Queue
 
 import anabranch
-from anabranch.router.sharing import owner
+from anabranch.router.sharing import starting
 
 from ..children import CONTEXT
 from ..shares import add_options, of_options
@@ -146,7 +146,7 @@ class Worker:
 
 
 def _work(given: anabranch.Config, name: str, book: Path, seed: int, until: float) -> None:
-    vars(owner)["LINGER"] = LINGER
+    vars(starting)["LINGER"] = LINGER
     with anabranch.open(given, shared=True) as router:
         Worker(router, name, book, seed).run(until)
 
@@ -249,7 +249,7 @@ def main() -> int:
     add_options(parser)
     given = parser.parse_args()
     share, _ = of_options(given)
-    vars(owner)["LINGER"] = LINGER
+    vars(starting)["LINGER"] = LINGER
     messages = kills = 0
     complaints: list[str] = []
     for seed in share.of(range(given.seed, given.seed + given.rounds)):

@@ -10,6 +10,7 @@ the next owner is there some milliseconds after the one before was killed.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import select
 import sys
@@ -22,6 +23,7 @@ import msgspec
 
 from ...adapters.system.files import disk_errors, make_directory, open_file
 from ...policies.config.adapters import load_adapter
+from ...policies.config.writing import plain_data
 from ...policies.errors import ConfigError, StoreFailedError, StoreLockedError
 from ..placement.on_disk.in_force import write_in_force
 from .protocol import pack_error, unpack_error
@@ -207,6 +209,12 @@ def tell(fd: int, error: Exception | None) -> None:
     with suppress(OSError):
         os.write(fd, msgspec.msgpack.encode(None if error is None else pack_error(error)))
         os.close(fd)
+
+
+def mark_of(config: Config) -> str:
+    """Return what tells a configuration from others of the directory: not of what `shared` and `control` say."""
+    data = {name: value for name, value in plain_data(config).items() if name not in ("shared", "control")}
+    return hashlib.sha256(repr(data).encode()).hexdigest()
 
 
 # In the owner's process

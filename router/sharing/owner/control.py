@@ -18,13 +18,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from ...adapters.system.background import shared
-from ...adapters.system.conditions import Thread
-from .socket_file import bound_without_file
+from ....adapters.system.background import shared
+from ....adapters.system.conditions import Thread
+from ..socket_file import bound_without_file
 
 if TYPE_CHECKING:
-    from ..placement.registry import StoreRegistry
-    from ..router import Router
+    from ...placement.registry import StoreRegistry
+    from ...router import Router
     from .server import Server
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class ControlSocket:
         assert registry is not None  # whoever calls holds them
         with self._lock:
             if self._asked_for is None or self._asked_for.ended.is_set():
-                server = _server_of(router, registry, linger)
+                server = _server_of(router, linger)
                 server.start()
                 self._asked_for = server
             return self._asked_for
@@ -103,7 +103,7 @@ class ControlSocket:
 
     def _serve(self, router: Router, registry: StoreRegistry) -> None:
         try:
-            self.server = server = _server_of(router, registry, LINGER_SECONDS, self._listening)
+            self.server = server = _server_of(router, LINGER_SECONDS, self._listening)
             if not self._over:  # looked at behind the line above: `close` looks the other way round
                 server.run()
             failure = server.failure
@@ -145,13 +145,11 @@ class ControlSocket:
         self.leave()
 
 
-def _server_of(
-    router: Router, registry: StoreRegistry, linger: float | None, listening: socket.socket | None = None
-) -> Server:
+def _server_of(router: Router, linger: float | None, listening: socket.socket | None = None) -> Server:
     """Return a server, whose module is loaded for who needs one alone."""
     from .server import Server
 
-    return Server(router, registry, linger, listening)
+    return Server(router, linger, listening)
 
 
 class _Door:

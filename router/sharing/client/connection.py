@@ -21,13 +21,16 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from ...adapters.system.background import shared
-from ...adapters.system.conditions import Promise, Thread, unless_busy
-from ...policies.errors import (
+import msgspec
+
+from ....adapters.system.background import shared
+from ....adapters.system.conditions import Promise, Thread, unless_busy
+from ....policies.errors import (
     AnabranchError,
     ConfigError,
     OutcomeUnknownError,
@@ -35,9 +38,9 @@ from ...policies.errors import (
     UnknownSubscriptionError,
     router_closed,
 )
-from .clients import ClientFile
-from .protocol import VERSION, Op, ProtocolError, pack, unpack, unpack_error
-from .socket_file import connected, peer_of
+from .. import protocol
+from ..clients import ClientFile
+from ..socket_file import connected, peer_of
 
 log = logging.getLogger(__name__)
 
@@ -69,41 +72,26 @@ class _Link:
             self.sock.shutdown(socket.SHUT_RDWR)
 
 
-class Request:
-    """One request that has no answer yet."""
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request that has no answer yet."""
 
-    __slots__ = (
-        "done",
-        "error",
-        "fields",
-        "future",
-        "is_again",
-        "is_sent",
-        "lock",
-        "number",
-        "on_answer",
-        "on_late",
-        "value",
-    )
-
-    def __init__(self, number: int, fields: tuple[Any, ...], on_answer: Callable[[Any], Any] | None) -> None:
-        self.number = number
-        self.fields = fields
-        """As they are sent: the op, and what follows it."""
-        self.on_answer = on_answer
-        """Makes the result of the answer's value, while no other answer is looked at."""
-        self.on_late: Callable[[Any], object] | None = None
-        """Called with the value instead, once the caller was interrupted."""
-        self.is_sent = False
-        """It has gone to an owner, whole; as far as is known no owner has seen it otherwise."""
-        self.is_again = False
-        """It has gone to one before, which may have done it."""
-        self.done = False
-        self.value: Any = None
-        self.error: Exception | None = None
-        self.lock: threading.Lock | None = None
-        """Held until the answer is there, or until its thread is to read, where a thread waits."""
-        self.future: Promise[Any] | None = None
+    number: int
+    request: protocol.Request
+    on_answer: Callable[[Any], Any] | None
+    """Makes the result of the answer's value, while no other answer is looked at."""
+    on_late: Callable[[Any], object] | None = None
+    """Called with the value instead, once the caller was interrupted."""
+    is_sent: bool = False
+    """It has gone to an owner, whole; as far as is known no owner has seen it otherwise."""
+    is_again: bool = False
+    """It has gone to one before, which may have done it."""
+    done: bool = False
+    value: Any = None
+    error: Exception | None = None
+    lock: threading.Lock | None = None
+    """Held until the answer is there, or until its thread is to read, where a thread waits."""
+    future: Promise[Any] | None = None
 
     def wake(self) -> None:
         """Let the thread that waits look again."""
@@ -118,16 +106,16 @@ class Connection:
         self,
         directory: Path,
         start_owner: Callable[[], None],
-        held: Callable[[], list[list[Any]]],
+        held: Callable[[], list[protocol.Held]],
         patience: float = PATIENCE,
     ) -> None:
-        """`start_owner` starts an owner where there is none; `held` tells what this client holds: of each message its
-        token, destination, subscription, seq and time of its lease. For so many seconds an owner is waited for."""
+        """`start_owner` starts an owner where there is none; `held` tells what this client holds. An owner is waited
+        for so many seconds."""
         self.directory, self._start_owner, self._held, self._patience = directory, start_owner, held, patience
         self.on_push: Callable[[int, list[Any] | None, list[Any] | None], None] = lambda number, messages, error: None
         """Called with what comes for a listener, or with the error that has ended it."""
-        self.on_reconnect: Callable[[], list[tuple[Any, ...]]] = list
-        """Returns the requests by which listeners begin again."""
+        self.on_reconnect: Callable[[], list[protocol.Request]] = list
+        """Returns the requests that each owner is to have been sent, such as those by which listeners begin again."""
         self.on_fork: Callable[[], None] = lambda: None
         """Called in a child as it is forked, which holds nothing."""
         self.is_closed = self._is_forked = False
@@ -150,7 +138,7 @@ class Connection:
         self._file = ClientFile(self.directory, self.client)
         self._numbers = itertools.count(1)
         self._ids = itertools.count(1)
-        self._unanswered: dict[int, Request] = {}
+        self._unanswered: dict[int, Asked] = {}
         self._link: _Link | None = None
         """What requests go over. Assigned with `_reading` and `_sending` held."""
         self._sending = threading.Lock()
@@ -173,26 +161,30 @@ class Connection:
         link = _Link(*self._greeted())
         try:
             with self._sending:
-                standing = {fields[:2]: fields for fields in self.on_reconnect()}
+                standing = self.on_reconnect()
                 frames = []
                 self._link = link
-                for request in list(self._unanswered.values()):
-                    again = _again(request.fields) if request.is_sent or request.is_again else request.fields
-                    if request.fields[0] in (Op.LISTEN, Op.CALL):
-                        again = standing.pop(request.fields[:2], again)
-                    if request.done or request.on_late is not None:  # a reader, or its caller, was interrupted
-                        self._unanswered.pop(request.number, None)
+                for asked in list(self._unanswered.values()):
+                    again = _again(asked.request) if asked.is_sent or asked.is_again else asked.request
+                    for one in standing:
+                        if _is_same(one, asked.request):
+                            standing.remove(one)
+                            again = one
+                            break
+                    if asked.done or asked.on_late is not None:  # a reader, or its caller, was interrupted
+                        self._unanswered.pop(asked.number, None)
                     elif again is None:
-                        request.error = OutcomeUnknownError(
-                            f"{request.fields[1]} of {request.fields[2]}: the connection to the owner of "
+                        assert isinstance(asked.request, protocol.Call)
+                        asked.error = OutcomeUnknownError(
+                            f"{asked.request.name} of {asked.request.given[0]}: the connection to the owner of "
                             f"{self.directory} was lost before it had answered; look whether it took effect"
                         )
-                        self._answered(request)
+                        self._answered(asked)
                     else:
-                        frames.append(pack(request.number, *again))
-                        request.is_again |= request.is_sent
-                        request.is_sent = True
-                frames += [pack(next(self._numbers), *fields) for fields in standing.values()]
+                        frames.append(protocol.pack(asked.number, again))
+                        asked.is_again |= asked.is_sent
+                        asked.is_sent = True
+                frames += [protocol.pack(next(self._numbers), one) for one in standing]
                 with suppress(OSError):  # whoever reads finds it
                     link.sock.sendall(b"".join(frames))
         except BaseException:
@@ -203,7 +195,7 @@ class Connection:
                 old.sock.close()
 
     def _greeted(self) -> tuple[socket.socket, bytearray]:
-        """Return the socket of an owner that has answered a HELLO, and what has come beyond that; an owner is started
+        """Return the socket of an owner that has answered a Hello, and what has come beyond that; an owner is started
         if there is none."""
         deadline, pause = time.monotonic() + self._patience, 0.0005
         while True:
@@ -235,9 +227,8 @@ class Connection:
         sock = connected(self.directory)
         try:
             sock.settimeout(self._patience)
-            sock.sendall(
-                pack(next(self._numbers), Op.HELLO, VERSION, self.client, os.getpid(), self._owner, self._held())
-            )
+            hello = protocol.Hello(protocol.VERSION, self.client, os.getpid(), self._owner, self._held())
+            sock.sendall(protocol.pack(next(self._numbers), hello))
             buffer, answers = bytearray(), list[list[Any]]()
             while not answers:
                 try:
@@ -250,10 +241,10 @@ class Connection:
                 if not data:
                     raise EOFError
                 buffer += data
-                answers = unpack(buffer)
+                answers = protocol.unpack(buffer)
             _, ok, value = answers[0]
             if not ok:
-                raise unpack_error(value)
+                raise protocol.unpack_error(value)
             self._owner, self.owner_pid = value
             sock.settimeout(None)
             return sock, buffer
@@ -269,60 +260,60 @@ class Connection:
             self._begin_in_child()
         return f"{self.client}.{next(self._ids):x}"
 
-    def call(
+    def ask(
         self,
-        *fields: Any,
+        request: protocol.Request,
         on_answer: Callable[[Any], Any] | None = None,
         on_late: Callable[[Any], object] | None = None,
     ) -> Any:
         """Ask, and wait for the answer. Raises its error, and ClosedError. `on_late`: it may be cancelled, and this is
         called with what comes all the same."""
-        request = self._asked(fields, on_answer)
+        asked = self._asked(request, on_answer)
         try:
-            self._send(request)
-            self._await(request)
+            self._send(asked)
+            self._await(asked)
         except Exception:
-            self._unanswered.pop(request.number, None)
+            self._unanswered.pop(asked.number, None)
             raise
         except BaseException:
-            self._cancel(request, on_late)
+            self._cancel(asked, on_late)
             raise
-        if request.error is not None:
-            raise request.error
-        return request.value
+        if asked.error is not None:
+            raise asked.error
+        return asked.value
 
-    def call_nowait(self, *fields: Any, on_answer: Callable[[Any], Any] | None = None) -> Future[Any]:
+    def ask_nowait(self, request: protocol.Request, on_answer: Callable[[Any], Any]) -> Future[Any]:
         """Ask; the future resolves on a thread of the library. Raises ClosedError."""
-        request = self._asked(fields, on_answer)
+        asked = self._asked(request, on_answer)
         future: Promise[Any] = Promise()
-        request.future = future
+        asked.future = future
         future.set_running_or_notify_cancel()
-        self._send(request)
+        self._send(asked)
         self.keep_reading()
         return future
 
-    def _asked(self, fields: tuple[Any, ...], on_answer: Callable[[Any], Any] | None) -> Request:
+    def _asked(self, request: protocol.Request, on_answer: Callable[[Any], Any] | None = None) -> Asked:
         if self._is_forked:
             self._begin_in_child()
-        return Request(next(self._numbers), fields, on_answer)
+        return Asked(next(self._numbers), request, on_answer)
 
-    def _cancel(self, request: Request, on_late: Callable[[Any], object] | None) -> None:
+    def _cancel(self, asked: Asked, on_late: Callable[[Any], object] | None) -> None:
         """Let go of a request whose caller was interrupted, and of what comes all the same."""
         if on_late is None or self.is_closed:
-            self._unanswered.pop(request.number, None)
+            self._unanswered.pop(asked.number, None)
             return
-        request.on_late = on_late
+        asked.on_late = on_late
         with suppress(AnabranchError):
-            other = self._asked((Op.CANCEL, request.number), None)
+            other = self._asked(protocol.Cancel(asked.number))
             self._send(other)
             self._await(other)  # behind which nothing more comes
 
-    def _send(self, request: Request) -> None:
-        frame = pack(request.number, *request.fields)
+    def _send(self, asked: Asked) -> None:
+        frame = protocol.pack(asked.number, asked.request)
         with self._sending:
             if self.is_closed:
                 raise router_closed()
-            self._unanswered[request.number] = request
+            self._unanswered[asked.number] = asked
             link = self._link
             if link is None or link.sends:  # what one has sent that was interrupted is not known
                 if link is not None:
@@ -331,28 +322,28 @@ class Connection:
             link.sends = True
             try:
                 link.sock.sendall(frame)
-                request.is_sent = True
+                asked.is_sent = True
             except OSError:
                 link.cut()
             link.sends = False
 
     # Reading
 
-    def _await(self, request: Request) -> None:
+    def _await(self, asked: Asked) -> None:
         """Wait for an answer: read for all, or until another thread that reads has it."""
-        read = partial(self._read_for, request)
-        while not request.done:
+        read = partial(self._read_for, asked)
+        while not asked.done:
             if unless_busy(self._reading, read):
                 self._hand_over()
             else:
-                if request.lock is None:
-                    request.lock = threading.Lock()
-                    request.lock.acquire()
-                if not request.done:
-                    request.lock.acquire(timeout=0.05)
+                if asked.lock is None:
+                    asked.lock = threading.Lock()
+                    asked.lock.acquire()
+                if not asked.done:
+                    asked.lock.acquire(timeout=0.05)
 
-    def _read_for(self, request: Request) -> bool:
-        while not request.done:
+    def _read_for(self, asked: Asked) -> bool:
+        while not asked.done:
             self._read()
         return True
 
@@ -381,7 +372,7 @@ class Connection:
             try:
                 with self._reading:
                     self._read()
-            except (AnabranchError, OSError, ProtocolError) as error:
+            except (AnabranchError, OSError, protocol.ProtocolError) as error:
                 if self.is_closed:
                     return
                 log.error("the owner of %s is lost: %s", self.directory, error)
@@ -398,10 +389,10 @@ class Connection:
     def _fail_all(self, error: Exception) -> None:
         """End what has no answer, since none comes."""
         for number in list(self._unanswered):
-            request = self._unanswered.pop(number, None)
-            if request is not None:
-                request.error = error
-                self._answered(request)
+            asked = self._unanswered.pop(number, None)
+            if asked is not None:
+                asked.error = error
+                self._answered(asked)
 
     def _read(self) -> None:
         """Read what has come, and give each answer to who waits for it. With `_reading` held. Raises as `_connect`."""
@@ -413,7 +404,7 @@ class Connection:
                 data = link.sock.recv(READ_BYTES)
             if data:
                 link.buffer += data
-                for frame in unpack(link.buffer):
+                for frame in protocol.unpack(link.buffer):
                     self._take(*frame)
                 link.reads = False
                 return
@@ -429,30 +420,30 @@ class Connection:
         if number == 0:
             self.on_push(ok, value, error)
             return
-        request = self._unanswered.get(number)
-        if request is None or request.done:
+        asked = self._unanswered.get(number)
+        if asked is None or asked.done:
             return
         try:
             if not ok:
-                request.error = unpack_error(value)
-                if request.is_again and isinstance(request.error, UnknownSubscriptionError) and _ends(request.fields):
-                    request.value, request.error = 0, None  # the first try has ended it
-            elif request.on_late is not None:
-                request.on_late(value)
+                asked.error = protocol.unpack_error(value)
+                if asked.is_again and isinstance(asked.error, UnknownSubscriptionError) and _ends(asked.request):
+                    asked.value, asked.error = 0, None  # the first try has ended it
+            elif asked.on_late is not None:
+                asked.on_late(value)
             else:
-                request.value = value if request.on_answer is None else request.on_answer(value)
+                asked.value = value if asked.on_answer is None else asked.on_answer(value)
         except Exception as wrong:  # who asked is told, not who reads
-            request.error = wrong
-        self._answered(request)
+            asked.error = wrong
+        self._answered(asked)
 
-    def _answered(self, request: Request) -> None:
+    def _answered(self, asked: Asked) -> None:
         """Give an answer to who waits for it. A reader that is interrupted leaves it answered, or asked still."""
-        request.done = True
-        if request.future is not None:
-            shared().resolve([(request.future, request.value, request.error)])
+        asked.done = True
+        if asked.future is not None:
+            shared().resolve([(asked.future, asked.value, asked.error)])
         else:
-            request.wake()
-        self._unanswered.pop(request.number, None)
+            asked.wake()
+        self._unanswered.pop(asked.number, None)
 
     # Ending
 
@@ -532,25 +523,34 @@ def _watched(alive: weakref.ref[Connection]) -> None:
             return
         try:
             connection.read_end(link)
-        except (AnabranchError, OSError, ProtocolError) as error:
+        except (AnabranchError, OSError, protocol.ProtocolError) as error:
             log.debug("the owner of %s is lost: %s", connection.directory, error)
             connection = None
             time.sleep(RETRY_SECONDS)
 
 
-def _is_brief(request: Request) -> bool:
+def _is_brief(asked: Asked) -> bool:
     """Return whether a request waits for nothing but the disk."""
-    op, *rest = request.fields
-    return op not in (Op.RECEIVE, Op.RECEIVE_PATTERN) and (op != Op.CALL or rest[0] != "map_wait")
+    request = asked.request
+    if isinstance(request, protocol.Call):
+        return request.name != "map_wait"
+    return not isinstance(request, protocol.Receive | protocol.ReceivePattern)
 
 
-def _ends(fields: tuple[Any, ...]) -> bool:
+def _is_same(standing: protocol.Request, request: protocol.Request) -> bool:
+    """Return whether a request that stands is the same, or of the same listener."""
+    if isinstance(standing, protocol.Listen) and isinstance(request, protocol.Listen):
+        return standing.listener == request.listener
+    return standing == request
+
+
+def _ends(request: protocol.Request) -> bool:
     """Return whether a request ends a subscription."""
-    return bool(fields[0] == Op.CALL and fields[1] == "unsubscribe")
+    return isinstance(request, protocol.Call) and request.name == "unsubscribe"
 
 
-def _again(fields: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return the fields of a request that is sent once more; None for one that must not be."""
-    if fields[0] == Op.COMMIT:
-        return (fields[0], True, *fields[2:])
-    return None if fields[0] == Op.CALL and fields[1] in ONCE else fields
+def _again(request: protocol.Request) -> protocol.Request | None:
+    """Return a request as it is sent once more; None for one that must not be."""
+    if isinstance(request, protocol.Commit):
+        return msgspec.structs.replace(request, again=True)
+    return None if isinstance(request, protocol.Call) and request.name in ONCE else request

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
-from ...adapters.core.messages import LargeBody, Message, Outgoing, note_settled
-from ...adapters.core.store_types import Listener, SubscriptionKey
-from ...policies.errors import ClosedError
-from ...policies.names.destination import Destination
-from ..events import EventListener
-from .protocol import Op, ProtocolError, pack, pack_error, pack_message, unpack
+from ....adapters.core.messages import LargeBody, Message, Outgoing, note_settled
+from ....adapters.core.store_types import Listener, SubscriptionKey
+from ....policies.errors import ClosedError
+from ...events import EventListener
+from ...router import Router
+from .. import protocol
 
 READ_BYTES: Final = 1 << 18
 """Bytes that are read of a socket at once."""
@@ -30,13 +30,15 @@ UNREAD_MAX: Final = 64 << 20
 class Session:
     """One connection of a client. `lock` guards what is to be written, and what is held; any thread may answer."""
 
-    def __init__(self, sock: socket.socket, on_change: Callable[[Session], None]) -> None:
+    def __init__(self, sock: socket.socket, on_change: Callable[[Session], None], router: Router) -> None:
         """`on_change` is called, by any thread, when the socket takes no more for now, or when more may be read of it
         again."""
         self.sock = sock
         self._on_change = on_change
+        self.router = router
+        self.registry = router._registry
         self.client = ""
-        """The client's id; empty before its HELLO."""
+        """The client's id; empty before its Hello."""
         self.pid = 0
         self.lock = threading.RLock()
         self._in = bytearray()
@@ -57,8 +59,8 @@ class Session:
         """Large bodies that the client has in hand, by its numbers: received, or being sent (then a file)."""
         self.voted: dict[int, Any] = {}
         """Transactions that have voted, by number, until the client says their outcome."""
-        self.votes = itertools.count(1)
-        self._body_numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
+        """Of bodies and votes."""
         self.events: EventListener | None = None
         self.is_closed = False
         self.watched = 0
@@ -68,18 +70,16 @@ class Session:
 
     # Reading
 
-    def read(self) -> list[list[Any]]:
-        """Return the requests that have come. Raises OSError, EOFError at the end, ProtocolError."""
+    def read(self) -> list[tuple[int, protocol.Request]]:
+        """Return the requests that have come, with their numbers. Raises OSError, EOFError at the end,
+        ProtocolError."""
         data = self.sock.recv(READ_BYTES)
         if not data:
             raise EOFError
         self._in += data
-        requests = unpack(self._in)
-        for request in requests:
-            if len(request) < 2 or type(request[0]) is not int or type(request[1]) is not int:
-                raise ProtocolError("a request begins with its number and its op")
-            if not self.client and request[1] != Op.HELLO:
-                raise ProtocolError("a client greets first")
+        requests = protocol.unpack(self._in, protocol.request_of)
+        if not self.client and any(type(request) not in (protocol.Hello, protocol.Unfit) for _, request in requests):
+            raise protocol.ProtocolError("a client greets first")
         with self.lock:
             self.unanswered += len(requests)
         return requests
@@ -88,16 +88,6 @@ class Session:
     def in_hand(self) -> int:
         """Return how many requests have no answer yet, and wait for nothing that may never come."""
         return self.unanswered - len(self.waiting) - self._long
-
-    def begin_long(self) -> None:
-        """Note that a request may take long, since it waits for something else than a store."""
-        with self.lock:
-            self._long += 1
-
-    def end_long(self) -> None:
-        """Note that such a request has ended."""
-        with self.lock:
-            self._long -= 1
 
     @property
     def is_busy(self) -> bool:
@@ -108,11 +98,25 @@ class Session:
 
     def answer(self, number: int, value: Any) -> None:
         """Answer a request, from any thread."""
-        self.send(pack(number, True, value), 1)
+        self.send(protocol.pack(number, True, value), 1)
 
     def fail(self, number: int, error: BaseException) -> None:
         """Answer a request with an error."""
-        self.send(pack(number, False, pack_error(error)), 1)
+        self.send(protocol.pack(number, False, protocol.pack_error(error)), 1)
+
+    def run_long(self, number: int, call: Callable[[], Any]) -> None:
+        """Answer with what a call returns that waits for something else than a store. Begun with `begin_long`."""
+        try:
+            self.answer(number, call())
+        except Exception as error:
+            self.fail(number, error)
+        finally:
+            self.begin_long(-1)
+
+    def begin_long(self, change: int = 1) -> None:
+        """Note that a request may take long."""
+        with self.lock:
+            self._long += change
 
     def send(self, frames: bytes, answered: int = 0) -> None:
         """Send frames, which answer so many requests."""
@@ -131,17 +135,16 @@ class Session:
         if not is_as_before:
             self._on_change(self)
 
-    def flush(self) -> bool:
-        """Send what the socket takes now of what it did not take before; returns whether that was all."""
+    def flush(self) -> None:
+        """Send what the socket takes now of what it did not take before."""
         with self.lock:
             try:
                 while self.out:
                     del self.out[: self.sock.send(memoryview(self.out)[:READ_BYTES])]
             except BlockingIOError:
-                return False
+                pass
             except OSError:
                 self.out.clear()
-            return True
 
     # Holding
 
@@ -155,7 +158,7 @@ class Session:
                 for message in given:
                     token = message.token
                     self.held[token] = message.subscription
-                    packed.append(pack_message(message, token, self.add_body))
+                    packed.append(protocol.pack_message(message, token, self.add_body))
                 note_settled(given)
                 return packed
         for message in given:
@@ -164,7 +167,7 @@ class Session:
 
     def add_body(self, body: Any) -> int:
         """Keep a body for the client; returns its number."""
-        number = next(self._body_numbers)
+        number = next(self.numbers)
         self.bodies[number] = body
         return number
 
@@ -173,19 +176,18 @@ class Session:
         No more of them are read than go."""
         packed, size = [], 0
         for message in messages:
-            packed.append(pack_message(message, None, self.add_body))
+            packed.append(protocol.pack_message(message, None, self.add_body))
             size += 0 if message.is_large else message.size
             if size >= PAGE_BYTES:
                 break
         return packed
 
-    def outgoing_of(self, fields: list[Any]) -> Outgoing:
+    def outgoing_of(self, fields: protocol.OutgoingFields) -> Outgoing:
         """Return the message to be sent that these are the fields of. Raises ClosedError for a body that was kept by an
         owner before."""
-        body = fields[0]
-        if type(body) is not list:
-            return Outgoing(*fields)
-        found = self.bodies.get(body[1])
+        if type(fields.body) is bytes:
+            return Outgoing(*fields)  # type: ignore[arg-type]
+        found = self.bodies.get(fields.body[1])
         if found is None:
             raise ClosedError(
                 "a large body is gone with the process that kept it, which owned the directory before; send it anew"
@@ -245,21 +247,3 @@ class _Kept:
         data = os.pread(self._file.fileno(), READ_BYTES if size < 0 else size, self._at)
         self._at += len(data)
         return data
-
-
-def consumer_key(given: list[str] | None) -> SubscriptionKey | None:
-    """Return the key of a subscription as a request has it; None for a queue."""
-    return None if given is None else (given[0], given[1])
-
-
-_destinations: dict[str, Destination] = {}
-
-
-def destination_of(text: str) -> Destination:
-    """Return the destination of that text, the same object for the same text while it is among the latest."""
-    found = _destinations.get(text)
-    if found is None:
-        if len(_destinations) > 10_000:
-            _destinations.clear()
-        found = _destinations[text] = Destination.restored(text)
-    return found

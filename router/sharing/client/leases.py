@@ -1,0 +1,460 @@
+"""What a client holds, and how that ends: the half of its store that settles (store.py has the other)."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from ....adapters.core.engine.lease_times import require_seconds
+from ....adapters.core.messages import Message, Reason, note_received, note_settled, require_leased
+from ....adapters.core.service.failures import Failure, failure_of
+from ....adapters.core.state.due import delay_ms
+from ....adapters.core.state.leases import ACKED, CLAIMED, LEASED, LEAVING, REJECTED, RELEASED, ROLLED_BACK
+from ....adapters.core.store_types import Settlement, SubscriptionKey
+from ....adapters.system.background import shared
+from ....policies.errors import AnabranchError, TransactionError, UnknownMessageError, router_closed
+from ....policies.names.destination import Destination
+from ...upkeep.dead_letters import SWEEP_SECONDS
+from ..protocol import Ack, Call, Extend, Held, Request, Settle, destination_of, unpack_error
+from .bodies import Bodies, RemoteBody
+from .connection import Connection
+
+log = logging.getLogger(__name__)
+
+GONE: Final = "its queue or subscription was removed"
+ENDS: Final = {Settlement.ACK: ACKED, Settlement.RELEASE: RELEASED, Settlement.REJECT: REJECTED}
+"""How leases end that are settled by their tokens."""
+NOT_SHARED: Final = (
+    "cannot be given to a shared directory, whose owner is another process; open the directory without `shared`"
+)
+_NOT_HELD: Final = " is not leased here any more: "
+
+
+class RemoteLease:
+    """The hold that this client has on a message."""
+
+    __slots__ = ("__weakref__", "end", "held", "hold", "is_lost", "kept", "reason", "store")
+
+    def __init__(self, store: RemoteLeases, held: Held) -> None:
+        self.store = store
+        self.held = held
+        self.hold = LEASED
+        self.kept = False
+        """Somebody has its token."""
+        self.end = ""
+        """How it ended."""
+        self.is_lost = False
+        """Its holder did not end it."""
+        self.reason: Failure | None = None
+        """Why it is about to be given back."""
+
+    def __del__(self) -> None:
+        """Give it back if nobody has got its message: its caller was interrupted."""
+        try:
+            if self.hold == LEASED and not (self.kept or self.store.connection.is_closed or sys.is_finalizing()):
+                self.store.give_back(self)
+        except AttributeError:
+            pass  # the interpreter ends
+
+    @property
+    def token(self) -> str:
+        """Return the token by which the client knows it."""
+        return self.held.token
+
+    @property
+    def is_settled(self) -> bool:
+        """True if its holder has done with it, or a transaction has it."""
+        return self.hold in (CLAIMED, LEAVING) and not self.is_lost
+
+
+class _Abandoned:
+    """Messages that this client has received and let go of without settling them."""
+
+    def __init__(self, store: RemoteLeases) -> None:
+        self._store = store
+        self._tokens: deque[str] = deque()
+
+    def note(self, message: Message[Any]) -> None:
+        """Note a message that nobody holds any more. Any thread, with any lock."""
+        lease, store = message._note, self._store
+        if lease.kept or lease.hold != LEASED or store.connection.is_closed or sys.is_finalizing():
+            return
+        lease.hold = LEAVING
+        is_first = not self._tokens
+        self._tokens.append(lease.token)
+        if is_first:
+            shared().schedule_while_alive(SWEEP_SECONDS, self.give_back)  # as an owner's own are
+        warnings.warn(
+            f"{message!r} was received and let go of without ack, release or reject: it is free again, delivered once "
+            "more; settle it, best with `with message:`, or keep its token",
+            ResourceWarning, stacklevel=3, source=message,
+        )  # fmt: skip
+
+    def give_back(self) -> None:
+        """Give back what was noted."""
+        tokens = []
+        while self._tokens:
+            tokens.append(self._tokens.popleft())
+        try:
+            self._store.settle(tokens, Settlement.RELEASE)
+        except AnabranchError as error:
+            log.debug("messages that nobody holds could not be given back: %s", error)
+
+
+class RemoteLeases:
+    """The messages that a client holds, and the ends of its leases, as Store has them. Threads: all."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.connection: Connection
+        self.abandoned = _Abandoned(self)
+        self.bodies = Bodies(self.call)
+        self._leases: WeakValueDictionary[str, RemoteLease] = WeakValueDictionary()
+        """What this client holds, by token. One that nobody has is none: who was given it was interrupted."""
+        self._kept: dict[str, RemoteLease] = {}
+        """Those whose tokens somebody has."""
+
+    def ask(
+        self, request: Request, on_answer: Callable[[Any], Any] | None = None,
+        on_late: Callable[[Any], object] | None = None,
+    ) -> Any:  # fmt: skip
+        """Ask the owner, and wait."""
+        if self.bodies.unused:
+            self.connection.ask(Call("bodies_end", (self.bodies.take_unused(),)))
+        return self.connection.ask(request, on_answer, on_late)
+
+    def call(self, name: str, *given: Any) -> Any:
+        """Call a function of the owner (owner/calls.py)."""
+        return self.ask(Call(name, given))
+
+    def held(self) -> list[Held]:
+        """Return what this client holds, for an owner that does not know."""
+        return [one.held for one in list(self._leases.values())]
+
+    def _forget_leases(self) -> None:
+        """Hold nothing: in a forked child."""
+        for lease in list(self._leases.values()):
+            lease.hold, lease.end = LEAVING, "it is the parent process's"
+        self._leases.clear()
+        self._kept.clear()
+        self.bodies.unused.clear()
+
+    # What comes
+
+    def _received(self, seconds: float | None, answer: list[Any] | None) -> list[Message]:
+        try:
+            messages = [self._message(fields, seconds) for fields in answer or ()]
+            for message in messages:
+                note_received(message)
+        except BaseException:
+            self._came_late(answer)
+            raise
+        return messages
+
+    def _came_late(self, answer: list[Any] | None) -> None:
+        """Give back what has come for a caller that was interrupted."""
+        if answer:
+            self._settle_later([fields[0] for fields in answer])
+
+    def _message(self, fields: list[Any], seconds: float | None = None) -> Message:
+        token, seq, body, headers, name, timestamp_ms, priority, expires_at_ms, deliveries, lasts, text, key = fields
+        subscription: SubscriptionKey | None = None if key is None else (key[0], key[1])
+        lease = None
+        if token is not None:
+            lease = self._leases[token] = RemoteLease(self, Held(token, text, subscription, seq, seconds))
+        if type(body) is list:
+            body = RemoteBody(self.bodies, *body)
+        return Message(
+            self, destination_of(text), seq, body, headers, name, timestamp_ms, lease is not None, lease, priority,  # type: ignore[arg-type]
+            expires_at_ms, deliveries, subscription, lasts,
+        )  # fmt: skip
+
+    def give_back(self, lease: Any) -> None:
+        """Give back what is leased so."""
+        self._settle_later([lease.token])
+
+    def _settle_later(self, tokens: list[str]) -> None:
+        """Give leases back without waiting, from the thread that reads."""
+        shared().lead(lambda: self._quietly(tokens))
+
+    def _quietly(self, tokens: list[str]) -> None:
+        """Give leases back that nobody has seen."""
+        for token in tokens:
+            self._ended(token, RELEASED)
+        try:
+            self.ask(Settle(tokens, Settlement.RELEASE, delivered=False))
+        except AnabranchError as error:
+            log.debug("messages could not be given back: %s", error)
+
+    # Moving leases
+
+    def _take(
+        self, messages: Sequence[Message[Any]], hold: int, next_hold: int, leases: list[RemoteLease] | None = None
+    ) -> list[RemoteLease]:
+        """Move the leases of messages that are held so, all or none, and add them to a list: interrupted from there on,
+        whoever has that moves them back. Raises UnknownMessageError."""
+        if self.connection.is_closed:
+            raise router_closed()
+        leases = [] if leases is None else leases
+        for message in messages:
+            lease = message._note
+            if not isinstance(lease, RemoteLease) or lease.hold != hold:  # also one that is named twice
+                for taken in leases:
+                    taken.hold = hold
+                raise _not_held(message)
+            leases.append(lease)
+            lease.hold = next_hold
+        return leases
+
+    def _ended(self, token: str, end: str, is_lost: bool = False) -> None:
+        lease = self._leases.pop(token, None)
+        self._kept.pop(token, None)
+        if lease is not None:
+            lease.hold, lease.end, lease.is_lost = LEAVING, end, is_lost
+
+    def _lost(self, message: Message[Any], error: UnknownMessageError) -> None:
+        """Note that a message is not held any more, as the owner says; what it says of a token is said of it."""
+        token = message._note.token
+        text = str(error).replace(f"the message of token {token}", repr(message))
+        if text != str(error):
+            self._ended(token, text.rpartition(_NOT_HELD)[2], is_lost=True)
+            error.args = (text,)
+
+    def _gone(self, destination: Destination, key: SubscriptionKey | None = None) -> None:
+        """Note that nothing is left of what this client held of a destination, or for a subscription."""
+        for lease in list(self._leases.values()):
+            if lease.held.destination == str(destination) and key in (None, lease.held.key):
+                self._ended(lease.token, GONE)
+
+    def _finished(
+        self, messages: Sequence[Message[Any]], leases: list[RemoteLease], hold: int, end: str, answer: list[Any] | None
+    ) -> None:
+        """Note what has become of leases, all of which were to end so. Raises the first error."""
+        wrong = _errors(answer, len(leases))
+        for lease, error, message in zip(leases, wrong, messages, strict=True):
+            if error is None:
+                self._ended(lease.token, end)
+            elif isinstance(error, UnknownMessageError):
+                self._lost(message, error)
+            else:
+                lease.hold = hold
+        note_settled(message for message, error in zip(messages, wrong, strict=True) if error is None)
+        first = next((error for error in wrong if error is not None), None)
+        if first is not None:
+            raise first
+
+    def _settled(
+        self, messages: Sequence[Message[Any]], hold: int, end: str, request_of: Callable[[list[str]], Request]
+    ) -> None:
+        """Settle messages that are held so by a request of their tokens."""
+        leases: list[RemoteLease] = []
+        try:
+            self._take(messages, hold, LEAVING, leases)
+            answer = self.ask(request_of([lease.held.token for lease in leases]))
+        except BaseException as error:
+            for lease in leases:
+                lease.hold = hold
+            if isinstance(error, UnknownMessageError) and len(leases) == len(messages):
+                for message in messages:
+                    self._lost(message, error)
+            raise
+        self._finished(messages, leases, hold, end, answer)
+
+    def _settled_nowait(
+        self, messages: list[Message[Any]], end: str, request_of: Callable[[list[str]], Request]
+    ) -> Future[None]:
+        leases: list[RemoteLease] = []
+        done = partial(self._finished, messages, leases, LEASED, end)
+        try:
+            self._take(messages, LEASED, LEAVING, leases)
+            return self.connection.ask_nowait(request_of([lease.held.token for lease in leases]), done)
+        except BaseException:
+            for lease in leases:
+                lease.hold = LEASED
+            raise
+
+    # Settling messages
+
+    def ack(self, messages: Sequence[Message[Any]]) -> None:
+        """Ack messages, as Store.ack."""
+        if messages:
+            self._settled(messages, LEASED, ACKED, Ack)
+
+    def ack_nowait(self, messages: Sequence[Message[Any]]) -> Future[None]:
+        """Ack messages without waiting, as Store.ack_nowait."""
+        return self._settled_nowait(list(messages), ACKED, Ack)
+
+    def ack_within(self, connection: Any, messages: Sequence[Message[Any]]) -> None:
+        """Refuse: a database connection belongs to its process."""
+        raise TransactionError(f"a connection {NOT_SHARED}")
+
+    def release(
+        self,
+        messages: Sequence[Message[Any]],
+        delivered: bool = True,
+        delay: float | None = None,
+        reason: Reason | None = None,
+    ) -> None:
+        """Give messages back, as Store.release."""
+        request_of = self._release_of(messages, delivered, delay, reason)
+        if messages:
+            self._settled(messages, LEASED, RELEASED, request_of)
+
+    def release_nowait(
+        self,
+        messages: Sequence[Message[Any]],
+        delivered: bool = True,
+        delay: float | None = None,
+        reason: Reason | None = None,
+    ) -> Future[None]:
+        """Give messages back without waiting, as Store.release_nowait."""
+        return self._settled_nowait(list(messages), RELEASED, self._release_of(messages, delivered, delay, reason))
+
+    def _release_of(
+        self, messages: Sequence[Message[Any]], delivered: bool, delay: float | None, reason: Reason | None = None
+    ) -> Callable[[list[str]], Request]:
+        """Return what makes the request that gives messages back. Raises TypeError, ValueError."""
+        if reason is not None:
+            self.note_failure(messages, reason)
+        self.delay_ms(delay)
+        note = messages[0]._note if messages else None
+        failure = note.reason if isinstance(note, RemoteLease) else None
+        return lambda tokens: Settle(tokens, Settlement.RELEASE, failure, delivered, delay, whole=True)
+
+    def reject(self, message: Message[Any], reason: Reason) -> None:
+        """Put a message into its dead-letter queue, as Router.reject."""
+        failure = failure_of(reason)
+        self._settled([message], LEASED, REJECTED, lambda tokens: Settle(tokens, Settlement.REJECT, failure))
+
+    def extend(self, message: Message[Any], seconds: float | None = None) -> None:
+        """Lease a message for longer, as Store.extend."""
+        lease = message._note
+        if not isinstance(lease, RemoteLease) or lease.hold != LEASED:
+            raise _not_held(message)
+        require_lease(seconds)
+        try:
+            self.ask(Extend(lease.token, seconds))
+        except UnknownMessageError as error:
+            self._lost(message, error)
+            raise
+        if seconds is not None:
+            lease.held = lease.held._replace(lease=seconds)
+
+    def claim(self, message: Message[Any]) -> None:
+        """Claim a message for a transaction of this client."""
+        self._take([message], LEASED, CLAIMED)
+
+    def unclaim(self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None) -> None:
+        """Give back what a transaction held."""
+        if messages:
+            self._settled(messages, CLAIMED, ROLLED_BACK, self._release_of(messages, delivered, delay))
+
+    def note_failure(self, messages: Sequence[Message[Any]], reason: Reason) -> None:
+        """Note why messages are about to be given back."""
+        failure = failure_of(reason)
+        for message in messages:
+            if isinstance(message._note, RemoteLease):
+                message._note.reason = failure
+
+    # Settling by tokens
+
+    def token(self, message: Message[Any]) -> str:
+        """Return the token of a leased message."""
+        lease = message._note
+        if not isinstance(lease, RemoteLease) or lease.token not in self._leases:
+            raise _not_held(message)
+        lease.kept = True
+        self._kept[lease.token] = lease
+        return lease.token
+
+    def settle(
+        self, tokens: Sequence[str], how: Settlement, delivered: bool = True, delay: float | None = None,
+        reason: Reason | None = None,
+    ) -> list[AnabranchError | None]:  # fmt: skip
+        """Settle messages by their tokens, as Store.settle; also rejects them."""
+        request, ends_of = self._settling(list(tokens), how, delivered, delay, reason)
+        return ends_of(self.ask(request))
+
+    def settle_nowait(
+        self, tokens: Sequence[str], how: Settlement, delivered: bool = True, delay: float | None = None,
+        reason: Reason | None = None,
+    ) -> Future[list[AnabranchError | None]]:  # fmt: skip
+        """Settle messages by their tokens without waiting."""
+        return self.connection.ask_nowait(*self._settling(list(tokens), how, delivered, delay, reason))
+
+    def _settling(
+        self, tokens: list[str], how: Settlement, delivered: bool, delay: float | None, reason: Reason | None
+    ) -> tuple[Settle, Callable[[Any], list[AnabranchError | None]]]:
+        """Return the request, and what makes the result of its answer. No token is asked for that a transaction of this
+        client has. Raises TypeError for what is no str."""
+        for one in tokens:
+            if not isinstance(one, str):
+                raise TypeError(f"a token is a str, not {type(one).__name__}: {one!r}")
+        asked = [one for one in tokens if one not in self._leases or self._leases[one].hold != CLAIMED]
+        failure = None if reason is None else failure_of(reason)
+        self.delay_ms(delay)
+        return Settle(asked, how, failure, delivered, delay), partial(self._ends_of, how, tokens, asked)
+
+    def _ends_of(
+        self, how: Settlement, tokens: list[str], asked: list[str], answer: list[Any] | None
+    ) -> list[AnabranchError | None]:
+        """Note what has become of leases by their tokens; returns what was wrong with each."""
+        wrong = _errors(answer, len(asked))
+        for token, error in zip(asked, wrong, strict=True):
+            if error is None:
+                self._ended(token, ENDS[how])
+            elif isinstance(error, UnknownMessageError):
+                self._ended(token, str(error).rpartition(_NOT_HELD)[2], is_lost=True)
+        if len(asked) < len(tokens):
+            left, unclaimed = iter(wrong), set(asked)
+            wrong = [
+                next(left)
+                if token in unclaimed
+                else UnknownMessageError(f"the message of token {token}{_NOT_HELD}a transaction has claimed it")
+                for token in tokens
+            ]
+        return wrong
+
+    # What the owner does by itself
+
+    def delay_ms(self, delay: float | None) -> int | None:
+        """Return a delay in milliseconds. Raises TypeError, ValueError."""
+        return None if delay is None else delay_ms(delay)
+
+    def note_rejected(self, message: Message[Any]) -> None:
+        """Do nothing: the owner knows."""
+
+    def tell_spent(self, messages: Sequence[Message[Any]]) -> None:
+        """Do nothing: the owner sees it."""
+
+    def count_expired(self, messages: Iterable[Message[Any]]) -> None:
+        """Do nothing: the owner counts them."""
+
+
+def require_lease(seconds: float | None) -> None:
+    """Raise TypeError or ValueError for what is no time that a lease may last."""
+    if seconds is not None:
+        require_seconds(seconds, "lease")
+
+
+def _errors(answer: list[Any] | None, count: int) -> list[Any]:
+    """Return what was wrong with each; None as the answer: nothing with any."""
+    return [None] * count if answer is None else [None if one is None else unpack_error(one) for one in answer]
+
+
+def _not_held(message: Message[Any]) -> UnknownMessageError:
+    """Return the error of a message that this client does not hold so."""
+    lease = message._note
+    if not isinstance(lease, RemoteLease):
+        require_leased(message)
+        return UnknownMessageError(f"{message!r} was received from another router; ack it there")
+    claimed = "a transaction has claimed it, or acked it" if lease.hold == CLAIMED else "it is just being settled"
+    return UnknownMessageError(f"{message!r}{_NOT_HELD}{lease.end or claimed}")

@@ -1,0 +1,187 @@
+"""Listeners of a client: callbacks that run on threads of the library, within the credit that the owner has."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from msgspec import structs
+
+from ....adapters.core.messages import Message, note_received
+from ....adapters.core.service.listening import require_credit
+from ....adapters.core.store_types import SubscriptionKey
+from ....adapters.system.background import shared
+from ....policies.errors import AnabranchError, ClosedError
+from ..protocol import Credit, Listen, Request, Unlisten, unpack_error
+
+log = logging.getLogger(__name__)
+
+
+class Listeners:
+    """The listeners of one client, by number. Threads: all."""
+
+    def __init__(self, ask: Callable[[Request], Any], give_back: Callable[[list[str]], None]) -> None:
+        """`give_back` gives back leases, by their tokens, as if nobody had held them."""
+        self.ask, self.give_back = ask, give_back
+        self._listeners: dict[int, RemoteListener] = {}
+        self._numbers = itertools.count(1)
+
+    def begin(
+        self, destination: str, on_message: Callable[[Message], object], credit: int, key: SubscriptionKey | None,
+        on_end: Callable[[Exception], object] | None, lease: float | None,
+    ) -> RemoteListener:  # fmt: skip
+        """Begin to listen. Raises TypeError, ValueError for a credit that is none."""
+        require_credit(credit)
+        number = next(self._numbers)
+        begin = Listen(number, destination, key, credit, lease, credit)
+        listener = self._listeners[number] = RemoteListener(self, begin, on_message, on_end)
+        try:
+            self.ask(begin)
+        except BaseException:
+            self._listeners.pop(number, None)
+            raise
+        return listener
+
+    def again(self) -> list[Request]:
+        """Return the requests by which all begin at the next owner."""
+        return [one.again() for one in list(self._listeners.values())]
+
+    def lease_of(self, number: int) -> float | None:
+        """Return the seconds for which a listener's messages are leased."""
+        listener = self._listeners.get(number)
+        return None if listener is None else listener.lease
+
+    def take(self, number: int, messages: list[Message]) -> bool:
+        """Give a listener messages; returns False if it is closed meanwhile."""
+        listener = self._listeners.get(number)
+        if listener is not None:
+            listener.take(messages)
+        return listener is not None
+
+    def fail(self, number: int, error: list[Any]) -> None:
+        """Note that the owner has ended a listener."""
+        listener = self._listeners.pop(number, None)
+        if listener is not None:
+            listener.end(unpack_error(error))
+
+    def end(self, number: int) -> None:
+        """End a listener. What it is given comes before the answer."""
+        if number in self._listeners:
+            with suppress(ClosedError):
+                self.ask(Unlisten(number))
+            self._listeners.pop(number, None)
+
+    def close(self, error: Exception) -> None:
+        """End all."""
+        while self._listeners:
+            self._listeners.popitem()[1].end(error)
+
+    def forget(self) -> None:
+        """Have none: in a forked child."""
+        self._listeners.clear()
+
+
+class RemoteListener:
+    """A listener of a client: its callback runs on a thread of the library, one message at a time, in order."""
+
+    def __init__(
+        self,
+        listeners: Listeners,
+        begin: Listen,
+        on_message: Callable[[Message], object],
+        on_end: Callable[[Exception], object] | None,
+    ) -> None:
+        self._listeners, self._begin = listeners, begin
+        self._on_message, self._on_end = on_message, on_end
+        self._wanted = self._granted = begin.credit
+        """How many messages the owner may still give it, and how many it could give it since the beginning."""
+        self._lock = threading.RLock()
+        self._messages: deque[Message] = deque()
+        self._runs = self._calling = self._over = False
+        self._error: Exception | None = None
+
+    def add_credit(self, more: int) -> None:
+        """Ask for more messages."""
+        require_credit(more)
+        with self._lock:
+            self._wanted += more
+            self._granted += more
+            granted = self._granted
+        with suppress(ClosedError):
+            self._listeners.ask(Credit(self._begin.listener, granted))
+
+    def again(self) -> Listen:
+        """Return the request by which it begins at the next owner."""
+        with self._lock:
+            return structs.replace(self._begin, credit=self._wanted, granted=self._granted)
+
+    @property
+    def lease(self) -> float | None:
+        """Return the seconds for which its messages are leased."""
+        return self._begin.lease
+
+    def close(self) -> bool:
+        """End it; returns whether a callback runs."""
+        with self._lock:
+            self._over = True
+            calling = self._calling
+        self._listeners.end(self._begin.listener)
+        with self._lock:
+            left = [message._note.token for message in self._messages]
+            self._messages.clear()
+        if left:
+            self._listeners.give_back(left)
+        return calling
+
+    def take(self, messages: list[Message]) -> None:
+        """Take messages that have come. By the thread that reads."""
+        with self._lock:
+            self._wanted -= len(messages)
+            self._messages += messages
+            if not self._over:
+                self._run()
+
+    def end(self, error: Exception) -> None:
+        """End it: the owner has."""
+        with self._lock:
+            self._error = error
+            self._run()
+
+    def _run(self) -> None:
+        if not self._runs:
+            self._runs = True
+            shared().lead(self._call_all)
+
+    def _call_all(self) -> None:
+        while True:
+            with self._lock:
+                if not self._messages or self._over:
+                    self._runs = False
+                    break
+                message = self._messages.popleft()
+                self._calling = True
+            note_received(message)
+            try:
+                self._on_message(message)
+            except BaseException as error:
+                log.exception("who listens to %s raised an error; its message is free again", self._begin.destination)
+                try:
+                    message.release(reason=error)
+                except AnabranchError as wrong:
+                    log.debug("it could not be given back: %s", wrong)
+            finally:
+                self._calling = False
+            del message
+        error_of_end = self._error
+        if error_of_end is not None and not self._over:
+            self._over = True
+            if self._on_end is not None:
+                try:
+                    self._on_end(error_of_end)
+                except BaseException:
+                    log.exception("who listens to %s raised an error when told of the end", self._begin.destination)

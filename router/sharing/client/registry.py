@@ -1,0 +1,119 @@
+"""The places of destinations as clients see them: all are the owner's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from ....adapters.core.messages import Message
+from ....adapters.core.store_types import Subscription
+from ....policies.errors import UnknownMessageError, router_closed
+from ....policies.names.destination import Destination
+from ...placement.attempt import Attempt
+from ...placement.routing import Routing
+from ..protocol import destination_of
+from .store import RemoteStore
+
+if TYPE_CHECKING:
+    from ....policies.config import Config
+
+T = TypeVar("T")
+
+
+class _Gates:
+    """No destination moves as far as clients see: the owner follows it."""
+
+    removals = moves = 0
+
+    def __contains__(self, destination: Destination) -> bool:
+        return False
+
+    def wait(self, destination: Destination) -> None:
+        """Return at once."""
+
+
+class _Destinations:
+    """The destinations that the owner has recorded."""
+
+    def __init__(self, store: RemoteStore) -> None:
+        self._store = store
+
+    def __contains__(self, destination: Destination) -> bool:
+        return bool(self._store.of("exists", destination))
+
+    def __iter__(self) -> Iterator[Destination]:
+        return iter([destination_of(text) for text in self._store.call("destinations")])
+
+    def __len__(self) -> int:
+        return 0  # hints at slips, which are made for those that are known here, are the owner's
+
+
+class RemoteRegistry:
+    """The places of destinations, as clients see them: all are the owner's."""
+
+    records_late = False
+
+    def __init__(self, config: Config, store: RemoteStore) -> None:
+        self.config, self._store = config, store
+        self.table = SimpleNamespace(destinations=_Destinations(store), stores={store.store_id: None})
+        self.routing = Routing(config, self.table)  # type: ignore[arg-type]
+        self.route = self.routing.route
+        self.gates = _Gates()
+        self.removal = SimpleNamespace(delete=store.delete)
+        self.by_destination = SimpleNamespace(get=lambda destination, otherwise=None: store)
+        self.opened = False
+
+    @property
+    def forked(self) -> bool:
+        """False: a child connects anew."""
+        return False
+
+    def require_open(self) -> None:
+        """Raise ClosedError if the router is closed."""
+        if not self.opened:
+            raise router_closed()
+
+    def store_of(self, destination: Destination) -> RemoteStore:
+        """Return the store."""
+        self.require_open()
+        self.route(destination)
+        return self._store
+
+    store_for = store_to_be = store_of
+
+    def for_store(self, destination: Destination, call: Callable[[Any], T]) -> T:
+        """Call with the store."""
+        return call(self.store_of(destination))
+
+    def for_held(self, destination: Destination, call: Callable[[Any], T], otherwise: T) -> T:
+        """Call with the store: the owner knows whether it has the destination."""
+        return call(self.store_of(destination))
+
+    def attempt(self, destination: Destination, find: Callable[[Destination], Any]) -> Attempt[Any]:
+        """Return an attempt that is not repeated."""
+        return Attempt(partial(find, destination), lambda store, error: False)
+
+    def subscriptions_of(self, topic: Destination) -> list[Subscription]:
+        """Return the subscriptions of a topic."""
+        return self._store.subscriptions_of(topic)
+
+    def subscriptions(self) -> set[Subscription]:
+        """Return all subscriptions."""
+        return msgspec.convert(self._store.call("subscriptions"), set[Subscription])
+
+    def option_for(self, destination: Destination, name: str) -> Any:
+        """Return an option of the store that the configuration routes a destination to."""
+        return getattr(self.route(destination).target.options, name, None)
+
+    def require_own(self, message: Message[Any]) -> None:
+        """Raise UnknownMessageError for a message of another router."""
+        if message._store is not self._store:
+            raise UnknownMessageError(f"{message!r} was received from another router; ack it there")
+
+    def reopen(self, name: str) -> None:
+        """Close a store and open it again."""
+        self._store.call("reopen", name)

@@ -1,0 +1,397 @@
+"""The store of a shared directory as its clients see it: one, whichever store of the owner a destination lives in.
+
+Queues, topics, maps, messages and transactions call it as they call any store (adapters/core/store.py, whose promises
+hold); each call is a request to the owner.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from ....adapters.core.messages import (
+    DEFAULT_PRIORITY,
+    Headers,
+    LargeBody,
+    Message,
+    Outgoing,
+    Readable,
+    Receipt,
+    checked,
+    note_settled,
+)
+from ....adapters.core.record.headers import pack_headers
+from ....adapters.core.record.large import Sized
+from ....adapters.core.state.leases import ACKED, CLAIMED, LEAVING, ROLLED_BACK
+from ....adapters.core.store_types import Change, Counts, Done, Subscription, SubscriptionKey
+from ....policies.errors import TransactionError, router_closed
+from ....policies.names.destination import Destination
+from ...transactions.xid import Xid
+from ..protocol import (
+    EVENTS,
+    PAGE,
+    Browse,
+    Call,
+    Commit,
+    OutgoingFields,
+    Receive,
+    ReceivePattern,
+    Request,
+    Send,
+    SendMany,
+)
+from .bodies import CHUNK_BYTES
+from .connection import Connection
+from .leases import NOT_SHARED, RemoteLease, RemoteLeases, require_lease
+from .listeners import Listeners, RemoteListener
+from .maps import RemoteMaps
+
+
+class RemoteStore(RemoteLeases):
+    """All stores of one owner. Threads: all."""
+
+    volatile = shared = limited = False
+    failed: BaseException | None = None
+    store_id = bytes(16)
+
+    def __init__(self, directory: Path, owner: object) -> None:
+        super().__init__(directory)
+        self.name = directory.name
+        self.owner = owner
+        self.maps = RemoteMaps(self.call)
+        self._listeners = Listeners(self.ask, self._quietly)
+        self.on_event: Callable[[list[Any]], None] = lambda packed: None
+        """Called with each event of the owner's router that it was asked for."""
+        self._standing: list[Request] = []
+        """Requests that each owner is to have been sent."""
+
+    def connect(self, connection: Connection) -> None:
+        """Take a connection."""
+        self.connection = connection
+        connection.on_push = self._pushed
+        connection.on_reconnect = lambda: [*self._standing, *self._listeners.again()]
+        connection.on_fork = self._forked
+
+    def close(self) -> None:
+        """Close the connection: the owner gives back what is held. Idempotent."""
+        if hasattr(self, "connection"):
+            self.connection.close()
+        self._listeners.close(router_closed())
+
+    def _forked(self) -> None:
+        self._forget_leases()
+        self._listeners.forget()
+        self._standing.clear()
+
+    def of(self, name: str, destination: Destination, *given: Any) -> Any:
+        """Call a function of the owner that takes a destination first."""
+        return self.call(name, str(destination), *given)
+
+    # Sending
+
+    def send(
+        self,
+        destination: Destination,
+        body: bytes | Readable | LargeBody,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        sync: bool | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        expires_at_ms: int = 0,
+        persistent: bool = True,
+        deliver_at_ms: int = 0,
+    ) -> Receipt:
+        """Send one message, as Store.send."""
+        message = self._outgoing(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms)
+        seq, duplicate = self.ask(Send(str(destination), message, bool(sync)))
+        return Receipt(destination, seq, duplicate and message_id is not None)
+
+    def send_nowait(
+        self,
+        destination: Destination,
+        body: bytes | Readable | LargeBody,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        sync: bool | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        expires_at_ms: int = 0,
+        persistent: bool = True,
+        deliver_at_ms: int = 0,
+    ) -> Future[Receipt]:
+        """Send without waiting, as Store.send_nowait."""
+        message = self._outgoing(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms)
+        known = message_id is not None
+        return self.connection.ask_nowait(
+            Send(str(destination), message, bool(sync)),
+            lambda answer: Receipt(destination, answer[0], answer[1] and known),
+        )
+
+    def send_many(
+        self,
+        destination: Destination,
+        messages: Iterable[Outgoing | bytes],
+        sync: bool | None = None,
+        done: list[Receipt] | None = None,
+    ) -> list[Receipt]:
+        """Send many, as Store.send_many: in one request for each part of so many bytes."""
+        receipts = [] if done is None else done
+        part: list[OutgoingFields] = []
+        sends: list[tuple[Destination, Outgoing]] = []
+        size = 0
+        for message in messages:
+            outgoing = checked(*(message if isinstance(message, Outgoing) else Outgoing(message)))
+            sends.append((destination, outgoing))
+            part.append(self._named(outgoing))
+            size += len(part[-1].body)
+            if len(part) >= PAGE or size >= CHUNK_BYTES:
+                receipts += _receipts(self.ask(SendMany(str(destination), part, bool(sync))), sends)
+                part, sends, size = [], [], 0
+        if part:
+            receipts += _receipts(self.ask(SendMany(str(destination), part, bool(sync))), sends)
+        return receipts
+
+    def _outgoing(
+        self, body: Any, headers: Headers | None, message_id: str | None, priority: int, expires_at_ms: int,
+        persistent: bool, deliver_at_ms: int,
+    ) -> OutgoingFields:  # fmt: skip
+        """Return a message that was given by its parts as it goes over the socket."""
+        if isinstance(body, Sized):
+            body = self.bodies.keep(body)
+        return self._named(
+            checked(body, headers, message_id, priority, expires_at_ms, persistent, False, deliver_at_ms)
+        )
+
+    def _named(self, message: Outgoing) -> OutgoingFields:
+        """Return a message as it goes over the socket, with an id by which it can be sent again."""
+        body: Any = message.body
+        if type(body) is not bytes:
+            body = self.bodies.keep(body)
+        if message.headers:
+            pack_headers(message.headers)  # which says what is wrong with them
+        name = message.message_id if message.message_id is not None else self.connection.new_id()
+        return OutgoingFields(body, message.headers, name, *message[3:])
+
+    def keep(self, body: object, persistent: bool = True) -> bytes | LargeBody:
+        """Read a body into the owner's keeping, as Store.keep."""
+        return self.bodies.keep(body)
+
+    def send_within(self, connection: Any, destination: Destination, messages: Iterable[Outgoing | bytes]) -> Any:
+        """Refuse: a database connection belongs to its process."""
+        raise TransactionError(f"a connection {NOT_SHARED}")
+
+    def declare(self, destination: Destination) -> None:
+        """Declare a destination."""
+        self.of("declare", destination)
+
+    # Receiving
+
+    def receive(
+        self,
+        destination: Destination,
+        timeout: float | None = 0,
+        subscription: SubscriptionKey | None = None,
+        lease: float | None = None,
+    ) -> Message | None:
+        """Receive one message, as Store.receive."""
+        messages = self.receive_many(destination, 1, timeout, subscription, lease)
+        return messages[0] if messages else None
+
+    def receive_many(
+        self,
+        destination: Destination,
+        most: int,
+        timeout: float | None = 0,
+        subscription: SubscriptionKey | None = None,
+        lease: float | None = None,
+    ) -> list[Message]:
+        """Receive many messages, as Store.receive_many."""
+        require_lease(lease)
+        request = Receive(str(destination), subscription, most, timeout, lease)
+        messages: list[Message] = self.ask(request, partial(self._received, lease), self._came_late)
+        return messages
+
+    def receive_pattern(self, pattern: str, timeout: float | None, lease: float | None) -> Message | None:
+        """Receive from many queues, as Router.receive."""
+        require_lease(lease)
+        request = ReceivePattern(pattern, timeout, lease)
+        messages = self.ask(request, partial(self._received, lease), self._came_late)
+        return messages[0] if messages else None
+
+    def listen(
+        self,
+        destination: Destination,
+        on_message: Callable[[Message], object],
+        credit: int = 1,
+        subscription: SubscriptionKey | None = None,
+        on_end: Callable[[Exception], object] | None = None,
+        lease: float | None = None,
+    ) -> RemoteListener:
+        """Listen, as Store.listen."""
+        require_lease(lease)
+        listener = self._listeners.begin(str(destination), on_message, credit, subscription, on_end, lease)
+        self.connection.keep_reading()
+        return listener
+
+    def stand(self, name: str, *given: Any) -> None:
+        """Ask something of this owner, and of each that follows it."""
+        request = Call(name, given)
+        if request not in self._standing:
+            self._standing.append(request)
+        self.ask(request)
+        self.connection.keep_reading()
+
+    def _pushed(self, number: int, messages: list[Any] | None, error: list[Any] | None) -> None:
+        if number == EVENTS:
+            self.on_event(messages or [])
+        elif error is not None:
+            self._listeners.fail(number, error)
+        else:
+            lease = self._listeners.lease_of(number)
+            received = [self._message(fields, lease) for fields in messages or ()]
+            if not self._listeners.take(number, received):  # it was closed meanwhile: as if nobody had held them
+                self._settle_later([one._note.token for one in received])
+
+    # Looking
+
+    def browse(
+        self,
+        destination: Destination,
+        limit: int | None = None,
+        after: int | Message = 0,
+        subscription: SubscriptionKey | None = None,
+    ) -> Iterator[Message]:
+        """Look at messages, as Store.browse: a page at a time."""
+        left = sys.maxsize if limit is None else limit
+        while left > 0:
+            behind = (after.seq, after.priority) if isinstance(after, Message) else after
+            page = self.ask(Browse(str(destination), subscription, min(left, PAGE), behind))
+            for fields in page:
+                after = self._message(fields)
+                left -= 1
+                yield after
+            if not page:
+                return
+
+    def find(self, destination: Destination, message_id: str) -> Message | None:
+        """Look at the message of an id."""
+        fields = self.of("find", destination, message_id)
+        return None if fields is None else self._message(fields)
+
+    def open_body(self, message: Message[Any]) -> BinaryIO:
+        """Open a message's body."""
+        content = message.content
+        return io.BytesIO(content) if isinstance(content, bytes) else content.open()
+
+    def large_body(self, reference: bytes) -> Any:
+        """Refuse: references are the owner's."""
+        raise AssertionError("a client knows no references of bodies")
+
+    def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
+        """Return how many messages are held."""
+        return int(self.of("depth", destination, subscription))
+
+    def counts(self, destination: Destination, subscription: SubscriptionKey | None = None) -> Counts:
+        """Return the numbers of messages."""
+        numbers, oldest = self.of("counts", destination, subscription) or ((0, 0), None)
+        counts = Counts(*numbers)
+        counts.oldest_ready_seconds = oldest
+        return counts
+
+    def purge(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
+        """Remove what nobody holds."""
+        return int(self.of("purge", destination, subscription))
+
+    def delete(self, destination: Destination) -> int:
+        """Remove a destination; returns how many messages it had."""
+        count = int(self.of("delete", destination))
+        self._gone(destination)
+        return count
+
+    # Subscriptions
+
+    def subscribe(self, subscription: Subscription, retroactive: bool = False) -> bool:
+        """Begin a durable subscription."""
+        return bool(self.call("subscribe", subscription, retroactive))
+
+    def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
+        """End a durable subscription."""
+        count = int(self.of("unsubscribe", topic, subscription))
+        self._gone(topic, subscription)
+        return count
+
+    def subscriptions_of(self, topic: Destination) -> list[Subscription]:
+        """Return the subscriptions of a topic."""
+        return msgspec.convert(self.of("subscriptions_of", topic), list[Subscription])
+
+    # Transactions
+
+    def commit(
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool | None = None,
+        changes: Sequence[Change] = (),
+    ) -> list[Receipt]:
+        """Commit a whole transaction, as Store.commit."""
+        leases: list[RemoteLease] = []
+        try:
+            self._take(acks, CLAIMED, LEAVING, leases)
+            answer = self.commit_as("commit", sends, acks, changes)
+        except BaseException:
+            for lease in leases:
+                lease.hold = CLAIMED
+            raise
+        self._end_all(acks, ACKED)
+        return _receipts(answer, sends)
+
+    def commit_as(
+        self,
+        mode: Any,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        changes: Sequence[Change],
+        xid: Xid | None = None,
+    ) -> list[Any]:
+        """Send a whole transaction, to be committed, prepared under its xid, or to vote."""
+        outgoing: Any = [(str(destination), self._named(checked(*message))) for destination, message in sends]
+        tokens = [message._note.token for message in acks]
+        answer: list[Any] = self.ask(Commit(False, xid, mode, outgoing, tokens, list(changes)))
+        return answer
+
+    def end_vote(
+        self, number: int, commit: bool, acks: Sequence[Message], sends: Sequence[tuple[Destination, Outgoing]]
+    ) -> list[Receipt]:
+        """Say the outcome of a transaction that has voted."""
+        answer = self.call("end_vote", number, commit, [message._note.token for message in acks])
+        self._end_all(acks, ACKED if commit else ROLLED_BACK)
+        return _receipts(answer, sends)
+
+    def _end_all(self, acks: Sequence[Message], end: str) -> None:
+        """Note that a transaction has done with these messages."""
+        for message in acks:
+            self._ended(message._note.token, end)
+        note_settled(acks)
+
+    def prepared(self, acks: Sequence[Message]) -> list[RemoteLease]:
+        """Note that a transaction has these messages until its manager decides; returns what stands for them."""
+        leases = [self._leases.pop(message._note.token) for message in acks]
+        note_settled(acks)
+        return leases
+
+    def rollback_prepared(self, transaction: bytes) -> Done[bool]:
+        """Return that nothing of that name is prepared by this client."""
+        return Done(False)
+
+
+def _receipts(answer: list[Any], sends: Sequence[tuple[Destination, Outgoing]]) -> list[Receipt]:
+    return [
+        Receipt(destination, seq, duplicate and message.message_id is not None)
+        for (seq, duplicate), (destination, message) in zip(answer, sends, strict=False)
+    ]

@@ -1,0 +1,165 @@
+"""Transactions of a client: all of one goes to the owner at once, which decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from ....adapters.core.state.leases import ROLLED_BACK
+from ....policies.errors import AnabranchError, TransactionError
+from ...transactions.coordinator import Coordinator
+from ...transactions.global_transaction import GlobalTransaction
+from ...transactions.outcomes import Heuristic, InDoubt, Outcomes
+from ...transactions.states import DONE, IN_DOUBT, PREPARED, PREPARING, Outcome
+from ...transactions.table import TransactionTable
+from ...transactions.xid import Xid
+from .leases import RemoteLease
+from .store import RemoteStore
+
+if TYPE_CHECKING:
+    from ....policies.config import Config, TransactionOptions
+
+
+class _NoDecisions:
+    """Decisions are the owner's."""
+
+    externals: Final[Mapping[bytes, Any]] = {}
+    decisions: Final[Mapping[bytes, Any]] = {}
+
+
+class _TransactionTable(TransactionTable):
+    """The transactions of a client. The xids of those that are prepared are the owner's to know."""
+
+    def __init__(self, options: TransactionOptions, store: RemoteStore) -> None:
+        super().__init__(options, _NoDecisions())  # type: ignore[arg-type]
+        self._store = store
+
+    def _require_free(self, xid: Xid) -> None:
+        super()._require_free(xid)
+        if list(xid) in self._store.call("recover"):
+            raise TransactionError(
+                f"xid {xid} is in use: commit or roll back that transaction first; each transaction "
+                "needs one of its own"
+            )
+
+
+class RemoteCoordinator(Coordinator):
+    """Transactions of a client: all of it goes to the owner at once, as to a single store that decides alone."""
+
+    def __init__(self, config: Config, store: RemoteStore) -> None:
+        self._store = store
+        self.table = _TransactionTable(config.transactions, store)
+        self.table.closed = False
+        self._votes: dict[GlobalTransaction, int] = {}
+        self._prepared: dict[Xid, list[RemoteLease]] = {}
+        """What transactions of this client have acked that wait for their manager."""
+
+    _registry: Any = None
+
+    def open_with(self, registry: object) -> None:
+        """Know the registry."""
+        self._registry = registry
+
+    def prepare(self, transaction: GlobalTransaction) -> None:
+        """Let the owner prepare it, and wait for the outcome."""
+        transaction.move(PREPARING)
+        (number,) = self._sent(transaction, "vote")
+        self._votes[transaction] = number
+        transaction.move(PREPARED)
+
+    def hold(self, transaction: GlobalTransaction, xid: Xid) -> None:
+        """Let the owner prepare it under its xid, and hold it."""
+        transaction.move(PREPARING)
+        self._sent(transaction, "prepare", xid)
+        acks = [message for one in transaction.participants.values() for message in one.acks]
+        self._prepared[xid] = self._store.prepared(acks)
+        transaction.external = True
+        transaction.move(PREPARED)
+        transaction.running = False
+
+    def _sent(self, transaction: GlobalTransaction, mode: str, xid: Xid | None = None) -> Any:
+        sends, acks, changes = [], [], []
+        for one in transaction.participants.values():
+            sends += one.sends
+            acks += one.acks
+            changes += one.changes
+        try:
+            return self._store.commit_as(mode, sends, acks, changes, xid)
+        except Exception:
+            self.roll_back(transaction)
+            raise
+
+    def _commit_prepared(self, transaction: GlobalTransaction) -> None:
+        self._end_vote(transaction, commit=True)
+
+    def roll_back(self, transaction: GlobalTransaction) -> None:
+        """Roll back. Never raises but for a signal."""
+        if transaction in self._votes:
+            self._end_vote(transaction, commit=False)
+            return
+        if transaction.state is DONE:
+            return
+        transaction.decide(False)
+        for participant in transaction.participants.values():
+            participant.unclaim()
+            participant.carried_out = True
+        transaction.move(DONE)
+
+    def _end_vote(self, transaction: GlobalTransaction, commit: bool) -> None:
+        number = self._votes.pop(transaction)
+        participants = list(transaction.participants.values())
+        acks = [message for one in participants for message in one.acks]
+        if commit:
+            transaction.move(IN_DOUBT)
+        try:
+            receipts = self._store.end_vote(number, commit, acks, [s for one in participants for s in one.sends])
+        except AnabranchError:
+            transaction.decide(False)
+            if commit:
+                raise
+            receipts = []
+        else:
+            transaction.decide(commit)
+        for one in participants:
+            one.receipts, receipts = receipts[: len(one.sends)], receipts[len(one.sends) :]
+            one.carried_out = True
+        transaction.move(DONE)
+
+    def note_end(self, xid: Xid, commit: bool) -> None:
+        """Note that a transaction was ended which had waited for its manager."""
+        for lease in self._prepared.pop(xid, ()):
+            lease.end = "" if commit else ROLLED_BACK
+
+    def reopen(self) -> None:
+        """Let the owner read its decisions again."""
+        self._store.call("reopen_decisions")
+
+    def close(self) -> None:
+        """Do nothing: what is open is rolled back with the connection."""
+
+
+class RemoteOutcomes(Outcomes):
+    def __init__(self, coordinator: RemoteCoordinator, store: RemoteStore) -> None:
+        self._ended, self._table = coordinator.note_end, coordinator.table
+        self._ask = store.call
+
+    def end(self, xid: Xid, commit: bool) -> None:
+        self._ask("commit_xid" if commit else "rollback_xid", xid)
+        self._ended(xid, commit)
+
+    def held(self) -> list[Xid]:
+        return [Xid(*one) for one in self._ask("recover")]
+
+    def in_doubt(self) -> list[InDoubt]:
+        return msgspec.convert(self._ask("in_doubt"), list[InDoubt])
+
+    def resolve(self, transaction: str, outcome: Outcome) -> None:
+        self._ask("resolve", transaction, outcome)
+
+    def heuristics(self) -> list[Heuristic]:
+        return msgspec.convert(self._ask("heuristics"), list[Heuristic])
+
+    def forget(self, transaction: str) -> None:
+        self._ask("forget", transaction)

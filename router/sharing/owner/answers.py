@@ -1,0 +1,75 @@
+"""The answers of an owner: those of the serving thread go together at the end of its step, all others at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from ....adapters.system.background import shared
+from ..protocol import is_expected, pack, pack_error
+from .session import Session
+
+log = logging.getLogger(__name__)
+
+
+class Answers:
+    """Answers requests. Threads: all. `_lock` guards the frames, and whose they are."""
+
+    def __init__(self) -> None:
+        self._leader = 0
+        """The serving thread's id."""
+        self._lock = threading.Lock()
+        self._frames: dict[Session, list[bytes]] = {}
+        """Those of the serving thread's step."""
+
+    def lead(self, leader: int) -> None:
+        """Gather the answers of this thread from now on."""
+        self._leader = leader
+
+    def answer(self, session: Session, number: int, value: Any) -> None:
+        """Answer a request."""
+        self._put(session, pack(number, True, value))
+
+    def refuse(self, session: Session, number: int, error: Exception) -> None:
+        """Answer a request with an error."""
+        if not is_expected(error):
+            log.error("a request of a client failed: %s", error, exc_info=error)
+        self._put(session, pack(number, False, pack_error(error)))
+
+    def work(self, session: Session, number: int, call: Callable[[], Any]) -> None:
+        """Run a call on a thread of the library, and answer with what it returns."""
+        self.answer_with(session, number, shared().call(call))
+
+    def answer_with(
+        self, session: Session, number: int, future: Future[Any], convert: Callable[[Any], Any] | None = None
+    ) -> None:
+        """Answer with what a future returns, or with what that is converted into."""
+        future.add_done_callback(partial(self._answer_future, session, number, convert))
+
+    def _answer_future(
+        self, session: Session, number: int, convert: Callable[[Any], Any] | None, future: Future[Any]
+    ) -> None:
+        try:
+            self.answer(session, number, future.result() if convert is None else convert(future.result()))
+        except Exception as error:
+            self.refuse(session, number, error)
+
+    def _put(self, session: Session, frame: bytes) -> None:
+        with self._lock:
+            if threading.get_ident() == self._leader:
+                self._frames.setdefault(session, []).append(frame)
+                return
+        session.send(frame, 1)
+
+    def flush(self, leader: int | None = None) -> None:
+        """Send what was gathered; with a leader, another thread gathers from now on."""
+        with self._lock:
+            frames, self._frames = self._frames, {}
+            if leader is not None:
+                self._leader = leader
+        for session, some in frames.items():
+            session.send(b"".join(some), len(some))

@@ -1,0 +1,296 @@
+"""What clients ask an owner for that is not on a hot path: each is a function of the client's session, on a thread of
+the library, and says what it takes. Results are what msgspec has; the client makes them the library's objects again."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from ....adapters.core import Store
+from ....adapters.core.messages import LargeBody
+from ....adapters.core.store_types import Subscription, SubscriptionKey
+from ....policies.errors import ClosedError, DestinationError
+from ....policies.names.destination import Destination, Kind
+from ...migration.moving import move_page
+from ...router import RouterStats, inspection_of
+from ...transactions.xid import Xid
+from ..protocol import EVENTS, PAGE, destination_of, pack, pack_message
+from ..starting import mark_of
+from .commits import end_vote
+from .session import PAGE_BYTES, Session
+
+SLICE_SECONDS: Final = 1.0
+"""For so long a call waits for a value before it looks whether its client is still there."""
+Key = SubscriptionKey | None
+
+
+class Called:
+    """A function that clients call by name, and the types of what it takes behind the session."""
+
+    def __init__(self, run: Callable[..., Any], *types: Any, is_long: bool = False) -> None:
+        """`is_long`: it may take long, and has a thread of its own."""
+        self._run, self.is_long = run, is_long
+        fields = [(f"field{n}", str if one is Destination else one) for n, one in enumerate(types)]
+        self._given = msgspec.defstruct("Given", fields, array_like=True, frozen=True, forbid_unknown_fields=True)
+        self._places = [n for n, one in enumerate(types) if one is Destination]
+
+    def with_(self, session: Session, given: Sequence[Any]) -> Callable[[], Any]:
+        """Return the call with what a client has given. Raises TypeError."""
+        try:
+            taken = msgspec.convert(given, self._given, builtin_types=(bytes,))  # else text is taken for base64
+        except msgspec.ValidationError as error:
+            raise TypeError(str(error)) from error
+        fields = list(msgspec.structs.astuple(taken))
+        for place in self._places:
+            fields[place] = destination_of(fields[place])
+        return partial(self._run, session, *fields)
+
+
+def _of_router(name: str, *types: Any, is_long: bool = False) -> Called:
+    """Return a call of the router's own method."""
+    return Called(lambda session, *given: getattr(session.router, name)(*given), *types, is_long=is_long)
+
+
+def _of_inspection(name: str, *types: Any, is_long: bool = False) -> Called:
+    return Called(lambda session, *given: getattr(inspection_of(session.router), name)(*given), *types, is_long=is_long)
+
+
+def _of_store(name: str, *types: Any) -> Called:
+    """Return a call of the store that a destination lives in, which comes to be by it."""
+
+    def run(session: Session, destination: Destination, *given: Any) -> Any:
+        return session.registry.for_store(destination, lambda store: getattr(store, name)(destination, *given))
+
+    return Called(run, Destination, *types)
+
+
+def _of_held(name: str, *types: Any, otherwise: Any = None, convert: Callable[[Any], Any] | None = None) -> Called:
+    """Return a call of the store that holds a destination; `otherwise` if none does."""
+
+    def run(session: Session, destination: Destination, *given: Any) -> Any:
+        found = session.registry.for_held(
+            destination, lambda store: getattr(store, name)(destination, *given), otherwise
+        )
+        return found if convert is None or found is None else convert(found)
+
+    return Called(run, Destination, *types)
+
+
+def _of_map(name: str, *types: Any, makes: bool = True, otherwise: Any = None) -> Called:
+    """Return a call of the values of a map. `makes`: the map comes to be by it."""
+
+    def run(session: Session, destination: Destination, *given: Any) -> Any:
+        def of_store(store: Store) -> Any:
+            return getattr(store.maps, name)(destination, *given)
+
+        if makes:
+            return session.registry.for_store(destination, of_store)
+        if destination.kind is not Kind.MAP:
+            raise DestinationError(f"{destination} is no map; name one as map://...")
+        return session.registry.for_held(destination, of_store, otherwise)
+
+    return Called(run, Destination, *types)
+
+
+# Maps
+
+
+def _increment(
+    session: Session, destination: Destination, key: str, by: list[Any], expires_at_ms: int, sync: bool
+) -> str:
+    """Add to the number of a key. Numbers have any size, so they go as text."""
+    added = int(by[0]) if isinstance(by[0], str) else by[0]
+    return str(
+        session.registry.for_store(
+            destination, lambda store: store.maps.increment(destination, key, added, expires_at_ms, sync)
+        )
+    )
+
+
+def _items(session: Session, destination: Destination, prefix: str, after: str | None) -> list[Any]:
+    """Return a page of a map's values."""
+
+    def of_store(store: Store) -> list[Any]:
+        page, size = [], 0
+        for key, body in store.maps.items(destination, prefix, after):
+            page.append([key, body])
+            size += len(body)
+            if len(page) >= PAGE or size >= PAGE_BYTES:
+                break
+        return page
+
+    return session.registry.for_held(destination, of_store, [])
+
+
+def _wait(session: Session, destination: Destination, key: str, timeout: float | None) -> bytes | None:
+    """Return the value of a key as soon as it has one."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = SLICE_SECONDS if deadline is None else min(SLICE_SECONDS, max(deadline - time.monotonic(), 0))
+        body = session.registry.for_store(destination, lambda store: store.maps.wait(destination, key, left))  # noqa: B023
+        if body is not None or left < SLICE_SECONDS or not session.registry.opened:
+            return body
+
+
+# Messages and large bodies
+
+
+def _newer(session: Session, destination: Destination, seq: int) -> list[Any]:
+    """Return the first of the messages behind a seq, in order of theirs."""
+
+    def of_store(store: Store) -> list[Any]:
+        found = [one for one in store.browse(destination) if one.seq > seq]
+        return session.page(sorted(found, key=lambda one: one.seq))
+
+    return session.registry.for_held(destination, of_store, [])
+
+
+def _find(session: Session, destination: Destination, message_id: str) -> list[Any] | None:
+    message = session.registry.for_held(destination, lambda store: store.find(destination, message_id), None)
+    return None if message is None else pack_message(message, None, session.add_body)
+
+
+def _body_begin(session: Session) -> int:
+    """Begin to take a body, into a file that has no name."""
+    return session.add_body(tempfile.TemporaryFile(dir=session.registry.config.directory))
+
+
+def _body_read(session: Session, number: int, offset: int, size: int) -> bytes:
+    body = session.bodies.get(number)
+    if body is None:
+        raise ClosedError("a large body is gone with the process that owned the directory before; receive it again")
+    if not isinstance(body, LargeBody):
+        body.flush()
+        return os.pread(body.fileno(), size, offset)
+    with body.open() as stream:
+        stream.seek(offset)
+        return stream.read(size)
+
+
+def _bodies_end(session: Session, numbers: list[int]) -> None:
+    for number in numbers:
+        session.bodies.pop(number, None)
+
+
+# The router
+
+
+def _events(session: Session) -> None:
+    """Tell the client of events from now on."""
+    if session.events is None:
+        session.events = session.router.on_event(
+            lambda event: session.send(pack(0, EVENTS, [type(event).__name__, event]))
+        )
+
+
+def _stats(session: Session) -> RouterStats:
+    """Return the router's statistics, whose mappings by destinations and subscriptions go as pairs."""
+    stats = session.router.stats()
+    stores: dict[str, Any] = {
+        name: dataclasses.replace(
+            one,
+            destinations=list(one.destinations.items()),  # type: ignore[arg-type]
+            subscriptions=list(one.subscriptions.items()),  # type: ignore[arg-type]
+        )
+        for name, one in stats.stores.items()
+    }
+    return dataclasses.replace(stats, stores=stores)
+
+
+def _expire_when_idle(session: Session, queue: Destination, seconds: float) -> None:
+    session.router.queue(queue, expires_when_idle=seconds)
+
+
+def _move(session: Session, source: Destination, target: Destination, most: int) -> int:
+    """Move one page: who asks shows how far it is, and asks for the next one."""
+    router = session.router
+    return move_page(router._unlimited, router.queue(source), router.queue(target), most)
+
+
+def _damage(session: Session) -> str | None:
+    damage = inspection_of(session.router).decisions_damage
+    return None if damage is None else str(damage)
+
+
+CALLS: Final[Mapping[str, Called]] = {
+    "depth": _of_held("depth", Key, otherwise=0),
+    "counts": _of_held("counts", Key, convert=lambda counts: [counts, counts.oldest_ready_seconds]),
+    "purge": _of_held("purge", Key, otherwise=0),
+    "declare": _of_store("declare"),
+    "delete": Called(lambda session, destination: session.registry.removal.delete(destination), Destination),
+    "exists": Called(lambda session, destination: destination in session.registry.table.destinations, Destination),
+    "find": Called(_find, Destination, str),
+    "newer": Called(_newer, Destination, int, is_long=True),
+    "destinations": Called(lambda session: [str(one) for one in session.router.destinations()]),
+    "subscribe": Called(
+        lambda session, given, retroactive: session.registry.for_store(
+            given.topic, lambda store: store.subscribe(given, retroactive)
+        ),
+        Subscription, bool,
+    ),
+    "unsubscribe": _of_store("unsubscribe", SubscriptionKey),
+    "subscriptions_of": Called(lambda session, topic: session.registry.subscriptions_of(topic), Destination),
+    "subscriptions": _of_router("subscriptions"),
+    "body_begin": Called(_body_begin),
+    "body_more": Called(lambda session, number, data: session.bodies[number].write(data), int, bytes),
+    "body_read": Called(_body_read, int, int, int),
+    "bodies_end": Called(_bodies_end, list[int]),
+    "map_get": _of_map("get", str, makes=False),
+    "map_pop": _of_map("pop", str, bool | None, makes=False),
+    "map_count": _of_map("count", makes=False, otherwise=0),
+    "map_items": Called(_items, Destination, str, str | None),
+    "map_wait": Called(_wait, Destination, str, float | None, is_long=True),
+    "map_put": _of_map("put", str, bytes, int, bool | None),
+    "map_put_if_absent": _of_map("put_if_absent", str, bytes, int, bool | None),
+    "map_compare_and_set": _of_map("compare_and_set", str, bytes | None, bytes | None, int, bool | None),
+    "map_increment": Called(_increment, Destination, str, list[Any], int, bool | None),
+    "end_vote": Called(end_vote, int, bool, list[str]),
+    "commit_xid": _of_router("commit", Xid),
+    "rollback_xid": _of_router("rollback", Xid),
+    "recover": _of_router("recover"),
+    "in_doubt": _of_router("in_doubt"),
+    "resolve": _of_router("resolve", str, Any),
+    "heuristics": _of_router("heuristics"),
+    "forget": _of_router("forget", str),
+    "reopen_decisions": _of_router("reopen_decisions"),
+    "decisions_damage": Called(_damage),
+    "events": Called(_events),
+    "stats": Called(_stats),
+    "sweep": _of_router("sweep"),
+    "reclaim": _of_router("reclaim", is_long=True),
+    "compact": _of_router("compact", str | None, is_long=True),
+    "reopen": _of_router("reopen", str),
+    "requeue": _of_router("requeue", Destination, int | None, is_long=True),
+    "configuration": Called(lambda session: mark_of(session.router.config)),
+    "start_usage_log": _of_router("start_usage_log", dict[str, Any] | None),
+    "stop_usage_log": _of_router("stop_usage_log"),
+    "usage_stats": _of_router("usage_stats"),
+    "expires_when_idle": Called(_expire_when_idle, Destination, float),
+    "repartition": Called(
+        lambda session, path, restart, seconds: session.router.repartition(
+            path, restart=restart, prepared_seconds=seconds
+        ),
+        str, bool, float, is_long=True,
+    ),
+    "option": _of_inspection("option", Destination, str),
+    "bytes_of": _of_inspection("bytes_of", Destination),
+    "overview": _of_inspection("stores"),
+    "sessions": _of_inspection("sessions"),
+    "explain": _of_inspection("explain", is_long=True),
+    "dead_letters": Called(
+        lambda session: [(*place, count) for place, count in inspection_of(session.router).dead_letters().items()],
+        is_long=True,
+    ),
+    "move": Called(_move, Destination, Destination, int, is_long=True),
+    "compact_recorded": Called(
+        lambda session, names: inspection_of(session.router).compact(names, lambda done, total: None),
+        list[str], is_long=True,
+    ),
+}  # fmt: skip

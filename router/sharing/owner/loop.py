@@ -1,0 +1,91 @@
+"""The loop of an owner's serving thread: what waits at sockets, what other threads leave to it, and what is due."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+WAIT_MAX: Final = 3600.0
+"""A selector waits for no more than some weeks; who waits for longer is looked after now and then."""
+
+
+class Loop:
+    """All is done on the serving thread, if not said otherwise."""
+
+    def __init__(self) -> None:
+        self._selector: selectors.BaseSelector
+        self._woken: deque[Callable[[], object]] = deque()
+        """What other threads have left to be done here."""
+        self._wake_in: socket.socket
+        self._wake_out: socket.socket | None = None
+        self._timers: list[tuple[float, int, Callable[[], object]]] = []
+        """A heap of what is to be done at a time (monotonic)."""
+        self._numbers = itertools.count()
+        self.closing = False
+        """It is to end."""
+
+    def open(self) -> None:
+        """Begin."""
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        self._selector.register(self._wake_in, selectors.EVENT_READ, self._drain)
+
+    def close(self) -> None:
+        """Let go of all descriptors: also in a forked child, whose parent keeps them."""
+        self._selector.close()
+        self._wake_in.close()
+        wake, self._wake_out = self._wake_out, None
+        if wake is not None:
+            wake.close()
+
+    def watch(self, sock: socket.socket, events: int, before: int, handle: Any) -> None:
+        """Wait for these events at a socket, instead of those before; 0: for none."""
+        if not events:
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(sock)
+        elif not before:
+            self._selector.register(sock, events, handle)
+        else:
+            self._selector.modify(sock, events, handle)
+
+    def wait(self, seconds: float | None) -> list[tuple[Any, int]]:
+        """Return what has come at sockets, with the events, and do what is due; wait for so long at most."""
+        due = self._timers[0][0] - time.monotonic() if self._timers else WAIT_MAX
+        least = min(due, WAIT_MAX if seconds is None else seconds)
+        return [(key.data, events) for key, events in self._selector.select(max(least, 0))]
+
+    def run_due(self) -> None:
+        """Do what other threads have left to be done, and what is due."""
+        while self._woken:
+            self._woken.popleft()()
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+
+    def at(self, seconds: float, call: Callable[[], object]) -> None:
+        """Let something be done in so many seconds."""
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), call))
+
+    def later(self, call: Callable[[], object]) -> None:
+        """Leave something to be done by the serving thread. Any thread."""
+        self._woken.append(call)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the serving thread look. Any thread."""
+        if self._wake_out is not None:  # else it looks before it begins to wait
+            with suppress(OSError):  # a full buffer wakes it as well
+                self._wake_out.send(b"\0")
+
+    def _drain(self) -> None:
+        with suppress(BlockingIOError):
+            self._wake_in.recv(4096)

@@ -1,0 +1,193 @@
+"""Clients that come, come again and go: what they hold is leased to them again, or given back."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from ....adapters.core import Store
+from ....adapters.core.store_types import Settlement, SubscriptionKey
+from ....adapters.system.background import shared
+from ....policies.errors import AnabranchError, ClosedError
+from ...router import Router
+from ..clients import is_living, living
+from ..protocol import VERSION, Held, Hello, ProtocolError, destination_of
+from .answers import Answers
+from .loop import Loop
+from .rounds import Asked
+from .session import Session
+
+log = logging.getLogger(__name__)
+
+GRACE_SECONDS: Final = 2.0
+"""For so long a new owner waits for the clients of the one before to tell what they hold; and for a client that lives
+and has lost its connection, until what it held is given back."""
+DEATH_SECONDS: Final = 0.02
+"""A process that was killed has its socket closed before its file, or the other way round, this much apart at most."""
+CLIENT: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
+"""The id of a client, which is also its file's name."""
+_PROCESS: Final = os.urandom(4).hex()
+Tokens = dict[str, SubscriptionKey | None]
+
+
+class Presence:
+    """Who is there, and what is kept for whom. On the serving thread, if not said otherwise."""
+
+    def __init__(self, router: Router, loop: Loop, answers: Answers, on_parked: Callable[[list[Asked]], None]) -> None:
+        """`on_parked` is called with the requests that have waited for the grace to end."""
+        self._router, self._registry, self._loop, self._answers = router, router._registry, loop, answers
+        self._on_parked = on_parked
+        self._directory = router.config.directory
+        self._process = f"{_PROCESS}-{os.getpid():x}."
+        self.generation = self._process + os.urandom(8).hex()
+        """Tells this owner from those before and after it, and its process from others."""
+        self.sessions: dict[socket.socket, Session] = {}
+        self.idle_since: float | None = time.monotonic()
+        """Since when nobody is there (monotonic)."""
+        self._left: dict[str, tuple[Tokens, float]] = {}
+        """What clients held that live and have lost their connections, and until when it is kept for them."""
+        self._expected: set[str] = set()
+        """Clients of the owner before that have yet to tell what they hold."""
+        self._parked: list[Asked] | None = None
+        """Requests that wait until all of them have."""
+
+    def begin(self) -> None:
+        """Wait for the clients of the owner before."""
+        self._expected = set(living(self._directory))
+        if self._expected:
+            self._parked = []
+            self._loop.at(GRACE_SECONDS, self._end_grace)
+
+    def admitted(self, requests: list[Asked]) -> list[Asked]:
+        """Return those requests that need not wait for the grace to end."""
+        if self._parked is None:
+            return requests
+        self._parked += [one for one in requests if type(one[2]) is not Hello]
+        return [one for one in requests if type(one[2]) is Hello]
+
+    def _end_grace(self) -> None:
+        """Do what was asked for meanwhile."""
+        parked, self._parked = self._parked, None
+        self._expected.clear()
+        if parked:
+            self._on_parked(parked)
+
+    def hello(self, session: Session, number: int, request: Hello) -> None:
+        """Greet a client."""
+        if request.version != VERSION:
+            raise ClosedError(
+                f"{self._directory} is served by process {os.getpid()}, which speaks version {VERSION} of the "
+                f"protocol, and this process version {request.version}: run the same version of Anabranch in both, or "
+                "stop the server"
+            )
+        client, generation, held = request.client, request.owner, request.held
+        if session.client or not CLIENT.fullmatch(client):
+            raise ProtocolError("a client greets once, by its id")
+        for other in list(self.sessions.values()):
+            if other.client == client:
+                self.gone(other)  # its connection was lost, and the end of it is not read yet
+        session.client, session.pid = client, request.pid
+        left: Tokens = {}
+        if generation == self.generation:
+            left, _until = self._left.pop(client, ({}, 0.0))
+            with session.lock:
+                session.held = {one.token: left.pop(one.token) for one in held if one.token in left}
+            held = [one for one in held if one.token not in session.held]
+        was_here = generation != self.generation and generation.startswith(self._process)
+
+        def take_up() -> None:
+            for future in self.give_back(left):  # first: what it asks for again finds them at their places
+                future.exception()
+            self._lease_again(session, held, was_here)
+
+        shared().call(take_up).add_done_callback(
+            lambda done: self._loop.later(partial(self._greeted, session, number, done))
+        )
+
+    def _lease_again(self, session: Session, held: list[Held], was_here: bool) -> None:
+        """Lease again what a client held. What is gone was settled, and its client does not know it: but not where the
+        server before `was_here`, in this process, since others may have received it meanwhile."""
+        for given, text, key, seq, lease in held:
+            destination = destination_of(text)
+            lease_again = partial(Store.lease_again, destination=destination, seq=seq, subscription=key, lease=lease)
+            try:
+                again: str | None = self._registry.for_held(destination, lease_again, None)
+            except AnabranchError as error:
+                log.warning("message %d of %s cannot be leased again: %s", seq, destination, error)
+                continue  # its holder hears that it is not leased any more
+            with session.lock:
+                if again is not None or not was_here:
+                    session.aliases[given] = again
+                if again is not None:
+                    session.held[again] = key
+
+    def _greeted(self, session: Session, number: int, done: Future[None]) -> None:
+        if done.exception() is not None:
+            log.error("a client's leases could not be taken up again", exc_info=done.exception())
+        session.answer(number, [self.generation, os.getpid()])
+        self._expected.discard(session.client)
+        if not self._expected:
+            self._end_grace()
+
+    def gone(self, session: Session) -> None:
+        """Close the connection of a client. What it held is given back; not yet if it lives, and may come again."""
+        held = self._drop(session)
+        self._expected.discard(session.client)
+        if session.client and held and is_living(self._directory, session.client):
+            self._left[session.client] = (held, time.monotonic() + GRACE_SECONDS)
+            self._loop.at(DEATH_SECONDS, partial(self._forget, session.client))
+        else:
+            self.give_back(held)
+
+    def _drop(self, session: Session) -> Tokens:
+        if self.sessions.pop(session.sock, None) is None:
+            return {}
+        self._loop.watch(session.sock, 0, session.watched, session)
+        if not self.sessions:
+            self.idle_since = time.monotonic()
+        return session.close()
+
+    def _forget(self, client: str) -> None:
+        held, until = self._left.get(client, ({}, 0.0))
+        if not held:
+            return
+        if until <= time.monotonic() or not is_living(self._directory, client):
+            del self._left[client]
+            self.give_back(held)
+        else:
+            self._loop.at(DEATH_SECONDS, partial(self._forget, client))
+
+    def give_back(self, held: Tokens) -> list[Future[Any]]:
+        """Give back what a client held that is gone, to its old places; returns what tells the end of it. It counts as
+        a delivery where the store counts when it hands out."""
+        given: list[Future[Any]] = []
+        by_store: dict[str, list[str]] = {}
+        for token in held:
+            by_store.setdefault(token[:32], []).append(token)
+        for store_id, tokens in by_store.items():
+            store = self._registry.open_store(bytes.fromhex(store_id))
+            if store is not None:
+                counted = store.backend.settings.count_on_receive
+                with suppress(AnabranchError):
+                    given.append(self._router.settle_nowait(tokens, Settlement.RELEASE, delivered=counted, delay=0))
+        return given
+
+    def end(self) -> list[Future[Any]]:
+        """Let all go; returns what tells that what they held is given back."""
+        for session in list(self.sessions.values()):
+            with suppress(OSError):
+                session.sock.setblocking(True)
+                session.sock.settimeout(1.0)
+                session.flush()
+            self._left[session.client] = (self._drop(session), 0.0)
+        given_back = [future for held, _ in self._left.values() for future in self.give_back(held)]
+        self._left.clear()
+        return given_back

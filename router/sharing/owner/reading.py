@@ -1,0 +1,241 @@
+"""Receives, also those that wait, listeners and looks. What may wait for something else than the disk runs on a thread
+of the library, and holds up no other client."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from ....adapters.core import Store
+from ....adapters.core.messages import Message
+from ....adapters.core.service.subscriptions import unknown
+from ....adapters.core.store_types import Listener
+from ....adapters.system.background import shared
+from ....adapters.system.conditions import Thread
+from ....policies.errors import AnabranchError, ClosedError
+from ...api.consumer import require_count, require_timeout
+from ...placement.registry import StoreRegistry
+from .. import protocol
+from .answers import Answers
+from .session import Session
+from .writing import Writes
+
+WAITING_MAX: Final = 16_384
+"""Receives of a client that may wait at once."""
+
+
+class Reads:
+    """What clients read. On the serving thread, if not said otherwise."""
+
+    def __init__(
+        self,
+        registry: StoreRegistry,
+        answers: Answers,
+        writes: Writes,
+        at: Callable[[float, Callable[[], object]], None],
+    ) -> None:
+        self._registry, self._answers, self._writes, self._at = registry, answers, writes, at
+
+    def receive(self, session: Session, number: int, request: protocol.Receive) -> None:
+        """Receive at once, or wait."""
+        require_count(request.most)
+        require_timeout(request.timeout)
+        if len(session.waiting) >= WAITING_MAX:
+            raise ValueError(f"{WAITING_MAX} receives of this process wait already; no more may wait at once")
+        destination = protocol.destination_of(request.destination)
+        store = self._registry.by_destination.get(destination)
+        if store is not None and self._writes.is_prompt(store):
+            with suppress(ClosedError):
+                self._writes.waited_for = store
+                messages = store.receive_many(destination, request.most, 0, request.key, request.lease)
+                if messages or request.timeout == 0:
+                    self._answers.answer(session, number, session.hold(messages))
+                    return
+        if request.timeout == 0:
+            self._answers.work(session, number, partial(_receive, session, request))
+            return
+        waiting = session.waiting[number] = _Waiting(session, number, request)
+        if request.timeout is not None:
+            self._at(request.timeout, waiting.cancel)
+        shared().lead(waiting.start)
+
+    def cancel(self, session: Session, number: int, request: protocol.Cancel) -> None:
+        """End a receive that waits, whose caller was interrupted."""
+        waiting = session.waiting.get(request.number)
+        if waiting is not None:
+            waiting.cancel()
+        self._answers.answer(session, number, None)
+
+    def receive_pattern(self, session: Session, number: int, request: protocol.ReceivePattern) -> None:
+        """Receive from many queues: on a thread of its own, for it may take long."""
+        require_timeout(request.timeout)
+
+        def run() -> Any:
+            deadline = None if request.timeout is None else time.monotonic() + request.timeout
+            while True:
+                left = 1.0 if deadline is None else min(1.0, max(deadline - time.monotonic(), 0))
+                message = session.router.receive(request.pattern, left, lease=request.lease)
+                if message is not None or session.is_closed or left < 1.0:
+                    return session.hold([] if message is None else [message])
+
+        session.begin_long()
+        if request.timeout == 0:
+            shared().lead(partial(session.run_long, number, run))
+        else:
+            Thread(partial(session.run_long, number, run), "pattern").start()
+
+    def listen(self, session: Session, number: int, request: protocol.Listen) -> None:
+        """Begin to listen."""
+        destination, listener = protocol.destination_of(request.destination), request.listener
+        session.granted[listener] = request.granted
+
+        def on_message(message: Message[Any]) -> None:
+            packed = session.hold([message])
+            if packed is not None:
+                session.send(protocol.pack(0, listener, packed))
+
+        def on_end(error: Exception) -> None:
+            session.listeners.pop(listener, None)
+            session.send(protocol.pack(0, listener, None, protocol.pack_error(error)))
+
+        def listen() -> None:
+            begun = self._registry.for_store(
+                destination,
+                lambda store: store.listen(destination, on_message, request.credit, request.key, on_end, request.lease),
+            )
+            with session.lock:
+                session.listeners[listener] = begun
+                gone, more = session.is_closed, session.granted[listener] - request.granted
+            if gone:
+                begun.close()
+            elif more:
+                begun.add_credit(more)
+
+        self._answers.work(session, number, listen)
+
+    def credit(self, session: Session, number: int, request: protocol.Credit) -> None:
+        """Grant a listener credit, which it may have got already as it began anew."""
+        with session.lock:
+            before = session.granted.get(request.listener)
+            session.granted[request.listener] = max(request.granted, before or 0)
+            begun = session.listeners.get(request.listener)  # else it is just beginning
+        if begun is not None and before is not None and request.granted > before:
+            begun.add_credit(request.granted - before)
+        self._answers.answer(session, number, None)
+
+    def unlisten(self, session: Session, number: int, request: protocol.Unlisten) -> None:
+        """End a listener."""
+        begun = session.listeners.get(request.listener)
+        if begun is not None and begun.close():  # it is just given a message, which goes before the answer
+            self._at(0.0005, partial(self.unlisten, session, number, request))
+            return
+        session.listeners.pop(request.listener, None)
+        self._answers.answer(session, number, None)
+
+    def browse(self, session: Session, number: int, request: protocol.Browse) -> None:
+        """Look at a page of messages."""
+        self._answers.work(session, number, partial(browse, session, request))
+
+
+def browse(session: Session, request: protocol.Browse) -> list[Any]:
+    """Return a page of a destination's messages."""
+    destination = protocol.destination_of(request.destination)
+
+    def of_store(store: Store) -> list[Any]:
+        after: int | Message = 0
+        if isinstance(request.after, int):
+            after = request.after
+        else:
+            seq, priority = request.after
+            after = Message(store, destination, seq, b"", {}, None, 0, leased=False, priority=priority)
+        return session.page(store.browse(destination, min(request.limit, protocol.PAGE), after, request.key))
+
+    return session.registry.for_held(destination, of_store, [])
+
+
+def _receive(session: Session, request: protocol.Receive) -> list[Any] | None:
+    """Return what can be received at once."""
+    destination = protocol.destination_of(request.destination)
+    found: list[Message[Any]] | None = session.registry.for_held(
+        destination, lambda store: store.receive_many(destination, request.most, 0, request.key, request.lease), None
+    )
+    if found is None and request.key is not None:
+        raise unknown(destination, request.key)
+    return session.hold(found or ())
+
+
+class _Waiting:
+    """A receive that waits: a listener for one message, with which come all others that are there then."""
+
+    def __init__(self, session: Session, number: int, request: protocol.Receive) -> None:
+        self._session, self._number, self._request = session, number, request
+        self._destination = protocol.destination_of(request.destination)
+        self._lock = threading.Lock()
+        self._over = False
+        self._listener: Listener | None = None
+
+    def start(self) -> None:
+        """Stand in line. On a thread of the library: the store may have to be opened."""
+        try:
+            listener = self._session.registry.for_store(self._destination, self._begun)
+        except Exception as error:
+            self._failed(error)
+            return
+        if listener is None:
+            return
+        with self._lock:
+            self._listener = listener
+            over = self._over
+        if over:
+            listener.close()
+
+    def _begun(self, store: Store) -> Listener | None:
+        if not store.is_prompt:  # the serving thread has not looked, and a listener waits where this is refused
+            messages = self._received(store, self._request.most)
+            if messages:
+                self._given(messages)
+                return None
+        return store.listen(self._destination, self._came, 1, self._request.key, self._failed, self._request.lease)
+
+    def _received(self, store: Any, most: int) -> list[Message[Any]]:
+        return list(store.receive_many(self._destination, most, 0, self._request.key, self._request.lease))
+
+    def cancel(self) -> None:
+        """Answer that nothing has come, unless something has."""
+        self._end([])
+
+    def _came(self, message: Message[Any]) -> None:
+        messages = [message]
+        if self._request.most > 1:
+            with suppress(AnabranchError):
+                messages += self._received(message._store, self._request.most - 1)
+        self._given(messages)
+
+    def _given(self, messages: list[Message[Any]]) -> None:
+        if not self._end(messages):
+            for one in messages:
+                one._store.release([one], delivered=False)
+
+    def _end(self, messages: list[Message[Any]]) -> bool:
+        """Answer, unless that is done; returns whether it was not."""
+        with self._lock:
+            over, self._over = self._over, True
+            listener = self._listener
+        if over:
+            return False
+        self._session.waiting.pop(self._number, None)
+        if listener is not None:
+            listener.close()
+        self._session.answer(self._number, self._session.hold(messages))
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        with self._lock:
+            over, self._over = self._over, True
+        if not over:
+            self._session.waiting.pop(self._number, None)
+            self._session.fail(self._number, error)

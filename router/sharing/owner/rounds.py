@@ -1,0 +1,147 @@
+"""What clients ask, a round at a time.
+
+A round takes what all sockets hold: the sends and acks of each store are queued together, waited for with one sync, and
+answered; the next round gathers meanwhile. So processes share group commits as threads do. What may wait for something
+else than the disk (a store that is to be opened, room, another transaction, a message) runs on a thread of the library
+and holds up no other client.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from ....adapters.core import Store
+from ....adapters.system.background import CoalescedJob, shared
+from ....adapters.system.conditions import Thread
+from ...router import Router
+from .. import protocol
+from .answers import Answers
+from .calls import CALLS
+from .loop import Loop
+from .reading import Reads
+from .session import Session
+from .writing import Begun, Writes
+
+log = logging.getLogger(__name__)
+
+SLOW_SECONDS: Final = 0.5
+"""A round that takes longer is left to its thread."""
+
+Asked = tuple[Session, int, protocol.Request]
+"""A client's request, and its number."""
+
+
+class Rounds:
+    """Does what is asked. On the serving thread, if not said otherwise."""
+
+    def __init__(
+        self, router: Router, loop: Loop, go_on: Callable[[], None], run_rest: Callable[[list[Asked]], None]
+    ) -> None:
+        """`go_on` lets another thread serve, which does the rest of a round by `run_rest`."""
+        self._loop, self._go_on, self._run_rest = loop, go_on, run_rest
+        self.answers = Answers()
+        self._writes = writes = Writes(router, self.answers)
+        reads = Reads(router._registry, self.answers, writes, loop.at)
+        self.ops: dict[type[protocol.Request], Callable[[Session, int, Any], None]] = {
+            protocol.SendMany: writes.send_many,
+            protocol.Receive: reads.receive,
+            protocol.ReceivePattern: reads.receive_pattern,
+            protocol.Listen: reads.listen,
+            protocol.Credit: reads.credit,
+            protocol.Unlisten: reads.unlisten,
+            protocol.Settle: writes.settle,
+            protocol.Extend: writes.extend,
+            protocol.Browse: reads.browse,
+            protocol.Commit: writes.commit,
+            protocol.Call: self._call,
+            protocol.Cancel: reads.cancel,
+            protocol.Unfit: self._refuse,
+        }
+        self.turn = 0
+        """Rises when another thread goes on with serving, since this one is held up."""
+        self._busy_since: float | None = None
+        """When the round began that is under way (monotonic)."""
+        self._look = CoalescedJob(self._look_after)
+
+    def run(self, requests: list[Asked]) -> None:
+        """Do what was asked for: writes first, all together; then what looks."""
+        turn, rest = self.turn, list[Asked]()
+        writes = self._writes
+        begun = writes.begun = deque()
+        self._busy_since = time.monotonic()
+        if self._look.last.begun:
+            self._look.schedule(SLOW_SECONDS)
+        for one in requests:
+            session, number, request = one
+            if session.is_closed:
+                continue
+            try:
+                if type(request) is protocol.Send:
+                    writes.send(session, number, request)
+                elif type(request) is protocol.Ack:
+                    writes.ack(session, number, request)
+                else:
+                    rest.append(one)
+            except Exception as error:
+                self.answers.refuse(session, number, error)
+        writes.finish(begun)
+        for at, (session, number, request) in enumerate(rest):
+            if self.turn != turn:  # others were not to wait for this
+                self._loop.later(partial(self._run_rest, rest[at:]))
+                return
+            try:
+                self.ops[type(request)](session, number, request)
+            except Exception as error:
+                self.answers.refuse(session, number, error)
+        if self.turn == turn:
+            self._busy_since = None
+
+    def _look_after(self) -> None:
+        """Let another thread serve if a round takes long: its own goes on waiting for its stores. On a thread of the
+        library."""
+        since = self._busy_since
+        if since is None or self._loop.closing:
+            return
+        left = since + SLOW_SECONDS - time.monotonic()
+        if left > 0:
+            self._look.schedule(left)
+            return
+        slow, begun = self._writes.waited_for, self._writes.begun
+        log.warning(
+            "%s has not answered for %.1f s; its clients alone wait for it",
+            f"store {slow.name!r}" if slow is not None else "a store", SLOW_SECONDS,
+        )  # fmt: skip
+        if slow is not None:
+            self._writes.slow.add(slow)
+        self._busy_since = None
+        self.turn += 1
+        self.answers.flush(leader=0)
+        left_over: dict[Store, deque[Begun]] = {}
+        while True:
+            try:
+                one = begun.popleft()
+            except IndexError:
+                break
+            left_over.setdefault(one.store, deque()).append(one)
+        for some in left_over.values():
+            shared().lead(partial(self._writes.finish, some))
+        self._go_on()
+
+    def _call(self, session: Session, number: int, request: protocol.Call) -> None:
+        called = CALLS.get(request.name)
+        if called is None:
+            raise protocol.ProtocolError(f"a request that is none: there is no call {request.name!r}")
+        run = called.with_(session, request.given)
+        if called.is_long:
+            session.begin_long()
+            Thread(partial(session.run_long, number, run), "share-call").start()
+        else:
+            self.answers.work(session, number, run)
+
+    def _refuse(self, session: Session, number: int, request: protocol.Unfit) -> None:
+        raise TypeError(request.reason)

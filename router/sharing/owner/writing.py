@@ -1,0 +1,213 @@
+"""Sends and ends of leases. Those of a round are begun together, and waited for with one sync of each store."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from operator import methodcaller
+from typing import Any, NamedTuple
+
+from ....adapters.core import Store
+from ....adapters.core.messages import LargeBody
+from ....adapters.core.store_types import Pending
+from ....policies.errors import ClosedError, UnknownMessageError
+from ...api.endpoint import Endpoint, kept
+from ...router import Router
+from ..protocol import Ack, Commit, Extend, Send, SendMany, Settle, destination_of, pack_error
+from .answers import Answers
+from .commits import commit, store_of_lease
+from .session import Session
+
+
+class Begun(NamedTuple):
+    """A write that is not waited for yet."""
+
+    session: Session
+    number: int
+    request: Send | Ack
+    removals: int
+    """How many destinations had been removed before."""
+    pending: Pending[Any]
+    store: Store
+
+
+class Writes:
+    """What clients write. On the serving thread, if not said otherwise."""
+
+    def __init__(self, router: Router, answers: Answers) -> None:
+        self._router, self._registry, self._answers = router, router._registry, answers
+        self.begun: deque[Begun] = deque()
+        """The writes of the round that are not waited for yet."""
+        self.waited_for: Store | None = None
+        """The store that is waited for just now."""
+        self.slow: set[Store] = set()
+        """Stores that have held up a round, and are not waited for here until they answer."""
+
+    def is_prompt(self, store: Store | None) -> bool:
+        """Return whether a store may be waited for here."""
+        return store is not None and store.is_prompt and store not in self.slow
+
+    def finish(self, begun: deque[Begun]) -> None:
+        """Wait for writes, and answer each. Any thread may take some out meanwhile."""
+        while True:
+            try:
+                session, number, request, removals, pending, store = begun.popleft()
+            except IndexError:
+                return
+            self.waited_for = store
+            try:
+                result = pending.wait()
+                if type(request) is Ack:
+                    self._answers.answer(session, number, _ends(session, request.tokens, result))
+                else:
+                    if self._registry.gates.removals != removals:
+                        self._registry.record_again(result.destination)
+                    self._answers.answer(session, number, result[1:])
+            except ClosedError:  # the store was closed just now, or its destination moves
+                if type(request) is Ack:
+                    self._ack_nowait(session, number, request)
+                else:
+                    self._send_nowait(session, number, request)  # type: ignore[arg-type]
+            except Exception as error:
+                self._answers.refuse(session, number, error)
+            finally:
+                self.slow.discard(store)
+
+    # Sends
+
+    def send(self, session: Session, number: int, request: Send) -> None:
+        """Begin a send."""
+        message = request.message
+        if type(message.body) is not bytes:
+            self._send_large(session, number, request)
+            return
+        destination = destination_of(request.destination)
+        store = self._registry.by_destination.get(destination)
+        if store is not None and self.is_prompt(store) and not store.limited and message.persistent:
+            with suppress(ClosedError):
+                pending = store.begin_send(destination, session.outgoing_of(message), request.sync)
+                self.begun.append(Begun(session, number, request, self._registry.gates.removals, pending, store))
+                return
+        self._send_nowait(session, number, request)
+
+    def _send_nowait(self, session: Session, number: int, request: Send) -> None:
+        destination = destination_of(request.destination)
+        body, headers, name, priority, expires_at_ms, persistent, _, deliver_at_ms = request.message
+        registry = self._registry
+        registry.require_open()
+        registry.route(destination)
+
+        def call(store: Store) -> Future[Any]:
+            return store.send_nowait(
+                destination, body, headers, name, request.sync, priority, expires_at_ms, persistent,  # type: ignore[arg-type]
+                deliver_at_ms,
+            )  # fmt: skip
+
+        removals = registry.gates.removals
+        store = registry.by_destination.get(destination)
+        again = partial(registry.deferred.send, destination, call, store)
+        sent: Future[Any] | None = None
+        if store is not None:
+            with suppress(ClosedError):
+                sent = call(store)
+        future = again() if sent is None else registry.deferred.known(destination, sent, removals, again)
+        self._answers.answer_with(session, number, future, _receipt)
+
+    def _send_large(self, session: Session, number: int, request: Send) -> None:
+        destination, message = destination_of(request.destination), session.outgoing_of(request.message)
+
+        def send() -> Any:
+            body: Any = message.body
+            if not isinstance(body, LargeBody):
+                body = kept(self._registry, destination, body, None, message.persistent)
+            _, headers, name, priority, expires_at_ms, lasts, _, deliver_at_ms = message
+            options = (body, headers, name, request.sync, priority, expires_at_ms, lasts, deliver_at_ms)
+            return _receipt(self._registry.for_store(destination, methodcaller("send", destination, *options)))
+
+        self._answers.work(session, number, send)
+
+    def send_many(self, session: Session, number: int, request: SendMany) -> None:
+        """Send many messages."""
+        queue: Endpoint[Any] = Endpoint(self._registry, destination_of(request.destination))
+        outgoing = [session.outgoing_of(fields) for fields in request.messages]
+        self._answers.work(session, number, lambda: [_receipt(one) for one in queue.send_many(outgoing, request.sync)])
+
+    # Ends of leases
+
+    def ack(self, session: Session, number: int, request: Ack) -> None:
+        """Begin an ack."""
+        tokens = _tokens(session, request.tokens)
+        if len(tokens) > 1:
+            self._require(tokens)
+        first = tokens[0] if tokens else ""
+        stores = {token[:32] for token in tokens}
+        store = self._registry.open_store(bytes.fromhex(first[:32])) if len(stores) == 1 and first else None
+        if store is not None and self.is_prompt(store) and not self._registry.gates.moves:
+            with suppress(ClosedError):
+                self.begun.append(Begun(session, number, request, 0, store.begin_ack(tokens), store))
+                return
+        self._ack_nowait(session, number, request)
+
+    def _ack_nowait(self, session: Session, number: int, request: Ack) -> None:
+        self.settle(session, number, Settle(request.tokens))
+
+    def settle(self, session: Session, number: int, request: Settle) -> None:
+        """End leases in any way."""
+        tokens = _tokens(session, request.tokens)
+        if request.whole and len(tokens) > 1:
+            self._require(tokens)
+        reason = None if request.reason is None else _reason_of(*request.reason)
+        future = self._router.settle_nowait(
+            tokens, request.how, reason, delivered=request.delivered, delay=request.delay
+        )
+        self._answers.answer_with(session, number, future, partial(_ends, session, request.tokens))
+
+    def _require(self, tokens: list[str]) -> None:
+        """Raise UnknownMessageError unless all of these can be settled: they are, or none of them."""
+        for token in tokens:
+            store_of_lease(self._registry, token).require_leased([token])
+
+    def extend(self, session: Session, number: int, request: Extend) -> None:
+        """Lease a message for longer."""
+        token = session.now(request.token) or ""
+        store = store_of_lease(self._registry, token)
+        self._answers.work(session, number, lambda: store.extend(store.leased(token), request.seconds))
+
+    def commit(self, session: Session, number: int, request: Commit) -> None:
+        """Carry out a whole transaction."""
+        self._answers.work(session, number, partial(commit, session, request))
+
+
+def _receipt(receipt: Any) -> tuple[int, bool]:
+    return receipt.seq, receipt.duplicate
+
+
+def _reason_of(kind: str | None, text: str) -> str | BaseException:
+    """Return the reason of a release as the owner's router takes it: text, or an exception of that type's name."""
+    if kind is None:
+        return text
+    module, _, name = kind.rpartition(".")
+    kept: type[Exception] = type(name, (Exception,), {"__module__": module or "builtins", "__qualname__": name})
+    return kept(text)
+
+
+def _tokens(session: Session, given: list[str]) -> list[str]:
+    """Return the tokens as they are now. Those that are gone are none that any store knows."""
+    return [session.now(token) or "" for token in given] if session.aliases else given
+
+
+def _ends(session: Session, given: list[str], results: list[Any]) -> list[Any] | None:
+    """Return what was wrong with each, None where nothing was with any. What an owner before had in hand, and is gone,
+    was settled there."""
+    if session.aliases:
+        results = [
+            None if isinstance(wrong, UnknownMessageError) and session.now(token) is None else wrong
+            for token, wrong in zip(given, results, strict=True)
+        ]
+    if not any(results):
+        session.let_go(given)
+        return None
+    session.let_go(t for t, wrong in zip(given, results, strict=True) if isinstance(wrong, UnknownMessageError | None))
+    return [None if wrong is None else pack_error(wrong) for wrong in results]
