@@ -15,7 +15,7 @@ from __future__ import annotations
 import builtins
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Union
 
 import msgspec
 
@@ -203,20 +203,16 @@ class Cancel(Request, frozen=True, tag=14):
     number: int
 
 
+_request: msgspec.msgpack.Decoder[tuple[int, Request]] = msgspec.msgpack.Decoder(
+    tuple[int, Union[tuple(Request.__subclasses__())]]  # type: ignore[misc]  # noqa: UP007
+)
+_of_any_fields: Final = msgspec.msgpack.Decoder(tuple[int, list[Any]])
+
+
 class Unfit(Request, frozen=True, tag=-1):
     """Stands for a request that is none, which is refused."""
 
     reason: str
-
-
-_request: msgspec.msgpack.Decoder[tuple[int, Request]] = msgspec.msgpack.Decoder(
-    tuple[
-        int,
-    Hello | Send | SendMany | Receive | ReceivePattern | Listen | Credit | Unlisten | Ack | Settle | Extend | Browse
-    | Commit | Call | Cancel,
-    ]
-)  # fmt: skip
-_of_any_fields: Final = msgspec.msgpack.Decoder(tuple[int, list[Any]])
 
 
 def request_of(data: memoryview) -> tuple[int, Request]:

@@ -19,7 +19,7 @@ from ....adapters.core.store_types import Subscription, SubscriptionKey
 from ....policies.errors import ClosedError, DestinationError
 from ....policies.names.destination import Destination, Kind
 from ...migration.moving import move_page
-from ...router import RouterStats, inspection_of
+from ...router import Router, RouterStats, inspection_of
 from ...transactions.xid import Xid
 from ..protocol import EVENTS, PAGE, destination_of, pack, pack_message
 from ..starting import mark_of
@@ -35,7 +35,8 @@ class Called:
     """A function that clients call by name, and the types of what it takes behind the session."""
 
     def __init__(self, run: Callable[..., Any], *types: Any, is_long: bool = False) -> None:
-        """`is_long`: it may take long, and has a thread of its own."""
+        """`types`: Any where the router itself says what is wrong with a value. `is_long`: it may take long, and has a
+        thread of its own."""
         self._run, self.is_long = run, is_long
         fields = [(f"field{n}", str if one is Destination else one) for n, one in enumerate(types)]
         self._given = msgspec.defstruct("Given", fields, array_like=True, frozen=True, forbid_unknown_fields=True)
@@ -53,13 +54,9 @@ class Called:
         return partial(self._run, session, *fields)
 
 
-def _of_router(name: str, *types: Any, is_long: bool = False) -> Called:
-    """Return a call of the router's own method."""
-    return Called(lambda session, *given: getattr(session.router, name)(*given), *types, is_long=is_long)
-
-
-def _of_inspection(name: str, *types: Any, is_long: bool = False) -> Called:
-    return Called(lambda session, *given: getattr(inspection_of(session.router), name)(*given), *types, is_long=is_long)
+def _of_router(name: str, *types: Any, is_long: bool = False, of: Callable[[Router], Any] = lambda it: it) -> Called:
+    """Return a call of the router's own method, or of one of its parts."""
+    return Called(lambda session, *given: getattr(of(session.router), name)(*given), *types, is_long=is_long)
 
 
 def _of_store(name: str, *types: Any) -> Called:
@@ -256,20 +253,20 @@ CALLS: Final[Mapping[str, Called]] = {
     "rollback_xid": _of_router("rollback", Xid),
     "recover": _of_router("recover"),
     "in_doubt": _of_router("in_doubt"),
-    "resolve": _of_router("resolve", str, Any),
+    "resolve": _of_router("resolve", Any, Any),
     "heuristics": _of_router("heuristics"),
-    "forget": _of_router("forget", str),
+    "forget": _of_router("forget", Any),
     "reopen_decisions": _of_router("reopen_decisions"),
     "decisions_damage": Called(_damage),
     "events": Called(_events),
     "stats": Called(_stats),
     "sweep": _of_router("sweep"),
     "reclaim": _of_router("reclaim", is_long=True),
-    "compact": _of_router("compact", str | None, is_long=True),
-    "reopen": _of_router("reopen", str),
-    "requeue": _of_router("requeue", Destination, int | None, is_long=True),
+    "compact": _of_router("compact", Any, is_long=True),
+    "reopen": _of_router("reopen", Any),
+    "requeue": _of_router("requeue", Destination, Any, is_long=True),
     "configuration": Called(lambda session: mark_of(session.router.config)),
-    "start_usage_log": _of_router("start_usage_log", dict[str, Any] | None),
+    "start_usage_log": _of_router("start_usage_log", Any),
     "stop_usage_log": _of_router("stop_usage_log"),
     "usage_stats": _of_router("usage_stats"),
     "expires_when_idle": Called(_expire_when_idle, Destination, float),
@@ -279,11 +276,11 @@ CALLS: Final[Mapping[str, Called]] = {
         ),
         str, bool, float, is_long=True,
     ),
-    "option": _of_inspection("option", Destination, str),
-    "bytes_of": _of_inspection("bytes_of", Destination),
-    "overview": _of_inspection("stores"),
-    "sessions": _of_inspection("sessions"),
-    "explain": _of_inspection("explain", is_long=True),
+    "option": _of_router("option", Destination, str, of=inspection_of),
+    "bytes_of": _of_router("bytes_of", Destination, of=inspection_of),
+    "overview": _of_router("stores", of=inspection_of),
+    "sessions": _of_router("sessions", of=inspection_of),
+    "explain": _of_router("explain", is_long=True, of=inspection_of),
     "dead_letters": Called(
         lambda session: [(*place, count) for place, count in inspection_of(session.router).dead_letters().items()],
         is_long=True,

@@ -127,7 +127,7 @@ class Rounds:
                 one = begun.popleft()
             except IndexError:
                 break
-            left_over.setdefault(one.store, deque()).append(one)
+            left_over.setdefault(one[-1], deque()).append(one)
         for some in left_over.values():
             shared().lead(partial(self._writes.finish, some))
         self._go_on()

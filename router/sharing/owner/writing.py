@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from operator import methodcaller
-from typing import Any, NamedTuple
+from typing import Any
 
 from ....adapters.core import Store
 from ....adapters.core.messages import LargeBody
@@ -20,17 +20,8 @@ from .answers import Answers
 from .commits import commit, store_of_lease
 from .session import Session
 
-
-class Begun(NamedTuple):
-    """A write that is not waited for yet."""
-
-    session: Session
-    number: int
-    request: Send | Ack
-    removals: int
-    """How many destinations had been removed before."""
-    pending: Pending[Any]
-    store: Store
+Begun = tuple[Session, int, Send | Ack, int, Pending[Any], Store]
+"""A write that is not waited for yet: its request, how many destinations had been removed before, and where it is."""
 
 
 class Writes:
@@ -45,9 +36,9 @@ class Writes:
         self.slow: set[Store] = set()
         """Stores that have held up a round, and are not waited for here until they answer."""
 
-    def is_prompt(self, store: Store | None) -> bool:
+    def is_prompt(self, store: Store) -> bool:
         """Return whether a store may be waited for here."""
-        return store is not None and store.is_prompt and store not in self.slow
+        return store.is_prompt and store not in self.slow
 
     def finish(self, begun: deque[Begun]) -> None:
         """Wait for writes, and answer each. Any thread may take some out meanwhile."""
@@ -88,7 +79,7 @@ class Writes:
         if store is not None and self.is_prompt(store) and not store.limited and message.persistent:
             with suppress(ClosedError):
                 pending = store.begin_send(destination, session.outgoing_of(message), request.sync)
-                self.begun.append(Begun(session, number, request, self._registry.gates.removals, pending, store))
+                self.begun.append((session, number, request, self._registry.gates.removals, pending, store))
                 return
         self._send_nowait(session, number, request)
 
@@ -146,7 +137,7 @@ class Writes:
         store = self._registry.open_store(bytes.fromhex(first[:32])) if len(stores) == 1 and first else None
         if store is not None and self.is_prompt(store) and not self._registry.gates.moves:
             with suppress(ClosedError):
-                self.begun.append(Begun(session, number, request, 0, store.begin_ack(tokens), store))
+                self.begun.append((session, number, request, 0, store.begin_ack(tokens), store))
                 return
         self._ack_nowait(session, number, request)
 
