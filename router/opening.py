@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def _way_in(router: Router, registry: StoreRegistry) -> Others:
-    from .sharing.owner.control import (
-        ControlSocket,  # once a router is opened: importing Anabranch need not take longer
-    )
+    from .sharing.owner.control import ControlSocket  # once a router is opened: an import need not take longer
 
     return ControlSocket(router, registry)
 
