@@ -72,7 +72,7 @@ class Rounds:
         """Do what was asked for: writes first, all together; then what looks."""
         turn, rest = self.turn, list[Asked]()
         writes = self._writes
-        begun = writes.begun = deque()
+        begun = writes.begun = deque()  # its own: another thread may go on with the next round meanwhile
         self._busy_since = time.monotonic()
         if self._look.last.begun:
             self._look.schedule(SLOW_SECONDS)
@@ -82,9 +82,9 @@ class Rounds:
                 continue
             try:
                 if type(request) is protocol.Send:
-                    writes.send(session, number, request)
+                    writes.send(session, number, request, begun)
                 elif type(request) is protocol.Ack:
-                    writes.ack(session, number, request)
+                    writes.ack(session, number, request, begun)
                 else:
                     rest.append(one)
             except Exception as error:

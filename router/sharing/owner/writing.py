@@ -68,8 +68,8 @@ class Writes:
 
     # Sends
 
-    def send(self, session: Session, number: int, request: Send) -> None:
-        """Begin a send."""
+    def send(self, session: Session, number: int, request: Send, begun: deque[Begun]) -> None:
+        """Begin a send, which is added to the round's."""
         message = request.message
         if type(message.body) is not bytes:
             self._send_large(session, number, request)
@@ -79,7 +79,7 @@ class Writes:
         if store is not None and self.is_prompt(store) and not store.limited and message.persistent:
             with suppress(ClosedError):
                 pending = store.begin_send(destination, session.outgoing_of(message), request.sync)
-                self.begun.append((session, number, request, self._registry.gates.removals, pending, store))
+                begun.append((session, number, request, self._registry.gates.removals, pending, store))
                 return
         self._send_nowait(session, number, request)
 
@@ -127,8 +127,8 @@ class Writes:
 
     # Ends of leases
 
-    def ack(self, session: Session, number: int, request: Ack) -> None:
-        """Begin an ack."""
+    def ack(self, session: Session, number: int, request: Ack, begun: deque[Begun]) -> None:
+        """Begin an ack, which is added to the round's."""
         tokens = _tokens(session, request.tokens)
         if len(tokens) > 1:
             self._require(tokens)
@@ -137,7 +137,7 @@ class Writes:
         store = self._registry.open_store(bytes.fromhex(first[:32])) if len(stores) == 1 and first else None
         if store is not None and self.is_prompt(store) and not self._registry.gates.moves:
             with suppress(ClosedError):
-                self.begun.append((session, number, request, 0, store.begin_ack(tokens), store))
+                begun.append((session, number, request, 0, store.begin_ack(tokens), store))
                 return
         self._ack_nowait(session, number, request)
 
