@@ -25,6 +25,7 @@ from anabranch.router.sharing.client.connection import Connection
 from anabranch.router.sharing.owner import presence
 
 from ..children import CONTEXT
+from ..contract.disk import eventually
 from ..shares import Share
 from ..taking import take
 from .peers import Op
@@ -443,6 +444,16 @@ def test_a_value_that_is_waited_for_is_seen_at_the_next_owner(striking: Striking
         other.map("m").put("k", b"v")
         waiting.join(PATIENCE)
         assert found == [b"v"]
+
+
+def test_each_queue_that_expires_when_idle_is_told_to_the_next_owner(striking: Striking) -> None:
+    stores(striking, "journal")
+    with striking.client() as router:
+        for name in ("a", "b"):
+            router.queue(name, expires_when_idle=1.0).declare()
+        striking.kill()
+        assert [str(one) for one in router.destinations()] == ["queue://a", "queue://b"]
+        eventually(lambda: not router.destinations(), router.destinations)
 
 
 # What is held
