@@ -162,23 +162,7 @@ class Settle(Request, frozen=True, tag=9):
     """All or none."""
 
 
-class Extend(Request, frozen=True, tag=10):
-    """Leases a message for longer."""
-
-    token: str
-    seconds: float | None
-
-
-class Browse(Request, frozen=True, tag=11):
-    """Looks at a page of messages, behind a message (its seq and priority) or a seq."""
-
-    destination: str
-    key: SubscriptionKey | None
-    limit: int
-    after: int | tuple[int, int]
-
-
-class Commit(Request, frozen=True, tag=12):
+class Commit(Request, frozen=True, tag=10):
     """Commits a whole transaction, prepares it under its xid, or lets it vote, which is answered by a number."""
 
     again: bool
@@ -190,14 +174,14 @@ class Commit(Request, frozen=True, tag=12):
     changes: list[Change]
 
 
-class Call(Request, frozen=True, tag=13):
+class Call(Request, frozen=True, tag=11):
     """Calls a function of owner/calls.py, which says what it takes."""
 
     name: str
     given: Sequence[Any]
 
 
-class Cancel(Request, frozen=True, tag=14):
+class Cancel(Request, frozen=True, tag=12):
     """Ends a receive that waits."""
 
     number: int

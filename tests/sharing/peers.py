@@ -38,11 +38,9 @@ class Op(enum.IntEnum):
     UNLISTEN = 7
     ACK = 8
     SETTLE = 9
-    EXTEND = 10
-    BROWSE = 11
-    COMMIT = 12
-    CALL = 13
-    CANCEL = 14
+    COMMIT = 10
+    CALL = 11
+    CANCEL = 12
 
 
 assert {op.name.replace("_", ""): op.value for op in Op} == {kind.__name__.upper(): op for op, kind in KINDS.items()}

@@ -99,7 +99,9 @@ def test_random_bytes_end_their_own_connection(striking: Striking, served: anabr
     chance = random.Random(1)
     for _ in range(200):
         data = chance.randbytes(chance.randrange(1, 200))
-        dropped(striking, framed(b"\x95\1" + bytes([chance.randrange(15)]) + data) if chance.random() < 0.8 else data)
+        dropped(
+            striking, framed(b"\x92\1\x95" + bytes([chance.randrange(13)]) + data) if chance.random() < 0.8 else data
+        )
 
 
 # Greetings
@@ -164,8 +166,8 @@ REQUESTS: dict[str, list[Any]] = {
     "ack": [Op.ACK, [TOKEN]],
     "settle": [Op.SETTLE, [TOKEN], "release", None, True, None],
     "settle with a reason": [Op.SETTLE, [TOKEN], "reject", ["builtins.ValueError", "x"], True, 0.0],
-    "extend": [Op.EXTEND, TOKEN, 1.0],
-    "browse": [Op.BROWSE, "queue://new", None, 10, [1, 4]],
+    "extend": [Op.CALL, "extend", [TOKEN, 1.0]],
+    "browse": [Op.CALL, "browse", ["queue://new", None, 10, [1, 4]]],
     "commit": [Op.COMMIT, False, None, "commit", [["queue://new", OUTGOING]], [], []],
     "commit again": [Op.COMMIT, True, None, "commit", [["queue://new", OUTGOING]], [TOKEN], []],
     "commit of a change": [Op.COMMIT, False, None, "commit", [], [], [[[TOPIC, "s", "", None, False], True, False]]],
@@ -248,7 +250,7 @@ def test_a_client_that_reads_nothing_is_not_read_either(striking: Striking, serv
     served.queue("large").send(bytes(1 << 14))
     with Peer(striking.directory) as peer:
         peer.sock.setblocking(False)
-        asked = pack(1, [Op.BROWSE, "queue://large", None, 1, 0]) * 1000
+        asked = pack(1, [Op.CALL, "browse", ["queue://large", None, 1, 0]]) * 1000
         left = memoryview(asked * 1000)
         full = time.monotonic() + PATIENCE
         while time.monotonic() < full:

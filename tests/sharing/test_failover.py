@@ -225,7 +225,7 @@ CASES = {
     "ack_nowait": Case(Op.ACK, lambda router, message: message.ack_nowait().result(PATIENCE), _acked_twice, _holding),
     "release": Case(Op.SETTLE, lambda router, message: message.release(), _expect(b"1", b"2", b"3"), _holding),
     "reject": Case(Op.SETTLE, lambda router, message: message.reject("bad"), _rejected, _holding),
-    "extend": Case(Op.EXTEND, lambda router, message: message.extend(60), _extended, _holding),
+    "extend": Case(Op.CALL, lambda router, message: message.extend(60), _extended, _holding, "extend"),
     "receive": Case(Op.RECEIVE, lambda router, _: router.queue("q").receive(), _received, _two),
     "receive, waiting": Case(Op.RECEIVE, lambda router, _: router.queue("q").receive(PATIENCE), _received, _two),
     "receive_many": Case(Op.RECEIVE, lambda router, _: router.queue("q").receive_many(9), _received_many, _two),

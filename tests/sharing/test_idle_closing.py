@@ -14,9 +14,7 @@ import anabranch
 from anabranch.adapters.core import Store
 from anabranch.policies.names.destination import Destination
 from anabranch.router.sharing.owner.calls import CALLS
-from anabranch.router.sharing.owner.reading import browse
 from anabranch.router.sharing.owner.session import Session
-from anabranch.router.sharing.protocol import Browse
 
 from ..contract.disk import Parallel
 
@@ -65,10 +63,8 @@ def test_messages_of_a_store_that_was_just_closed(
 ) -> None:
     jobs = router.queue("jobs").destination
     closed = close_first(monkeypatch, router, Store, "browse", jobs)
-    if name == "browse":
-        page = browse(session, Browse(str(jobs), None, 10, 0))
-    else:
-        page = CALLS[name].with_(session, [str(jobs), 0])()
+    given = [str(jobs), None, 10, 0] if name == "browse" else [str(jobs), 0]
+    page = CALLS[name].with_(session, given)()
     assert closed == [True]
     assert [fields[2] for fields in page] == [b"0", b"1", b"2"]
 

@@ -23,7 +23,7 @@ from ....adapters.system.background import shared
 from ....policies.errors import AnabranchError, TransactionError, UnknownMessageError, router_closed
 from ....policies.names.destination import Destination
 from ...upkeep.dead_letters import SWEEP_SECONDS
-from ..protocol import Ack, Call, Extend, Held, Request, Settle, destination_of, unpack_error
+from ..protocol import Ack, Call, Held, Request, Settle, destination_of, unpack_error
 from .bodies import Bodies, RemoteBody
 from .connection import Connection
 
@@ -341,7 +341,7 @@ class RemoteLeases:
             raise _not_held(message)
         require_lease(seconds)
         try:
-            self.ask(Extend(lease.token, seconds))
+            self.call("extend", lease.token, seconds)
         except UnknownMessageError as error:
             self._lost(message, error)
             raise

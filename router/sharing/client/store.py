@@ -37,7 +37,6 @@ from ...transactions.xid import Xid
 from ..protocol import (
     EVENTS,
     PAGE,
-    Browse,
     Call,
     Commit,
     OutgoingFields,
@@ -271,7 +270,7 @@ class RemoteStore(RemoteLeases):
         left = sys.maxsize if limit is None else limit
         while left > 0:
             behind = (after.seq, after.priority) if isinstance(after, Message) else after
-            page = self.ask(Browse(str(destination), subscription, min(left, PAGE), behind))
+            page = self.of("browse", destination, subscription, min(left, PAGE), behind)
             for fields in page:
                 after = self._message(fields)
                 left -= 1

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from ....adapters.core import Store
-from ....adapters.core.messages import LargeBody
+from ....adapters.core.messages import LargeBody, Message
 from ....adapters.core.store_types import Subscription, SubscriptionKey
 from ....policies.errors import ClosedError, DestinationError
 from ....policies.names.destination import Destination, Kind
@@ -23,7 +23,7 @@ from ...router import Router, RouterStats, inspection_of
 from ...transactions.xid import Xid
 from ..protocol import EVENTS, PAGE, destination_of, pack, pack_message
 from ..starting import mark_of
-from .commits import end_vote
+from .commits import end_vote, store_of_lease
 from .session import PAGE_BYTES, Session
 
 SLICE_SECONDS: Final = 1.0
@@ -139,6 +139,22 @@ def _wait(session: Session, destination: Destination, key: str, timeout: float |
 # Messages and large bodies
 
 
+def _browse(
+    session: Session, destination: Destination, key: Key, limit: int, after: int | tuple[int, int]
+) -> list[Any]:
+    """Return a page of a destination's messages, behind a message (its seq and priority) or a seq."""
+
+    def of_store(store: Store) -> list[Any]:
+        behind: int | Message = 0
+        if isinstance(after, int):
+            behind = after
+        else:
+            behind = Message(store, destination, after[0], b"", {}, None, 0, leased=False, priority=after[1])
+        return session.page(store.browse(destination, min(limit, PAGE), behind, key))
+
+    return session.registry.for_held(destination, of_store, [])
+
+
 def _newer(session: Session, destination: Destination, seq: int) -> list[Any]:
     """Return the first of the messages behind a seq, in order of theirs."""
 
@@ -147,6 +163,13 @@ def _newer(session: Session, destination: Destination, seq: int) -> list[Any]:
         return session.page(sorted(found, key=lambda one: one.seq))
 
     return session.registry.for_held(destination, of_store, [])
+
+
+def _extend(session: Session, given: str, seconds: float | None) -> None:
+    """Lease a message for longer."""
+    token = session.now(given) or ""
+    store = store_of_lease(session.registry, token)
+    store.extend(store.leased(token), seconds)
 
 
 def _find(session: Session, destination: Destination, message_id: str) -> list[Any] | None:
@@ -223,6 +246,8 @@ CALLS: Final[Mapping[str, Called]] = {
     "declare": _of_store("declare"),
     "delete": Called(lambda session, destination: session.registry.removal.delete(destination), Destination),
     "exists": Called(lambda session, destination: destination in session.registry.table.destinations, Destination),
+    "browse": Called(_browse, Destination, Key, int, int | tuple[int, int]),
+    "extend": Called(_extend, str, float | None),
     "find": Called(_find, Destination, str),
     "newer": Called(_newer, Destination, int, is_long=True),
     "destinations": Called(lambda session: [str(one) for one in session.router.destinations()]),

@@ -136,26 +136,6 @@ class Reads:
         session.listeners.pop(request.listener, None)
         self._answers.answer(session, number, None)
 
-    def browse(self, session: Session, number: int, request: protocol.Browse) -> None:
-        """Look at a page of messages."""
-        self._answers.work(session, number, partial(browse, session, request))
-
-
-def browse(session: Session, request: protocol.Browse) -> list[Any]:
-    """Return a page of a destination's messages."""
-    destination = protocol.destination_of(request.destination)
-
-    def of_store(store: Store) -> list[Any]:
-        after: int | Message = 0
-        if isinstance(request.after, int):
-            after = request.after
-        else:
-            seq, priority = request.after
-            after = Message(store, destination, seq, b"", {}, None, 0, leased=False, priority=priority)
-        return session.page(store.browse(destination, min(request.limit, protocol.PAGE), after, request.key))
-
-    return session.registry.for_held(destination, of_store, [])
-
 
 def _receive(session: Session, request: protocol.Receive) -> list[Any] | None:
     """Return what can be received at once."""

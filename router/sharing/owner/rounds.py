@@ -55,8 +55,6 @@ class Rounds:
             protocol.Credit: reads.credit,
             protocol.Unlisten: reads.unlisten,
             protocol.Settle: writes.settle,
-            protocol.Extend: writes.extend,
-            protocol.Browse: reads.browse,
             protocol.Commit: writes.commit,
             protocol.Call: self._call,
             protocol.Cancel: reads.cancel,

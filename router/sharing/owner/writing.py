@@ -15,7 +15,7 @@ from ....adapters.core.store_types import Pending
 from ....policies.errors import ClosedError, UnknownMessageError
 from ...api.endpoint import Endpoint, kept
 from ...router import Router
-from ..protocol import Ack, Commit, Extend, Send, SendMany, Settle, destination_of, pack_error
+from ..protocol import Ack, Commit, Send, SendMany, Settle, destination_of, pack_error
 from .answers import Answers
 from .commits import commit, store_of_lease
 from .session import Session
@@ -159,12 +159,6 @@ class Writes:
         """Raise UnknownMessageError unless all of these can be settled: they are, or none of them."""
         for token in tokens:
             store_of_lease(self._registry, token).require_leased([token])
-
-    def extend(self, session: Session, number: int, request: Extend) -> None:
-        """Lease a message for longer."""
-        token = session.now(request.token) or ""
-        store = store_of_lease(self._registry, token)
-        self._answers.work(session, number, lambda: store.extend(store.leased(token), request.seconds))
 
     def commit(self, session: Session, number: int, request: Commit) -> None:
         """Carry out a whole transaction."""
