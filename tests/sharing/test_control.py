@@ -15,7 +15,7 @@ import pytest
 import anabranch
 from anabranch import Config, StoreConfig
 from anabranch.router.sharing import socket_file
-from anabranch.router.sharing.client import connection
+from anabranch.router.sharing.client import greeting
 from anabranch.router.sharing.owner import control
 
 from ..children import CONTEXT, run_program
@@ -105,7 +105,7 @@ def test_what_a_client_holds_is_its_own_when_a_server_of_the_router_follows_anot
     come = threading.Event()
     come.set()
     connected = socket_file.connected
-    monkeypatch.setattr(connection, "connected", lambda directory: come.wait() and connected(directory))
+    monkeypatch.setattr(greeting, "connected", lambda directory: come.wait() and connected(directory))
     with anabranch.open(config(tmp_path)) as router:
         server = router.serve()
         with anabranch.open(tmp_path, shared=True) as client:

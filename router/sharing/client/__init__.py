@@ -8,5 +8,7 @@ listeners       callbacks
 maps            keyed values
 transactions    the coordinator, which lets the owner decide
 inspecting      what the commands ask
-connection      requests and their answers, over one owner and the next
+connection      drives the exchange by the threads that call, over one owner and the next
+greeting        how an owner is found, or started
+exchange        requests and their answers, and what is sent again: no input or output of its own
 """

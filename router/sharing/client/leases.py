@@ -19,13 +19,12 @@ from ....adapters.core.service.failures import Failure, failure_of
 from ....adapters.core.state.due import delay_ms
 from ....adapters.core.state.leases import ACKED, CLAIMED, LEASED, LEAVING, REJECTED, RELEASED, ROLLED_BACK
 from ....adapters.core.store_types import Settlement, SubscriptionKey
-from ....adapters.system.background import shared
 from ....policies.errors import AnabranchError, TransactionError, UnknownMessageError, router_closed
 from ....policies.names.destination import Destination
 from ...upkeep.dead_letters import SWEEP_SECONDS
 from ..protocol import Ack, Call, Held, Request, Settle, destination_of, unpack_error
 from .bodies import Bodies, RemoteBody
-from .connection import Connection
+from .exchange import Exchange
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class _Abandoned:
         is_first = not self._tokens
         self._tokens.append(lease.token)
         if is_first:
-            shared().schedule_while_alive(SWEEP_SECONDS, self.give_back)  # as an owner's own are
+            store.connection.schedule(SWEEP_SECONDS, self.give_back)  # as an owner's own are
         warnings.warn(
             f"{message!r} was received and let go of without ack, release or reject: it is free again, delivered once "
             "more; settle it, best with `with message:`, or keep its token",
@@ -114,7 +113,7 @@ class RemoteLeases:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.connection: Connection
+        self.connection: Exchange
         self.abandoned = _Abandoned(self)
         self.bodies = Bodies(self.call)
         self._leases: WeakValueDictionary[str, RemoteLease] = WeakValueDictionary()
@@ -183,7 +182,7 @@ class RemoteLeases:
 
     def _settle_later(self, tokens: list[str]) -> None:
         """Give leases back without waiting, from the thread that reads."""
-        shared().lead(lambda: self._quietly(tokens))
+        self.connection.later(lambda: self._quietly(tokens))
 
     def _quietly(self, tokens: list[str]) -> None:
         """Give leases back that nobody has seen."""

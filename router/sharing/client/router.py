@@ -32,7 +32,9 @@ from ...upkeep.dead_letters import require_message
 from ...upkeep.requeue import requeue_given
 from ...usage import UsageStats
 from .. import starting
-from .connection import PATIENCE, Connection
+from .connection import Connection
+from .exchange import Exchange
+from .greeting import PATIENCE
 from .inspecting import RemoteInspection
 from .registry import RemoteRegistry
 from .store import RemoteStore
@@ -150,6 +152,8 @@ def _refuse(config: Config) -> None:
 class SharedRouter(Router):
     """A Router over the directory's owner, which is another process."""
 
+    _connection_type: Callable[..., Exchange] = Connection
+
     def __init__(self, config: Config, starts: bool = True) -> None:
         """Make a router that is not connected yet. `starts`: an owner is started where there is none."""
         self._configuration = config
@@ -174,9 +178,8 @@ class SharedRouter(Router):
         log_parts()
         directory = self.config.directory
         start = partial(starting.start if self._starts else _refuse, self._configuration)
-        self._store.connect(
-            Connection(directory, start, self._store.held, PATIENCE if self._starts else LOOKING_PATIENCE)
-        )
+        patience = PATIENCE if self._starts else LOOKING_PATIENCE
+        self._store.connect(self._connection_type(directory, start, self._store.held, patience))
         self._registry.opened = True
         if self._starts and self._store.call("configuration") != starting.mark_of(self.config):
             log.warning(

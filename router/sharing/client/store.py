@@ -47,7 +47,7 @@ from ..protocol import (
     SendMany,
 )
 from .bodies import CHUNK_BYTES
-from .connection import Connection
+from .exchange import Exchange
 from .leases import NOT_SHARED, RemoteLease, RemoteLeases, require_lease
 from .listeners import Listeners, RemoteListener
 from .maps import RemoteMaps
@@ -71,7 +71,7 @@ class RemoteStore(RemoteLeases):
         self._standing: list[Request] = []
         """Requests that each owner is to have been sent."""
 
-    def connect(self, connection: Connection) -> None:
+    def connect(self, connection: Exchange) -> None:
         """Take a connection."""
         self.connection = connection
         connection.on_push = self._pushed

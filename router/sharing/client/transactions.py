@@ -44,6 +44,9 @@ class _TransactionTable(TransactionTable):
                 "needs one of its own"
             )
 
+    def _schedule(self, seconds: float) -> None:
+        self._store.connection.schedule(seconds, self.expire)
+
 
 class RemoteCoordinator(Coordinator):
     """Transactions of a client: all of it goes to the owner at once, as to a single store that decides alone."""

@@ -1,0 +1,268 @@
+"""What a client and its owner have said: requests, their answers, and what is sent again to the next owner.
+
+Nothing here reads, writes or waits. Who drives it does: the threads of a blocking client (connection.py), or an event
+loop (looped.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ....adapters.system.background import shared
+from ....adapters.system.conditions import Promise
+from ....policies.errors import OutcomeUnknownError, UnknownSubscriptionError
+from .. import protocol
+from ..clients import ClientFile
+
+ONCE: Final = frozenset({"map_increment", "map_pop", "map_put_if_absent", "map_compare_and_set", "end_vote"})
+"""Calls that are not made once more where nobody knows whether they took effect."""
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request that has no answer yet."""
+
+    number: int
+    request: protocol.Request
+    on_answer: Callable[[Any], Any] | None
+    """Makes the result of the answer's value, while no other answer is looked at."""
+    on_late: Callable[[Any], object] | None = None
+    """Called with the value instead, once the caller was interrupted."""
+    is_sent: bool = False
+    """It has gone to an owner, whole; as far as is known no owner has seen it otherwise."""
+    is_again: bool = False
+    """It has gone to one before, which may have done it."""
+    done: bool = False
+    value: Any = None
+    error: Exception | None = None
+    lock: threading.Lock | None = None
+    """Held until the answer is there, or until its thread is to read, where a thread waits."""
+    future: Promise[Any] | None = None
+    on_done: Callable[[], object] | None = None
+    """Called once it is answered, instead."""
+
+    def wake(self) -> None:
+        """Let the thread that waits look again."""
+        with suppress(RuntimeError, AttributeError):
+            self.lock.release()  # type: ignore[union-attr]
+
+
+class Exchange(ABC):
+    """The requests of one client, and its place among the clients of the directory."""
+
+    def __init__(self, directory: Path, held: Callable[[], list[protocol.Held]]) -> None:
+        """`held` tells what this client holds."""
+        self.directory, self._held = directory, held
+        self.on_push: Callable[[int, list[Any] | None, list[Any] | None], None] = lambda number, messages, error: None
+        """Called with what comes for a listener, or with the error that has ended it."""
+        self.on_reconnect: Callable[[], list[protocol.Request]] = list
+        """Returns the requests that each owner is to have been sent, such as those by which listeners begin again."""
+        self.on_fork: Callable[[], None] = lambda: None
+        """Called in a child as it is forked, which holds nothing."""
+        self.is_closed = self._is_forked = False
+        self._file: ClientFile | None = None
+        self._begin()
+        _exchanges.add(self)
+
+    def _begin(self) -> None:
+        """Begin as a client of the owner, which has no connection yet."""
+        self.client = f"{os.getpid():x}-{os.urandom(6).hex()}"
+        self._file = ClientFile(self.directory, self.client)
+        self._numbers = itertools.count(1)
+        self._ids = itertools.count(1)
+        self._unanswered: dict[int, Asked] = {}
+        self._owner = ""
+        """Tells the owner that it was connected to last from those before and after it."""
+        self.owner_pid = 0
+
+    def leave(self) -> None:
+        """Let go of all that is the parent's, in a forked child."""
+        self._is_forked = True
+        if self._file is not None:
+            self._file.leave()
+        self.on_fork()
+
+    def new_id(self) -> str:
+        """Return an id for a message that has none, by which it can be sent again."""
+        return f"{self.client}.{next(self._ids):x}"
+
+    # Connecting
+
+    def hello(self) -> bytes:
+        """Return the frame that greets an owner."""
+        hello = protocol.Hello(protocol.VERSION, self.client, os.getpid(), self._owner, self._held())
+        return protocol.pack(next(self._numbers), hello)
+
+    def greeted(self, answer: list[Any]) -> None:
+        """Take the answer to a greeting. Raises its error."""
+        _, ok, value = answer
+        if not ok:
+            raise protocol.unpack_error(value)
+        self._owner, self.owner_pid = value
+
+    def _again(self) -> bytes:
+        """Return the frames that go to an owner which has just been greeted: what is to have been sent to each, and
+        what has no answer."""
+        standing, frames = self.on_reconnect(), []
+        for asked in list(self._unanswered.values()):
+            again = _again(asked.request) if asked.is_sent or asked.is_again else asked.request
+            for one in standing:
+                if _is_same(one, asked.request):
+                    standing.remove(one)
+                    again = one
+                    break
+            if asked.done or asked.on_late is not None:  # a reader, or its caller, was interrupted
+                self._unanswered.pop(asked.number, None)
+            elif again is None:
+                assert isinstance(asked.request, protocol.Call)
+                asked.error = OutcomeUnknownError(
+                    f"{asked.request.name} of {asked.request.given[0]}: the connection to the owner of "
+                    f"{self.directory} was lost before it had answered; look whether it took effect"
+                )
+                self._answered(asked)
+            else:
+                frames.append(protocol.pack(asked.number, again))
+                asked.is_again |= asked.is_sent
+                asked.is_sent = True
+        frames += [protocol.pack(next(self._numbers), one) for one in standing]
+        return b"".join(frames)
+
+    # Asking
+
+    @abstractmethod
+    def ask(
+        self,
+        request: protocol.Request,
+        on_answer: Callable[[Any], Any] | None = None,
+        on_late: Callable[[Any], object] | None = None,
+    ) -> Any:
+        """Ask, and wait for the answer. Raises its error, and ClosedError. `on_late`: it may be cancelled, and this is
+        called with what comes all the same."""
+
+    @abstractmethod
+    def ask_nowait(self, request: protocol.Request, on_answer: Callable[[Any], Any]) -> Future[Any]:
+        """Ask; the future resolves on a thread of the library. Raises ClosedError."""
+
+    @abstractmethod
+    def keep_reading(self) -> None:
+        """Read from now on, whether anybody waits or not."""
+
+    @abstractmethod
+    def later(self, call: Callable[[], None]) -> None:
+        """Make a call that asks, without waiting for it. Any thread, also that which reads."""
+
+    @abstractmethod
+    def schedule(self, seconds: float, method: Callable[[], None]) -> None:
+        """Call a method that asks in so many seconds, if its object is there still. Any thread."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection: the owner gives back what this client holds. Idempotent."""
+
+    def _asked(self, request: protocol.Request, on_answer: Callable[[Any], Any] | None = None) -> Asked:
+        return Asked(next(self._numbers), request, on_answer)
+
+    @property
+    def _is_brief(self) -> bool:
+        """True if something has no answer that waits for nothing but the disk."""
+        return any(map(_waits_for_disk, list(self._unanswered.values())))
+
+    # Answers
+
+    def _take_all(self, buffer: bytearray) -> None:
+        """Take the whole frames at the head of a buffer. Raises ProtocolError."""
+        for frame in protocol.unpack(buffer):
+            self._take(*frame)
+
+    def _take(self, number: int, ok: Any, value: Any, error: list[Any] | None = None) -> None:
+        if number == 0 and ok is None:  # the owner says goodbye
+            for one in list(self._unanswered.values()):
+                one.is_sent = False
+            return
+        if number == 0:
+            self.on_push(ok, value, error)
+            return
+        asked = self._unanswered.get(number)
+        if asked is None or asked.done:
+            return
+        try:
+            if not ok:
+                asked.error = protocol.unpack_error(value)
+                if asked.is_again and isinstance(asked.error, UnknownSubscriptionError) and _ends(asked.request):
+                    asked.value, asked.error = 0, None  # the first try has ended it
+            elif asked.on_late is not None:
+                asked.on_late(value)
+            else:
+                asked.value = value if asked.on_answer is None else asked.on_answer(value)
+        except Exception as wrong:  # who asked is told, not who reads
+            asked.error = wrong
+        self._answered(asked)
+
+    def _answered(self, asked: Asked) -> None:
+        """Give an answer to who waits for it. A reader that is interrupted leaves it answered, or asked still."""
+        asked.done = True
+        if asked.future is not None:
+            shared().resolve([(asked.future, asked.value, asked.error)])
+        elif asked.on_done is not None:
+            asked.on_done()
+        else:
+            asked.wake()
+        self._unanswered.pop(asked.number, None)
+
+    def _fail_all(self, error: Exception) -> None:
+        """End what has no answer, since none comes."""
+        for number in list(self._unanswered):
+            asked = self._unanswered.pop(number, None)
+            if asked is not None:
+                asked.error = error
+                self._answered(asked)
+
+
+_exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for exchange in list(_exchanges):
+        exchange.leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)
+
+
+def _waits_for_disk(asked: Asked) -> bool:
+    """Return whether a request waits for nothing but the disk."""
+    request = asked.request
+    if isinstance(request, protocol.Call):
+        return request.name != "map_wait"
+    return not isinstance(request, protocol.Receive | protocol.ReceivePattern)
+
+
+def _is_same(standing: protocol.Request, request: protocol.Request) -> bool:
+    """Return whether a request that stands is the same, or of the same listener."""
+    if isinstance(standing, protocol.Listen) and isinstance(request, protocol.Listen):
+        return standing.listener == request.listener
+    return standing == request
+
+
+def _ends(request: protocol.Request) -> bool:
+    """Return whether a request ends a subscription."""
+    return isinstance(request, protocol.Call) and request.name == "unsubscribe"
+
+
+def _again(request: protocol.Request) -> protocol.Request | None:
+    """Return a request as it is sent once more; None for one that must not be."""
+    if isinstance(request, protocol.Commit):
+        return msgspec.structs.replace(request, again=True)
+    return None if isinstance(request, protocol.Call) and request.name in ONCE else request
