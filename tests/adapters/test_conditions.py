@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,10 +15,22 @@ import pytest
 from anabranch.adapters.system.background import shared
 from anabranch.adapters.system.conditions import Event, Promise, RLock, unless_busy
 
-from ..contract.disk import Parallel
+from ..contract.disk import Parallel, eventually
 from ..crash.interrupts import LIBRARY, OURS, everywhere
 
 PATIENCE = 60.0
+
+
+def with_lock(lock: threading.RLock, call: Callable[[], object] = lambda: None) -> None:
+    with lock:
+        call()
+
+
+def waits(thread: threading.Thread) -> bool:
+    """Whether a thread waits in `with_lock`, for a lock that is held meanwhile by who asks: it is at the first line,
+    where it lets others run only within the lock."""
+    frame, code = sys._current_frames().get(thread.ident or 0), with_lock.__code__
+    return frame is not None and (frame.f_code, frame.f_lineno) == (code, code.co_firstlineno + 1)
 
 
 def test_a_lock_that_may_be_taken() -> None:
@@ -42,14 +55,17 @@ def test_one_thread_at_a_time_has_the_lock() -> None:
 
     def add() -> None:
         nonlocal count
-        for _ in range(2000):
-            with lock, lock:
-                before = count
-                if before % 16 == 0:
-                    time.sleep(0)  # others run, and wait
-                count = before + 1
+        with lock:
+            before = count
+            if before % 16 == 0:
+                eventually(lambda: any(map(waits, threads)) or sum(one.is_alive() for one in threads) == 1)
+            count = before + 1
 
-    threads = [threading.Thread(target=add) for _ in range(8)]
+    def add_all() -> None:
+        for _ in range(2000):
+            with_lock(lock, add)
+
+    threads = [threading.Thread(target=add_all) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -61,54 +77,53 @@ def test_one_thread_at_a_time_has_the_lock() -> None:
 
 def test_who_waits_for_the_lock_is_not_passed_for_ever() -> None:
     """Whoever takes it again and again lets others run only while it holds it."""
-    lock, begun, taken, often = RLock(), threading.Event(), 0, 20_000
-    over = False
+    lock, taken, over = RLock(), 0, False
+    deadline = time.monotonic() + PATIENCE
+
+    def take() -> None:
+        nonlocal taken
+        taken += 1
+        time.sleep(0.0001)  # as for a disk: others run
 
     def take_again() -> None:
-        nonlocal taken
-        while taken < often and not over:
-            with lock:
-                taken += 1
-                begun.set()
-                time.sleep(0.0001)
+        while not over and time.monotonic() < deadline:
+            with_lock(lock, take)
 
-    with Parallel(take_again):
-        assert begun.wait(PATIENCE)
+    with Parallel(take_again) as parallel:
         for patience in (-1, PATIENCE):
+            before = taken
+            eventually(lambda before=before: taken > before)  # type: ignore[misc]
             assert lock.acquire(timeout=patience)
             assert lock._is_owned()  # type: ignore[attr-defined]
-            taken_before = taken
-            time.sleep(0.001)
-            assert taken == taken_before  # it is ours alone
+            before = taken
+            eventually(lambda: waits(parallel.thread))
+            assert taken == before  # it is ours alone
             lock.release()
-            time.sleep(0.001)
         over = True
-    assert taken < often
+    assert time.monotonic() < deadline
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_does_not_hand_the_lock_to_a_thread_of_its_parent() -> None:
-    lock, begun = RLock(), threading.Semaphore(0)
+    """It finds the lock taken again and again, and is handed it in the end."""
+    lock = RLock()
 
-    def take() -> None:
-        begun.release()
+    def passed() -> int:
+        waiting = threading.Thread(target=with_lock, args=(lock,))
         with lock:
-            pass
+            waiting.start()
+            eventually(lambda: waits(waiting))
+        children = list[int]()
+        while waiting.is_alive():
+            with lock:
+                waiting.join(0.01)  # it runs, and waits for the lock
+                children.append(os.fork())
+            if not children[-1]:
+                os._exit(0 if lock.acquire(timeout=0) else 1)
+        assert not any(os.waitpid(child, 0)[1] for child in children)
+        return len(children)
 
-    with lock:
-        waiting = threading.Thread(target=take)
-        waiting.start()
-        assert begun.acquire(timeout=PATIENCE)
-    children = list[int]()
-    for _ in range(10):
-        with lock:
-            time.sleep(0.01)  # the other one finds it taken once more
-            children.append(os.fork())
-        if not children[-1]:
-            os._exit(0 if lock.acquire(timeout=0) else 1)
-    assert not any(os.waitpid(child, 0)[1] for child in children)
-    waiting.join(PATIENCE)
-    assert not waiting.is_alive()
+    eventually(lambda: passed() > 2 or RLock is threading.RLock)  # which hands it to nobody
 
 
 def test_who_waits_for_the_lock_for_a_time() -> None:
@@ -122,35 +137,29 @@ def test_who_waits_for_the_lock_for_a_time() -> None:
 
 
 def test_a_signal_handler_may_wait_for_a_thread_that_waits_for_the_lock() -> None:
-    lock, queued = RLock(), threading.Semaphore(0)
+    lock, held, handled = RLock(), threading.Event(), threading.Event()
     after: list[str] = []
 
-    def take() -> None:
-        queued.release()
-        with lock:
-            after.append("other")
-
     def handle(number: int, frame: object) -> None:
+        handled.set()
         other.join(PATIENCE)
         after.append("handler")
 
     def hold() -> None:
         with lock:
-            queued.release()
-            time.sleep(0.1)  # the main thread waits, and then the other one behind it
+            held.set()
+            eventually(lambda: waits(threading.main_thread()))
             other.start()
-            assert queued.acquire(timeout=PATIENCE)
-            time.sleep(0.1)
+            eventually(lambda: waits(other))  # behind the main thread
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-            time.sleep(0.1)
+            assert handled.wait(PATIENCE)
 
-    other = threading.Thread(target=take)
+    other = threading.Thread(target=with_lock, args=(lock, lambda: after.append("other")))
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         with Parallel(hold):
-            assert queued.acquire(timeout=PATIENCE)
-            with lock:
-                after.append("main")
+            assert held.wait(PATIENCE)
+            with_lock(lock, lambda: after.append("main"))
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert after == ["other", "handler", "main"]

@@ -174,7 +174,7 @@ class Parallel:
         self._result: Any = None
         self._error: BaseException | None = None
         self._started = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         self._started.set()
@@ -184,26 +184,26 @@ class Parallel:
             self._error = error
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.thread.start()
         assert self._started.wait(PATIENCE)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.join(PATIENCE)
+        self.thread.join(PATIENCE)
         if kind is None:
-            assert not self._thread.is_alive(), "the call hangs"
+            assert not self.thread.is_alive(), "the call hangs"
 
     def result(self) -> Any:
         """What the call returned, or raised."""
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive(), "the call hangs"
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive(), "the call hangs"
         if self._error is not None:
             raise self._error
         return self._result
 
     def outlives(self, seconds: float) -> bool:
         """Whether it is still at it after so long."""
-        self._thread.join(seconds)
-        return self._thread.is_alive()
+        self.thread.join(seconds)
+        return self.thread.is_alive()
