@@ -263,7 +263,7 @@ class Write:
                 self._run(f"delete.range.{what}", limits)
 
     def _finish(self, state: DestinationState, limits: dict[str, int]) -> None:
-        """Remove messages between two seqs that all who are entitled to them have acked."""
+        """Remove messages between two seqs that each of their subscriptions has acked."""
         rows = self._query("select.counts.finished", **limits)
         for row in rows:
             self._gone(state, row)
@@ -281,8 +281,8 @@ class Write:
     # Acks of single messages
 
     def _flush_acks(self) -> None:
-        """Run the acks of single messages. Each subscription acks for itself; what all that are entitled to it have
-        acked is dead."""
+        """Run the acks of single messages. Each subscription acks for itself; a message is dead that all of its
+        subscriptions have acked."""
         acks, self._acks = self._acks, {}
         dead: dict[int, tuple[DestinationState, Place]] = {}
         wait: dict[int, tuple[DestinationState, Place, int]] = {}

@@ -643,14 +643,14 @@ class MessageRows:
 
     def _by_order(self, state: DestinationState, order: int, first: int, count: int, also: int = 0) -> list[Row]:
         """Return rows by order, in a store with priorities."""
-        lane = self._raw(self._lanes_db, LANE_KEY.pack(state.number, order, first), LANE_PREFIX_BYTES, count)
+        found = self._raw(self._lanes_db, LANE_KEY.pack(state.number, order, first), LANE_PREFIX_BYTES, count)
         if also and state.delayed:
             start = LANE_KEY.pack(state.number | also, order, first)
-            lane += self._raw(self._lanes_db, start, LANE_PREFIX_BYTES, count)
-            lane.sort(key=lambda row: LANE_KEY.unpack(row[0])[2])
-            del lane[count:]
+            found += self._raw(self._lanes_db, start, LANE_PREFIX_BYTES, count)
+            found.sort(key=lambda row: LANE_KEY.unpack(row[0])[2])
+            del found[count:]
         rows = []
-        for key, _ in lane:
+        for key, _ in found:
             seq = LANE_KEY.unpack(key)[2]
             row = self._row(state, seq)
             if row is None or row[0][ORDER] != order:

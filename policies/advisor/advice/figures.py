@@ -1,4 +1,4 @@
-"""The figures that the report shows beside the candidates: stores, destinations, keepers of files, pictures.
+"""The figures that the report shows beside the candidates: stores, destinations, holders of files, pictures.
 
 Every figure comes from the exact model. The summary only chooses what is worth working out: with which store another
 would be joined, where a destination would move, which partitioning to show for each number of stores. A figure that
@@ -38,7 +38,7 @@ STEPS_MAX = 24
 """Numbers of stores above the recommended one that are tried."""
 NEAR = 24
 """Above so many stores only these, near in retention, are candidates to be joined with or moved to."""
-KEEPERS_SHOWN = 3
+HOLDERS_SHOWN = 3
 ALONE = ""
 """Where a destination would move to: a store of its own."""
 
@@ -240,15 +240,15 @@ def _kept(
     seconds: float,
 ) -> dict[int, Kept]:
     by: dict[int, list[tuple[float, int]]] = {}
-    for (whose, keeper), byte_seconds in shares.items():
-        by.setdefault(whose, []).append((byte_seconds / seconds, keeper))
+    for (whose, holder), byte_seconds in shares.items():
+        by.setdefault(whose, []).append((byte_seconds / seconds, holder))
     result = {}
     for d in range(len(operations.destinations)):
-        keepers = sorted(by.get(d, ()), key=lambda entry: (-entry[0], entry[1]))
+        holders = sorted(by.get(d, ()), key=lambda entry: (-entry[0], entry[1]))
         files, file_seconds = held.get(d, (0, 0.0))
         result[d] = Kept(
-            by_others=sum(amount for amount, _ in keepers),
-            others=tuple((operations.destinations[k], amount) for amount, k in keepers[:KEEPERS_SHOWN]),
+            by_others=sum(amount for amount, _ in holders),
+            others=tuple((operations.destinations[k], amount) for amount, k in holders[:HOLDERS_SHOWN]),
             files=files,
             file_bytes=file_seconds / seconds,
         )

@@ -1,1 +1,1 @@
-"""The disk that a partitioning takes, exactly and by a quick estimate, and the keeper of each file."""
+"""The disk that a partitioning takes, exactly and by a quick estimate, and the holder of each file."""

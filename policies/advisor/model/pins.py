@@ -1,4 +1,4 @@
-"""The keeper of a journal file: the destination that lets a segment go last, and whose bytes lie there.
+"""The holder of a journal file: the destination that lets a segment go last, and whose bytes lie there.
 
 A segment is *full* when its store begins the next one, or at the trace's end. From then on it is kept for messages
 alone; its *holder* is the destination of the one that goes last, under `kahadb` also of one in an earlier segment whose
@@ -31,7 +31,7 @@ _Numbers = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """The keepers of one partitioning's files. Destinations are numbers into `Operations.destinations`."""
+    """The holders of one partitioning's files. Destinations are numbers into `Operations.destinations`."""
 
     holder: _Numbers
     """The holder of each segment, in the order of `Segments`; NOBODY for one that went as soon as it was full."""

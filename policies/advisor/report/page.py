@@ -46,7 +46,7 @@ STORES_SHOWN = 60
 MOVES_SHOWN = 15
 LISTED_MAX = 200
 _NO_FIGURES: dict[str, Any] = {
-    "histories": [], "lives": [], "listed": [], "kinds": [], "keepers": [], "curve": None, "keeper_sentence": None,
+    "histories": [], "lives": [], "listed": [], "kinds": [], "holders": [], "curve": None, "holder_sentence": None,
 }  # fmt: skip
 _PARTS = {"histories": "disk over time", "lives": "who keeps which journal files", "listed": "each destination"}
 _NOT_TRIED = "not tried, since the trace is large"
@@ -225,14 +225,14 @@ def _date(seconds: float) -> str:
 def _figures(figures: Figures, signs: Signs, scale: Scale, recommendation: Recommendation) -> dict[str, Any]:
     return {
         **pictures_of(figures, signs, scale, len(recommendation.recommended.stores)),
-        "keepers": [picture.candidate for picture in figures.pictures if figures.listed and figures.listed[0].kept],
-        "keeper_sentence": _keeper_sentence(figures),
+        "holders": [picture.candidate for picture in figures.pictures if figures.listed and figures.listed[0].kept],
+        "holder_sentence": _holder_sentence(figures),
         "listed": [_destination(one, scale) for one in figures.listed],
         "unlisted": len(figures.destinations) - len(figures.listed),
     }
 
 
-def _keeper_sentence(figures: Figures) -> dict[str, str] | None:
+def _holder_sentence(figures: Figures) -> dict[str, str] | None:
     """Say who keeps most under what the recommended one is compared with."""
     listed = [one for one in figures.listed if one.kept and one.kept[0].files]
     if not listed:

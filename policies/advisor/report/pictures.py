@@ -49,7 +49,7 @@ def signs_of(figures: Figures) -> Signs:
 
     A store that is there in both has the same pattern in both."""
     ranked = sorted(figures.listed, key=lambda one: (-sum(kept.file_bytes for kept in one.kept), one.name))
-    keepers = [one.name for one in ranked if any(kept.files for kept in one.kept)]
+    holders = [one.name for one in ranked if any(kept.files for kept in one.kept)]
     held: dict[str, int] = {}
     for picture in figures.pictures:
         for name, row in zip(_names(picture), picture.history.held, strict=True):
@@ -57,7 +57,7 @@ def signs_of(figures: Figures) -> Signs:
     stores = sorted(held, key=lambda name: (-held[name], name))
     # The last sign but one may serve for one store alone; one for many would hide it.
     own = stores if len(stores) <= COLOURS else stores[: COLOURS - 1]
-    return Signs(tuple(keepers[:COLOURS]), tuple(own))
+    return Signs(tuple(holders[:COLOURS]), tuple(own))
 
 
 def _names(picture: Picture) -> Sequence[str]:
