@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -286,12 +287,13 @@ def assert_equal(found: Any, expected: Any) -> None:
     assert found == expected
 
 
+SHOWN = {*product(["journal"], MOMENTS, [False]), ("journal", "written", True), ("sqlite", "written", False)}
+"""What others only repeat."""
 WAYS = [
     pytest.param(
-        kind, moment, cuts, id=f"{kind}-{moment}{'-cut' * cuts}",
-        marks=() if (kind == "journal" and not cuts) or moment == "written" else pytest.mark.campaign,
+        *way, id=f"{way[0]}-{way[1]}{'-cut' * way[2]}", marks=() if way in SHOWN else pytest.mark.campaign
     )
-    for kind in KINDS for moment in MOMENTS for cuts in (False, True)
+    for way in product(KINDS, MOMENTS, (False, True))
 ]  # fmt: skip
 
 
@@ -591,10 +593,12 @@ def test_a_call_to_a_memory_store_ends(striking: Striking, name: str, moment: st
 # All of it at random
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["journal", *(pytest.param(kind, marks=pytest.mark.campaign, id=f"{kind}-whole") for kind in KINDS)]
+)
 @pytest.mark.weight(3)
-def test_kills_of_owners_and_clients_lose_nothing_and_double_nothing(tmp_path: Path, kind: str, share: Share) -> None:
-    share.run(
-        "tests.sharing.workers", "--rounds", str(share.count(1, 1000)), "--kind", kind, "--directory", str(tmp_path)
+def test_kills_of_owners_and_clients_lose_nothing_and_double_nothing(tmp_path: Path, kind: str, budget: Share) -> None:
+    budget.run(
+        "tests.sharing.workers", "--rounds", str(budget.count(1, 1000)), "--kind", kind, "--directory", str(tmp_path)
     )
-    assert " 0 wrong" in share.counts[0]
+    assert " 0 wrong" in budget.counts[0]
