@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from functools import partial
+from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +23,7 @@ import anabranch
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.children import forked, reaped
+from ..contract.disk import eventually
 from ..crash.interrupts import everywhere
 from ..shares import Share
 from ..taking import take
@@ -197,6 +203,41 @@ def test_threads_of_a_child_may_come_at_once(striking: Striking) -> None:
         assert sorted(message.body for message in router.queue("q").browse()) == sorted(
             b"%d" % n for n in range(8) for _ in range(5)
         )
+
+
+def test_workers_of_gunicorn_do_each_job_once(striking: Striking) -> None:
+    """Its master has loaded the application, and opened the directory. Who has just done a job is killed, four times;
+    what it holds by then is another's."""
+    jobs, kills = 400, 4
+    with striking.client() as router, socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as stack:
+        router.queue("jobs").send_many([b"%d" % n for n in range(jobs)])
+        done = router.queue("done")
+        words = ["--preload", "--workers", "4", "--bind", f"fd://{listening.fileno()}", "tests.sharing.web:app"]
+        master = subprocess.Popen(
+            [sys.executable, "-m", "gunicorn", *words], cwd=Path(__file__).parents[2], pass_fds=[listening.fileno()],
+            env=os.environ | {"ANABRANCH_DIRECTORY": os.fspath(striking.directory)},
+        )  # fmt: skip
+        stack.callback(master.wait, PATIENCE)
+        stack.callback(master.terminate)
+
+        def request() -> None:
+            while done.depth() < jobs:
+                connection = HTTPConnection("127.0.0.1", listening.getsockname()[1], timeout=PATIENCE)
+                with closing(connection), suppress(ConnectionError):  # its worker was killed
+                    connection.request("POST", "/")
+                    assert connection.getresponse().status == 204
+
+        requests = [threading.Thread(target=request) for _ in range(4)]
+        for one in requests:
+            one.start()
+        for number in range(kills):
+            eventually(lambda number=number: done.depth() >= (number + 1) * 80)  # type: ignore[misc]
+            os.kill(int([message.body for message in done.browse()][-1].split()[1]), signal.SIGKILL)
+        for one in requests:
+            one.join(PATIENCE)
+        found = [message.body.split() for message in done.browse()]
+        assert sorted(int(job) for job, _ in found) == list(range(jobs))
+        assert len({worker for _, worker in found}) > kills and router.queue("jobs").depth() == 0
 
 
 def test_a_client_says_nothing_at_the_end_of_its_process(striking: Striking) -> None:
