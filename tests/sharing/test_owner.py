@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from multiprocessing.process import BaseProcess
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -75,31 +75,32 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     assert not left & {"serve.sock"} and not any(path.name for path in place.glob("clients/*"))
 
 
-def _clients(count: int, directory: Path, body: bytes = b"x") -> list[BaseProcess]:
-    """Start clients, which open the directory at once. Each sends, and says how that went by its exit code."""
-    begin, here = CONTEXT.Pipe(duplex=False)
-    clients: list[BaseProcess] = [
-        CONTEXT.Process(target=_client, args=(directory, begin, b"%s%d" % (body, n))) for n in range(count)
+@contextmanager
+def _coming(count: int, directory: Path, body: bytes = b"x") -> Iterator[None]:
+    """Let so many clients open the directory at once. Each sends one message, and is there until the block ends."""
+    begin, all_there = CONTEXT.Pipe(duplex=False)
+    over, end = CONTEXT.Pipe(duplex=False)
+    clients = [
+        CONTEXT.Process(target=_client, args=(directory, begin, b"%s%d" % (body, n), over)) for n in range(count)
     ]
     for one in clients:
         one.start()
-    here.close()
-    begin.close()
-    return clients
+    all_there.close()
+    yield
+    end.close()
+    for one in clients:
+        one.join(PATIENCE * 3)
+    assert [one.exitcode for one in clients] == [0] * count
 
 
-def _client(directory: Path, begin: Any, body: bytes) -> None:
+def _client(directory: Path, begin: Connection, body: bytes, over: Connection) -> None:
     vars(starting)["LINGER"] = 0.5
-    with suppress(EOFError):  # which says that all are there
+    with suppress(EOFError):
         begin.recv()
     with anabranch.open(directory, shared=True) as router:
         router.queue("q").send(body)
-
-
-def _ended(clients: list[BaseProcess]) -> None:
-    for one in clients:
-        one.join(PATIENCE * 3)
-    assert [one.exitcode for one in clients] == [0] * len(clients)
+        with suppress(EOFError):
+            over.recv()
 
 
 def test_a_directory_for_which_an_owner_is_just_started_is_no_other_programs(tmp_path: Path) -> None:
@@ -113,24 +114,24 @@ def test_a_directory_for_which_an_owner_is_just_started_is_no_other_programs(tmp
 def test_processes_that_come_at_once_are_clients_of_one_owner(directory: Path) -> None:
     """And so are those that come at once after it was killed."""
     with anabranch.open(directory, shared=True) as router:  # which keeps it
-        first = owner_pid(directory)
-        _ended(_clients(10, directory))
+        queue, first = router.queue("q"), owner_pid(directory)
+        with _coming(10, directory):
+            wait_for(lambda: queue.depth() == 10)
         assert owner_pid(directory) == first
         os.kill(first, signal.SIGKILL)
-        clients = _clients(20, directory, b"y")
-        _ended(clients)
+        with _coming(20, directory, b"y"):
+            wait_for(lambda: queue.depth() == 30)
         assert owner_pid(directory) != first
-        bodies = sorted(message.body for message in router.queue("q").browse())
+        bodies = sorted(message.body for message in queue.browse())
         assert bodies == sorted([b"x%d" % n for n in range(10)] + [b"y%d" % n for n in range(20)])
     log = (directory / "serve.log").read_text()
     assert log.count(" serves ") == 2 and "StoreLockedError" not in log
 
 
 def test_processes_that_come_at_once_to_a_new_directory_start_one_owner(directory: Path) -> None:
-    """Nobody is told that another has the directory; who had to wait finds the one owner."""
-    _ended(_clients(100, directory))
-    with anabranch.open(directory, shared=True) as router:
-        assert router.queue("q").depth() == 100
+    """Nobody is told that another has the directory."""
+    with _coming(100, directory), anabranch.open(directory, shared=True) as router:
+        wait_for(lambda: router.queue("q").depth() == 100)
     log = (directory / "serve.log").read_text()
     assert log.count(" serves ") == 1 and "StoreLockedError" not in log
 
