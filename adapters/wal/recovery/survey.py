@@ -114,13 +114,7 @@ def survey(
 ) -> Survey:
     """Decide. Without a `checkpoint` all is to be read; `needed` says then what the payload of a snapshot says about
     segments. Writes nothing. Raises CorruptionError, CheckpointMismatchError, OSError."""
-    headers = {header.number: header for header in files.headers()}
-    if not headers:
-        raise CorruptionError(str(files.directory), 0, "the journal's segments are gone", f.RESTORE)
-    for header in headers.values():
-        if header.log_id != log_id:
-            reason = f"this segment belongs to store {header.log_id.hex()}, not to {log_id.hex()}"
-            raise CorruptionError(str(files.path(header.number)), 20, reason)
+    headers = _headers(files, log_id)
     mark = WatermarkFile(files.directory, log_id).read() or Watermark(0, 0, 0)
     newest = headers[max(headers)]
     if newest.number < mark.segment or (newest.number == mark.segment and newest.nonce != mark.nonce):
@@ -137,11 +131,7 @@ def survey(
         needs = Needed(checkpoint.segment, checkpoint.kept)
     elif snapshot_at[0] and needed is not None:
         snapshot = _read_snapshot(files, headers, snapshot_at)
-        try:
-            needs = needed(snapshot)
-        except ValueError as error:
-            reason = f"the latest snapshot does not parse: {error}"
-            raise CorruptionError(str(files.path(snapshot_at[0])), snapshot_at[1], reason, f.RESTORE) from error
+        needs = _parsed(needed, snapshot, files.path(snapshot_at[0]), snapshot_at[1])
     else:
         needs = Needed(1, {})
     older, first = _account(headers, files, chain[: log_end.end.link + 1], needs)
@@ -172,6 +162,18 @@ def survey(
         + [path for number, path in there.items() if number not in known],
         copies=copies,
     )
+
+
+def _headers(files: SegmentFiles, log_id: bytes) -> dict[int, f.SegmentHeader]:
+    """Return the headers by number. Raises CorruptionError if there are none, or those of another store."""
+    headers = {header.number: header for header in files.headers()}
+    if not headers:
+        raise CorruptionError(str(files.directory), 0, "the journal's segments are gone", f.RESTORE)
+    for header in headers.values():
+        if header.log_id != log_id:
+            reason = f"this segment belongs to store {header.log_id.hex()}, not to {log_id.hex()}"
+            raise CorruptionError(str(files.path(header.number)), 20, reason)
+    return headers
 
 
 def open_copies(
@@ -357,6 +359,15 @@ def _account(
         if segment.number == needs.first or (needs.first == 1 and headers[segment.number].prev_number == 0):
             return older, link
     raise _gone(files, headers[chain[0].number].prev_number or needs.first)
+
+
+def _parsed(needed: Callable[[bytes], Needed], snapshot: bytes, path: Path, offset: int) -> Needed:
+    """Return what a snapshot says about segments. Raises CorruptionError if it does not parse."""
+    try:
+        return needed(snapshot)
+    except ValueError as error:
+        reason = f"the latest snapshot does not parse: {error}"
+        raise CorruptionError(str(path), offset, reason, f.RESTORE) from error
 
 
 def _read_snapshot(files: SegmentFiles, headers: dict[int, f.SegmentHeader], place: tuple[int, int]) -> bytes:
