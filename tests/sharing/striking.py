@@ -32,6 +32,7 @@ from anabranch.policies.config import Config
 from anabranch.policies.errors import StoreLockedError
 from anabranch.router.router import Router
 from anabranch.router.sharing import starting
+from anabranch.router.sharing.owner import presence
 from anabranch.router.sharing.owner.server import Server
 from anabranch.router.sharing.owner.session import Session
 from anabranch.router.sharing.protocol import Request, pack_error, unpack, unpack_error
@@ -108,8 +109,9 @@ def _aim(strike: Strike) -> None:
         Server._round = struck_round  # type: ignore[method-assign,assignment]
 
 
-def _serve(config: Config, linger: float | None, told: Connection) -> None:
+def _serve(config: Config, linger: float | None, grace: float, told: Connection) -> None:
     os.setsid()
+    vars(presence)["GRACE_SECONDS"] = grace
     try:
         with _opened(config) as router:
             server = router.serve(linger)
@@ -146,6 +148,7 @@ class Striking:
         self.directory = directory
         self.source: Any = directory
         self.linger: float | None = None
+        self.grace = presence.GRACE_SECONDS
         self.owners: list[BaseProcess] = []
         self._told: list[Connection] = []
         self._aimed: BaseProcess | None = None
@@ -169,7 +172,7 @@ class Striking:
     def spawn(self, config: Config) -> None:
         """Start an owner, as starting._tell_start."""
         mine, its = CONTEXT.Pipe()
-        process = CONTEXT.Process(target=_serve, args=(config, self.linger, its))
+        process = CONTEXT.Process(target=_serve, args=(config, self.linger, self.grace, its))
         process.start()
         its.close()
         self.owners.append(process)
