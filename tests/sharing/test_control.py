@@ -152,6 +152,7 @@ def test_a_name_that_is_taken_for_a_moment_is_asked_for_again(
 ) -> None:
     """As by a child of fork that is on its way to another program."""
     monkeypatch.setattr(control, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(control, "TRIES", 10_000)
     tmp_path.joinpath("data").mkdir()
     taken = socket_file.bound_without_file(tmp_path / "data", 1)
     with anabranch.open(config(tmp_path / "data")) as router:

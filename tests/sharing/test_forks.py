@@ -23,7 +23,7 @@ import anabranch
 from anabranch.policies.errors import UnknownMessageError
 
 from ..contract.children import forked, reaped
-from ..contract.disk import eventually
+from ..contract.disk import Parallel, eventually
 from ..crash.interrupts import everywhere
 from ..shares import Share
 from ..taking import take
@@ -304,12 +304,15 @@ def test_a_receive_is_interrupted(striking: Striking, share: Share) -> None:
 def test_a_receive_that_waits_is_interrupted_and_takes_nothing_then(striking: Striking) -> None:
     """A thread of the library raises it in the main thread, as a signal does."""
     with striking.client() as router, striking.client() as other:
+        asked = router._store.connection._unanswered  # type: ignore[attr-defined]
+
+        def strike() -> None:
+            eventually(lambda: asked)
+            os.kill(os.getpid(), signal.SIGINT)
+
         for _ in range(5):
-            timer = threading.Timer(0.1, os.kill, (os.getpid(), 2))
-            timer.start()
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt), Parallel(strike):
                 router.queue("q").receive(PATIENCE)
-            timer.join()
         other.queue("q").send(b"x")
         message = take(other.queue("q"))
         assert message.deliveries == 1
