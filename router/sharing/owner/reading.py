@@ -60,7 +60,7 @@ class Reads:
             return
         waiting = session.waiting[number] = _Waiting(session, number, request)
         if request.timeout is not None:
-            self._at(request.timeout, waiting.cancel)
+            self._at(request.timeout, waiting.expire)
         shared().lead(waiting.start)
 
     def cancel(self, session: Session, number: int, request: protocol.Cancel) -> None:
@@ -155,7 +155,7 @@ class _Waiting:
         self._session, self._number, self._request = session, number, request
         self._destination = protocol.destination_of(request.destination)
         self._lock = threading.Lock()
-        self._over = False
+        self._over = self._late = False
         self._listener: Listener | None = None
 
     def start(self) -> None:
@@ -169,9 +169,11 @@ class _Waiting:
             return
         with self._lock:
             self._listener = listener
-            over = self._over
+            over, late = self._over, self._late
         if over:
             listener.close()
+        elif late:
+            self.cancel()
 
     def _begun(self, store: Store) -> Listener | None:
         if not store.is_prompt:  # the serving thread has not looked, and a listener waits where this is refused
@@ -183,6 +185,14 @@ class _Waiting:
 
     def _received(self, store: Any, most: int) -> list[Message[Any]]:
         return list(store.receive_many(self._destination, most, 0, self._request.key, self._request.lease))
+
+    def expire(self) -> None:
+        """Answer that nothing has come, unless something has, once it was looked for."""
+        with self._lock:
+            self._late = True
+            stands = self._listener is not None
+        if stands:
+            self.cancel()
 
     def cancel(self) -> None:
         """Answer that nothing has come, unless something has."""
