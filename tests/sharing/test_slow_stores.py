@@ -6,11 +6,18 @@ import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
-import anabranch
+import pytest
 
-from ..contract.disk import PATIENCE
+import anabranch
+from anabranch.adapters.core import Store
+from anabranch.policies.names.destination import Destination
+from anabranch.router.sharing.owner import reading, rounds
+
+from ..contract.disk import PATIENCE, eventually
+from ..taking import take
 
 
 def test_a_disk_that_hangs_holds_up_no_other_store(tmp_path: Path) -> None:
@@ -43,3 +50,48 @@ def test_a_disk_that_hangs_holds_up_no_other_store(tmp_path: Path) -> None:
         assert [message.body for message in one.queue("slow").browse()] == [b"first"] * 2 + [b"slow", b"slow, too"]
         assert other.queue("q").depth() == 53
         assert other.queue("slow").send(b"as before").seq
+
+
+def test_what_one_client_sends_stays_in_order_while_a_store_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first send waits before it is queued, in a round with others of the same client."""
+    monkeypatch.setattr(rounds, "SLOW_SECONDS", 0.05)
+    begun, go_on = threading.Event(), threading.Event()
+    begin_send = Store.begin_send
+
+    def begin(store: Store, destination: Destination, message: Any, sync: bool = False) -> Any:
+        if not begun.is_set() and destination.name == "q":
+            begun.set()
+            assert go_on.wait(PATIENCE)
+        return begin_send(store, destination, message, sync)
+
+    with ExitStack() as stack:
+        stack.enter_context(anabranch.open(tmp_path / "data")).serve()
+        one, other = (stack.enter_context(anabranch.open(tmp_path / "data", shared=True)) for _ in range(2))
+        for name in ("q", "others"):
+            one.queue(name).send(b"0")
+        monkeypatch.setattr(Store, "begin_send", begin)
+        sent = [one.queue("q").send_nowait(b"%d" % n) for n in range(1, 9)]
+        assert begun.wait(PATIENCE)
+        assert other.queue("others").send(b"1").seq  # another thread serves by now
+        sent += [one.queue("q").send_nowait(b"%d" % n) for n in range(9, 20)]
+        go_on.set()
+        assert all(future.result(PATIENCE).seq for future in sent)
+        assert [message.body for message in other.queue("q").browse()] == [b"%d" % n for n in range(20)]
+
+
+def test_a_receive_looks_once_however_short_its_time_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands in line when its time is over."""
+    start = reading._Waiting.start
+
+    def late(waiting: reading._Waiting) -> None:
+        eventually(lambda: waiting._late)
+        start(waiting)
+
+    monkeypatch.setattr(reading._Waiting, "start", late)
+    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"], kind="sql")])
+    with anabranch.open(config) as router, anabranch.open(config, shared=True) as client:
+        router.queue("q").send(b"x")
+        assert take(client.queue("q"), 0.001).body == b"x"
+        assert client.queue("q").receive(0.001) is None

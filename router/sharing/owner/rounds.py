@@ -9,6 +9,7 @@ and holds up no other client.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -40,10 +41,16 @@ class Rounds:
     """Does what is asked. On the serving thread, if not said otherwise."""
 
     def __init__(
-        self, router: Router, loop: Loop, go_on: Callable[[], None], run_rest: Callable[[list[Asked]], None]
+        self,
+        router: Router,
+        loop: Loop,
+        go_on: Callable[[], None],
+        run_rest: Callable[[list[Asked]], None],
+        watch: Callable[[Session], None],
     ) -> None:
-        """`go_on` lets another thread serve, which does the rest of a round by `run_rest`."""
-        self._loop, self._go_on, self._run_rest = loop, go_on, run_rest
+        """`go_on` lets another thread serve, which does the rest of a round by `run_rest`, and goes on reading of a
+        session by `watch`."""
+        self._loop, self._go_on, self._run_rest, self._watch = loop, go_on, run_rest, watch
         self.answers = Answers()
         self._writes = writes = Writes(router, self.answers)
         reads = Reads(router._registry, self.answers, writes, loop.at)
@@ -64,6 +71,12 @@ class Rounds:
         """Rises when another thread goes on with serving, since this one is held up."""
         self._busy_since: float | None = None
         """When the round began that is under way (monotonic)."""
+        self._asked = deque[Asked]()
+        """What that round has yet to begin."""
+        self._held_up: list[Session] = []
+        """Whose, if another thread goes on meanwhile."""
+        self._holding = threading.Lock()
+        """Guards it."""
         self._look = CoalescedJob(self._look_after)
 
     def run(self, requests: list[Asked]) -> None:
@@ -71,15 +84,16 @@ class Rounds:
         turn, rest = self.turn, list[Asked]()
         writes = self._writes
         begun = writes.begun = deque()  # its own: another thread may go on with the next round meanwhile
+        asked, held_up = self._asked, self._held_up = deque(requests), list[Session]()
         self._busy_since = time.monotonic()
         if self._look.last.begun:
             self._look.schedule(SLOW_SECONDS)
-        for one in requests:
-            session, number, request = one
-            if session.is_closed:
-                continue
+        while asked:
+            session, number, request = one = asked[0]
             try:
-                if type(request) is protocol.Send:
+                if session.is_closed:
+                    pass
+                elif type(request) is protocol.Send:
                     writes.send(session, number, request, begun)
                 elif type(request) is protocol.Ack:
                     writes.ack(session, number, request, begun)
@@ -87,6 +101,11 @@ class Rounds:
                     rest.append(one)
             except Exception as error:
                 self.answers.refuse(session, number, error)
+            asked.popleft()
+        with self._holding:  # else somebody may just be looking
+            for session in held_up:
+                session.is_held_up = False
+                self._loop.later(partial(self._watch, session))
         writes.finish(begun)
         for at, (session, number, request) in enumerate(rest):
             if self.turn != turn:  # others were not to wait for this
@@ -117,7 +136,11 @@ class Rounds:
         if slow is not None:
             self._writes.slow.add(slow)
         self._busy_since = None
-        self.turn += 1
+        with self._holding:
+            self.turn += 1
+            for session, *_ in list(self._asked):  # what it asks for later comes behind
+                session.is_held_up = True
+                self._held_up.append(session)
         self.answers.flush(leader=0)
         left_over: dict[Store, deque[Begun]] = {}
         while True:

@@ -52,7 +52,7 @@ class Server:
         self._socket: Identity | None = None
         """The socket's file, where it is this server's own."""
         self._loop = Loop()
-        self._rounds = Rounds(router, self._loop, self._serve, self._round)
+        self._rounds = Rounds(router, self._loop, self._serve, self._round, self._watch)
         self._presence = Presence(router, self._loop, self._rounds.answers, self._round)
         self._rounds.ops[Hello] = self._presence.hello
         self._sessions = self._presence.sessions
@@ -229,6 +229,9 @@ class Server:
             self._loop.watch(self._listening, selectors.EVENT_READ, 0, self._accept)
 
     def _read(self, session: Session, requests: list[Asked]) -> None:
+        if session.is_held_up:
+            self._watch(session)
+            return
         try:
             requests += [(session, number, request) for number, request in session.read()]
         except BlockingIOError:

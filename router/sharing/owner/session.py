@@ -67,6 +67,8 @@ class Session:
         """The events that are waited for at the socket."""
         self.is_unread = False
         """No more is read of it for now."""
+        self.is_held_up = False
+        """What it has asked for is not begun yet, by a thread that others do not wait for."""
 
     # Reading
 
@@ -92,7 +94,7 @@ class Session:
     @property
     def is_busy(self) -> bool:
         """True if no more is to be read of it for now."""
-        return self.in_hand > UNANSWERED_MAX or len(self.out) > UNREAD_MAX
+        return self.is_held_up or self.in_hand > UNANSWERED_MAX or len(self.out) > UNREAD_MAX
 
     # Answering
 
