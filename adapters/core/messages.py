@@ -171,10 +171,28 @@ def _not_plain(name: object, value: object) -> TypeError:
     )
 
 
+MADE: Final = "\0"
+"""The character that ids made by the library begin with. Nobody is shown such an id, and no caller may send one."""
+
+
+class MadeId(str):
+    """An id that begins with MADE. By it a message that came without an id is stored once, if it comes again."""
+
+    __slots__ = ()
+
+
+def shown_id(name: bytes) -> str | None:
+    """Return a message id as its receiver sees it: None for one that the library has made. Raises ValueError."""
+    return name.decode() if name and name[0] else None
+
+
 def encoded_id(message_id: object) -> bytes:
-    """Return a message id as it is stored. Raises TypeError, and ValueError for what is not valid unicode."""
+    """Return a message id as it is stored. Raises TypeError, and ValueError for what is not valid unicode, or begins as
+    the library's own do."""
     if not isinstance(message_id, str):
         raise TypeError(f"a message_id is a str, not {type(message_id).__name__}: {message_id!r}")
+    if message_id.startswith(MADE) and type(message_id) is not MadeId:
+        raise ValueError(f"message_id {message_id[:40]!r} begins with {MADE!r}, as only ids made by the library do")
     return encoded_text(message_id, "message_id")
 
 

@@ -19,6 +19,7 @@ from ...policies.config import JournalOptions
 from ...policies.config.durability import OnCorruption
 from ...policies.errors import CorruptionError, StoreFailedError
 from ..core.backend import Backend, BackendStats, Found, Host, Settings, Writer
+from ..core.messages import shown_id
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan
 from ..core.record.place import SEQ, Place
@@ -304,7 +305,7 @@ class JournalBackend(Backend):
         key = self._host.asked(
             lambda: next((key for key, one in self._index.duplicates() if one == seq and key[0] == number), None)
         )
-        return key[1].decode(errors="replace") if key is not None else None
+        return shown_id(key[1]) if key is not None else None
 
     # Upkeep
 

@@ -978,7 +978,8 @@ cdef object message_of(object store, object destination, tuple place, bytes reco
     if flags & 4 or size - HEAD_BYTES < id_bytes + headers_bytes:  # LARGE
         return None
     if id_bytes:
-        message_id = text[at : at + id_bytes].decode("utf-8")
+        if head[at]:  # else the library has made it
+            message_id = text[at : at + id_bytes].decode("utf-8")
         at += id_bytes
     if headers_bytes:
         headers = unpack_headers(PyBytes_FromStringAndSize(text + at, headers_bytes))
@@ -1266,7 +1267,7 @@ cdef object send_of(
         packed = pack_headers(headers)
         headers_bytes = PyBytes_Size(packed)
     if message_id is not None:
-        name = pack_id(message_id)
+        name = pack_id(message_id, get(state, slots.state_is_map))
         id_bytes = PyBytes_Size(name)
     size += id_bytes + headers_bytes
     if size > limit or id_bytes > 0xFFFF or headers_bytes > 0xFFFFFFFF:
@@ -1660,7 +1661,7 @@ cdef bint usage_of_many(Rows rows, list tickets) except -1:
         if len(content) > 1 and ticket.transaction:
             transaction = rows.next_transaction()
         for change in content:
-            if type(change) is Send and ticket.outcomes[at][1]:
+            if type(change) is Send and ticket.outcomes[at][0] != change.seq:
                 return False
             added = put_rows(rows, rows.rows + rows.used + done, change, transaction, time_us)
             if added < 0:

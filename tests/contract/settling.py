@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.messages import Outgoing, Receipt
+from anabranch.adapters.core.messages import MADE, MadeId, Outgoing, Receipt
 from anabranch.policies.errors import TransactionError, UnknownMessageError
 
 from .disk import PATIENCE, A, B, C, Disk, assert_whole, bodies, drain, survives, take
@@ -221,6 +222,42 @@ class SettlingContract:
         assert [r.duplicate for r in receipts] == [False] + [True] * 19
         assert len({r.seq for r in receipts}) == 1
         assert store.depth(A) == 1
+
+    def test_an_id_of_the_librarys_own_is_shown_to_nobody(self, disk: Disk, store: Store) -> None:
+        made: Any = MadeId(MADE + "client-1")
+        first = store.send(A, b"1", None, made)
+        again = [
+            store.send(A, b"2", None, made),
+            store.send_nowait(A, b"2", None, made).result(PATIENCE),
+            store.begin_send(A, Outgoing(b"2", None, made)).wait(),
+            *store.send_many(A, [Outgoing(b"2", None, made)]),
+            *store.commit([(A, Outgoing(b"2", None, made))], []),
+        ]
+        assert again == [first] * 5 and not first.duplicate
+        store = disk.later(store)
+        assert store.send(A, b"2", None, made) == first
+        assert [(one.body, one.message_id) for one in store.browse(A)] == [(b"1", None)]
+        message = take(store)
+        assert (message.body, message.message_id) == (b"1", None)
+        found = store.find(A, made)
+        assert found is not None and found.message_id is None
+        message.ack()
+        assert store.send(A, b"2", None, made) == first
+        assert bodies(store) == []
+
+    def test_an_id_that_begins_as_the_librarys_own_is_refused(self, store: Store) -> None:
+        message = Outgoing(b"1", None, MADE + "client-1")
+        calls: list[Callable[[], object]] = [
+            lambda: store.send(A, *message[:3]),
+            lambda: store.send_nowait(A, *message[:3]),
+            lambda: store.send_many(A, [b"x", message]),
+            lambda: store.commit([(A, message)], []),
+            lambda: store.find(A, MADE + "client-1"),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match="begins with"):
+                call()
+        assert bodies(store) == []
 
     def test_a_message_id_is_a_destinations(self, store: Store) -> None:
         assert not store.send(A, b"1", None, "id").duplicate

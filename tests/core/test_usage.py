@@ -43,7 +43,7 @@ def many(first: int, *bodies: bytes) -> SendMany:
 
 def ticket(*changes: Change, outcomes: list[Any] | None = None, transaction: bool = False) -> Ticket:
     made = Ticket(list(changes), 0)
-    made.outcomes = outcomes or [(0, False) if type(change) is Send else None for change in changes]
+    made.outcomes = outcomes or [(change.seq, False) if type(change) is Send else None for change in changes]
     made.transaction = transaction
     return made
 

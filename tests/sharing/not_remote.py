@@ -13,7 +13,7 @@ CLAIMS = (
 )
 REFUSED = "a commit that the owner refuses is rolled back there, as by any router: its acks are free again"
 PAGES = "a client looks at a page at a time, so that it sees what was there when it asked for the page"
-IDS = "a client gives each message an id, by which its send is repeated when its owner dies, and stored once"
+IDS = "the library's own ids are made by the owner, of messages that come without"
 AT_ONCE = "what the owner alone knows is wrong is raised by the Future, not by the call that returns it"
 INSIDE = "it puts something of its own into the store's objects, which are in another process"
 RETIRED = "a store that was closed for being idle is opened again by the owner for whoever asks"
@@ -45,12 +45,12 @@ OF_STORES: Final[Mapping[str, str]] = {
     "test_a_store_that_fails_keeps_what_is_whole": INSIDE,
     "test_a_transaction_holds_it_without_an_end": CLAIMS,
     "test_an_ack_that_fails_later": INSIDE,
+    "test_an_id_of_the_librarys_own_is_shown_to_nobody": IDS,
     "test_browse_counts_what_it_gives": PAGES,
     "test_browse_holds_no_lock_between_two": PAGES,
     "test_browse_leaves_out_what_is_acked_meanwhile": PAGES,
     "test_claimed_messages_refuse_a_delete": CLAIMS,
     "test_in_place_of_as_many_messages_bodies_alone_count": REFUSED,
-    "test_nothing_attached_comes_back_as_nothing": IDS,
     "test_nothing_is_read_of_a_closed_store": RETIRED,
     "test_on_a_full_disk_they_are_handed_out_uncounted": INSIDE,
     "test_others_write_while_the_keys_are_walked": PAGES,

@@ -274,7 +274,7 @@ def _rows_of(
     threshold, kind = buffer.threshold, type(change)
     if not isinstance(change, Send | Ack | SendMany | AckRange | Remove | Unsubscribe):
         return
-    if kind is Send and outcome[1]:
+    if type(change) is Send and outcome[0] != change.seq:
         return  # it was there already
     if kind is Unsubscribe and not outcome[1]:
         return

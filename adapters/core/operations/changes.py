@@ -143,7 +143,7 @@ class Send(Change):
         self.extras = _Extras(due, body) if due or body is not None else None
 
     def plan(self, plan: Plan) -> tuple[int, bool]:
-        """Give the message its seq; return the seq, and whether the message is a duplicate."""
+        """Give the message its seq; return the seq, and whether the message is a duplicate by an id of its sender's."""
         state = self.state
         unsure = plan.removed or not state.declared
         if unsure:  # it may be there anew since its sender looked it up
@@ -153,7 +153,7 @@ class Send(Change):
             naming = plan.naming(state)
             first = naming.first(plan, self)
             if first is not None:
-                return first, True
+                return first, bool(self.name[0])  # who gave no id has sent none twice
         if unsure:
             plan.declare(state)
         self.seq = plan.last_seq = seq = plan.last_seq + 1

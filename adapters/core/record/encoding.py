@@ -11,7 +11,7 @@ import time
 from typing import Final
 
 from ....policies.errors import MessageTooLargeError
-from ....policies.names.destination import Destination
+from ....policies.names.destination import Destination, Kind
 from ...system.clock import before_1970
 from ..messages import DEFAULT_PRIORITY, Headers, Outgoing, plain_body, require_order
 from .headers import pack_headers, pack_id
@@ -69,7 +69,7 @@ def encode(
         start = _pack(priority, flags, 0, len(packed), now, expires_at_ms)
         record = start + packed + body if packed else start + body
     else:
-        name = pack_id(message_id)
+        name = pack_id(message_id, destination.kind is Kind.MAP)
         start = _pack(priority, flags, len(name), len(packed), now, expires_at_ms)
         record = b"".join((start, name, packed, body))
     size = len(record) - HEAD.size

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ..messages import Headers, encoded_id, plain_headers
+from ..messages import Headers, encoded_id, encoded_text, plain_headers
 
 MESSAGE_ID_BYTES_MAX: Final = 1024
 
@@ -27,9 +27,10 @@ def pack_headers(headers: Headers) -> bytes:
         raise ValueError(f"a header is not valid unicode: {plain!r}: {error.reason}; send it as bytes") from None
 
 
-def pack_id(message_id: object) -> bytes:
-    """Return an id as bytes. Raises TypeError, and ValueError for one that is too long, empty or no valid unicode."""
-    name = encoded_id(message_id)
+def pack_id(message_id: str, is_key: bool = False) -> bytes:
+    """Return an id as bytes. Raises TypeError, and ValueError for one that is too long, empty or no valid unicode, or
+    begins as the library's own do. A key of a map may begin with any character."""
+    name = encoded_text(message_id, "key") if is_key else encoded_id(message_id)
     if not name or len(name) > MESSAGE_ID_BYTES_MAX:
         raise ValueError(
             f"message_id {str(message_id)[:40]!r} takes {len(name)} bytes; 1 to {MESSAGE_ID_BYTES_MAX} are allowed"

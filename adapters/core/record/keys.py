@@ -15,7 +15,7 @@ def put_of(key: str, value: bytes, expires_at_ms: int = 0) -> Outgoing:
     """Return the message by which a transaction puts a value."""
     key_bytes(key)
     require_value(value)
-    return checked(value, None, key, DEFAULT_PRIORITY, expires_at_ms)
+    return checked(value, None, None, DEFAULT_PRIORITY, expires_at_ms)._replace(message_id=key)
 
 
 def require_value(value: object) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from ....policies.errors import CorruptionError
 from ....policies.names.destination import Destination
 from ...system.acceleration import inner_loop
-from ..messages import Message, MessageStore
+from ..messages import Message, MessageStore, shown_id
 from ..record.encoding import HEAD, LARGE, NONPERSISTENT, reference_in
 from ..record.headers import unpack_headers
 from ..record.large import StoredBody
@@ -34,7 +34,7 @@ def decode(store: MessageStore, destination: Destination, place: Place, record: 
 def _decode(store: MessageStore, destination: Destination, place: Place, record: bytes, lease: Lease | None) -> Message:
     priority, flags, id_bytes, headers_bytes, sent_at_ms, _ = _unpack(record)
     at = HEAD.size + id_bytes
-    message_id = record[HEAD.size : at].decode() if id_bytes else None
+    message_id = shown_id(record[HEAD.size : at]) if id_bytes else None
     headers: dict[str, Any] = {}
     if headers_bytes:
         headers = unpack_headers(record[at : at + headers_bytes])

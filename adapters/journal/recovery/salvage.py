@@ -24,6 +24,7 @@ import msgspec
 
 from ....policies.errors import CorruptionError
 from ....policies.text import count_of
+from ...core.messages import MADE, shown_id
 from ...core.operations.changes import Ack
 from ...core.record.encoding import HEAD
 from ...core.record.place import OWN, SEQ
@@ -192,12 +193,11 @@ def finish(
     ranges = sorted((lost.first_record, lost.last_record) for lost in report.lost if lost.records)
     rows = [(number, place[SEQ]) for number, place, _ in index.rows.all() if _is_in(ranges, place[OWN][0])]
     wanted = {seq for _, seq in rows}
-    ids = {seq: message_id for (_, message_id), seq in index.duplicates() if seq in wanted}
-    ids |= {seq: key for _, key, seq in index.rows.all_keys() if seq in wanted}
+    ids = {seq: shown_id(message_id) for (_, message_id), seq in index.duplicates() if seq in wanted}
+    ids |= {seq: key.decode() for _, key, seq in index.rows.all_keys() if seq in wanted}
     for number, seq in rows:
-        message_id = ids.get(seq)
         named = str(index.states[number].destination)
-        report.messages.append(LostMessage(named, seq, None if message_id is None else message_id.decode()))
+        report.messages.append(LostMessage(named, seq, ids.get(seq)))
     report.transactions += [transaction.hex() for transaction in lost_transactions]
     if is_rebuilt:
         report.since_record = 1
@@ -315,7 +315,8 @@ def _guess(lost: LostRecords, remnant: bytes) -> None:
         lost.destination, lost.seq = SEND_START.unpack_from(payload)
         id_bytes = HEAD.unpack_from(payload, SEND_START.size)[2]
         name = payload[SEND_START.size + HEAD.size :][:id_bytes]
-        lost.message_id = name.decode(errors="replace") if id_bytes and len(name) == id_bytes else None
+        if name[:1] != MADE.encode() and len(name) == id_bytes > 0:
+            lost.message_id = name.decode(errors="replace")
     elif kind == ACK and len(payload) == ACK_PAYLOAD.size:
         fields = ACK_PAYLOAD.unpack(payload)
         lost.destination, lost.seq = fields[0], fields[2]

@@ -111,12 +111,6 @@ class Connection(Exchange):
 
     # Asking
 
-    def new_id(self) -> str:
-        """Return an id for a message that has none, by which it can be sent again."""
-        if self._is_forked:
-            self._begin_in_child()
-        return super().new_id()
-
     def ask(
         self,
         request: protocol.Request,

@@ -78,10 +78,9 @@ class Exchange(ABC):
 
     def _begin(self) -> None:
         """Begin as a client of the owner, which has no connection yet."""
-        self.client = f"{os.getpid():x}-{os.urandom(6).hex()}"
+        self.client = f"{os.getpid():x}-{os.urandom(8).hex()}"
         self._file = ClientFile(self.directory, self.client)
         self._numbers = itertools.count(1)
-        self._ids = itertools.count(1)
         self._unanswered: dict[int, Asked] = {}
         self._owner = ""
         """Tells the owner that it was connected to last from those before and after it."""
@@ -93,10 +92,6 @@ class Exchange(ABC):
         if self._file is not None:
             self._file.leave()
         self.on_fork()
-
-    def new_id(self) -> str:
-        """Return an id for a message that has none, by which it can be sent again."""
-        return f"{self.client}.{next(self._ids):x}"
 
     # Connecting
 

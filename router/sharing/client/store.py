@@ -109,8 +109,7 @@ class RemoteStore(RemoteLeases):
     ) -> Receipt:
         """Send one message, as Store.send."""
         message = self._outgoing(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms)
-        seq, duplicate = self.ask(Send(str(destination), message, bool(sync)))
-        return Receipt(destination, seq, duplicate and message_id is not None)
+        return Receipt(destination, *self.ask(Send(str(destination), message, bool(sync))))
 
     def send_nowait(
         self,
@@ -126,11 +125,8 @@ class RemoteStore(RemoteLeases):
     ) -> Future[Receipt]:
         """Send without waiting, as Store.send_nowait."""
         message = self._outgoing(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms)
-        known = message_id is not None
-        return self.connection.ask_nowait(
-            Send(str(destination), message, bool(sync)),
-            lambda answer: Receipt(destination, answer[0], answer[1] and known),
-        )
+        request = Send(str(destination), message, bool(sync))
+        return self.connection.ask_nowait(request, lambda answer: Receipt(destination, *answer))
 
     def send_many(
         self,
@@ -142,19 +138,19 @@ class RemoteStore(RemoteLeases):
         """Send many, as Store.send_many: in one request for each part of so many bytes."""
         receipts = [] if done is None else done
         part: list[OutgoingFields] = []
-        sends: list[tuple[Destination, Outgoing]] = []
         size = 0
         for message in messages:
             outgoing = checked(*(message if isinstance(message, Outgoing) else Outgoing(message)))
-            sends.append((destination, outgoing))
-            part.append(self._named(outgoing))
+            part.append(self._packed(outgoing))
             size += len(part[-1].body)
             if len(part) >= PAGE or size >= CHUNK_BYTES:
-                receipts += _receipts(self.ask(SendMany(str(destination), part, bool(sync))), sends)
-                part, sends, size = [], [], 0
-        if part:
-            receipts += _receipts(self.ask(SendMany(str(destination), part, bool(sync))), sends)
-        return receipts
+                receipts += self._send_part(destination, part, sync)
+                part, size = [], 0
+        return receipts + self._send_part(destination, part, sync) if part else receipts
+
+    def _send_part(self, destination: Destination, part: list[OutgoingFields], sync: bool | None) -> list[Receipt]:
+        answers = self.ask(SendMany(str(destination), part, bool(sync)))
+        return [Receipt(destination, *answer) for answer in answers]
 
     def _outgoing(
         self, body: Any, headers: Headers | None, message_id: str | None, priority: int, expires_at_ms: int,
@@ -163,19 +159,19 @@ class RemoteStore(RemoteLeases):
         """Return a message that was given by its parts as it goes over the socket."""
         if isinstance(body, Sized):
             body = self.bodies.keep(body)
-        return self._named(
+        return self._packed(
             checked(body, headers, message_id, priority, expires_at_ms, persistent, False, deliver_at_ms)
         )
 
-    def _named(self, message: Outgoing) -> OutgoingFields:
-        """Return a message as it goes over the socket, with an id by which it can be sent again."""
+    def _packed(self, message: Outgoing) -> OutgoingFields:
+        """Return a message as it goes over the socket. One without an id is known by its request, if that is sent
+        again."""
         body: Any = message.body
         if type(body) is not bytes:
             body = self.bodies.keep(body)
         if message.headers:
             pack_headers(message.headers)  # which says what is wrong with them
-        name = message.message_id if message.message_id is not None else self.connection.new_id()
-        return OutgoingFields(body, message.headers, name, *message[3:])
+        return OutgoingFields(body, *message[1:])
 
     def keep(self, body: object, persistent: bool = True) -> bytes | LargeBody:
         """Read a body into the owner's keeping, as Store.keep."""
@@ -359,7 +355,7 @@ class RemoteStore(RemoteLeases):
         xid: Xid | None = None,
     ) -> list[Any]:
         """Send a whole transaction, to be committed, prepared under its xid, or to vote."""
-        outgoing: Any = [(str(destination), self._named(checked(*message))) for destination, message in sends]
+        outgoing: Any = [(str(destination), self._packed(message)) for destination, message in sends]
         tokens = [message._note.token for message in acks]
         answer: list[Any] = self.ask(Commit(False, xid, mode, outgoing, tokens, list(changes)))
         return answer
@@ -390,7 +386,4 @@ class RemoteStore(RemoteLeases):
 
 
 def _receipts(answer: list[Any], sends: Sequence[tuple[Destination, Outgoing]]) -> list[Receipt]:
-    return [
-        Receipt(destination, seq, duplicate and message.message_id is not None)
-        for (seq, duplicate), (destination, message) in zip(answer, sends, strict=False)
-    ]
+    return [Receipt(destination, *one) for one, (destination, _) in zip(answer, sends, strict=False)]

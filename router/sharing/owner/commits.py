@@ -6,6 +6,7 @@ from operator import methodcaller
 from typing import Any
 
 from ....adapters.core import Store
+from ....adapters.core.messages import MadeId
 from ....policies.errors import OutcomeUnknownError, TransactionError, UnknownMessageError
 from ....policies.names.destination import Destination, Kind
 from ...placement.registry import StoreRegistry
@@ -14,13 +15,16 @@ from ..protocol import Commit, destination_of
 from .session import Session
 
 
-def commit(session: Session, request: Commit) -> list[Any]:
+def commit(session: Session, number: int, request: Commit) -> list[Any]:
     """Commit a whole transaction, or prepare it (`prepare`, `vote`); returns the receipts' seqs, and whether each is a
     duplicate. One that may have been committed before is told by its sends and its acks, for they took effect together
     or not at all."""
     router, xid = session.router, None if request.xid is None else as_xid(request.xid)
     tokens = [session.now(token) for token in request.acks]
-    sends = [(destination_of(text), session.outgoing_of(fields)) for text, fields in request.sends]
+    sends = [
+        (destination_of(text), session.outgoing_of(fields, number, at))
+        for at, (text, fields) in enumerate(request.sends)
+    ]
     if request.again and request.mode == "prepare":
         if xid is not None and xid in router.recover():
             session.let_go(request.acks)
@@ -41,9 +45,9 @@ def commit(session: Session, request: Commit) -> list[Any]:
             transaction._change(change)
         if request.mode == "vote":
             transaction.vote()
-            number = next(session.numbers)
-            session.voted[number] = transaction
-            return [number]
+            vote = next(session.numbers)
+            session.voted[vote] = transaction
+            return [vote]
         if request.mode == "prepare":
             transaction.prepare()
         receipts = transaction.commit() if request.mode == "commit" else []
@@ -83,17 +87,16 @@ def store_of_lease(registry: StoreRegistry, token: str) -> Store:
 def _committed_before(
     session: Session, sends: list[tuple[Destination, Any]], tokens: list[str | None]
 ) -> list[Any] | None:
-    """Return the receipts of a transaction that was committed before; None if it was not. A message tells, to which its
-    client has given an id: other ids may be known from elsewhere. Raises OutcomeUnknownError where there is none, and
-    an acked message is gone, which this transaction may have acked, or somebody else."""
+    """Return the receipts of a transaction that was committed before; None if it was not. A message tells that
+    came without an id: other ids may be known from elsewhere. Raises OutcomeUnknownError where there is none, and an
+    acked message is gone, which this transaction may have acked, or somebody else."""
     receipts = []
-    own = f"{session.client}."
     is_known = tells = False
     for destination, message in sends:
         seq = None
         if destination.kind is not Kind.MAP:
             seq = session.registry.for_held(destination, methodcaller("seq_of", destination, message.message_id), None)
-            if message.message_id.startswith(own):
+            if type(message.message_id) is MadeId:
                 is_known |= seq is not None
                 tells = True
         receipts.append((seq or 0, False))

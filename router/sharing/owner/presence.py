@@ -94,7 +94,7 @@ class Presence:
         for other in list(self.sessions.values()):
             if other.client == client:
                 self.gone(other)  # its connection was lost, and the end of it is not read yet
-        session.client, session.pid = client, request.pid
+        session.greeted(client, request.pid)
         left: Tokens = {}
         if generation == self.generation:
             left, _until = self._left.pop(client, ({}, 0.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
 import socket
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
-from ....adapters.core.messages import LargeBody, Message, Outgoing, note_settled
+from ....adapters.core.messages import MADE, LargeBody, MadeId, Message, Outgoing, note_settled
 from ....adapters.core.store_types import Listener, SubscriptionKey
 from ....policies.errors import ClosedError
 from ...events import EventListener
@@ -39,6 +40,8 @@ class Session:
         self.registry = router._registry
         self.client = ""
         """The client's id; empty before its Hello."""
+        self._made = ""
+        """The ids begin so that its messages without one are given."""
         self.pid = 0
         self.lock = threading.RLock()
         self._in = bytearray()
@@ -69,6 +72,12 @@ class Session:
         """No more is read of it for now."""
         self.is_held_up = False
         """What it has asked for is not begun yet, by a thread that others do not wait for."""
+
+    def greeted(self, client: str, pid: int) -> None:
+        """Note who it is."""
+        self.client, self.pid = client, pid
+        own = int(client.rpartition("-")[2], 16) % (1 << 64)
+        self._made = MADE + base64.urlsafe_b64encode(own.to_bytes(8)).decode().rstrip("=")
 
     # Reading
 
@@ -184,19 +193,24 @@ class Session:
                 break
         return packed
 
-    def outgoing_of(self, fields: protocol.OutgoingFields) -> Outgoing:
-        """Return the message to be sent that these are the fields of. Raises ClosedError for a body that was kept by an
-        owner before."""
-        if type(fields.body) is bytes:
-            return Outgoing(*fields)  # type: ignore[arg-type]
-        found = self.bodies.get(fields.body[1])
+    def outgoing_of(self, fields: protocol.OutgoingFields, number: int, at: int = 0) -> Outgoing:
+        """Return the message to be sent that these are the fields of, the one with number `at` in a request. Without an
+        id it is given one that is its own, also if the request comes again. Raises ClosedError for a body that was kept
+        by an owner before."""
+        body, headers, name = fields[:3]
+        more: Any = fields[3:]
+        if name is None:
+            name = MadeId(f"{self._made}{number:x}.{at:x}" if at else f"{self._made}{number:x}")
+        if type(body) is bytes:
+            return Outgoing(body, headers, name, *more)
+        found = self.bodies.get(body[1])
         if found is None:
             raise ClosedError(
                 "a large body is gone with the process that kept it, which owned the directory before; send it anew"
             )
         if not isinstance(found, LargeBody):
             found = _Kept(found)  # which is read from its start, for each message that has it
-        return Outgoing(found, *fields[1:])
+        return Outgoing(found, headers, name, *more)
 
     def now(self, token: str) -> str | None:
         """Return the token by which the owner knows what the client knows by this one; None if it is gone."""

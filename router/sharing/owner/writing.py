@@ -78,21 +78,23 @@ class Writes:
         store = self._registry.by_destination.get(destination)
         if store is not None and self.is_prompt(store) and not store.limited and message.persistent:
             with suppress(ClosedError):
-                pending = store.begin_send(destination, session.outgoing_of(message), request.sync)
+                pending = store.begin_send(destination, session.outgoing_of(message, number), request.sync)
                 begun.append((session, number, request, self._registry.gates.removals, pending, store))
                 return
         self._send_nowait(session, number, request)
 
     def _send_nowait(self, session: Session, number: int, request: Send) -> None:
         destination = destination_of(request.destination)
-        body, headers, name, priority, expires_at_ms, persistent, _, deliver_at_ms = request.message
+        body, headers, name, priority, expires_at_ms, persistent, _, deliver_at_ms = session.outgoing_of(
+            request.message, number
+        )
         registry = self._registry
         registry.require_open()
         registry.route(destination)
 
         def call(store: Store) -> Future[Any]:
             return store.send_nowait(
-                destination, body, headers, name, request.sync, priority, expires_at_ms, persistent,  # type: ignore[arg-type]
+                destination, body, headers, name, request.sync, priority, expires_at_ms, persistent,
                 deliver_at_ms,
             )  # fmt: skip
 
@@ -107,7 +109,7 @@ class Writes:
         self._answers.answer_with(session, number, future, _receipt)
 
     def _send_large(self, session: Session, number: int, request: Send) -> None:
-        destination, message = destination_of(request.destination), session.outgoing_of(request.message)
+        destination, message = destination_of(request.destination), session.outgoing_of(request.message, number)
 
         def send() -> Any:
             body: Any = message.body
@@ -122,7 +124,7 @@ class Writes:
     def send_many(self, session: Session, number: int, request: SendMany) -> None:
         """Send many messages."""
         queue: Endpoint[Any] = Endpoint(self._registry, destination_of(request.destination))
-        outgoing = [session.outgoing_of(fields) for fields in request.messages]
+        outgoing = [session.outgoing_of(fields, number, at) for at, fields in enumerate(request.messages)]
         self._answers.work(session, number, lambda: [_receipt(one) for one in queue.send_many(outgoing, request.sync)])
 
     # Ends of leases
@@ -162,7 +164,7 @@ class Writes:
 
     def commit(self, session: Session, number: int, request: Commit) -> None:
         """Carry out a whole transaction."""
-        self._answers.work(session, number, partial(commit, session, request))
+        self._answers.work(session, number, partial(commit, session, number, request))
 
 
 def _receipt(receipt: Any) -> tuple[int, bool]:

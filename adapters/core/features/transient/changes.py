@@ -41,10 +41,11 @@ class TransientChange(Change):
         if type(change) is Send:
             if plan.removed or not change.state.declared:  # as Send.plan
                 change.state = plan.current(change.state)
-            key = (change.state.number, change.name) if change.name is not None else None
+            name = change.name
+            key = (change.state.number, name) if name is not None else None
             first = effect.seq_of(key, plan) if key is not None and not is_requeued(change.record) else None
             if first is not None:
-                return first, True
+                return first, bool(name and name[0])  # as Send.plan
             change.seq = plan.last_seq = seq = plan.last_seq + 1
             if key is not None:
                 effect.ids[key] = seq
