@@ -838,11 +838,24 @@ class Store:
         acks: Sequence[Message],
         sync: bool | None = None,
         changes: Sequence[Change] = (),
+        mark: str | None = None,
     ) -> list[Receipt]:
         """Apply changes of subscriptions, sends and claimed acks, in this order, as one: after any crash, all of them
         or none. A change that is no longer one (the subscription is there, or gone) is skipped. If it raises
-        anything but OutcomeUnknownError nothing took effect and the acks are still claimed."""
-        return self._transactions.commit(sends, acks, sync, changes)
+        anything but OutcomeUnknownError nothing took effect and the acks are still claimed.
+
+        `mark` is the caller's name for the whole, by which `marked` knows it from then on, as long as the duplicate
+        window remembers ids of as many messages."""
+        return self._transactions.commit(sends, acks, sync, changes, mark)
+
+    def marked(
+        self, mark: str, sends: Sequence[tuple[Destination, Outgoing]], others: Iterable[Destination] = ()
+    ) -> list[Receipt] | None:
+        """Return the receipts that a commit under this name had; None if there was none, or it is not known any more.
+        `sends` are what it sent here, `others` the other destinations that it changed. The seq of all receipts is 0
+        where one of them cannot be told: a limit has dropped a message, a destination was removed or has moved to
+        another store since, or an id of a message is known no more, or was requeued."""
+        return self._transactions.marked(mark, sends, others)
 
     def commit_nowait(
         self,
@@ -876,6 +889,7 @@ class Store:
         sync: bool,
         room: Grant | None = None,
         changes: Sequence[Change] = (),
+        mark: str | None = None,
     ) -> Pending[None]:
         """Make a branch durable without letting anything of it be seen.
 
@@ -885,9 +899,10 @@ class Store:
         afterwards: a commit of what is prepared can fail for want of a working disk, not for a limit or a conflict.
         Raises, itself or in `wait`, what `commit` raises; the acks are then still claimed. If it was
         OutcomeUnknownError, the branch may be prepared. Branches of different transactions may be prepared at once, in
-        this store and in others; calls come in any order from any threads.
+        this store and in others; calls come in any order from any threads. `mark`: as of `commit`, once the branch is
+        committed.
         """
-        return self._transactions.prepare(transaction, participants, sends, acks, sync, room, changes)
+        return self._transactions.prepare(transaction, participants, sends, acks, sync, room, changes, mark)
 
     def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
         """Let the branch take effect: its changes, its sends at the ends of their destinations, in order, its acks; all

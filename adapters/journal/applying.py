@@ -106,9 +106,11 @@ class Applier:
         it (JournalEncoder.deliver). Raises StoreFailedError."""
         index, before, tail = self._index, self._applied.tail, last.own
         index.table = self._log.table
-        left, dead = short_lived(changes)
+        left, dead, marks = short_lived(changes)
         try:
             if dead and index.rows.put_dead(dead, index.table):
+                index.emptied = True
+            if marks and index.rows.put_marks(marks, index.table):
                 index.emptied = True
             apply_all(left, index)
             if dead:

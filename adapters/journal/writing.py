@@ -11,7 +11,7 @@ from google_crc32c import extend as crc32c
 
 from ..core.backend import Host
 from ..core.operations.branches import Prepare
-from ..core.operations.changes import Ack, Change, Postponed, Returned, Send, SendMany
+from ..core.operations.changes import Ack, Change, Mark, Postponed, Returned, Send, SendMany
 from ..core.operations.plan import Plan, Sequencer
 from ..system.acceleration import inner_loop
 from ..wal import format as w
@@ -218,7 +218,7 @@ def _encode_one(start: Tail, change: Change, counter: int, watermark: int) -> tu
 
 def _record(change: Change, lsn: int, at: int) -> bytes:
     """Return a record without its CRC, which stands at an offset in its segment."""
-    if type(change) is Send:
+    if type(change) is Send or type(change) is Mark:
         body = change.record
         size = len(body) + _SEND_BYTES
         change.own = (lsn, at, size + 20)

@@ -165,7 +165,8 @@ class Coordinator:
         """Commit by the own commit of its one store."""
         transaction.move(IN_DOUBT)
         try:
-            commit = methodcaller("commit", alone.sends, alone.acks, None, alone.changes)  # no function: a call less
+            marked = () if transaction.mark is None else (transaction.mark,)
+            commit = methodcaller("commit", alone.sends, alone.acks, None, alone.changes, *marked)  # a call less so
             alone.receipts = alone.call(self._registry, commit)
         except OutcomeUnknownError:
             raise
@@ -236,9 +237,9 @@ class Coordinator:
             self.table.by_id[name] = transaction
             if any(map(is_limited, participants)):
                 reserve_all(participants, registry)
-            remembering, sync = transaction.remembering, self._sync
+            remembering, sync, mark = transaction.remembering, self._sync, transaction.mark
             for participant in participants:
-                steps.append(participant.call(registry, participant.prepare, name, remembering, sync))
+                steps.append(participant.call(registry, participant.prepare, name, remembering, sync, mark))
             for step in steps[:-1]:  # not before all are there: other threads would take turns with this one
                 step.proceed()
             for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile

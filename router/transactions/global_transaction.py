@@ -30,6 +30,8 @@ class GlobalTransaction:
     # Fields that most transactions leave as they are have their values here, not in each.
     id = b""
     """32 bytes, from the decision log or at random; empty before its first phase."""
+    mark: str | None = None
+    """The name under which its stores remember that it was committed (Store.commit), if it has one."""
     commit: bool | None = None
     """The outcome, once it is decided."""
     remembering: list[bytes] = _NOTHING

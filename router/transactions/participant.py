@@ -87,12 +87,14 @@ class Participant:
         self.room = store.reserve(self.sends, self.acks, since, wait)
         self.room_in = store
 
-    def prepare(self, store: Store, transaction: bytes, remembering: Sequence[bytes], sync: bool) -> Pending[None]:
+    def prepare(
+        self, store: Store, transaction: bytes, remembering: Sequence[bytes], sync: bool, mark: str | None
+    ) -> Pending[None]:
         """Begin to prepare in its store, which has its room from here on. By `call`."""
         if store.limited and self.room_in is not store:
             self.let_go_of_room()
             self.reserve(store, monotonic(), False)  # it waits for none while others have room, or are prepared
-        step = store.prepare(transaction, remembering, self.sends, self.acks, sync, self.room, self.changes)
+        step = store.prepare(transaction, remembering, self.sends, self.acks, sync, self.room, self.changes, mark)
         self.room = None
         return step
 

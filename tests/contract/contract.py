@@ -20,6 +20,7 @@ from .large import LargeContract
 from .leasing import LeasingContract
 from .lifecycle import LifecycleContract
 from .limits import LimitsContract
+from .marking import MarkingContract
 from .nonpersistent import NonpersistentContract
 from .ordering import OrderingContract
 from .preparing import PreparingContract
@@ -71,6 +72,7 @@ class StoreContract(
     SequencesContract,
     HostingContract,
     KeyedContract,
+    MarkingContract,
     NonpersistentContract,
     LargeContract,
     WhenFullContract,

@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.core.operations.branches import branch_of, payload_of
-from anabranch.adapters.core.operations.changes import Ack, Send
+from anabranch.adapters.core.operations.changes import MARK, Ack, Mark, Send
 from anabranch.adapters.core.operations.destination_changes import Subscribe, Unsubscribe
 from anabranch.adapters.core.state.states import Catalog
 from anabranch.adapters.core.store_types import Change, Subscription
@@ -26,6 +26,8 @@ def test_it_comes_back_as_it_was() -> None:
     desk = Subscription(T, "desk", "c1", "price > 1", True)
     sent = send_to(a, b"one", "id")
     changes: list[Any] = [
+        Mark(a, MARK + b"tx", True),
+        Mark(t, MARK + b"tx", False),
         Subscribe(t, 7, desk, True),
         Unsubscribe(t, ("c2", "other")),
         sent,
@@ -39,7 +41,9 @@ def test_it_comes_back_as_it_was() -> None:
     other.state(Destination.parse("elsewhere"))
     branch = branch_of(b"t" * 32, payload, other, priorities=False)
     assert branch.participants == (b"1" * 16, b"2" * 16)
-    begun, ended, one, two, acked, acked_for, dropped = branch.changes
+    mark, mark_of_topic, begun, ended, one, two, acked, acked_for, dropped = branch.changes
+    assert isinstance(mark, Mark) and isinstance(mark_of_topic, Mark)
+    assert (mark.state.destination, mark.name, mark.declares, mark_of_topic.declares) == (A, b"\0\0tx", True, False)
     assert isinstance(begun, Subscribe) and isinstance(ended, Unsubscribe)
     assert (begun.subscription, begun.retroactive, ended.key) == (desk, True, ("c2", "other"))
     assert isinstance(one, Send) and isinstance(two, Send)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.messages import Outgoing, Receipt
 from anabranch.adapters.core.migration import copying
 from anabranch.adapters.core.migration.copying import (
     Item,
@@ -27,6 +27,7 @@ from anabranch.adapters.core.migration.copying import (
     prefix,
     read,
 )
+from anabranch.adapters.core.record.keys import put_of
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.errors import MessageTooLargeError, StoreFullError
 from anabranch.policies.names.destination import Destination
@@ -322,6 +323,24 @@ def test_messages_of_another_origin(both: Both) -> None:
     assert [m.deliveries for m in both.target.browse(A)] == list(range(copying.PAGE + 1))
     assert both.target.send(A, b"", message_id="gone").duplicate
     assert_whole(both.target)
+
+
+def test_the_name_of_a_commit_comes_along_without_its_seqs(both: Both) -> None:
+    """The receipts of what was sent have other seqs there, or none."""
+    m = Destination.map("m")
+    sends = [(A, Outgoing(b"1")), (m, put_of("k", b"v"))]
+    both.source.send(A, b"0")
+    both.source.commit(sends, [], None, (), "mark")
+    for destination in (A, m):
+        bring(both.target, destination, read(both.source, destination))
+    assert both.target.marked("mark", sends) == [Receipt(A, 0), Receipt(m, 0)]
+    assert both.target.marked("mark", sends[1:]) == [Receipt(m, 0)]
+    assert [(message.body) for message in both.target.browse(A)] == [b"0", b"1"]
+    assert list(both.target.maps.items(m)) == [("k", b"v")]
+    bring(both.source, B, read(both.target, A))
+    assert both.source.marked("mark", [], [B]) == []
+    assert_whole(both.target)
+    assert_whole(both.source)
 
 
 def test_pages_are_bounded() -> None:

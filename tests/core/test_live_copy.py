@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.messages import Message, Outgoing
 from anabranch.adapters.core.migration import copying, live_copy
 from anabranch.adapters.core.migration.live_copy import GivenUpError, LiveCopy, volatile_count
 from anabranch.adapters.core.record.keys import put_of, removal_of
@@ -62,6 +62,7 @@ def test_a_map(both: Both, seed: int) -> None:  # noqa: F811
     """Whatever is put, replaced and removed after each page, and while one is read, before and behind it."""
     rng, model = random.Random(seed), dict[str, bytes]()
     names = [f"k{number:02}" for number in range(15)]
+    commits: list[str] = []
 
     def change(store: Store) -> None:
         for _ in range(rng.randrange(6)):
@@ -74,7 +75,8 @@ def test_a_map(both: Both, seed: int) -> None:  # noqa: F811
                     assert store.maps.pop(M, name) == model.pop(name, None)
                 case 3:
                     other = rng.choice(names)
-                    store.commit([(M, put_of(name, value)), (M, removal_of(other))], [])
+                    commits.append(str(len(commits)))
+                    store.commit([(M, put_of(name, value)), (M, removal_of(other))], [], None, (), commits[-1])
                     model[name] = value
                     model.pop(other, None)
                 case 4:
@@ -101,6 +103,7 @@ def test_a_map(both: Both, seed: int) -> None:  # noqa: F811
     moved(both, M, change, change, last=last)
     assert dict(both.target.maps.items(M)) == model
     assert both.target.maps.count(M) == len(model)
+    assert all(both.target.marked(name, [], [M]) == [] for name in commits)
     with pytest.raises(MovedError):
         both.source.maps.get(M, "n")
     assert both.target.maps.increment(M, "n") == int(model.get("n", b"0")) + 1
@@ -120,6 +123,7 @@ def test_a_queue(both: Both) -> None:  # noqa: F811
     fill_queue(both.source)
     for number in range(20):
         both.source.send(A, b"more %d" % number, message_id=f"more-{number}")
+    both.source.commit([(A, Outgoing(b"before"))], [], None, (), "before")
     held: list[Message] = []
 
     def hold(store: Store) -> None:
@@ -131,6 +135,7 @@ def test_a_queue(both: Both) -> None:  # noqa: F811
     def some_more(store: Store) -> None:
         store.send_many(A, [b"many"] * 4)
         store.send(A, b"gone", message_id="gone")
+        store.commit([(A, Outgoing(b"marked"))], [], None, (), "mark")
         held.append(take(store))
 
     expected: list[Any] = []
@@ -146,6 +151,8 @@ def test_a_queue(both: Both) -> None:  # noqa: F811
     assert A not in both.source.destinations()
     for name in ("more-0", "more-19", "gone", "first", "last", "at-last"):
         assert both.target.send(A, b"", message_id=name).duplicate, name
+    for name in ("before", "mark"):
+        assert both.target.marked(name, [], [A]) == []
     counts = both.target.counts(A)
     assert (counts.ready, counts.leased) == (len(expected) - 2, 2)
     held[2].ack()

@@ -52,7 +52,7 @@ def fill(store: Store) -> None:
         store.claim(message)
     sends = [(destination, Outgoing(b"sent", {"n": 1}, "id")) for destination in (A, B, T)]
     changes = [Change(NEW, True), Change(MINE, False)]
-    store.prepare(ID, [store.store_id, OTHER], sends, acks, True, None, changes).wait()
+    store.prepare(ID, [store.store_id, OTHER], sends, acks, True, None, changes, "mark").wait()
 
 
 def move(both: Both, destination: Destination) -> None:
@@ -82,6 +82,8 @@ def test_part_by_part(both: Both) -> None:
     both.target.commit_prepared(ID).wait()
     assert bodies(both.target.browse(A)) == [b"0", b"2", b"sent"]
     assert bodies(both.target.browse(B)) == [b"in the way", b"sent"]
+    for destination in (A, B, T):
+        assert both.target.marked("mark", [], [destination]) == []
     assert [one.key for one in both.target.subscriptions()] == [NEW.key]
     assert bodies(both.target.browse(T, subscription=NEW.key)) == [b"sent"]
     assert both.target.send(A, b"", message_id="id").duplicate

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from ..operations.changes import Ack, Change, Postponed, Returned, Send
+from ..operations.changes import Ack, Change, Mark, Postponed, Returned, Send
 from ..operations.destination_changes import Declare
 from ..state.priorities import FETCH
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..state.delivery import Delivery
 
 
-_NOTHING_COMES: Final = frozenset((Ack, Declare, Returned))
+_NOTHING_COMES: Final = frozenset((Ack, Declare, Mark, Returned))
 """By these no message comes into the rows: what is given back is in `Channel.returned`."""
 
 

@@ -31,7 +31,7 @@ from ....policies.errors import CorruptionError, MessageTooLargeError
 from ....policies.names.destination import Destination
 from .. import store_types
 from ..operations.branches import send_of
-from ..operations.changes import Ack, Change, Postponed, Returned, Send
+from ..operations.changes import VAGUE_MARK, Ack, Change, Mark, Postponed, Returned, Send, vague_mark
 from ..record.encoding import HEAD, as_carried, is_large, reference_in
 from ..record.place import DELIVERIES, SEQ, Place
 from ..state.states import DestinationState, SubscriptionState
@@ -138,10 +138,11 @@ def seqs(store: Store, destination: Destination) -> Iterator[int]:
 
 def _ids(engine: Engine, number: int) -> list[tuple[int, bytes]]:
     """Return ids in the duplicate window, with the seqs of their messages. The window is the writer's, who may be
-    adding to it."""
+    adding to it. Marks are vague from here on: what is brought has other seqs."""
     while True:
         try:
-            return [(seq, key[1]) for key, seq in engine.sequencer.window.items() if key[0] == number]
+            window = engine.sequencer.window.items()
+            return [(seq, vague_mark(key[1])) for key, seq in window if key[0] == number]
         except RuntimeError:
             continue
 
@@ -427,6 +428,8 @@ class Bringing:
                     error._say(f"the body of message {item.seq} of {self._destination}: {error.reason}")
                     raise
             return Migrated(send)
+        if item.name.startswith(VAGUE_MARK):
+            return Mark(state, item.name, declares=True)
         record = HEAD.pack(0, 0, len(item.name), 0, 0, 0) + item.name
         return send_of(state, record, priorities)
 

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ....policies.errors import CorruptionError, PlacementError
 from ....policies.names.destination import Destination
-from ..operations.changes import Ack, AckRange, Change, Postponed, Returned, Send, SendMany
+from ..operations.changes import Ack, AckRange, Change, Mark, Postponed, Returned, Send, SendMany
 from ..operations.destination_changes import CloseGate, Declare
 from ..record.encoding import name_of
 from ..record.place import DELIVERIES, OWN, SEQ
@@ -72,7 +72,7 @@ class Replaced(NamedTuple):
     seq: int
 
 
-_SENDS: Final = (Send, SendMany, Declare)
+_SENDS: Final = (Send, SendMany, Declare, Mark)
 
 
 class GivenUpError(PlacementError):
@@ -496,10 +496,12 @@ class LiveCopy:
             self._seqs.close()
 
 
-def _latest(page: Sequence[Item]) -> list[Stored]:
-    """Return the last value of each key of a map: another may have been put while the page was read."""
+def _latest(page: Sequence[Item]) -> list[Item]:
+    """Return the last value of each key of a map, since another may have been put while the page was read, behind the
+    ids."""
     latest = {name_of(item.record): item for item in messages(page)}
-    return sorted(latest.values(), key=lambda item: item.seq)
+    ids = (item for item in page if not isinstance(item, Stored))
+    return [*ids, *sorted(latest.values(), key=lambda item: item.seq)]
 
 
 def nonpersistent(destination: Destination, store: Store, count: int) -> GivenUpError:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from ....policies.errors import AnabranchError
 from ....policies.names.destination import Destination
 from ..operations.branches import Branch, payload_of, send_of
-from ..operations.changes import Ack, Change, Send
+from ..operations.changes import Ack, Change, Mark, Send, vague_mark
 from ..operations.destination_changes import Subscribe, Unsubscribe
 from ..state.states import DestinationState
 from . import copying
@@ -62,8 +62,8 @@ def with_part(source: Store, target: Store, branch: Branch, destination: Destina
     other = target._engine.sequencer.prepared.get(branch.transaction)
     part = list(_translated(source, target, branch, destination))
     there = [] if other is None else list(other.changes)
-    # As a branch has them: changes of subscriptions, sends, then acks.
-    order = {Subscribe: 0, Unsubscribe: 0, Send: 1, Ack: 2}
+    # As a branch has them: marks, changes of subscriptions, sends, then acks.
+    order = {Mark: 0, Subscribe: 1, Unsubscribe: 1, Send: 2, Ack: 3}
     changes = sorted([*there, *part], key=lambda change: order[type(change)])
     return payload_of(sorted({*branch.participants, source.store_id, target.store_id}), changes)
 
@@ -92,6 +92,8 @@ def _translated(source: Store, target: Store, branch: Branch, destination: Desti
             send = send_of(state, change.record, target.backend.settings.priorities)
             send.wait_until(change.deliver_at_ms)
             yield send
+        elif isinstance(change, Mark):
+            yield Mark(state, vague_mark(change.name), change.declares)
         elif isinstance(change, Subscribe):
             yield Subscribe(state, catalog.next_number(), change.subscription, change.retroactive)
         elif isinstance(change, Unsubscribe):

@@ -17,7 +17,7 @@ from ..state.leases import CLAIMED, Lease
 from ..state.limits import Grant
 from ..state.states import Catalog, DestinationState
 from ..store_types import Prepared, Subscription
-from .changes import SMALL_BYTES, Ack, Change, Send
+from .changes import SMALL_BYTES, Ack, Change, Mark, Send
 from .destination_changes import Subscribe, Unsubscribe
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Branch:
         self.participants = participants
         """Ids of all stores that take part."""
         self.changes = changes
-        """Changes of subscriptions, sends, then acks."""
+        """Marks, changes of subscriptions, sends, then acks."""
 
     @property
     def sends(self) -> list[Send]:
@@ -167,7 +167,7 @@ class Forget(Change):
 
 
 class _Payload(msgspec.Struct, frozen=True, array_like=True):
-    """The payload of a branch, in msgpack. `payload_of` writes the same fields; the last two only where they say
+    """The payload of a branch, in msgpack. `payload_of` writes the same fields; the last three only where they say
     something."""
 
     participants: list[bytes]
@@ -184,9 +184,12 @@ class _Payload(msgspec.Struct, frozen=True, array_like=True):
     """Of messages that wait for their time: place in `sends`, and until when (ms)."""
     drops: list[int] = []
     """Of messages that are dropped to make room: places in `acks`."""
+    marks: list[tuple[int, bytes, bool]] = []
+    """Names under which the transaction is remembered: place in `destinations`, name, and whether it sends there. A
+    version before these takes no note of them."""
 
 
-_KEPT: Final = (Send, Ack, Subscribe, Unsubscribe)
+_KEPT: Final = (Send, Ack, Subscribe, Unsubscribe, Mark)
 _KINDS = {kind: kind.value for kind in Kind}
 """`Kind.value` takes its time."""
 _encode = msgspec.msgpack.Encoder().encode
@@ -194,7 +197,7 @@ _decode = msgspec.msgpack.Decoder(_Payload).decode
 
 
 def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> bytes:
-    """Return a branch's changes of subscriptions, sends and acks."""
+    """Return a branch's changes: marks, those of subscriptions, sends and acks."""
     numbers: dict[DestinationState, int] = {}
     destinations: list[tuple[int, str]] = []
     sends: list[tuple[int, bytes, int]] = []
@@ -202,6 +205,7 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
     others: list[tuple[int, bool, str, str, str | None, bool, bool]] = []
     delays: list[tuple[int, int]] = []
     drops: list[int] = []
+    marks: list[tuple[int, bytes, bool]] = []
     for change in changes:
         if not isinstance(change, _KEPT):
             if change.inner is change:
@@ -219,14 +223,16 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change]) -> byte
             if change.drops:
                 drops.append(len(acks))
             acks.append((number, change.seq, change.number))
+        elif isinstance(change, Mark):
+            marks.append((number, change.name, change.declares))
         elif isinstance(change, Subscribe):
             _, name, client, selector, no_local = change.subscription
             others.append((number, True, client, name, selector, no_local, change.retroactive))
         else:
             others.append((number, False, *change.key, None, False, False))
     fields: list[object] = [participants, destinations, sends, acks, others]
-    if delays or drops:
-        fields += (delays, drops) if drops else (delays,)
+    if delays or drops or marks:
+        fields += (delays, drops, marks) if marks else (delays, drops) if drops else (delays,)
     return _encode(fields)
 
 
@@ -235,7 +241,7 @@ def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: 
     that tells none."""
     content = _decode(payload)
     states = [catalog.state(Destination(Kind(kind), name)) for kind, name in content.destinations]
-    changes: list[Change] = []
+    changes: list[Change] = [Mark(states[number], name, declares) for number, name, declares in content.marks]
     for number, subscribe, client, name, selector, no_local, retroactive in content.changes:
         state = states[number]
         if subscribe:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn
 
 from ...wal.ticket import GROWS, OWED, SHRINKS
 from ..messages import DROPPED
+from ..record.encoding import HEAD, REMOVAL
 from ..record.place import DELIVERIES, SEQ, Place
 from ..state.leases import LEAVING, Lease
 from ..state.states import DestinationState, SubscriptionState
@@ -258,6 +259,58 @@ class SendMany(Change, Sequence[Send]):
 
     def add_to(self, counts: PendingCounts) -> None:
         counts.add(self.state, len(self))
+
+
+MARK: Final = b"\0\0"
+"""The names of transactions that are remembered begin so, among message ids."""
+VAGUE_MARK: Final = b"\0\1"
+"""So do those whose seq tells nothing of the seqs of what the transaction has sent."""
+
+
+def vague_mark(name: bytes) -> bytes:
+    """Return a name, a transaction's perhaps, as that of one of whose sends the seqs are not known."""
+    return VAGUE_MARK + name[len(MARK) :] if name.startswith(MARK) else name
+
+
+class Mark(Change):
+    """The change by which a store remembers the name of a transaction, written with it: an id of the duplicate window
+    without a message. What is written of it is a message and its ack, so that any version reads it; of a map, a
+    REMOVAL. It takes a seq of its own, before those of the transaction's sends."""
+
+    __slots__ = ("declares", "name", "own", "record", "seq", "size", "state")
+
+    brings = True
+    leaves = SHRINKS  # beside sends they say what their ticket leaves
+
+    def __init__(self, state: DestinationState, name: bytes, declares: bool) -> None:
+        """Take a name. `declares`: its destination is there by then, as the transaction sends or subscribes there."""
+        self.state, self.name, self.declares = state, name, declares
+        self.record = HEAD.pack(0, 0, len(name), 0, 0, REMOVAL if state.is_map else 0) + name
+        self.size = len(self.record) + 2 * SMALL_BYTES + (0 if state.declared else declaration_bytes(state))
+        self.seq = 0
+        """Set by the plan."""
+        self.own: Any = None
+        """The backend's: where it has written it."""
+
+    def plan(self, plan: Plan) -> tuple[int, bool]:
+        """Remember the name, unless its destination is gone: then its ids would be gone too. Returns what no caller is
+        told."""
+        if plan.removed or not self.state.declared:
+            self.state = plan.current(self.state)
+            if not (self.declares or plan.is_declared(self.state)):
+                return 0, True
+            plan.declare(self.state)
+        self.seq = plan.last_seq = plan.last_seq + 1
+        plan.remember((self.state.number, self.name), self.seq)
+        plan.changes += (self, Ack(self.state, self.seq, 0))
+        return self.seq, True
+
+    def apply(self, table: Table) -> None:
+        """Do nothing: there is no message. A journal takes note of the record (short_lived)."""
+
+    def add_to(self, counts: PendingCounts) -> None:
+        if not self.state.is_topic:
+            counts.add(self.state, 1)  # which its ack takes off
 
 
 class Ack(Change):

@@ -4,22 +4,34 @@ T2, X6)."""
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from ....policies.errors import AnabranchError, CorruptionError, DestinationError, OutcomeUnknownError
-from ....policies.names.destination import Destination
+from ....policies.names.destination import Destination, Kind
 from ...system.background import shared
 from .. import store_types
 from ..backend.writers import Writer
 from ..engine.engine import APPLY_AT, Engine
 from ..engine.hooks import Transient
-from ..messages import DROPPED, Message, Outgoing, Receipt
+from ..messages import DROPPED, Message, Outgoing, Receipt, encoded_text
 from ..operations.branches import Branch, Commit, Forget, Prepare, Rollback, branch_of, payload_of
-from ..operations.changes import Change, Dropped, Send, acks_of, give_back_room, returned_of, sent
+from ..operations.changes import (
+    MARK,
+    Change,
+    Dropped,
+    Mark,
+    Send,
+    acks_of,
+    give_back_room,
+    returned_of,
+    sent,
+    vague_mark,
+)
 from ..operations.tickets import Ticket
+from ..record.headers import pack_id
 from ..record.large import body_size
 from ..record.place import DELIVERIES, OWN
 from ..state.leases import CLAIMED, LEAVING, Lease
@@ -59,15 +71,19 @@ class Transactions:
     # Its own commit
 
     def commit(
-        self, sends: Sends, acks: Sequence[Message], sync: bool | None, changes: Sequence[store_types.Change]
-    ) -> list[Receipt]:
+        self, sends: Sends, acks: Sequence[Message], sync: bool | None, changes: Sequence[store_types.Change],
+        mark: str | None = None,
+    ) -> list[Receipt]:  # fmt: skip
         first, grant = self._first(sends, acks, changes)
+        marks = self._marks(mark, sends, acks, changes, grant) if mark is not None else ()
+        if marks:
+            first[:0] = marks
         try:
             outcomes = self._settling.ack(acks, CLAIMED, first, bool(sync), grant)
         except BaseException as error:
             self._sending.let_go(grant, error)
             raise
-        return self._receipts(sends, outcomes, len(changes), grant)
+        return self._receipts(sends, outcomes, len(marks) + len(changes), grant)
 
     def commit_nowait(
         self, sends: Sends, acks: Sequence[Message], sync: bool | None, changes: Sequence[store_types.Change]
@@ -109,6 +125,59 @@ class Transactions:
                 sending[at] = Dropped()
             sending += acks_of(grant.evicted)
         return first + sending if first else sending, grant
+
+    def _marks(
+        self, mark: str, sends: Sends, acks: Sequence[Message], changes: Sequence[store_types.Change],
+        grant: Grant | None,
+    ) -> list[Mark]:  # fmt: skip
+        """Return what remembers a transaction by its name: a mark in each of its destinations, since one may be removed
+        before somebody asks. Those that it sends to come last, in the order in which it does (`marked`)."""
+        if not self._backend.settings.duplicate_window:
+            return []
+        name = MARK + encoded_text(mark, "mark")
+        if grant is not None and grant.dropped:
+            name = vague_mark(name)
+        sent = dict.fromkeys(destination for destination, _ in sends)
+        others = dict.fromkeys([message.destination for message in acks], False)
+        others |= {change.subscription.topic: change.subscribe for change in changes}
+        marked = [(one, declares) for one, declares in others.items() if one not in sent]
+        marked += [(one, True) for one in sent]
+        there = self._engine.catalog.destinations
+        return [Mark(self._sending.state(one), name, declares) for one, declares in marked if declares or one in there]
+
+    def marked(self, mark: str, sends: Sends, others: Iterable[Destination]) -> list[Receipt] | None:
+        """Return the receipts of a transaction's sends, as Store.marked."""
+        name = MARK + encoded_text(mark, "mark")
+        sent = list(dict.fromkeys(destination for destination, _ in sends))
+        seqs = [self._seq_of(destination, name) for destination in sent]
+        known = any(seqs) or any(
+            self._seq_of(one, name) or self._seq_of(one, vague_mark(name)) for one in (*sent, *others)
+        )
+        if not known:
+            return None
+        following = (seqs[0] or 0) + len(sent) if sent and all(seqs) else 0
+        receipts = []
+        for destination, message in sends:
+            seq, named = following, message.message_id
+            if named is not None and destination.kind is not Kind.MAP and not message.requeued:
+                seq = self._seq_of(destination, pack_id(named)) or 0
+            duplicate = seq < following
+            if not following or seq > following or not seq:
+                return [Receipt(destination, 0) for destination, _ in sends]
+            following += not duplicate
+            receipts.append(Receipt(destination, seq, duplicate))
+        return receipts
+
+    def _seq_of(self, destination: Destination, name: bytes) -> int | None:
+        """Return the seq of the message with this id, persistent or not."""
+        engine = self._engine
+        state = engine.catalog.destinations.get(destination)
+        if state is None:
+            engine.require_here(destination)
+            return None
+        key = (state.number, name)
+        seq = engine.sequencer.window.get(key)
+        return engine.transient.sent_with(key) if seq is None and engine.transient is not None else seq
 
     def reserve(self, sends: Sends, acks: Sequence[Message], since: float | None, wait: bool) -> Grant | None:
         """Reserve room for a transaction, as Store.reserve."""
@@ -215,6 +284,7 @@ class Transactions:
         sync: bool,
         room: Grant | None,
         changes: Sequence[store_types.Change],
+        mark: str | None,
     ) -> Pending[None]:
         engine, sending, backend = self._engine, self._sending, self._backend
         try:
@@ -225,6 +295,8 @@ class Transactions:
             first = sending.sends(kept)
             if changes:
                 first[:0] = map(sending.change, changes)
+            if mark is not None:
+                first[:0] = self._marks(mark, sends, acks, changes, room)
             branch = Branch(transaction, participants, first)
             if acks:
                 branch.leases = engine.delivery.take(self._store, acks, CLAIMED, CLAIMED)

@@ -28,7 +28,8 @@ from typing import Any, Final
 
 import lmdb
 
-from ...core.operations.changes import Ack, Change, Send, SendMany
+from ...core.messages import MADE
+from ...core.operations.changes import Ack, Change, Mark, Send, SendMany
 from ...core.operations.table import SEQ_MAX
 from ...core.record.encoding import REMOVAL
 from ...core.record.place import ALSO_WAITING, ORDER, OWN, SEQ, Place
@@ -71,6 +72,8 @@ _unpack_where = WHERE.unpack_from
 PAGE: Final = 512
 """Rows that are looked at in one go where only some of them are wanted."""
 
+_MADE: Final = MADE.encode()
+
 FIRST_KEY: Final = b"\0"
 """No key comes before."""
 
@@ -85,23 +88,29 @@ def at_once(question: Callable[[], Any]) -> Any:
     return question()
 
 
-def short_lived(changes: Sequence[Change]) -> tuple[Sequence[Change], Sequence[Send]]:
-    """Split off the messages of queues that a later one of the changes acks. Returns the changes without these messages
-    and their acks, and the messages."""
+def short_lived(changes: Sequence[Change]) -> tuple[Sequence[Change], Sequence[Send], Sequence[Mark]]:
+    """Split off the messages of queues that a later one of the changes acks, and marks. Returns the changes without
+    these and their acks, the messages, and the marks."""
     sends: dict[int, Send] = {}
     dead: list[Send] = []
+    marks: list[Mark] = []
     if Ack not in set(map(type, changes)):
-        return changes, dead
+        return changes, dead, marks
     for change in changes:
         if type(change) is Send:
             if not change.state.is_topic:
                 sends[change.seq] = change
         elif type(change) is Ack and change.seq in sends:
             dead.append(sends.pop(change.seq))
-    if not dead:
-        return changes, dead
-    gone = {send.seq for send in dead}
-    return [c for c in changes if (type(c) is not Send and type(c) is not Ack) or c.seq not in gone], dead
+        elif type(change) is Mark:
+            marks.append(change)
+    if not dead and not marks:
+        return changes, dead, marks
+    gone = {send.seq for send in dead} | {mark.seq for mark in marks}
+    left = [
+        c for c in changes if (type(c) is not Send and type(c) is not Ack and type(c) is not Mark) or c.seq not in gone
+    ]
+    return left, dead, marks
 
 
 def _seq_of(row: Row) -> int:
@@ -212,6 +221,8 @@ class MessageRows:
             assert name is not None
             if not self._remove_before(state, name, seq) or send.expires_at_ms == REMOVAL:
                 segment.mark_dead(send.own[0])
+                if name.startswith(_MADE):  # a Mark, read back
+                    self._remember((number, name), seq)
                 continue
             more = self._put_more(state, send)
             assert more is not None
@@ -254,12 +265,22 @@ class MessageRows:
             self._txn.put(EXPIRY_KEY.pack(send.expires_at_ms, send.seq), ID.pack(state.number), db=self._expiries_db)
         return more_of(send.order, send.expires_at_ms, pending)
 
+    def put_marks(self, marks: Sequence[Mark], table: SegmentTable) -> bool:
+        """Take in marks, as `put_dead`."""
+        for mark in marks:
+            self._remember((mark.state.number, mark.name), mark.seq)
+        return self._dead(marks, table)
+
     def put_dead(self, sends: Sequence[Send], table: SegmentTable) -> bool:
         """Take in new messages of queues that are acked already: no row tells of them. Returns whether a segment that
         takes no more holds no live message now."""
         for send in sends:
             if send.name is not None and not send.state.is_map:
                 self._remember((send.state.number, send.name), send.seq)
+        return self._dead(sends, table)
+
+    def _dead(self, sends: Sequence[Send | Mark], table: SegmentTable) -> bool:
+        """Note where records are of which nothing lives; returns as `put_dead`."""
         lsns = sorted([send.own[0] for send in sends])
         first, emptied = table.find(lsns[0]), False
         for segment, part in ((first, lsns),) if first is table.find(lsns[-1]) else groupby(lsns, table.find):

@@ -30,7 +30,7 @@ from ....system.reservation import Reservation
 from ...engine.hooks import Feature
 from ...in_memory.rows import NEW_COST, MemoryRows
 from ...operations.branches import Branch
-from ...operations.changes import Ack, AckRange, Change, Postponed, Returned, Send, sent
+from ...operations.changes import Ack, AckRange, Change, Mark, Postponed, Returned, Send, sent
 from ...operations.changes import SendMany as Many
 from ...operations.destination_changes import Remove, Subscribe, Unsubscribe
 from ...operations.table import SEQ_MAX
@@ -179,7 +179,7 @@ class TransientMessages:
             ):
                 changes[at] = TransientChange(self._effect, change)
         volatile = [change for change in changes if type(change) is TransientChange]
-        if volatile and len(volatile) == len(changes):
+        if volatile and len(volatile) + sum(type(change) is Mark for change in changes) == len(changes):
             return True
         sends = [one for one in volatile if type(one.change) is Send]
         if sends:
@@ -250,6 +250,9 @@ class TransientMessages:
 
     def _do(self, change: Change, doing: list[Change], ids: dict[Key, int]) -> tuple[int, bool] | None:
         """Do a change at once; return its outcome."""
+        if type(change) is Mark:  # of a transaction that is gone once its messages are
+            ids[change.state.number, change.name] = seq = self._engine.sequencer.next_seq()
+            return seq, True
         if type(change) is not Send:
             doing += _mirrored(change)
             return None
