@@ -73,6 +73,19 @@ class Writer(Protocol):
         """Write what is queued; refuse what comes later. Idempotent."""
 
 
+class Queued:
+    """A write that is queued: the half of a Pending that all have."""
+
+    __slots__ = ("_writer",)
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def proceed(self) -> None:
+        """Go on with it in the background."""
+        self._writer.proceed()
+
+
 def raise_error(ticket: Ticket) -> list[Any]:
     """Return the outcomes of a ticket that is done, or raise its error."""
     if ticket.error is not None:

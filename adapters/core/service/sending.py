@@ -15,7 +15,7 @@ from ...system.acceleration import inner_loop
 from ...system.background import shared
 from ...system.conditions import Promise
 from .. import store_types
-from ..backend.writers import Writer
+from ..backend.writers import Queued, Writer
 from ..engine.engine import APPLY_AT, Engine
 from ..engine.hooks import Quotas, Schedule, Transient
 from ..messages import DEFAULT_PRIORITY, DROPPED, Outgoing, Receipt, plain_body, require_time
@@ -165,15 +165,11 @@ class Sending:
             self._engine.help()
         return outcomes
 
-    def proceed(self) -> None:
-        """Let what is queued be written in the background."""
-        self._writer.proceed()
-
     def begin(self, destination: Destination, message: Outgoing | bytes, sync: bool) -> Pending[Receipt]:
         """Queue one message, for a caller that waits for it once it has queued others."""
         ticket = self.ticket(destination, message, sync)
         self._engine.submit(ticket)
-        return BegunSend(self, destination, ticket)
+        return BegunSend(self, self._writer, destination, ticket)
 
     def send_nowait(self, destination: Destination, ticket: Ticket) -> Future[Receipt]:
         """Return the future of a ticket for one message."""
@@ -454,17 +450,14 @@ def receipts(destination: Destination, outcomes: Sequence[tuple[int, bool]]) -> 
     return [Receipt(destination, *outcome) for outcome in outcomes]
 
 
-class BegunSend:
+class BegunSend(Queued):
     """A send that is queued: a Pending of its receipt."""
 
     __slots__ = ("_destination", "_sending", "_ticket")
 
-    def __init__(self, sending: Sending, destination: Destination, ticket: Ticket) -> None:
+    def __init__(self, sending: Sending, writer: Writer, destination: Destination, ticket: Ticket) -> None:
+        super().__init__(writer)
         self._sending, self._destination, self._ticket = sending, destination, ticket
-
-    def proceed(self) -> None:
-        """Go on with it in the background."""
-        self._sending.proceed()
 
     def wait(self) -> Receipt:
         """Return the receipt. Raises as Store.send."""

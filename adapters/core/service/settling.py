@@ -24,7 +24,7 @@ from ....policies.errors import (
 from ...system.acceleration import inner_loop
 from ...system.background import shared
 from ...system.conditions import Promise
-from ..backend.writers import Writer
+from ..backend.writers import Queued, Writer
 from ..engine.engine import APPLY_AT, Engine
 from ..messages import Message, note_settled
 from ..operations.changes import Ack, Change, acks_of, give_back_room, returned_of, uncounted_of
@@ -349,7 +349,7 @@ class Settling:
         taken: dict[int, Lease] = {}
         try:
             self._take(tokens, results, taken)
-            begun = BegunAck(self, results, taken)
+            begun = BegunAck(self, self._writer, results, taken)
             if taken:
                 begun.ticket = _ticket(acks_of(list(taken.values())), True, False, None, LEASED)
                 self._engine.submit(begun.ticket)
@@ -376,10 +376,6 @@ class Settling:
         if self._engine.pending_changes >= APPLY_AT:
             self._engine.help()
         return results
-
-    def proceed(self) -> None:
-        """Let what is queued be written in the background."""
-        self._writer.proceed()
 
     def settle_nowait(
         self, tokens: Sequence[str], how: Settlement, delivered: bool, delay_ms: int | None
@@ -442,22 +438,21 @@ def _not_leased(token: str, lease: Lease) -> str:
     return f"the message of token {token} is not leased here any more: {why}"
 
 
-class BegunAck:
+class BegunAck(Queued):
     """Acks that are queued: a Pending of what was wrong with each."""
 
     __slots__ = ("_settling", "results", "taken", "ticket")
 
-    def __init__(self, settling: Settling, results: list[AnabranchError | None], taken: dict[int, Lease]) -> None:
+    def __init__(
+        self, settling: Settling, writer: Writer, results: list[AnabranchError | None], taken: dict[int, Lease]
+    ) -> None:
+        super().__init__(writer)
         self._settling = settling
         self.results = results
         self.taken = taken
         """The leases that are being acked, by their place among the tokens."""
         self.ticket: Ticket | None = None
         """None: there is nothing to write."""
-
-    def proceed(self) -> None:
-        """Go on with it in the background."""
-        self._settling.proceed()
 
     def wait(self) -> list[AnabranchError | None]:
         """Return what was wrong with each, None where nothing was."""

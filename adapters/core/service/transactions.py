@@ -13,7 +13,7 @@ from ....policies.errors import AnabranchError, CorruptionError, DestinationErro
 from ....policies.names.destination import Destination, Kind
 from ...system.background import shared
 from .. import store_types
-from ..backend.writers import Writer
+from ..backend.writers import Queued, Writer
 from ..engine.engine import APPLY_AT, Engine
 from ..engine.hooks import Transient
 from ..messages import DROPPED, Message, Outgoing, Receipt, encoded_text
@@ -400,10 +400,10 @@ def _told(_: Branch, outcome: T) -> T:
     return outcome
 
 
-class Step(Generic[T]):
+class Step(Queued, Generic[T]):
     """A Pending whose change is queued."""
 
-    __slots__ = ("_branch", "_engine", "_result", "_ticket", "_writer")
+    __slots__ = ("_branch", "_engine", "_result", "_ticket")
 
     def __init__(
         self,
@@ -428,9 +428,6 @@ class Step(Generic[T]):
         if engine.failed is not None:
             engine.ensure_usable()
         writer.submit(ticket)
-
-    def proceed(self) -> None:
-        self._writer.proceed()
 
     def wait(self) -> T:
         branch, result = self._branch, self._result
