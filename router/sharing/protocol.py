@@ -172,6 +172,8 @@ class Commit(Request, frozen=True, tag=10):
     sends: list[tuple[str, OutgoingFields]]
     acks: list[str]
     changes: list[Change]
+    acked: list[str] = []
+    """The destinations of what it acks."""
 
 
 class Call(Request, frozen=True, tag=11):

@@ -185,7 +185,7 @@ REQUESTS: dict[str, list[Any]] = {
     "items": [Op.CALL, "map_items", ["map://m", "", None]],
     "body": [Op.CALL, "body_more", [1, b"x"]],
     "read": [Op.CALL, "body_read", [1, 0, 10]],
-    "end_vote": [Op.CALL, "end_vote", [1, True, []]],
+    "end_vote": [Op.CALL, "end_vote", [1, True, [], [], []]],
     "stats": [Op.CALL, "stats", []],
 }  # fmt: skip
 WRONG: list[Any] = [

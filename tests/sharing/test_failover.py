@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,7 @@ import pytest
 import anabranch
 from anabranch import Xid
 from anabranch.adapters.core.store_types import Settlement
-from anabranch.policies.errors import OutcomeUnknownError, UnknownMessageError
+from anabranch.policies.errors import OutcomeUnknownError, TransactionError, UnknownMessageError
 from anabranch.router.sharing.client.connection import Connection
 from anabranch.router.sharing.owner import presence
 
@@ -357,13 +357,12 @@ def test_a_transaction_that_acks_what_is_gone_is_not_taken_for_committed(strikin
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("target", ["topic://somebody", "topic://nobody", "map"])
 def test_a_transaction_is_committed_once_whatever_it_does(striking: Striking, target: str, moment: str) -> None:
-    """A value of a map keeps nothing by which the next owner could see it."""
     stores(striking, "journal")
     with striking.client() as router:
         subscriber = router.topic("somebody").subscribe("s")
         message = _holding(router)
         striking.aim(moment, Op.COMMIT)
-        with raises_unknown(moment == "written" and target == "map"), router.transaction() as transaction:
+        with router.transaction() as transaction:
             transaction.ack(message)
             if target == "map":
                 transaction.put("m", "k", b"v")
@@ -372,11 +371,6 @@ def test_a_transaction_is_committed_once_whatever_it_does(striking: Striking, ta
         assert ready(router) == [b"2", b"3"]
         assert [one.body for one in subscriber.receive_many(9)] == ([b"t"] if "somebody" in target else [])
         assert router.map("m").get("k") == (b"v" if target == "map" else None)
-
-
-def raises_unknown(expected: bool) -> AbstractContextManager[Any]:
-    """Expect OutcomeUnknownError in the block, or nothing."""
-    return pytest.raises(OutcomeUnknownError) if expected else nullcontext()
 
 
 def test_a_message_that_was_sent_is_not_sent_again_once_it_was_taken(striking: Striking) -> None:
@@ -397,11 +391,10 @@ def test_a_message_that_was_sent_is_not_sent_again_once_it_was_taken(striking: S
         assert taken == [b"first", b"x"] and bodies(other) == []
 
 
+@pytest.mark.parametrize("cuts", [False, True])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_vote_that_was_heard_and_not_answered_is_an_outcome_that_nobody_knows(
-    striking: Striking, moment: str
-) -> None:
-    """Who has voted hears no more than that: it is committed, or it is not, and never said to be what it is not."""
+def test_the_outcome_of_a_vote_is_told_as_it_was(striking: Striking, moment: str, cuts: bool) -> None:
+    """A transaction that has voted is rolled back with its owner, or its connection, unless it was committed before."""
     stores(striking, "journal")
     with striking.client() as router:
         message = _holding(router)
@@ -409,12 +402,34 @@ def test_a_vote_that_was_heard_and_not_answered_is_an_outcome_that_nobody_knows(
         transaction.ack(message)
         transaction.send("done", b"t")
         transaction.vote()
-        striking.aim(moment, Op.CALL, "end_vote")
-        with raises_unknown(moment != "answered"):
-            transaction.commit()
+        striking.aim(moment, Op.CALL, "end_vote", cuts=cuts)
         is_done = moment != "before"
+        with nullcontext() if is_done else pytest.raises(TransactionError, match="rolled back"):
+            (receipt,) = transaction.commit()
+            assert receipt.seq == next(iter(router.queue("done").browse())).seq
         assert ready(router, "done") == ([b"t"] if is_done else [])
         assert bodies(router) == ([b"2", b"3"] if is_done else [b"1", b"2", b"3"])
+
+
+@pytest.mark.parametrize("cuts", [False, True])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_vote_that_is_lost_is_cast_again(striking: Striking, moment: str, cuts: bool) -> None:
+    """But not where it was heard over a connection that was lost: with that it was rolled back."""
+    stores(striking, "journal")
+    with striking.client() as router:
+        message = _holding(router)
+        transaction = router.transaction()
+        transaction.ack(message)
+        transaction.send("done", b"t")
+        striking.aim(moment, Op.COMMIT, cuts=cuts)
+        is_lost = moment == "answered" or (moment == "written" and cuts)
+        with pytest.raises((TransactionError, UnknownMessageError)) if is_lost else nullcontext():
+            transaction.vote()
+            router.destinations()
+            transaction.commit()
+        assert ready(router, "done") == ([] if is_lost else [b"t"])
+        assert bodies(router) == ([b"1", b"2", b"3"] if is_lost else [b"2", b"3"])
+        assert router.in_doubt() == []
 
 
 # What waits

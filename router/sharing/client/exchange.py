@@ -26,7 +26,7 @@ from ....policies.errors import OutcomeUnknownError, UnknownSubscriptionError
 from .. import protocol
 from ..clients import ClientFile
 
-ONCE: Final = frozenset({"map_increment", "map_pop", "map_put_if_absent", "map_compare_and_set", "end_vote"})
+ONCE: Final = frozenset({"map_increment", "map_pop", "map_put_if_absent", "map_compare_and_set"})
 """Calls that are not made once more where nobody knows whether they took effect."""
 
 

@@ -32,7 +32,7 @@ from ....adapters.core.record.large import Sized
 from ....adapters.core.state.leases import ACKED, CLAIMED, LEAVING, ROLLED_BACK
 from ....adapters.core.store_types import Change, Counts, Done, Subscription, SubscriptionKey
 from ....policies.errors import TransactionError, router_closed
-from ....policies.names.destination import Destination
+from ....policies.names.destination import Destination, Kind
 from ...transactions.xid import Xid
 from ..protocol import (
     EVENTS,
@@ -355,16 +355,24 @@ class RemoteStore(RemoteLeases):
         xid: Xid | None = None,
     ) -> list[Any]:
         """Send a whole transaction, to be committed, prepared under its xid, or to vote."""
-        outgoing: Any = [(str(destination), self._packed(message)) for destination, message in sends]
+        outgoing = [(str(destination), self._packed(_checked(destination, message))) for destination, message in sends]
         tokens = [message._note.token for message in acks]
-        answer: list[Any] = self.ask(Commit(False, xid, mode, outgoing, tokens, list(changes)))
+        answer: list[Any] = self.ask(Commit(False, xid, mode, outgoing, tokens, list(changes), _destinations(acks)))
         return answer
 
     def end_vote(
-        self, number: int, commit: bool, acks: Sequence[Message], sends: Sequence[tuple[Destination, Outgoing]]
+        self,
+        number: int,
+        commit: bool,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        changes: Sequence[Change],
     ) -> list[Receipt]:
         """Say the outcome of a transaction that has voted."""
-        answer = self.call("end_vote", number, commit, [message._note.token for message in acks])
+        sent = [(str(destination), (b"", None, *message[2:])) for destination, message in sends]
+        tokens = [message._note.token for message in acks]
+        others = [*_destinations(acks), *(str(change.subscription.topic) for change in changes)]
+        answer = self.call("end_vote", number, commit, tokens, others, sent)
         self._end_all(acks, ACKED if commit else ROLLED_BACK)
         return _receipts(answer, sends)
 
@@ -383,6 +391,18 @@ class RemoteStore(RemoteLeases):
     def rollback_prepared(self, transaction: bytes) -> Done[bool]:
         """Return that nothing of that name is prepared by this client."""
         return Done(False)
+
+
+def _checked(destination: Destination, message: Outgoing) -> Outgoing:
+    """Return a message of a transaction, as `checked`. A key of a map, its id, may begin with any character."""
+    if destination.kind is not Kind.MAP:
+        return checked(*message)
+    return checked(*message._replace(message_id=None))._replace(message_id=message.message_id)
+
+
+def _destinations(acks: Sequence[Message]) -> list[str]:
+    """Return the destinations of messages."""
+    return list(dict.fromkeys(str(message.destination) for message in acks))
 
 
 def _receipts(answer: list[Any], sends: Sequence[tuple[Destination, Outgoing]]) -> list[Receipt]:

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from ....adapters.core.messages import Message, Outgoing
 from ....adapters.core.state.leases import ROLLED_BACK
+from ....adapters.core.store_types import Change
 from ....policies.errors import AnabranchError, TransactionError
+from ....policies.names.destination import Destination
 from ...transactions.coordinator import Coordinator
 from ...transactions.global_transaction import GlobalTransaction
 from ...transactions.outcomes import Heuristic, InDoubt, Outcomes
@@ -83,13 +86,8 @@ class RemoteCoordinator(Coordinator):
         transaction.running = False
 
     def _sent(self, transaction: GlobalTransaction, mode: str, xid: Xid | None = None) -> Any:
-        sends, acks, changes = [], [], []
-        for one in transaction.participants.values():
-            sends += one.sends
-            acks += one.acks
-            changes += one.changes
         try:
-            return self._store.commit_as(mode, sends, acks, changes, xid)
+            return self._store.commit_as(mode, *_parts(transaction), xid)
         except Exception:
             self.roll_back(transaction)
             raise
@@ -112,12 +110,10 @@ class RemoteCoordinator(Coordinator):
 
     def _end_vote(self, transaction: GlobalTransaction, commit: bool) -> None:
         number = self._votes.pop(transaction)
-        participants = list(transaction.participants.values())
-        acks = [message for one in participants for message in one.acks]
         if commit:
             transaction.move(IN_DOUBT)
         try:
-            receipts = self._store.end_vote(number, commit, acks, [s for one in participants for s in one.sends])
+            receipts = self._store.end_vote(number, commit, *_parts(transaction))
         except AnabranchError:
             transaction.decide(False)
             if commit:
@@ -125,7 +121,7 @@ class RemoteCoordinator(Coordinator):
             receipts = []
         else:
             transaction.decide(commit)
-        for one in participants:
+        for one in transaction.participants.values():
             one.receipts, receipts = receipts[: len(one.sends)], receipts[len(one.sends) :]
             one.carried_out = True
         transaction.move(DONE)
@@ -141,6 +137,18 @@ class RemoteCoordinator(Coordinator):
 
     def close(self) -> None:
         """Do nothing: what is open is rolled back with the connection."""
+
+
+def _parts(
+    transaction: GlobalTransaction,
+) -> tuple[list[tuple[Destination, Outgoing]], list[Message[Any]], list[Change]]:
+    """Return all that a transaction sends, acks and changes."""
+    sends, acks, changes = [], [], []
+    for one in transaction.participants.values():
+        sends += one.sends
+        acks += one.acks
+        changes += one.changes
+    return sends, acks, changes
 
 
 class RemoteOutcomes(Outcomes):

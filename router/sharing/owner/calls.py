@@ -21,7 +21,7 @@ from ....policies.names.destination import Destination, Kind
 from ...migration.moving import move_page
 from ...router import Router, RouterStats, inspection_of
 from ...transactions.xid import Xid
-from ..protocol import EVENTS, PAGE, destination_of, pack, pack_message
+from ..protocol import EVENTS, PAGE, OutgoingFields, destination_of, pack, pack_message
 from ..starting import mark_of
 from .commits import end_vote, store_of_lease
 from .session import PAGE_BYTES, Session
@@ -273,7 +273,7 @@ CALLS: Final[Mapping[str, Called]] = {
     "map_put_if_absent": _of_map("put_if_absent", str, bytes, int, bool | None),
     "map_compare_and_set": _of_map("compare_and_set", str, bytes | None, bytes | None, int, bool | None),
     "map_increment": Called(_increment, Destination, str, list[Any], int, bool | None),
-    "end_vote": Called(end_vote, int, bool, list[str]),
+    "end_vote": Called(end_vote, int, bool, list[str], list[str], list[tuple[str, OutgoingFields]]),
     "commit_xid": _of_router("commit", Xid),
     "rollback_xid": _of_router("rollback", Xid),
     "recover": _of_router("recover"),

@@ -1,76 +1,122 @@
-"""Whole transactions of clients, which the owner carries out at once."""
+"""Whole transactions of clients, which the owner carries out at once.
+
+Each is remembered by the name of its request: if that comes again, to this owner or to the next, what it asks for is
+carried out, or answered as it was before.
+"""
 
 from __future__ import annotations
 
-from operator import methodcaller
-from typing import Any
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 from ....adapters.core import Store
-from ....adapters.core.messages import MadeId
-from ....policies.errors import OutcomeUnknownError, TransactionError, UnknownMessageError
-from ....policies.names.destination import Destination, Kind
+from ....adapters.core.messages import Outgoing
+from ....policies.errors import (
+    AnabranchError,
+    ClosedError,
+    OutcomeUnknownError,
+    TransactionError,
+    UnknownMessageError,
+)
+from ....policies.names.destination import Destination
 from ...placement.registry import StoreRegistry
 from ...transactions.xid import as_xid
-from ..protocol import Commit, destination_of
+from ..protocol import Commit, OutgoingFields, destination_of
 from .session import Session
+
+Sends = Sequence[tuple[str, OutgoingFields]]
+
+
+class _Names:
+    """The names of transactions that are being carried out. Threads: all."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._given_back = threading.Condition()
+
+    @contextmanager
+    def taken(self, session: Session, number: int) -> Iterator[str]:
+        """Take the name that a client's transaction has by the number of its request, once nobody has it: what came
+        over a connection that was lost may be under way. Raises ClosedError where this one was: it comes again, over
+        another, or nobody waits for it."""
+        name = f"{session.client}.{number:x}"
+        with self._given_back:
+            self._given_back.wait_for(lambda: name not in self._taken)
+            self._taken.add(name)
+        try:
+            if session.is_closed:
+                raise ClosedError("the connection of this client was lost")
+            yield name
+        finally:
+            with self._given_back:
+                self._taken.discard(name)
+                self._given_back.notify_all()
+
+
+_names: Final = _Names()
 
 
 def commit(session: Session, number: int, request: Commit) -> list[Any]:
     """Commit a whole transaction, or prepare it (`prepare`, `vote`); returns the receipts' seqs, and whether each is a
-    duplicate. One that may have been committed before is told by its sends and its acks, for they took effect together
-    or not at all."""
+    duplicate; of a vote the number of its request."""
     router, xid = session.router, None if request.xid is None else as_xid(request.xid)
-    tokens = [session.now(token) for token in request.acks]
-    sends = [
-        (destination_of(text), session.outgoing_of(fields, number, at))
-        for at, (text, fields) in enumerate(request.sends)
-    ]
-    if request.again and request.mode == "prepare":
-        if xid is not None and xid in router.recover():
-            session.let_go(request.acks)
-            return []
-    elif request.again:
-        before = _committed_before(session, sends, tokens)
+    with _names.taken(session, number) as name:
+        before: list[Any] | None = None
+        if request.again and request.mode == "commit":
+            others = (*map(destination_of, request.acked), *(change.subscription.topic for change in request.changes))
+            before = _before(session.registry, name, request.sends, others)
+        elif request.again and request.mode == "prepare" and xid in router.recover():
+            before = []
         if before is not None:
+            session.let_go(request.acks)
             return before
-    transaction = router.transaction(xid)
-    try:
-        for destination, message in sends:
-            transaction._carry(destination, message)
-        for token in tokens:
-            if token is None:
-                raise UnknownMessageError("a message that this transaction acks is not leased any more")
-            transaction.ack(store_of_lease(session.registry, token).leased(token))
-        for change in request.changes:
-            transaction._change(change)
-        if request.mode == "vote":
-            transaction.vote()
-            vote = next(session.numbers)
-            session.voted[vote] = transaction
-            return [vote]
-        if request.mode == "prepare":
-            transaction.prepare()
-        receipts = transaction.commit() if request.mode == "commit" else []
-    except BaseException:
-        if transaction.state == "open":
+        transaction = router.transaction(xid)
+        if request.mode != "prepare":  # which its xid names
+            transaction._global.mark = name
+        try:
+            for text, fields in request.sends:
+                transaction._carry(destination_of(text), session.outgoing_of(fields))
+            for token in request.acks:
+                transaction.ack(_store_of(session, token, request.again).leased(session.now(token) or ""))
+            for change in request.changes:
+                transaction._change(change)
+            if request.mode == "vote":
+                transaction.vote()
+                session.keep_vote(number, transaction)
+                return [number]
+            if request.mode == "prepare":
+                transaction.prepare()
+            receipts = transaction.commit() if request.mode == "commit" else []
+        except BaseException:
+            if transaction.state in ("open", "voted"):
+                transaction.rollback()
+            raise
+        session.let_go(request.acks)
+        return [one[1:] for one in receipts]
+
+
+def end_vote(
+    session: Session, number: int, commit: bool, acks: list[str], others: list[str], sends: Sends
+) -> list[Any]:
+    """Carry out the outcome of a transaction that has voted, by the number of that request. `sends` are without their
+    bodies, `others` the other destinations that it changes."""
+    with _names.taken(session, number) as name:
+        transaction = session.voted.pop(number, None)
+        session.let_go(acks)
+        if transaction is None:
+            before = _before(session.registry, name, sends, map(destination_of, others))
+            if commit and before is None:
+                raise TransactionError(
+                    "this transaction was rolled back with the connection that it had voted over, or with the process "
+                    "that owned the directory; begin another"
+                )
+            return before or []
+        if not commit:
             transaction.rollback()
-        raise
-    session.let_go(request.acks)
-    return [one[1:] for one in receipts]
-
-
-def end_vote(session: Session, number: int, commit: bool, acks: list[str]) -> list[Any]:
-    """Carry out the outcome of a transaction that has voted."""
-    transaction = session.voted.pop(number, None)
-    if transaction is None:
-        raise TransactionError(
-            "this transaction was rolled back with the process that owned the directory before; begin another"
-        )
-    session.let_go(acks)
-    if not commit:
-        transaction.rollback()
-        return []
-    return [one[1:] for one in transaction.commit()]
+            return []
+        return [one[1:] for one in transaction.commit()]
 
 
 def store_of_lease(registry: StoreRegistry, token: str) -> Store:
@@ -84,27 +130,40 @@ def store_of_lease(registry: StoreRegistry, token: str) -> Store:
     return store
 
 
-def _committed_before(
-    session: Session, sends: list[tuple[Destination, Any]], tokens: list[str | None]
-) -> list[Any] | None:
-    """Return the receipts of a transaction that was committed before; None if it was not. A message tells that
-    came without an id: other ids may be known from elsewhere. Raises OutcomeUnknownError where there is none, and an
-    acked message is gone, which this transaction may have acked, or somebody else."""
-    receipts = []
-    is_known = tells = False
-    for destination, message in sends:
-        seq = None
-        if destination.kind is not Kind.MAP:
-            seq = session.registry.for_held(destination, methodcaller("seq_of", destination, message.message_id), None)
-            if type(message.message_id) is MadeId:
-                is_known |= seq is not None
-                tells = True
-        receipts.append((seq or 0, False))
-    if is_known or (tokens and not sends and None in tokens):
-        return receipts
-    if None in tokens and not tells:
-        raise OutcomeUnknownError(
-            "the process that owned the directory was lost before it had answered to a commit, and a message that this "
-            "transaction acks is gone; look whether the others were sent"
-        )
-    return None
+def _store_of(session: Session, token: str, again: bool) -> Store:
+    """Return the store of a message that a transaction acks. Raises UnknownMessageError if it is not leased any more,
+    OutcomeUnknownError where it may have been acked by this transaction before, which the store does not remember."""
+    if session.now(token) is None:
+        if again and not store_of_lease(session.registry, token).backend.settings.duplicate_window:
+            raise OutcomeUnknownError(
+                "the process that owned the directory was lost before it had answered to a commit, and a message that "
+                "it acks is gone; it may have taken effect: its store remembers none, having no duplicate_window"
+            )
+        raise UnknownMessageError("a message that this transaction acks is not leased any more")
+    return store_of_lease(session.registry, session.now(token) or "")
+
+
+def _before(registry: StoreRegistry, name: str, given: Sends, others: Iterable[Destination]) -> list[Any] | None:
+    """Return the receipts of a transaction that was committed before; None if it was not. Their seqs are 0 where one of
+    them cannot be told."""
+    sends = [(destination_of(text), Outgoing(b"", None, *fields[2:])) for text, fields in given]
+    sent = dict.fromkeys(destination for destination, _ in sends)
+    if not any(_is_marked(registry, name, destination) for destination in (*sent, *others)):
+        return None
+    stores = {destination: registry.for_held(destination, lambda store: store, None) for destination in sent}
+    receipts: dict[Destination, list[Any]] = {}
+    try:
+        for store in dict.fromkeys(stores.values()):
+            its = [one for one in sends if stores[one[0]] is store]
+            for receipt in (None if store is None else store.marked(name, its)) or ():
+                receipts.setdefault(receipt.destination, []).append(receipt[1:])
+        found = [receipts[destination].pop(0) for destination, _ in sends]
+    except (AnabranchError, KeyError):
+        found = []
+    return found if found and all(seq for seq, _ in found) else [(0, False)] * len(sends)
+
+
+def _is_marked(registry: StoreRegistry, name: str, destination: Destination) -> bool:
+    """Return whether a destination knows a transaction by its name."""
+    found = registry.for_held(destination, lambda store: store.marked(name, [], [destination]), None)
+    return found is not None

@@ -14,6 +14,7 @@ from typing import Any, Final
 from ....adapters.core.messages import MADE, LargeBody, MadeId, Message, Outgoing, note_settled
 from ....adapters.core.store_types import Listener, SubscriptionKey
 from ....policies.errors import ClosedError
+from ...api.transaction import Transaction
 from ...events import EventListener
 from ...router import Router
 from .. import protocol
@@ -60,10 +61,10 @@ class Session:
         self._long = 0
         self.bodies: dict[int, Any] = {}
         """Large bodies that the client has in hand, by its numbers: received, or being sent (then a file)."""
-        self.voted: dict[int, Any] = {}
-        """Transactions that have voted, by number, until the client says their outcome."""
+        self.voted: dict[int, Transaction] = {}
+        """Transactions that have voted, by the numbers of the requests, until the client says their outcome."""
         self.numbers = itertools.count(1)
-        """Of bodies and votes."""
+        """Of bodies."""
         self.events: EventListener | None = None
         self.is_closed = False
         self.watched = 0
@@ -157,6 +158,13 @@ class Session:
             except OSError:
                 self.out.clear()
 
+    def keep_vote(self, number: int, transaction: Transaction) -> None:
+        """Keep a transaction that has voted, until its client says the outcome. Raises ClosedError if that has gone."""
+        with self.lock:
+            if self.is_closed:
+                raise ClosedError("the connection of this client was lost")
+            self.voted[number] = transaction
+
     # Holding
 
     def hold(self, messages: Iterable[Message[Any]]) -> list[list[Any]] | None:
@@ -193,13 +201,13 @@ class Session:
                 break
         return packed
 
-    def outgoing_of(self, fields: protocol.OutgoingFields, number: int, at: int = 0) -> Outgoing:
+    def outgoing_of(self, fields: protocol.OutgoingFields, number: int | None = None, at: int = 0) -> Outgoing:
         """Return the message to be sent that these are the fields of, the one with number `at` in a request. Without an
-        id it is given one that is its own, also if the request comes again. Raises ClosedError for a body that was kept
-        by an owner before."""
+        id it is given one that is its own, also if the request comes again; not so without a number, where the request
+        is remembered whole. Raises ClosedError for a body that was kept by an owner before."""
         body, headers, name = fields[:3]
         more: Any = fields[3:]
-        if name is None:
+        if name is None and number is not None:
             name = MadeId(f"{self._made}{number:x}.{at:x}" if at else f"{self._made}{number:x}")
         if type(body) is bytes:
             return Outgoing(body, headers, name, *more)
