@@ -1,5 +1,5 @@
 """Owners that die at a place of the test's choice: before they have done what a client asks, once it is written and not
-answered, and once it is answered.
+answered, and once it is answered; or at a step of a commit.
 
     def test_it(striking: Striking): ...
         with striking.client() as router:
@@ -27,6 +27,7 @@ from typing import Any
 import pytest
 
 import anabranch
+from anabranch.adapters.core.service.transactions import Step
 from anabranch.adapters.system.conditions import Thread
 from anabranch.policies.config import Config
 from anabranch.policies.errors import StoreLockedError
@@ -38,15 +39,18 @@ from anabranch.router.sharing.owner.session import Session
 from anabranch.router.sharing.protocol import Request, pack_error, unpack, unpack_error
 
 from ..children import CONTEXT
+from ..crash.steps import Steps
 from .peers import Op, tag_of
 
 MOMENTS = ("before", "written", "answered")
+STEPS = ("killed", "killed-after")
+"""Before a step of a transaction, and after it."""
 PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
 class Strike:
-    """An owner dies at the `at`-th request of this op, or of this call's name."""
+    """An owner dies at the `at`-th request of this op, or of this call's name; or at the `at`-th of STEPS."""
 
     moment: str
     op: int
@@ -62,6 +66,11 @@ class Strike:
 
 def _aim(strike: Strike) -> None:
     """Let this process, an owner, die so."""
+    if strike.moment in STEPS:
+        steps = Steps(strike.moment, strike.at)
+        steps.wrap_all()
+        steps.wrap(Step, "wait")
+        return
     marked: set[tuple[int, int]] = set()
     count = 0
 
@@ -163,6 +172,11 @@ class Striking:
         self._told[-1].send(Strike(moment, int(op), name, at, cuts))
         self._told[-1].recv()
 
+    def aim_at_step(self, moment: str, at: int) -> None:
+        """Let the owner that is there die at a step of transactions, of those from now on."""
+        self._told[-1].send(Strike(moment, 0, at=at))
+        self._told[-1].recv()
+
     def died(self) -> None:
         """Wait until the owner that was aimed at has died."""
         assert self._aimed is not None
@@ -210,9 +224,19 @@ class Striking:
             told.close()
 
 
-def owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Striking]:
+@contextmanager
+def owners_of(directory: Path) -> Iterator[Striking]:
+    """Start owners of a directory that is yet to be made, for the clients of this process."""
+    given = Striking(directory)
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(starting, "_tell_start", given.spawn)
+        try:
+            yield given
+        finally:
+            given.end()
+
+
+def owners(tmp_path: Path) -> Iterator[Striking]:
     """Yield the owners of a directory that is yet to be made: for a fixture."""
-    given = Striking(tmp_path / "data")
-    monkeypatch.setattr(starting, "_tell_start", given.spawn)
-    yield given
-    given.end()
+    with owners_of(tmp_path / "data") as given:
+        yield given

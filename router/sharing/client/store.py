@@ -372,8 +372,12 @@ class RemoteStore(RemoteLeases):
         sent = [(str(destination), (b"", None, *message[2:])) for destination, message in sends]
         tokens = [message._note.token for message in acks]
         others = [*_destinations(acks), *(str(change.subscription.topic) for change in changes)]
-        answer = self.call("end_vote", number, commit, tokens, others, sent)
-        self._end_all(acks, ACKED if commit else ROLLED_BACK)
+        end = ROLLED_BACK
+        try:
+            answer = self.call("end_vote", number, commit, tokens, others, sent)
+            end = ACKED if commit else ROLLED_BACK
+        finally:
+            self._end_all(acks, end)  # whatever has become of it, they are the owner's
         return _receipts(answer, sends)
 
     def _end_all(self, acks: Sequence[Message], end: str) -> None:

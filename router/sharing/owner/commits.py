@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from ....adapters.core import Store
 from ....adapters.core.messages import Outgoing
+from ....adapters.core.store_types import Settlement
 from ....policies.errors import (
     AnabranchError,
     ClosedError,
@@ -104,15 +105,19 @@ def end_vote(
     bodies, `others` the other destinations that it changes."""
     with _names.taken(session, number) as name:
         transaction = session.voted.pop(number, None)
-        session.let_go(acks)
         if transaction is None:
             before = _before(session.registry, name, sends, map(destination_of, others))
+            if before is None:  # the client holds them again, since it told the next owner so
+                left = [token for token in map(session.now, acks) if token is not None]
+                session.router.settle(left, Settlement.RELEASE)
+            session.let_go(acks)
             if commit and before is None:
                 raise TransactionError(
                     "this transaction was rolled back with the connection that it had voted over, or with the process "
                     "that owned the directory; begin another"
                 )
             return before or []
+        session.let_go(acks)
         if not commit:
             transaction.rollback()
             return []

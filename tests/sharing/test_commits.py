@@ -1,0 +1,170 @@
+"""The owner dies before each step of a commit, one by one, and after it: the commit goes again with its number, and
+takes effect once, whatever it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch import Xid
+
+from ..taking import take
+from .striking import STEPS, Striking, owners_of
+from .test_failover import bodies, connection_of, ready, stores
+
+Router = anabranch.Router
+XID = Xid(1, "x")
+ACKED = ("q", "other.q")
+
+
+def _sends(transaction: anabranch.Transaction, *names: str) -> None:
+    for name in names:
+        transaction.send(name, b"sent")
+        transaction.send(name, b"again")
+
+
+def _one_store(router: Router, transaction: anabranch.Transaction) -> None:
+    transaction.ack(take(router.queue("q")))
+    _sends(transaction, "done", "more")
+
+
+def _two_stores(router: Router, transaction: anabranch.Transaction) -> None:
+    for name in ACKED:
+        transaction.ack(take(router.queue(name)))
+    _sends(transaction, "done", "other.done")
+
+
+def _acks(router: Router, transaction: anabranch.Transaction) -> None:
+    transaction.ack(take(router.queue("q")))
+
+
+def _acks_in_two(router: Router, transaction: anabranch.Transaction) -> None:
+    for name in ACKED:
+        transaction.ack(take(router.queue(name)))
+
+
+def _own_ids(router: Router, transaction: anabranch.Transaction) -> None:
+    """Of which one was known before."""
+    transaction.ack(take(router.queue("q")))
+    transaction.send("done", b"sent", message_id="new")
+    transaction.send("done", b"a duplicate", message_id="known")
+    transaction.send("done", b"again")
+
+
+def _map(router: Router, transaction: anabranch.Transaction) -> None:
+    transaction.ack(take(router.queue("q")))
+    transaction.put("m", "k", b"new")
+    transaction.remove("m", "gone")
+
+
+def _map_alone(router: Router, transaction: anabranch.Transaction) -> None:
+    transaction.put("m", "k", b"new")
+    transaction.remove("m", "gone")
+
+
+def _subscriptions(router: Router, transaction: anabranch.Transaction) -> None:
+    transaction.ack(take(router.queue("q")))
+    transaction.subscribe("t", "s", retroactive=True)
+    (before,) = router.topic("u").subscriptions()
+    transaction.unsubscribe(before)
+
+
+KINDS: dict[str, Callable[[Router, anabranch.Transaction], None]] = {
+    "one store": _one_store, "two stores": _two_stores, "acks": _acks, "acks in two stores": _acks_in_two,
+    "own ids": _own_ids, "a map and an ack": _map, "a map": _map_alone, "subscriptions": _subscriptions,
+}  # fmt: skip
+
+
+def _commit(router: Router, do: Callable[[Router, anabranch.Transaction], None]) -> Any:
+    with router.transaction() as transaction:
+        do(router, transaction)
+    return transaction.receipts
+
+
+def _vote(router: Router, do: Callable[[Router, anabranch.Transaction], None]) -> Any:
+    """It is rolled back with its owner, unless its outcome was under way; then another is begun."""
+    while True:
+        transaction = router.transaction()
+        try:
+            do(router, transaction)
+            transaction.vote()
+            return transaction.commit()
+        except anabranch.TransactionError as error:
+            assert "rolled back" in str(error)
+
+
+def _prepare(router: Router, do: Callable[[Router, anabranch.Transaction], None]) -> Any:
+    transaction = router.transaction(XID)
+    do(router, transaction)
+    transaction.prepare()
+    assert router.recover() == [XID]
+    router.commit(XID)
+
+
+WAYS = {"commit": _commit, "vote": _vote, "prepare": _prepare}
+
+
+def _filled(router: Router) -> None:
+    for name in ACKED:
+        router.queue(name).send_many([b"1", b"2"])
+    router.queue("done").send(b"known", message_id="known")
+    router.map("m").put("k", b"old")
+    router.map("m").put("gone", b"old")
+    router.topic("u").subscribe("before")
+
+
+def _struck(striking: Striking, what: str, way: str, moment: str, at: int) -> bool:
+    """Commit while the owner dies at that step; returns whether it has died."""
+    with striking.client() as router:
+        _filled(router)
+        assert len(striking.owners) == 1
+        striking.aim_at_step(moment, at)
+        receipts = WAYS[way](router, KINDS[what])
+        _checked(router, what, receipts)
+        assert router.in_doubt() == [] and router.recover() == []
+        connection_of(router)
+    return len(striking.owners) > 1
+
+
+def _checked(router: Router, what: str, receipts: Any) -> None:
+    """All of it has taken effect, once, and the receipts tell of it."""
+    acks = {"a map": 0}.get(what, 2 if "two" in what else 1)
+    assert [ready(router, name) for name in ACKED] == [[b"2"] if n < acks else [b"1", b"2"] for n in range(2)]
+    sent = {"one store": ["done", "more"], "two stores": ["done", "other.done"], "own ids": ["done"]}.get(what, [])
+    for name in ("done", "more", "other.done"):
+        first = [b"known"] if name == "done" else []
+        assert bodies(router, name) == first + [b"sent", b"again"] * (name in sent)
+    if receipts and what != "a map" and "ack" not in what:
+        seqs = [(str(m.destination), m.seq) for name in sent for m in router.queue(name).browse() if m.body != b"known"]
+        assert [(str(one.destination), one.seq) for one in receipts if not one.duplicate] == seqs
+        assert [one.duplicate for one in receipts] == ([False, True, False] if what == "own ids" else [False] * 4)
+    is_map = "a map" in what
+    assert (router.map("m").get("k"), router.map("m").get("gone")) == ((b"new", None) if is_map else (b"old", b"old"))
+    assert len(router.topic("t").subscriptions()) == (what == "subscriptions")
+    assert len(router.topic("u").subscriptions()) == (what != "subscriptions")
+
+
+def _is_short(what: str, way: str, store: str, moment: str) -> bool:
+    """Return whether it is among those that stand for the others."""
+    return (store, moment) == ("journal", "killed") and (way == "commit" or what == "two stores")
+
+
+CASES = [
+    pytest.param(*case, id="-".join(case), marks=() if _is_short(*case) else pytest.mark.campaign)
+    for case in product(KINDS, WAYS, ("journal", "sqlite"), STEPS)
+]
+
+
+@pytest.mark.parametrize(("what", "way", "store", "moment"), CASES)
+def test_it_takes_effect_once(tmp_path: Path, what: str, way: str, store: str, moment: str) -> None:
+    for at in count(1):
+        with owners_of(tmp_path / str(at)) as striking:
+            stores(striking, store)
+            if not _struck(striking, what, way, moment, at):
+                break
+    assert at > 1
