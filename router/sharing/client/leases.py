@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from ....adapters.core.engine.lease_times import require_seconds
@@ -27,6 +27,8 @@ from .bodies import Bodies, RemoteBody
 from .exchange import Exchange
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 GONE: Final = "its queue or subscription was removed"
 ENDS: Final = {Settlement.ACK: ACKED, Settlement.RELEASE: RELEASED, Settlement.REJECT: REJECTED}
@@ -250,18 +252,28 @@ class RemoteLeases:
         if first is not None:
             raise first
 
+    def _asked_of(
+        self, messages: Sequence[Message[Any]], hold: int, leases: list[RemoteLease], ask: Callable[[list[str]], T]
+    ) -> T:
+        """Ask by the tokens of messages that are held so, whose leases leave, and are added to a list; after an error
+        they are held as before."""
+        try:
+            self._take(messages, hold, LEAVING, leases)
+            return ask([lease.token for lease in leases])
+        except BaseException:
+            for lease in leases:
+                lease.hold = hold
+            raise
+
     def _settled(
         self, messages: Sequence[Message[Any]], hold: int, end: str, request_of: Callable[[list[str]], Request]
     ) -> None:
         """Settle messages that are held so by a request of their tokens."""
         leases: list[RemoteLease] = []
         try:
-            self._take(messages, hold, LEAVING, leases)
-            answer = self.ask(request_of([lease.held.token for lease in leases]))
-        except BaseException as error:
-            for lease in leases:
-                lease.hold = hold
-            if isinstance(error, UnknownMessageError) and len(leases) == len(messages):
+            answer = self._asked_of(messages, hold, leases, lambda tokens: self.ask(request_of(tokens)))
+        except UnknownMessageError as error:
+            if len(leases) == len(messages):
                 for message in messages:
                     self._lost(message, error)
             raise
@@ -272,13 +284,8 @@ class RemoteLeases:
     ) -> Future[None]:
         leases: list[RemoteLease] = []
         done = partial(self._finished, messages, leases, LEASED, end)
-        try:
-            self._take(messages, LEASED, LEAVING, leases)
-            return self.connection.ask_nowait(request_of([lease.held.token for lease in leases]), done)
-        except BaseException:
-            for lease in leases:
-                lease.hold = LEASED
-            raise
+        ask_nowait = self.connection.ask_nowait
+        return self._asked_of(messages, LEASED, leases, lambda tokens: ask_nowait(request_of(tokens), done))
 
     # Settling messages
 

@@ -29,7 +29,7 @@ from ....adapters.core.messages import (
 )
 from ....adapters.core.record.headers import pack_headers
 from ....adapters.core.record.large import Sized
-from ....adapters.core.state.leases import ACKED, CLAIMED, LEAVING, ROLLED_BACK
+from ....adapters.core.state.leases import ACKED, CLAIMED, ROLLED_BACK
 from ....adapters.core.store_types import Change, Counts, Done, Subscription, SubscriptionKey
 from ....policies.errors import TransactionError, router_closed
 from ....policies.names.destination import Destination, Kind
@@ -335,14 +335,7 @@ class RemoteStore(RemoteLeases):
         changes: Sequence[Change] = (),
     ) -> list[Receipt]:
         """Commit a whole transaction, as Store.commit."""
-        leases: list[RemoteLease] = []
-        try:
-            self._take(acks, CLAIMED, LEAVING, leases)
-            answer = self.commit_as("commit", sends, acks, changes)
-        except BaseException:
-            for lease in leases:
-                lease.hold = CLAIMED
-            raise
+        answer = self._asked_of(acks, CLAIMED, [], lambda tokens: self.commit_as("commit", sends, acks, changes))
         self._end_all(acks, ACKED)
         return _receipts(answer, sends)
 
