@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from ..contract.contract import StoreContract
+from ..contract.marking import MarkingContract
 
 CLAIMS = (
     "a client's transaction is shipped whole when it commits: until then its owner knows what it is to ack as leased, "
-    "so that it can be deleted, and its lease can run out"
+    "so that it can be deleted"
 )
+CLAIMED = "a client that claims a message does not wait until its owner has stopped the lease's time"
+MARKS = "a client's commit is remembered by the number of its request, which the client does not choose"
 REFUSED = "a commit that the owner refuses is rolled back there, as by any router: its acks are free again"
 PAGES = "a client looks at a page at a time, so that it sees what was there when it asked for the page"
 IDS = "the library's own ids are made by the owner, of messages that come without"
@@ -43,7 +46,7 @@ OF_STORES: Final[Mapping[str, str]] = {
     "test_a_refused_commit_leaves_its_claims": REFUSED,
     "test_a_store_in_which_a_body_waits_for_its_message_is_not_idle": BODIES,
     "test_a_store_that_fails_keeps_what_is_whole": INSIDE,
-    "test_a_transaction_holds_it_without_an_end": CLAIMS,
+    "test_a_transaction_holds_it_without_an_end": CLAIMED,
     "test_an_ack_that_fails_later": INSIDE,
     "test_an_id_of_the_librarys_own_is_shown_to_nobody": IDS,
     "test_browse_counts_what_it_gives": PAGES,
@@ -64,6 +67,7 @@ OF_STORES: Final[Mapping[str, str]] = {
     "test_what_failed_leaves_its_room_though_its_error_is_kept": AT_ONCE,
     "test_who_still_holds_it_when_its_store_is_closed_keeps_nothing": INSIDE,
     "test_who_waits_gives_up_in_time": REFUSED,
+    **{name: MARKS for name in vars(MarkingContract) if name.startswith("test")},
 }
 """Tests of tests/contract."""
 

@@ -432,6 +432,31 @@ def test_a_vote_that_is_lost_is_cast_again(striking: Striking, moment: str, cuts
         assert router.in_doubt() == []
 
 
+@pytest.mark.parametrize("end", ["commit", "rollback", "savepoint"])
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("lease", [None, 0.3])
+def test_the_time_of_a_lease_stops_once_a_transaction_has_claimed_it(
+    striking: Striking, lease: float | None, dies: bool, end: str
+) -> None:
+    """Of the store's own leases, and of those that the receiver asks for. At the next owner too."""
+    options = {} if lease else {"lease_timeout": 0.3}
+    striking.configure(anabranch.StoreConfig("rest", [">"], kind="journal", options=options))
+    with striking.client() as router:
+        queue = router.queue("q")
+        queue.send_many([b"1", b"2"])
+        message = queue.receive(lease=lease)
+        assert message is not None
+        transaction = router.transaction()
+        before = transaction.savepoint()
+        transaction.ack(message)
+        if dies:
+            striking.kill()
+        time.sleep(1.0)
+        assert [one.body for one in queue.receive_many(9)] == [b"2"]
+        {"commit": transaction.commit, "rollback": transaction.rollback, "savepoint": before.rollback}[end]()
+        assert [one.body for one in queue.receive_many(9)] == ([] if end == "commit" else [b"1"])
+
+
 # What waits
 
 

@@ -8,6 +8,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -36,17 +37,21 @@ ENDS: Final = {Settlement.ACK: ACKED, Settlement.RELEASE: RELEASED, Settlement.R
 NOT_SHARED: Final = (
     "cannot be given to a shared directory, whose owner is another process; open the directory without `shared`"
 )
+FOR_GOOD: Final = sys.float_info.max
+"""Seconds for which what a transaction has claimed is leased: its time has stopped."""
 _NOT_HELD: Final = " is not leased here any more: "
 
 
 class RemoteLease:
     """The hold that this client has on a message."""
 
-    __slots__ = ("__weakref__", "end", "held", "hold", "is_lost", "kept", "reason", "store")
+    __slots__ = ("__weakref__", "end", "held", "hold", "is_lost", "is_timed", "kept", "reason", "store")
 
-    def __init__(self, store: RemoteLeases, held: Held) -> None:
+    def __init__(self, store: RemoteLeases, held: Held, is_timed: bool) -> None:
         self.store = store
         self.held = held
+        self.is_timed = is_timed
+        """It runs out, unless a transaction has claimed it."""
         self.hold = LEASED
         self.kept = False
         """Somebody has its token."""
@@ -138,7 +143,10 @@ class RemoteLeases:
 
     def held(self) -> list[Held]:
         """Return what this client holds, for an owner that does not know."""
-        return [one.held for one in list(self._leases.values())]
+        return [
+            one.held._replace(lease=FOR_GOOD) if one.is_timed and one.hold == CLAIMED else one.held
+            for one in list(self._leases.values())
+        ]
 
     def _forget_leases(self) -> None:
         """Hold nothing: in a forked child."""
@@ -166,11 +174,13 @@ class RemoteLeases:
             self._settle_later([fields[0] for fields in answer])
 
     def _message(self, fields: list[Any], seconds: float | None = None) -> Message:
-        token, seq, body, headers, name, timestamp_ms, priority, expires_at_ms, deliveries, lasts, text, key = fields
+        token, seq, body, headers, name, timestamp_ms, priority, expires_at_ms, deliveries, lasts, text, key, timed = (
+            fields
+        )
         subscription: SubscriptionKey | None = None if key is None else (key[0], key[1])
         lease = None
         if token is not None:
-            lease = self._leases[token] = RemoteLease(self, Held(token, text, subscription, seq, seconds))
+            lease = self._leases[token] = RemoteLease(self, Held(token, text, subscription, seq, seconds), timed)
         if type(body) is list:
             body = RemoteBody(self.bodies, *body)
         return Message(
@@ -352,11 +362,19 @@ class RemoteLeases:
             self._lost(message, error)
             raise
         if seconds is not None:
-            lease.held = lease.held._replace(lease=seconds)
+            lease.held, lease.is_timed = lease.held._replace(lease=seconds), True
 
     def claim(self, message: Message[Any]) -> None:
-        """Claim a message for a transaction of this client."""
-        self._take([message], LEASED, CLAIMED)
+        """Claim a message for a transaction of this client. Its time stops at the owner, who is not waited for."""
+        (lease,) = self._take([message], LEASED, CLAIMED)
+        if lease.is_timed:
+            self.connection.later(partial(self._stop_time, lease))
+
+    def _stop_time(self, lease: RemoteLease) -> None:
+        """Let the owner stop the time of a lease, as long as a transaction has claimed it."""
+        if lease.hold == CLAIMED:
+            with suppress(AnabranchError):  # if it had run out by then its commit says so
+                self.call("extend", lease.token, FOR_GOOD)
 
     def unclaim(self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None) -> None:
         """Give back what a transaction held."""
