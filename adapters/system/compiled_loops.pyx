@@ -88,7 +88,7 @@ cdef object default_priority = None, order_of = None
 
 # What the loops make and know. It is imported once somebody calls one, since those who define it import this; the log's
 # loops import nothing that the log does not know.
-cdef object Send = None, SendMany = None, Ack = None, Tail = None, Record = None, Message = None, Receipt = None
+cdef object Send = None, SendMany = None, Ack = None, Mark = None, Tail = None, Record = None, Message = None, Receipt = None
 cdef object Outgoing = None, Channel = None, Lease = None, Level = None, Receiver = None, DestinationState = None
 cdef object number_of_lease = None, locking = None
 cdef object PURE = None, CODECS = None, Plan = None, JournalBatch = None
@@ -107,14 +107,14 @@ cdef object twin(name):
 
 cdef int bind() except -1:
     """Import what has to do with messages."""
-    global Send, SendMany, Ack, Tail, Message, Receipt, Outgoing, pack_headers, pack_id, unpack_headers, order_of
+    global Send, SendMany, Ack, Mark, Tail, Message, Receipt, Outgoing, pack_headers, pack_id, unpack_headers, order_of
     global default_priority, priority_max, expires_max_ms, Channel, Lease, Level, Receiver
     global DestinationState, number_of_lease, locking
     from . import locking as system_locking
     from ..core.engine.engine import Engine as engine
     from ..core.messages import DEFAULT_PRIORITY, EXPIRES_MAX_MS, PRIORITY_MAX
     from ..core.messages import Message as message, Outgoing as outgoing, Receipt as receipt
-    from ..core.operations.changes import Ack as ack, Send as send, SendMany as send_many
+    from ..core.operations.changes import Ack as ack, Mark as mark, Send as send, SendMany as send_many
     from ..core.service.sending import order_of as order
     from ..core.state.leases import Channel as channel, Lease as lease, Receiver as receiver, _numbers as numbers
     from ..core.state.priorities import Level as level
@@ -122,7 +122,7 @@ cdef int bind() except -1:
     from ..core.record.headers import pack_headers as pack, pack_id as pack_name, unpack_headers as unpack
     from ..wal.ticket import Tail as tail
 
-    SendMany, Ack, Tail, Message, Receipt, Outgoing = send_many, ack, tail, message, receipt, outgoing
+    SendMany, Ack, Mark, Tail, Message, Receipt, Outgoing = send_many, ack, mark, tail, message, receipt, outgoing
     Channel, Lease, Level, Receiver, DestinationState = channel, lease, level, receiver, state
     number_of_lease, locking = numbers, system_locking
     find_slots(send, engine)
@@ -702,6 +702,12 @@ cdef object batch_of(object start, list changes, object counter, uint64_t waterm
                 records += 1
             elif type(change) is Ack:
                 item.kind, item.subscription, size = ACK, change.number, ACK_BYTES
+                records += 1
+            elif type(change) is Mark:  # as a Send
+                body = change.record
+                contents.append(body)
+                item.kind, size = SEND, SEND_BYTES + PyBytes_Size(body)
+                change.own = plain((lsn + 1 + records, at, size))
                 records += 1
             elif type(change) is SendMany:
                 bodies, head = change.bodies, change.head

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import anabranch
 from anabranch.adapters.core.messages import Message
 from anabranch.adapters.core.operations.branches import Forget
-from anabranch.adapters.core.operations.changes import Ack, AckRange, Returned, Send, SendMany
+from anabranch.adapters.core.operations.changes import Ack, AckRange, Mark, Returned, Send, SendMany
 from anabranch.adapters.core.record import encoding as records
 from anabranch.adapters.core.record.place import order_of
 from anabranch.adapters.core.service import sending, settling
@@ -257,10 +257,13 @@ def many_of(messages: tuple[bytes, ...], state: DestinationState | None = None) 
 def changes_of(draw: st.DrawFn) -> list[Any]:
     states = [state_of(draw(NUMBER)), state_of(draw(NUMBER), OTHERS)]
     made: list[Any] = []
-    for kind in draw(st.lists(st.sampled_from("ssssaaaarxfm"), min_size=1, max_size=40)):
+    for kind in draw(st.lists(st.sampled_from("ssssaaaarxfmn"), min_size=1, max_size=40)):
         state = draw(st.sampled_from(states))
         if kind == "s":
             made.append(Send(state, draw(BODY), None))
+            made[-1].seq = draw(st.one_of(GOOD_LONG, LONG))
+        elif kind == "n":
+            made.append(Mark(state, draw(st.binary(max_size=40)), declares=True))
             made[-1].seq = draw(st.one_of(GOOD_LONG, LONG))
         elif kind == "m":
             made.append(many_of(draw(MANY), state))
@@ -291,7 +294,7 @@ def test_a_batch_is_the_same(changes: list[Any], offset: int, lsn: int, counter:
     found = outcome(writing.encode_batch, start, changes, counter, watermark)
     owns = [getattr(change, "own", None) for change in changes]
     for change in changes:
-        if type(change) is Send or type(change) is SendMany:
+        if type(change) in (Send, SendMany, Mark):
             change.own = None
     assert found == outcome(PURE["encode_batch"], start, changes, counter, watermark)
     if found[0] == "returned":
@@ -306,9 +309,11 @@ def test_messages_are_written_and_read_without_their_twins(
     sends = [Send(state, body, None) for body, _ in messages]
     for send, (_, seq) in zip(sends, messages, strict=True):
         send.seq = seq
+    mark = Mark(state, b"\0\0name", declares=True)
     with pytest.MonkeyPatch.context() as patches:
         for name in ("encode_batch", "bodies_of", "body_of", "pack_rows", "places_of", "span_of"):
             is_alone(name, patches)
+        assert writing.encode_batch(Tail(SEGMENT, offset, lsn, 0), [mark, *sends], 1, 2)[1].lsn == lsn + 1 + len(sends)
         data, end = writing.encode_batch(Tail(SEGMENT, offset, lsn, 0), [*sends], 1, 2)
         assert end == (SEGMENT, offset + len(data), lsn + len(sends), 1)
         packed = row_format.pack_rows(7, sends)
