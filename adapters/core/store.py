@@ -1062,16 +1062,6 @@ class Store:
                 return decode(self, destination, place, record, None)  # type: ignore[arg-type]
         return None
 
-    def seq_of(self, destination: Destination, message_id: str) -> int | None:
-        """Return the seq of the message that was sent there with that id; None if it is not in the duplicate window,
-        or not any more. The message itself may be gone."""
-        self._engine.settle()
-        engine, state = self._engine, self._engine.catalog.destinations.get(destination)
-        if state is None:
-            engine.require_here(destination)
-            return None
-        return engine.sequencer.window.get((state.number, pack_id(message_id)))
-
     def stats(self) -> StoreStats:
         """Return a consistent picture, cheap enough to take every second."""
         return self._statistics.of_store()

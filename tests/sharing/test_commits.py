@@ -3,19 +3,27 @@ takes effect once, whatever it does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import count, product
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
 import anabranch
 from anabranch import Xid
+from anabranch.adapters.journal import JournalStore
+from anabranch.router.sharing.protocol import VERSION
 
 from ..taking import take
-from .striking import STEPS, Striking, owners_of
+from .peers import Op, Peer
+from .striking import PATIENCE, STEPS, Striking, owners, owners_of
 from .test_failover import bodies, connection_of, ready, stores
+
+striking = pytest.fixture(owners)
 
 Router = anabranch.Router
 XID = Xid(1, "x")
@@ -127,7 +135,6 @@ def _struck(striking: Striking, what: str, way: str, moment: str, at: int) -> bo
         receipts = WAYS[way](router, KINDS[what])
         _checked(router, what, receipts)
         assert router.in_doubt() == [] and router.recover() == []
-        connection_of(router)
     return len(striking.owners) > 1
 
 
@@ -168,3 +175,85 @@ def test_it_takes_effect_once(tmp_path: Path, what: str, way: str, store: str, m
             if not _struck(striking, what, way, moment, at):
                 break
     assert at > 1
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Router]:
+    with anabranch.open(anabranch.Config(tmp_path, [anabranch.StoreConfig("s", [">"], kind="journal")])) as router:
+        yield router
+
+
+def test_one_that_comes_again_while_it_is_carried_out_waits_for_that(
+    owner: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over another connection of its client."""
+    client, begun, goes_on = f"{os.getpid():x}-0123456789abcdef", Event(), Event()
+    commit = JournalStore.commit
+
+    def slow(*given: Any) -> Any:
+        begun.set()
+        assert goes_on.wait(PATIENCE)
+        return commit(*given)
+
+    monkeypatch.setattr(JournalStore, "commit", slow)
+    message = [b"x", None, None, 4, 0, True, False, 0]
+
+    def asked(peer: Peer, again: bool) -> int:
+        assert peer.ask(Op.HELLO, VERSION, client, 1, "", [])[0]
+        return peer.send(Op.COMMIT, again, None, "commit", [["queue://q", message]], [], [])
+
+    with Peer(owner.config.directory, greets=False) as first, Peer(owner.config.directory, greets=False) as second:
+        asked(first, again=False)
+        assert begun.wait(PATIENCE)
+        number = asked(second, again=True)
+        second.sock.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            second.next()
+        second.sock.settimeout(PATIENCE)
+        goes_on.set()
+        found = second.next()
+    (there,) = owner.queue("q").browse()
+    assert found == [number, True, [[there.seq, False]]]
+
+
+@pytest.mark.parametrize("acks", [False, True])
+def test_without_a_window_nothing_is_known(tmp_path: Path, acks: bool) -> None:
+    with owners_of(tmp_path / "data") as striking:
+        striking.configure(anabranch.StoreConfig("s", [">"], kind="journal", options={"duplicate_window": 0}))
+        with striking.client() as router:
+            router.queue("q").send_many([b"1", b"2"])
+            striking.aim("written", Op.COMMIT)
+            expected = pytest.raises(anabranch.OutcomeUnknownError) if acks else nullcontext()
+            with expected, router.transaction() as transaction:
+                if acks:
+                    transaction.ack(take(router.queue("q")))
+                transaction.send("done", b"sent")
+            striking.died()
+            assert bodies(router, "done") == [b"sent"] * (1 if acks else 2)
+            assert ready(router) == ([b"2"] if acks else [b"1", b"2"])
+
+
+def test_what_is_deleted_before_it_goes_again_is_not_sent_to_twice(striking: Striking) -> None:
+    """As a queue for replies is, whose reader has taken what was sent there: other queues tell of the commit."""
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        router.queue("q").send_many([b"1", b"2"])
+        message = take(router.queue("q"))
+        striking.aim("written", Op.COMMIT)
+        receipts: list[Any] = []
+
+        def commit() -> None:
+            with router.transaction() as transaction:
+                transaction.ack(message)
+                transaction.send("reply", b"sent")
+                transaction.send("done", b"sent")
+            receipts.extend(transaction.receipts)
+
+        committing = Thread(target=commit)
+        with connection_of(router)._reading:  # it is stopped, as far as the owner sees
+            committing.start()
+            striking.died()
+            assert other.queue("reply").delete() == 1
+        committing.join(PATIENCE)
+        assert [(str(one.destination), one.seq) for one in receipts] == [("queue://reply", 0), ("queue://done", 0)]
+        assert (ready(other), bodies(other, "reply"), bodies(other, "done")) == ([b"2"], [], [b"sent"])
