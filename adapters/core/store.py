@@ -415,6 +415,14 @@ class Store:
         a transient message: these may have to wait for room. Raises as `send`, here or in `wait`."""
         return self._sending.begin(destination, message, sync)
 
+    def begin_sends(
+        self, sends: Sequence[tuple[Destination, Outgoing]], sync: bool = False
+    ) -> Pending[list[tuple[int, bool] | Exception]]:
+        """Queue messages of many callers together, as `begin_send` each. `wait` returns for each the seq, and whether
+        it is a duplicate, or the error of one that is not stored. An error of several may be one alone's: where there
+        is no room, say."""
+        return self._sending.begin_each(sends, sync)
+
     def send_many(
         self,
         destination: Destination,

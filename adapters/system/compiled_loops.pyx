@@ -90,8 +90,9 @@ cdef object default_priority = None, order_of = None
 # loops import nothing that the log does not know.
 cdef object Send = None, SendMany = None, Ack = None, Mark = None, Tail = None, Record = None, Message = None, Receipt = None
 cdef object Outgoing = None, Channel = None, Lease = None, Level = None, Receiver = None, DestinationState = None
+cdef object DuplicateWindow = None
 cdef object number_of_lease = None, locking = None
-cdef object PURE = None, CODECS = None, Plan = None, JournalBatch = None
+cdef object PURE = None, CODECS = None, Plan = None, JournalBatch = None, NO_IDS = None, MadeId = None
 cdef object pack_headers = None, pack_id = None, unpack_headers = None, new = tuple.__new__
 
 
@@ -109,13 +110,14 @@ cdef int bind() except -1:
     """Import what has to do with messages."""
     global Send, SendMany, Ack, Mark, Tail, Message, Receipt, Outgoing, pack_headers, pack_id, unpack_headers, order_of
     global default_priority, priority_max, expires_max_ms, Channel, Lease, Level, Receiver
-    global DestinationState, number_of_lease, locking
+    global DestinationState, DuplicateWindow, number_of_lease, locking, MadeId
     from . import locking as system_locking
     from ..core.engine.engine import Engine as engine
-    from ..core.messages import DEFAULT_PRIORITY, EXPIRES_MAX_MS, PRIORITY_MAX
+    from ..core.messages import DEFAULT_PRIORITY, EXPIRES_MAX_MS, PRIORITY_MAX, MadeId as made_id
     from ..core.messages import Message as message, Outgoing as outgoing, Receipt as receipt
     from ..core.operations.changes import Ack as ack, Mark as mark, Send as send, SendMany as send_many
     from ..core.service.sending import order_of as order
+    from ..core.state.duplicates import DuplicateWindow as window
     from ..core.state.leases import Channel as channel, Lease as lease, Receiver as receiver, _numbers as numbers
     from ..core.state.priorities import Level as level
     from ..core.state.states import DestinationState as state
@@ -123,8 +125,8 @@ cdef int bind() except -1:
     from ..wal.ticket import Tail as tail
 
     SendMany, Ack, Mark, Tail, Message, Receipt, Outgoing = send_many, ack, mark, tail, message, receipt, outgoing
-    Channel, Lease, Level, Receiver, DestinationState = channel, lease, level, receiver, state
-    number_of_lease, locking = numbers, system_locking
+    Channel, Lease, Level, Receiver, DestinationState, DuplicateWindow = channel, lease, level, receiver, state, window
+    number_of_lease, locking, MadeId = numbers, system_locking, made_id
     find_slots(send, engine)
     pack_headers, pack_id, unpack_headers = pack, pack_name, unpack
     order_of, default_priority, priority_max, expires_max_ms = order, DEFAULT_PRIORITY, PRIORITY_MAX, EXPIRES_MAX_MS
@@ -210,7 +212,8 @@ cdef struct Slots:
     Slot send_recipients, send_extras
     Slot receiver_lease
     Slot engine_new, engine_pending, engine_batches, engine_hooks, engine_pending_changes, engine_taken
-    Slot state_channel, state_at_limit, state_is_topic, state_is_map, state_declared
+    Slot state_channel, state_at_limit, state_is_topic, state_is_map, state_declared, state_number
+    Slot window_counts, window_limit, window_order, window_seqs
 
 
 cdef struct LogSlots:
@@ -228,8 +231,8 @@ cdef struct LogSlots:
 cdef struct JournalSlots:
     Slot batch_plan
     Slot encoder_host, encoder_promised, encoder_sequencer
-    Slot plan_sequencer, plan_changes, plan_is_more, plan_last_seq, plan_number, plan_own, plan_tickets
-    Slot sequencer_planning, sequencer_gates, sequencer_last_seq, sequencer_mixed, sequencer_number
+    Slot plan_sequencer, plan_changes, plan_ids, plan_is_more, plan_last_seq, plan_number, plan_own, plan_tickets
+    Slot sequencer_planning, sequencer_gates, sequencer_last_seq, sequencer_mixed, sequencer_number, sequencer_window
     Slot hooks_freed, hooks_taken, hooks_taking
 
 
@@ -254,7 +257,8 @@ cdef int find_slots(object send, object engine) except -1:
         )),
         (Receiver, ("lease",)),
         (engine, ("_new", "_pending", "batches", "hooks", "pending_changes", "taken")),
-        (DestinationState, ("channel", "at_limit", "is_topic", "is_map", "declared")),
+        (DestinationState, ("channel", "at_limit", "is_topic", "is_map", "declared", "number")),
+        (DuplicateWindow, ("counts", "limit", "order", "seqs")),
     ))  # in the order of Slots
     return 0
 
@@ -290,9 +294,9 @@ cdef int bind_log() except -1:
 
 cdef int bind_journal() except -1:
     """Find where a journal's objects have their fields."""
-    global Plan, JournalBatch
+    global Plan, JournalBatch, NO_IDS
     from ..core.engine.hooks import Hooks
-    from ..core.operations.plan import Plan as plan, Sequencer
+    from ..core.operations.plan import NO_IDS as no_ids, Plan as plan, Sequencer
     from ..journal.writing import JournalBatch as batch, JournalEncoder
 
     bind()
@@ -300,11 +304,11 @@ cdef int bind_journal() except -1:
     find(<Slot *>&journals, (
         (batch, ("plan",)),
         (JournalEncoder, ("_host", "promised", "sequencer")),
-        (plan, ("_sequencer", "changes", "is_more", "last_seq", "number", "own", "tickets")),
-        (Sequencer, ("_planning", "gates", "last_seq", "mixed", "number")),
+        (plan, ("_sequencer", "changes", "ids", "is_more", "last_seq", "number", "own", "tickets")),
+        (Sequencer, ("_planning", "gates", "last_seq", "mixed", "number", "window")),
         (Hooks, ("freed", "taken", "taking")),
     ))  # in the order of JournalSlots
-    JournalBatch = batch
+    JournalBatch, NO_IDS = batch, no_ids
     Plan = plan  # last
     return 0
 
@@ -789,31 +793,38 @@ def encode_ticket(sequencer, tail, ticket, watermark):
 
 
 cdef object batch_of_plain(object sequencer, object start, object ticket, object watermark):
-    """The batch of one message without an id, or of one ack; None for anything else. As Sequencer.plan, Send.plan and
-    Plan say."""
-    cdef object content, change, state, plan, batch, seq = get(sequencer, journals.sequencer_last_seq)
-    cdef object outcome = None, data_and_end
-    cdef list changes, tickets
-    content = get(ticket, logs.ticket_content)
-    if (
-        len(content) != 1 or get(sequencer, journals.sequencer_gates) or get(sequencer, journals.sequencer_mixed)
-    ):
+    """The batch of messages that are no duplicates, and of acks; None for anything else. As Sequencer.plan, Send.plan,
+    Naming and Plan say."""
+    cdef object change, state, plan, batch, data_and_end, name, key, seq = get(sequencer, journals.sequencer_last_seq)
+    cdef list changes = list(get(ticket, logs.ticket_content)), outcomes = [], tickets = [ticket]
+    cdef dict ids = <dict?>NO_IDS, seqs
+    if not changes or get(sequencer, journals.sequencer_gates) or get(sequencer, journals.sequencer_mixed):
         return None
-    change = content[0]
-    if type(change) is Send:
+    seqs = <dict?>get(get(sequencer, journals.sequencer_window), slots.window_seqs)
+    for change in changes:
+        if type(change) is Ack:
+            outcomes.append(None)
+            continue
+        if type(change) is not Send:
+            return None
         state = get(change, slots.send_state)
         if (
-            get(change, slots.send_name) is not None or get(change, slots.send_extras) is not None
-            or get(change, slots.send_expires_at_ms) or not get(state, slots.state_declared)
-            or get(state, slots.state_is_topic)
+            get(change, slots.send_extras) is not None or get(change, slots.send_expires_at_ms)
+            or not get(state, slots.state_declared) or get(state, slots.state_is_topic)
         ):
             return None
+        name = get(change, slots.send_name)
+        if name is not None:
+            key = plain((get(state, slots.state_number), name))
+            if get(state, slots.state_is_map) or key in seqs or key in ids:
+                return None
         seq = seq + 1
-        outcome = (seq, False)
+        if name is not None:
+            if ids is NO_IDS:
+                ids = {}
+            ids[key] = seq
+        outcomes.append((seq, False))
         put(change, slots.send_seq, seq)
-    elif type(change) is not Ack:
-        return None
-    changes, tickets = [change], [ticket]
     try:
         data_and_end = batch_of(start, changes, seq, watermark)
     except Exception:
@@ -821,12 +832,13 @@ cdef object batch_of_plain(object sequencer, object start, object ticket, object
     if data_and_end is None:
         return None
     put(sequencer, journals.sequencer_planning, tickets)
-    put(ticket, logs.ticket_outcomes, [outcome])
+    put(ticket, logs.ticket_outcomes, outcomes)
     plan = PyType_GenericAlloc(Plan, 0)
     put(plan, journals.plan_sequencer, sequencer)
     put(plan, journals.plan_number, get(sequencer, journals.sequencer_number) + 1)
     put(plan, journals.plan_last_seq, seq)
     put(plan, journals.plan_changes, changes)
+    put(plan, journals.plan_ids, ids)
     put(plan, journals.plan_tickets, tickets)
     put(plan, journals.plan_is_more, False)
     put(plan, journals.plan_own, None)
@@ -845,16 +857,53 @@ cdef object batch_of_plain(object sequencer, object start, object ticket, object
 
 
 def accept_batch(encoder, batch):
-    cdef object plan, sequencer
+    cdef object plan, sequencer, ids
     if Plan is None:
         bind_journal()
     plan = get(batch, journals.batch_plan)
     if plan is None or get(plan, journals.plan_is_more) or get(encoder, journals.encoder_promised):
         return twin("accept_batch")(encoder, batch)
-    sequencer = get(encoder, journals.encoder_sequencer)
+    sequencer, ids = get(encoder, journals.encoder_sequencer), get(plan, journals.plan_ids)
+    if ids:
+        remember(get(sequencer, journals.sequencer_window), ids)
     put(sequencer, journals.sequencer_last_seq, get(plan, journals.plan_last_seq))
     put(sequencer, journals.sequencer_number, get(plan, journals.plan_number))
     put(sequencer, journals.sequencer_planning, ())  # last
+
+
+cpdef remember(window, ids):
+    cdef bint done = False
+    if Send is None:
+        bind()
+    try:
+        done = remember_in(window, ids)
+    except Exception:
+        pass
+    if not done:
+        twin("remember")(window, ids)
+
+
+cdef bint remember_in(object window, dict ids) except -1:
+    """As its twin says, which may do all again."""
+    cdef dict seqs = <dict?>get(window, slots.window_seqs), counts = <dict?>get(window, slots.window_counts)
+    cdef object order = get(window, slots.window_order), key, seq, before, number
+    cdef Py_ssize_t limit = get(window, slots.window_limit)
+    for key, seq in ids.items():
+        before = seqs.get(key)
+        if before == seq:
+            continue
+        if before is None:
+            number = (<tuple?>key)[0]
+            counts[number] = counts.get(number, 0) + 1
+        order.append(plain((key, seq)))
+        seqs[key] = seq
+    while len(seqs) > limit:
+        key, seq = order.popleft()
+        if seqs.get(key) == seq:
+            del seqs[key]
+            number = (<tuple?>key)[0]
+            counts[number] -= 1
+    return True
 
 
 cdef inline void put_start(uchar *record, Py_ssize_t size, uint64_t lsn, uchar kind) noexcept:
@@ -1273,7 +1322,10 @@ cdef object send_of(
         packed = pack_headers(headers)
         headers_bytes = PyBytes_Size(packed)
     if message_id is not None:
-        name = pack_id(message_id, get(state, slots.state_is_map))
+        if type(message_id) is MadeId:
+            name = (<str>message_id).encode("utf-8")
+        else:
+            name = pack_id(message_id, get(state, slots.state_is_map))
         id_bytes = PyBytes_Size(name)
     size += id_bytes + headers_bytes
     if size > limit or id_bytes > 0xFFFF or headers_bytes > 0xFFFFFFFF:
@@ -1354,6 +1406,26 @@ cdef tuple bodies_from(tuple messages, Py_ssize_t first, Py_ssize_t limit, Py_ss
 
 
 # Rows of the index
+
+
+def note_ids(ids, sends):
+    if Send is None:
+        bind()
+    try:
+        note_in(ids, sends)
+    except Exception:
+        twin("note_ids")(ids, sends)
+
+
+cdef int note_in(dict ids, list sends) except -1:
+    cdef object send, name, state
+    for send in sends:
+        name = get(send, slots.send_name)
+        if name is not None:
+            state = get(send, slots.send_state)
+            if not get(state, slots.state_is_map):
+                ids[get(send, slots.send_seq)] = plain((get(state, slots.state_number), name))
+    return 0
 
 
 def pack_rows(number, sends):

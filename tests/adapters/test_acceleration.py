@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from google_crc32c import extend as crc32c
@@ -19,20 +19,24 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import anabranch
-from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.engine.engine import Engine
+from anabranch.adapters.core.messages import Message, Outgoing
 from anabranch.adapters.core.operations.branches import Forget
 from anabranch.adapters.core.operations.changes import Ack, AckRange, Mark, Returned, Send, SendMany
+from anabranch.adapters.core.operations.plan import Sequencer
+from anabranch.adapters.core.operations.tickets import Ticket
 from anabranch.adapters.core.record import encoding as records
 from anabranch.adapters.core.record.place import order_of
 from anabranch.adapters.core.service import sending, settling
 from anabranch.adapters.core.state import decoding
 from anabranch.adapters.core.state.delivery import Delivery
 from anabranch.adapters.core.state.leases import CLAIMED, LEASED, LEAVING, Channel, Lease, LeaseTime, Receiver
-from anabranch.adapters.core.state.states import DestinationState, SubscriptionState
+from anabranch.adapters.core.state.states import Catalog, DestinationState, SubscriptionState
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import bodies, writing
 from anabranch.adapters.journal.encoding import SEND_OVERHEAD
 from anabranch.adapters.journal.index import row_format
+from anabranch.adapters.journal.writing import JournalEncoder
 from anabranch.adapters.system import acceleration
 from anabranch.adapters.system.acceleration import PURE
 from anabranch.adapters.wal import format as w
@@ -234,6 +238,60 @@ def test_messages_come_and_go_without_the_twins(tmp_path: Path, monkeypatch: pyt
             assert message is not None and message.body == b"%d" % number
             message.ack()
             assert message._note.hold == LEAVING
+
+
+NAMES = st.lists(st.sampled_from([None, None, b"a", b"b", b"c", b"\0made"]), min_size=1, max_size=4)
+
+
+@given(st.lists(NAMES, max_size=9), st.integers(0, 4))
+def test_messages_with_ids_are_planned_the_same(tickets: list[list[bytes | None]], limit: int) -> None:
+    """Whatever is a duplicate of what, and falls out of the window."""
+    found = []
+    for loops in (writing, None):
+        sequencer = Sequencer(Catalog(), limit)
+        encoder = JournalEncoder(cast("Any", SimpleNamespace(sequencer=sequencer)))
+        tail, told = Tail(SEGMENT, 100, 1, 0), list[Any]()
+        state = state_of(7)
+        for names in tickets:
+            sends = [Send(state, bytes(range(records.HEAD.size)), name) for name in names]
+            ticket = Ticket(sends, 0)
+            batch = (loops.encode_ticket if loops else PURE["encode_ticket"])(sequencer, tail, ticket, 0)
+            (loops.accept_batch if loops else PURE["accept_batch"])(encoder, batch)
+            tail = batch.tail
+            window = sequencer.window
+            told.append((ticket.outcomes, batch.data, tail, [one.seq for one in batch.plan.changes], batch.plan.ids))
+            told.append((window.items(), dict(window.counts), len(window.order), sequencer.last_seq, sequencer.number))
+        found.append(told)
+    assert found[0] == found[1]
+
+
+def test_messages_with_ids_come_and_go_without_the_twins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with JournalDisk(tmp_path) as disk:
+        store = disk.create(duplicate_window=100)
+        store.send(ORDERS, b"0", None, "first")
+        assert next(store.browse(ORDERS)).body == b"0"  # what declares the queue is applied
+        for name in ("remember", "note_ids", "new_send", "look"):
+            is_alone(name, monkeypatch)
+        if "loops" in anabranch.accelerated:  # the twins of the others have the marks of a log that ends
+            monkeypatch.setattr(Sequencer, "plan", None)
+            monkeypatch.setattr(Sequencer, "accept", None)
+            monkeypatch.setattr(Engine, "take", None)
+        for number in range(300):
+            store.send(ORDERS, b"%d" % number, None, str(number))
+            store.begin_sends([(ORDERS, Outgoing(b"x", None, f"{number}.{n}")) for n in range(3)]).wait()
+        assert store.depth(ORDERS) == 1201
+
+
+@given(st.lists(st.tuples(LONG, st.sampled_from([None, b"a", b"b"]), st.booleans()), max_size=9))
+def test_ids_are_noted_the_same(made: list[tuple[int, bytes | None, bool]]) -> None:
+    sends = []
+    for seq, name, is_map in made:
+        sends.append(Send(state_of(7, Destination.parse("map://m") if is_map else ORDERS), b"", name))
+        sends[-1].seq = seq
+    found: list[dict[int, Any]] = [{}, {}]
+    row_format.note_ids(found[0], sends)
+    PURE["note_ids"](found[1], sends)
+    assert found[0] == found[1] and list(found[0]) == list(found[1])
 
 
 # Writing a batch

@@ -11,7 +11,7 @@ from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import MADE, MadeId, Outgoing, Receipt
 from anabranch.policies.errors import TransactionError, UnknownMessageError
 
-from .disk import PATIENCE, A, B, C, Disk, assert_whole, bodies, drain, survives, take
+from .disk import PATIENCE, A, B, C, Disk, T, assert_whole, bodies, drain, survives, take
 
 
 class SettlingContract:
@@ -343,6 +343,37 @@ class SettlingContract:
         store = disk.later(store, place)
         assert [store.send(A, b"z", None, name).duplicate for name in "eda"] == [True] * 3
         assert_whole(store)
+
+    @pytest.mark.parametrize("window", [1, 7, 100])
+    def test_the_latest_are_known_later(self, disk: Disk, window: int) -> None:
+        """Also where others fell out, and went with queues that are no more."""
+        store = disk.create(duplicate_window=window)
+        names = [f"id-{n}" for n in range(25)]
+        for turn in range(3):
+            for name in names[:5]:
+                assert not store.send(B, b"x", None, name).duplicate
+            store.send_many(A, [Outgoing(b"x", None, f"{turn}.{name}") for name in names])
+            take(store).ack()
+            store.delete(B)
+            store = disk.later(store)
+            assert all(store.send(A, b"y", None, f"{turn}.{name}").duplicate for name in names[-window:])
+        assert_whole(store)
+
+    def test_sends_of_many_callers_are_stored_or_refused_each(self, disk: Disk, store: Store) -> None:
+        first = store.send(A, b"1", None, "id")
+        given: list[Any] = [
+            (A, Outgoing(b"2")), (A, Outgoing(b"3", None, "id")), (B, Outgoing(b"4", {"h": 1}, "id")),
+            (A, Outgoing("no bytes")), (A, Outgoing(b"5", None, "")), (A, Outgoing(b"6", None, "new")),
+            (A, Outgoing(b"7", None, "new")), (T, Outgoing(b"8")),
+        ]  # fmt: skip
+        results: list[Any] = store.begin_sends(given).wait()
+        assert [type(one) for one in results[3:5]] == [TypeError, ValueError]
+        seqs = [one[0] for one in results[:3] + results[5:]]
+        assert seqs == [first.seq + 1, first.seq, first.seq + 2, first.seq + 3, first.seq + 3, first.seq + 4]
+        assert [one[1] for one in results[:3] + results[5:]] == [False, True, False, False, True, False]
+        assert store.begin_sends([]).wait() == []
+        store = disk.later(store)
+        assert (bodies(store, A), bodies(store, B)) == ([b"1", b"2", b"6"], [b"4"])
 
     def test_no_window(self, disk: Disk) -> None:
         store = disk.create(duplicate_window=0)

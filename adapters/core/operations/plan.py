@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ....policies.errors import AnabranchError
 from ....policies.names.destination import Destination, Kind
@@ -30,6 +30,8 @@ from .tickets import Ticket
 Subscribed = dict[SubscriptionKey, SubscriptionState]
 """The subscriptions of a topic. Replaced, never changed."""
 
+NO_IDS: Final[dict[Key, int]] = {}
+"""The ids of a plan without any. Never changed."""
 
 E = TypeVar("E", bound="Effect")
 
@@ -76,11 +78,9 @@ class Naming:
 class Plan:
     """The changes of some tickets."""
 
-    __slots__ = ("__dict__", "_sequencer", "changes", "is_more", "last_seq", "number", "own", "tickets")
+    __slots__ = ("__dict__", "_sequencer", "changes", "ids", "is_more", "last_seq", "number", "own", "tickets")
 
     # Values that most plans leave as they are stand here, not in each plan. They are replaced, never changed.
-    ids: dict[Key, int] = {}  # noqa: RUF012
-    """New in the duplicate window."""
     declared: Sequence[DestinationState] = ()
     removed: Sequence[DestinationState] = ()
     successors: dict[DestinationState, DestinationState] = {}  # noqa: RUF012
@@ -107,11 +107,12 @@ class Plan:
         """One more than that of the plan before."""
         self.last_seq = sequencer.last_seq if last_seq is None else last_seq
         self.changes: list[Change] = []
+        self.ids = NO_IDS
+        """New in the duplicate window."""
         self.tickets = tickets
         """Tickets that were not refused."""
         self.is_more = False
-        """True if the plan does more than to send messages without ids, and to ack: one of the above says what, or
-        `own`."""
+        """True if the plan does more than to send messages, and to ack: one of the above says what, or `own`."""
         self.own: Any = None
         """The backend's."""
         gates = sequencer.gates
@@ -159,9 +160,8 @@ class Plan:
 
     def remember(self, key: Key, seq: int) -> None:
         """Remember that a message has been sent with this id."""
-        if not self.ids:
+        if self.ids is NO_IDS:
             self.ids = {}
-            self.is_more = self.alters = True
         self.ids[key] = seq
 
     def naming(self, state: DestinationState) -> Naming:
@@ -264,7 +264,7 @@ class Plan:
 class Sequencer:
     """The knowledge of the thread that writes. Others may look at `prepared` and `last_seq`."""
 
-    __slots__ = ("__dict__", "_planning", "gates", "last_seq", "mixed", "number")
+    __slots__ = ("__dict__", "_planning", "gates", "last_seq", "mixed", "number", "window")
 
     def __init__(self, catalog: Catalog, duplicate_window: int) -> None:
         self.catalog = catalog
@@ -354,6 +354,8 @@ class Sequencer:
             for branch in plan.settled:
                 self.prepared.pop(branch.transaction, None)
                 branch.reservation = None
+        if plan.ids:
+            self.window.add(plan.ids)
         self.last_seq, self.number = plan.last_seq, plan.number
         self._planning = ()  # last
 
@@ -370,8 +372,6 @@ class Sequencer:
                     self.catalog.add(state)
         for state in plan.removed:
             self.window.forget(state.number)
-        if plan.ids:
-            self.window.add(plan.ids)
         for effect in plan.effects:
             effect.accept(plan)
         for number, subscriptions in plan.subscribed.items():

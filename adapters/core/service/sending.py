@@ -171,6 +171,26 @@ class Sending:
         self._engine.submit(ticket)
         return BegunSend(self, self._writer, destination, ticket)
 
+    def begin_each(self, sends: Sequence[tuple[Destination, Outgoing]], sync: bool) -> BegunSends:
+        """Queue messages of many callers, as Store.begin_sends."""
+        engine = self._engine
+        there, intake = engine.catalog.destinations, self._intake
+        changes: list[Change] = []
+        refused: dict[int, Exception] = {}
+        for at, (destination, message) in enumerate(sends):
+            try:
+                changes.append(new_send(there.get(destination) or self.state(destination), message, intake))
+            except (AnabranchError, TypeError, ValueError) as error:
+                refused[at] = error
+        tickets = [Ticket(part, size, sync) for part, size in self._parts(changes)]
+        for ticket in tickets:
+            try:
+                engine.submit(ticket)
+            except AnabranchError as error:
+                ticket.finish(error)
+        engine.sends += len(changes)
+        return BegunSends(self, self._writer, tickets, refused)
+
     def send_nowait(self, destination: Destination, ticket: Ticket) -> Future[Receipt]:
         """Return the future of a ticket for one message."""
         future: Future[Receipt] = Promise()
@@ -462,3 +482,29 @@ class BegunSend(Queued):
     def wait(self) -> Receipt:
         """Return the receipt. Raises as Store.send."""
         return Receipt(self._destination, *self._sending.wait(self._ticket)[0])
+
+
+class BegunSends(Queued):
+    """Sends of many callers that are queued: a Pending of what becomes of each."""
+
+    __slots__ = ("_refused", "_sending", "_tickets")
+
+    def __init__(
+        self, sending: Sending, writer: Writer, tickets: Sequence[Ticket], refused: dict[int, Exception]
+    ) -> None:
+        super().__init__(writer)
+        self._sending, self._tickets = sending, tickets
+        self._refused = refused
+        """By its place among them, in order: why one is not queued."""
+
+    def wait(self) -> list[tuple[int, bool] | Exception]:
+        """Return for each its seq and whether it is a duplicate, or why it is not stored."""
+        results: list[tuple[int, bool] | Exception] = []
+        for ticket in self._tickets:
+            try:
+                results += self._sending.wait(ticket)
+            except AnabranchError as error:
+                results += [error] * len(ticket.content)
+        for at, refusal in self._refused.items():
+            results.insert(at, refusal)
+        return results

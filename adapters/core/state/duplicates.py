@@ -7,8 +7,11 @@ second sender ever waits for a first one's ticket.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from itertools import islice
+
+from ...system.acceleration import inner_loop
 
 Key = tuple[int, bytes]
 """Destination id and message id."""
@@ -17,45 +20,55 @@ Key = tuple[int, bytes]
 class DuplicateWindow:
     """The last `limit` ids and the seq of each one's message. The durable copy, if there is one, the store keeps."""
 
-    __slots__ = ("_counts", "_seqs", "limit")
+    __slots__ = ("counts", "limit", "order", "seqs")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._seqs: dict[Key, int] = {}
-        self._counts: dict[int, int] = {}
+        self.seqs: dict[Key, int] = {}
+        self.order: deque[tuple[Key, int]] = deque()
+        """Ids and seqs, oldest first, and some that `seqs` does not have, or not so."""
+        self.counts: dict[int, int] = {}
         """How many of each destination there are, or more: Ctrl-C may come between."""
 
     def get(self, key: Key) -> int | None:
-        return self._seqs.get(key)
+        return self.seqs.get(key)
 
     def add(self, ids: Mapping[Key, int]) -> None:
         """Remember them, forget the oldest beyond the limit. May be called again with the same."""
-        seqs, counts = self._seqs, self._counts
-        for key in ids:
-            if key not in seqs:
-                counts[key[0]] = counts.get(key[0], 0) + 1
-        expected = len(seqs) + len(ids)
-        seqs.update(ids)
-        if len(seqs) != expected:  # one was there: requeued, it is among the latest again
-            for key, seq in ids.items():
-                del seqs[key]
-                seqs[key] = seq
-        while len(seqs) > self.limit:
-            oldest = next(iter(seqs))
-            if seqs.pop(oldest, None) is not None:
-                counts[oldest[0]] -= 1
+        remember(self, ids)
 
     def forget(self, destination: int) -> None:
         """Forget the ids of a destination that is removed: should it come back, it knows nothing of them. From the
         latest back to its first: of a queue that was there for a moment they are among the last."""
-        its = (key for key in reversed(self._seqs) if key[0] == destination)
-        for key in list(islice(its, self._counts.get(destination, 0))):
-            self._seqs.pop(key, None)
-        self._counts.pop(destination, None)
+        its = (key for key in reversed(self.seqs) if key[0] == destination)
+        for key in list(islice(its, self.counts.get(destination, 0))):
+            self.seqs.pop(key, None)
+        self.counts.pop(destination, None)
+        if len(self.order) > 2 * self.limit:
+            self.order = deque(self.items())
 
     def __len__(self) -> int:
-        return len(self._seqs)
+        return len(self.seqs)
 
     def items(self) -> list[tuple[Key, int]]:
         """Return ids and seqs, oldest first."""
-        return list(self._seqs.items())
+        return list({key: seq for key, seq in list(self.order) if self.seqs.get(key) == seq}.items())
+
+
+@inner_loop
+def remember(window: DuplicateWindow, ids: Mapping[Key, int]) -> None:
+    """Do what DuplicateWindow.add says."""
+    seqs, counts, order = window.seqs, window.counts, window.order
+    for key, seq in ids.items():
+        before = seqs.get(key)
+        if before == seq:
+            continue
+        if before is None:
+            counts[key[0]] = counts.get(key[0], 0) + 1
+        order.append((key, seq))  # a requeued one is among the latest again
+        seqs[key] = seq
+    while len(seqs) > window.limit:
+        key, seq = order[0]
+        if seqs.get(key) == seq and seqs.pop(key, None) is not None:
+            counts[key[0]] -= 1
+        order.popleft()

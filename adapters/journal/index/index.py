@@ -19,6 +19,7 @@ import logging
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import merge
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -42,7 +43,7 @@ from ...wal.segment import Segment, SegmentTable
 from ..changes import Copied
 from .checksums import Files, IndexBrokenError
 from .file import IndexFile
-from .row_format import ID
+from .row_format import ID, note_ids
 from .rows import TABLES, Ask, MessageRows, at_once
 from .states import IndexedSubscription, indexed
 from .transaction_rows import TransactionRows
@@ -114,12 +115,16 @@ class Index:
         """Subscriptions of `subscriptions` that are no more."""
         self.last_number = 0
         """The highest that a destination or a subscription had, as far as is applied."""
-        self.rows = MessageRows(self.priorities, self.states, catalog, self.remember, self._remove_live)
+        self.rows = MessageRows(
+            self.priorities, self.states, catalog, self.remember, self.remember_id, self._remove_live
+        )
         self.transactions = TransactionRows(self._remove_prepared)
         self._duplicates = 0
-        """Ids that are kept of the duplicate window."""
+        """Ids of the duplicate window that have rows."""
         self._ids: Counter[int] = Counter()
         """The number of these ids, by destination's number."""
+        self._new_ids: dict[int, tuple[int, bytes]] = {}
+        """By seq: ids that get their rows with the next checkpoint. Most of many are gone by then."""
         self.find_copies: Callable[[int, int, int, int], Segment]
         """A function as Numbers' (encoding.py), of what is being replayed."""
         self.operations = 0
@@ -176,6 +181,7 @@ class Index:
 
     def _begin(self) -> None:
         self._txn = self.file.begin()
+        self._new_ids = {}
         self.rows.lend(self._txn)
         self.transactions.lend(self._txn)
 
@@ -315,9 +321,12 @@ class Index:
 
     def duplicates(self) -> Iterator[tuple[tuple[int, bytes], int]]:
         """Yield (destination, message id), seq; oldest first."""
-        for key, value in self._txn.cursor(db=self._duplicates_db):
-            number, message_id = msgspec.msgpack.decode(value)
-            yield (number, message_id), NUMBER.unpack(key)[0]
+        rows = (
+            (NUMBER.unpack(key)[0], tuple(msgspec.msgpack.decode(value)))
+            for key, value in self._txn.cursor(db=self._duplicates_db)
+        )
+        for seq, key in merge(rows, sorted(self._new_ids.items())):
+            yield key, seq
 
     # Changing
 
@@ -444,22 +453,49 @@ class Index:
         if segment is not None and segment.end is not None:
             self.until_look = 0
 
-    def remember(self, key: tuple[int, bytes], seq: int) -> None:
-        """Keep an id of the duplicate window, drop the oldest beyond the limit."""
-        txn, db, ids = self._txn, self._duplicates_db, self._ids
-        if txn.put(NUMBER.pack(seq), msgspec.msgpack.encode(key), db=db, overwrite=False):
-            self._duplicates += 1
-            ids[key[0]] += 1
-        while self._duplicates > self._duplicate_limit:
+    def remember(self, sends: Sequence[Send]) -> None:
+        """Keep the ids of new messages: of the latest, as many as the limit says."""
+        note_ids(self._new_ids, sends)
+        if len(self._new_ids) > 2 * self._duplicate_limit:
+            self._new_ids = self._latest_ids()
+
+    def remember_id(self, key: tuple[int, bytes], seq: int) -> None:
+        """Keep an id without a message, or whose message is elsewhere, or gone."""
+        self._new_ids[seq] = key
+
+    def _latest_ids(self) -> dict[int, tuple[int, bytes]]:
+        """Return those of the new ids that are among the latest, in order."""
+        new, seqs = self._new_ids, sorted(self._new_ids)
+        return {seq: new[seq] for seq in seqs[max(len(seqs) - self._duplicate_limit, 0) :]}
+
+    def _write_ids(self) -> None:
+        """Write the rows of the new ids, remove the oldest beyond the limit."""
+        txn, db, ids, new = self._txn, self._duplicates_db, self._ids, self._latest_ids()
+        rows = ((NUMBER.pack(seq), msgspec.msgpack.encode(key)) for seq, key in new.items())
+        with txn.cursor(db=db) as cursor:
+            last = NUMBER.unpack(cursor.key())[0] if cursor.last() else 0
+        if new and len(new) == self._duplicate_limit and last < next(iter(new)):  # no other is kept
+            txn.drop(db, delete=False)
             with txn.cursor(db=db) as cursor:
-                cursor.first()
-                ids[msgspec.msgpack.decode(cursor.value())[0]] -= 1
-                cursor.delete()
-            self._duplicates -= 1
+                cursor.putmulti(rows, append=True)
+            self._duplicates, self._ids = len(new), Counter(number for number, _ in new.values())
+        else:
+            for (number, _), row in zip(new.values(), rows, strict=True):
+                if txn.put(*row, db=db, overwrite=False):
+                    self._duplicates += 1
+                    ids[number] += 1
+            with txn.cursor(db=db) as cursor:
+                while self._duplicates > self._duplicate_limit:
+                    cursor.first()
+                    ids[msgspec.msgpack.decode(cursor.value())[0]] -= 1
+                    cursor.delete()
+                    self._duplicates -= 1
+        self._new_ids = {}
 
     def _forget_duplicates(self, destination: int) -> None:
         """Forget a destination's ids from the latest back to its first: of a queue that was there for a moment they are
         among the last."""
+        self._write_ids()
         keys: list[bytes] = []
         count = self._ids.pop(destination, 0)
         with self._txn.cursor(db=self._duplicates_db) as cursor:
@@ -531,6 +567,7 @@ class Index:
 
     def commit_partial(self) -> None:
         """Commit, synced, and go on."""
+        self._write_ids()
         self.file.commit()
         self._begin()
         self.operations = 0

@@ -79,6 +79,14 @@ def pack_rows(number: int, sends: Sequence[Send]) -> Packed | None:
 
 
 @inner_loop
+def note_ids(ids: dict[int, tuple[int, bytes]], sends: Sequence[Send]) -> None:
+    """Note by their seqs the destinations and the ids of messages that have one which is no key of a map."""
+    for send in sends:
+        if send.name is not None and not send.state.is_map:
+            ids[send.seq] = (send.state.number, send.name)
+
+
+@inner_loop
 def rows_of_many(number: int, sends: SendMany) -> Iterable[tuple[bytes, bytes]]:
     """Yield the rows of messages that follow each other in the journal; each row once it is asked for."""
     lsn, offset = sends.own

@@ -125,13 +125,14 @@ class MessageRows:
         priorities: bool,
         states: dict[int, DestinationState],
         catalog: Catalog,
-        remember: Callable[[tuple[int, bytes], int], None],
+        remember: Callable[[Sequence[Send]], None],
+        remember_id: Callable[[tuple[int, bytes], int], None],
         remove_live: Callable[[int, int, object], None],
     ) -> None:
-        """Take a catalog, which counts what there is. `remember` keeps the id and the seq of a new message that has
-        one; `remove_live` takes note that a record (LSN, length, of what) is needed no more."""
+        """Take a catalog, which counts what there is. `remember` keeps the ids of new messages, `remember_id`
+        that of a mark; `remove_live` takes note that a record (LSN, length, of what) is needed no more."""
         self.priorities, self._states, self._catalog = priorities, states, catalog
-        self._remember, self._remove_live = remember, remove_live
+        self._remember, self._remember_id, self._remove_live = remember, remember_id, remove_live
         self._txn: Any = None
         self.changed: dict[DestinationState, None] = {}
         """Destinations whose rows in the index say something else by now."""
@@ -195,9 +196,7 @@ class MessageRows:
             return
         packed = None if self.priorities or state.is_topic else pack_rows(number, sends)
         puts, size = packed if packed is not None else self._pack_with_more(sends, segment)
-        for send in sends:
-            if send.name is not None:
-                self._remember((number, send.name), send.seq)
+        self._remember(sends)
         if len(puts) == 1:
             self._txn.put(*puts[0], db=self._messages_db)
         else:
@@ -222,7 +221,7 @@ class MessageRows:
             if not self._remove_before(state, name, seq) or send.expires_at_ms == REMOVAL:
                 segment.mark_dead(send.own[0])
                 if name.startswith(_MADE):  # a Mark, read back
-                    self._remember((number, name), seq)
+                    self._remember_id((number, name), seq)
                 continue
             more = self._put_more(state, send)
             assert more is not None
@@ -268,15 +267,13 @@ class MessageRows:
     def put_marks(self, marks: Sequence[Mark], table: SegmentTable) -> bool:
         """Take in marks, as `put_dead`."""
         for mark in marks:
-            self._remember((mark.state.number, mark.name), mark.seq)
+            self._remember_id((mark.state.number, mark.name), mark.seq)
         return self._dead(marks, table)
 
     def put_dead(self, sends: Sequence[Send], table: SegmentTable) -> bool:
         """Take in new messages of queues that are acked already: no row tells of them. Returns whether a segment that
         takes no more holds no live message now."""
-        for send in sends:
-            if send.name is not None and not send.state.is_map:
-                self._remember((send.state.number, send.name), send.seq)
+        self._remember(sends)
         return self._dead(sends, table)
 
     def _dead(self, sends: Sequence[Send | Mark], table: SegmentTable) -> bool:

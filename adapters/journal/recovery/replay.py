@@ -178,7 +178,7 @@ class Replay:
                 raise ValueError(f"{destination} has two numbers, {number} too")
             index.declare(DestinationState(number, destination))
         for number, seq, message_id in latest.duplicates:
-            index.remember((number, message_id), seq)
+            index.remember_id((number, message_id), seq)
         for transaction in latest.committed:
             index.transactions.remember_committed(transaction)
         for number, topic, client, name, selector, no_local, start in latest.subscriptions:
