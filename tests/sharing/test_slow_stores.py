@@ -13,7 +13,6 @@ import pytest
 
 import anabranch
 from anabranch.adapters.core import Store
-from anabranch.policies.names.destination import Destination
 from anabranch.router.sharing.owner import reading, rounds
 
 from ..contract.disk import PATIENCE, eventually
@@ -58,20 +57,20 @@ def test_what_one_client_sends_stays_in_order_while_a_store_takes_nothing(
     """Its first send waits before it is queued, in a round with others of the same client."""
     monkeypatch.setattr(rounds, "SLOW_SECONDS", 0.05)
     begun, go_on = threading.Event(), threading.Event()
-    begin_send = Store.begin_send
+    begin_sends = Store.begin_sends
 
-    def begin(store: Store, destination: Destination, message: Any, sync: bool = False) -> Any:
-        if not begun.is_set() and destination.name == "q":
+    def begin(store: Store, sends: Any, sync: bool = False) -> Any:
+        if not begun.is_set() and any(destination.name == "q" for destination, _ in sends):
             begun.set()
             assert go_on.wait(PATIENCE)
-        return begin_send(store, destination, message, sync)
+        return begin_sends(store, sends, sync)
 
     with ExitStack() as stack:
         stack.enter_context(anabranch.open(tmp_path / "data")).serve()
         one, other = (stack.enter_context(anabranch.open(tmp_path / "data", shared=True)) for _ in range(2))
         for name in ("q", "others"):
             one.queue(name).send(b"0")
-        monkeypatch.setattr(Store, "begin_send", begin)
+        monkeypatch.setattr(Store, "begin_sends", begin)
         sent = [one.queue("q").send_nowait(b"%d" % n) for n in range(1, 9)]
         assert begun.wait(PATIENCE)
         assert other.queue("others").send(b"1").seq  # another thread serves by now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -32,13 +32,13 @@ class Answers:
 
     def answer(self, session: Session, number: int, value: Any) -> None:
         """Answer a request."""
-        self._put(session, pack(number, True, value))
+        self.put([(session, pack(number, True, value))])
 
     def refuse(self, session: Session, number: int, error: Exception) -> None:
         """Answer a request with an error."""
         if not is_expected(error):
             log.error("a request of a client failed: %s", error, exc_info=error)
-        self._put(session, pack(number, False, pack_error(error)))
+        self.put([(session, pack(number, False, pack_error(error)))])
 
     def work(self, session: Session, number: int, call: Callable[[], Any]) -> None:
         """Run a call on a thread of the library, and answer with what it returns."""
@@ -58,12 +58,19 @@ class Answers:
         except Exception as error:
             self.refuse(session, number, error)
 
-    def _put(self, session: Session, frame: bytes) -> None:
+    def put(self, frames: Iterable[tuple[Session, bytes]]) -> None:
+        """Take answers to requests."""
         with self._lock:
             if threading.get_ident() == self._leader:
-                self._frames.setdefault(session, []).append(frame)
+                gathered = self._frames
+                for session, frame in frames:
+                    if session in gathered:
+                        gathered[session].append(frame)
+                    else:
+                        gathered[session] = [frame]
                 return
-        session.send(frame, 1)
+        for session, frame in frames:
+            session.send(frame, 1)
 
     def flush(self, leader: int | None = None) -> None:
         """Send what was gathered; with a leader, another thread gathers from now on."""

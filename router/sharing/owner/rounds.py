@@ -26,7 +26,7 @@ from .calls import CALLS
 from .loop import Loop
 from .reading import Reads
 from .session import Session
-from .writing import Begun, Writes
+from .writing import Begun, Gathered, Writes
 
 log = logging.getLogger(__name__)
 
@@ -88,20 +88,27 @@ class Rounds:
         self._busy_since = time.monotonic()
         if self._look.last.begun:
             self._look.schedule(SLOW_SECONDS)
-        while asked:
-            session, number, request = one = asked[0]
+        sends, acks = Gathered(), list[Asked]()
+        for one in requests:
+            session, number, request = one
             try:
                 if session.is_closed:
                     pass
                 elif type(request) is protocol.Send:
-                    writes.send(session, number, request, begun)
+                    writes.send(session, number, request, sends, begun)
                 elif type(request) is protocol.Ack:
-                    writes.ack(session, number, request, begun)
+                    acks.append(one)
                 else:
                     rest.append(one)
             except Exception as error:
                 self.answers.refuse(session, number, error)
-            asked.popleft()
+        writes.begin(sends, begun)
+        for session, number, request in acks:  # behind the sends, one of which may be what came of it
+            try:
+                writes.ack(session, number, request, begun)  # type: ignore[arg-type]
+            except Exception as error:
+                self.answers.refuse(session, number, error)
+        asked.clear()
         with self._holding:  # else somebody may just be looking
             for session in held_up:
                 session.is_held_up = False

@@ -205,20 +205,20 @@ class Session:
         """Return the message to be sent that these are the fields of, the one with number `at` in a request. Without an
         id it is given one that is its own, also if the request comes again; not so without a number, where the request
         is remembered whole. Raises ClosedError for a body that was kept by an owner before."""
-        body, headers, name = fields[:3]
-        more: Any = fields[3:]
+        body, headers, name, priority, expires_at_ms, persistent, requeued, deliver_at_ms = fields
         if name is None and number is not None:
             name = MadeId(f"{self._made}{number:x}.{at:x}" if at else f"{self._made}{number:x}")
-        if type(body) is bytes:
-            return Outgoing(body, headers, name, *more)
-        found = self.bodies.get(body[1])
+        kept: Any = body if type(body) is bytes else self._body(body[1])
+        made = (kept, headers, name, priority, expires_at_ms, persistent, requeued, deliver_at_ms)
+        return tuple.__new__(Outgoing, made)  # as its own, less a call
+
+    def _body(self, number: int) -> Any:
+        found = self.bodies.get(number)
         if found is None:
             raise ClosedError(
                 "a large body is gone with the process that kept it, which owned the directory before; send it anew"
             )
-        if not isinstance(found, LargeBody):
-            found = _Kept(found)  # which is read from its start, for each message that has it
-        return Outgoing(found, headers, name, *more)
+        return found if isinstance(found, LargeBody) else _Kept(found)  # read from its start, for each message of it
 
     def now(self, token: str) -> str | None:
         """Return the token by which the owner knows what the client knows by this one; None if it is gone."""

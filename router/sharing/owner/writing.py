@@ -10,18 +10,39 @@ from operator import methodcaller
 from typing import Any
 
 from ....adapters.core import Store
-from ....adapters.core.messages import LargeBody
+from ....adapters.core.messages import LargeBody, Outgoing
 from ....adapters.core.store_types import Pending
-from ....policies.errors import ClosedError, UnknownMessageError
+from ....policies.errors import ClosedError, StoreFullError, UnknownMessageError
+from ....policies.names.destination import Destination
 from ...api.endpoint import Endpoint, kept
 from ...router import Router
-from ..protocol import Ack, Commit, Send, SendMany, Settle, destination_of, pack_error
+from ..protocol import Ack, Commit, Send, SendMany, Settle, destination_of, pack, pack_error
 from .answers import Answers
 from .commits import commit, store_of_lease
 from .session import Session
 
-Begun = tuple[Session, int, Send | Ack, int, Pending[Any], Store]
-"""A write that is not waited for yet: its request, how many destinations had been removed before, and where it is."""
+Written = tuple[Session, int, Any]
+"""A Send or an Ack, whose it is, and its number."""
+Begun = tuple[list[Written], int, Pending[Any], Store]
+"""A write that is not waited for yet: its requests, how many destinations had been removed before, and where it is."""
+
+
+class Group:
+    """The sends of a round that go into a store with one call."""
+
+    def __init__(self) -> None:
+        self.requests: list[Written] = []
+        self.messages: list[tuple[Destination, Outgoing]] = []
+
+
+class Gathered:
+    """The sends of a round."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[str, bool], tuple[Destination, Group | None]] = {}
+        """By a destination's text, and whether the sends are to be synced: the destination, and the group of the sends.
+        None: they may have to wait for more than the disk."""
+        self.groups: dict[tuple[Store, bool], Group] = {}
 
 
 class Writes:
@@ -44,44 +65,89 @@ class Writes:
         """Wait for writes, and answer each. Any thread may take some out meanwhile."""
         while True:
             try:
-                session, number, request, removals, pending, store = begun.popleft()
+                requests, removals, pending, store = begun.popleft()
             except IndexError:
                 return
             self.waited_for = store
+            session, number, request = requests[0]
             try:
-                result = pending.wait()
+                results = pending.wait()
                 if type(request) is Ack:
-                    self._answers.answer(session, number, _ends(session, request.tokens, result))
+                    self._answers.answer(session, number, _ends(session, request.tokens, results))
                 else:
-                    if self._registry.gates.removals != removals:
-                        self._registry.record_again(result.destination)
-                    self._answers.answer(session, number, result[1:])
-            except ClosedError:  # the store was closed just now, or its destination moves
-                if type(request) is Ack:
-                    self._ack_nowait(session, number, request)
-                else:
-                    self._send_nowait(session, number, request)  # type: ignore[arg-type]
+                    self._sent(requests, removals, results)
             except Exception as error:
-                self._answers.refuse(session, number, error)
+                for one in requests:
+                    self._failed(one, error)
             finally:
                 self.slow.discard(store)
 
+    def _sent(self, requests: list[Written], removals: int, results: list[tuple[int, bool] | Exception]) -> None:
+        if self._registry.gates.removals != removals:
+            for text in {request.destination for _, _, request in requests}:
+                self._registry.record_again(destination_of(text))
+        frames = []
+        for one, result in zip(requests, results, strict=True):
+            session, number, request = one
+            if not isinstance(result, Exception):
+                frames.append((session, pack(number, True, result)))
+            elif isinstance(result, StoreFullError) and len(requests) > 1:  # there may be room for it alone
+                self._send_nowait(session, number, request)
+            else:
+                self._failed(one, result)
+        self._answers.put(frames)
+
+    def _failed(self, written: Written, error: Exception) -> None:
+        session, number, request = written
+        try:
+            if not isinstance(error, ClosedError):
+                self._answers.refuse(session, number, error)
+            elif type(request) is Ack:  # the store was closed just now, or its destination moves
+                self._ack_nowait(session, number, request)
+            else:
+                self._send_nowait(session, number, request)
+        except Exception as wrong:
+            self._answers.refuse(session, number, wrong)
+
     # Sends
 
-    def send(self, session: Session, number: int, request: Send, begun: deque[Begun]) -> None:
-        """Begin a send, which is added to the round's."""
-        message = request.message
+    def send(self, session: Session, number: int, request: Send, gathered: Gathered, begun: deque[Begun]) -> None:
+        """Add a send to those of its round; begin it where it may have to wait for more than the disk."""
+        message, place = request.message, (request.destination, request.sync)
+        destination, group = gathered.places.get(place) or self._look_up(place, gathered)
         if type(message.body) is not bytes:
             self._send_large(session, number, request)
-            return
-        destination = destination_of(request.destination)
+        elif group is None or not message.persistent:
+            self.begin(gathered, begun)  # what came before it comes first
+            self._send_nowait(session, number, request)
+        else:
+            group.messages.append((destination, session.outgoing_of(message, number)))
+            group.requests.append((session, number, request))
+
+    def _look_up(self, place: tuple[str, bool], gathered: Gathered) -> tuple[Destination, Group | None]:
+        """Return a destination, and the group for its sends, as they are among the places from then on."""
+        text, sync = place
+        destination, group = destination_of(text), None
         store = self._registry.by_destination.get(destination)
-        if store is not None and self.is_prompt(store) and not store.limited and message.persistent:
-            with suppress(ClosedError):
-                pending = store.begin_send(destination, session.outgoing_of(message, number), request.sync)
-                begun.append((session, number, request, self._registry.gates.removals, pending, store))
-                return
-        self._send_nowait(session, number, request)
+        if store is not None and self.is_prompt(store) and not store.limited:
+            group = gathered.groups.setdefault((store, sync), Group())
+        gathered.places[place] = found = destination, group
+        return found
+
+    def begin(self, gathered: Gathered, begun: deque[Begun]) -> None:
+        """Begin the sends of a round, which are added to its writes."""
+        groups, gathered.groups = gathered.groups, {}
+        gathered.places.clear()
+        for (store, sync), group in groups.items():
+            removals = self._registry.gates.removals
+            try:
+                pending = store.begin_sends(group.messages, sync)
+            except Exception as error:
+                for one in group.requests:
+                    self._failed(one, error)
+            else:
+                if group.requests:
+                    begun.append((group.requests, removals, pending, store))
 
     def _send_nowait(self, session: Session, number: int, request: Send) -> None:
         destination = destination_of(request.destination)
@@ -139,7 +205,7 @@ class Writes:
         store = self._registry.open_store(bytes.fromhex(first[:32])) if len(stores) == 1 and first else None
         if store is not None and self.is_prompt(store) and not self._registry.gates.moves:
             with suppress(ClosedError):
-                begun.append((session, number, request, 0, store.begin_ack(tokens), store))
+                begun.append(([(session, number, request)], 0, store.begin_ack(tokens), store))
                 return
         self._ack_nowait(session, number, request)
 
