@@ -1584,6 +1584,44 @@ cdef inline object receipt_of(object destination, object seq):
     return plain(made)
 
 
+# What clients of a shared directory are answered
+
+
+cdef inline uchar *put_number(uchar *at, uint64_t value) noexcept:
+    """As msgpack; returns where it ends."""
+    cdef int size
+    if value < 128:
+        at[0] = <uchar>value
+        return at + 1
+    size = 1 if value <= 0xFF else 2 if value <= 0xFFFF else 4 if value <= 0xFFFFFFFF else 8
+    at[0] = 0xCC if size == 1 else 0xCD if size == 2 else 0xCE if size == 4 else 0xCF
+    at += 1
+    while size:
+        size -= 1
+        at[0] = <uchar>(value >> (8 * size))
+        at += 1
+    return at
+
+
+def pack_sent(number, outcome):
+    cdef uchar frame[32]
+    cdef uchar *at = frame + 4
+    cdef object seq, duplicate
+    try:
+        seq, duplicate = <tuple?>outcome
+        if type(number) is not int or type(seq) is not int or type(duplicate) is not bool:
+            return twin("pack_sent")(number, outcome)
+        at[0] = 0x93
+        at = put_number(at + 1, number)
+        at[0], at[1] = 0xC3, 0x92
+        at = put_number(at + 2, seq)
+        at[0] = 0xC3 if duplicate else 0xC2
+        put32(frame, <uint32_t>(at + 1 - frame - 4))
+        return PyBytes_FromStringAndSize(<char *>frame, at + 1 - frame)
+    except Exception:
+        return twin("pack_sent")(number, outcome)
+
+
 # Telling the usage log
 
 

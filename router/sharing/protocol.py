@@ -21,6 +21,7 @@ import msgspec
 
 from ...adapters.core.messages import LargeBody, Message
 from ...adapters.core.store_types import Change, Settlement, SubscriptionKey
+from ...adapters.system.acceleration import inner_loop
 from ...policies import errors
 from ...policies.errors import AnabranchError
 from ...policies.names.destination import Destination
@@ -236,6 +237,12 @@ def pack(*values: Any) -> bytes:
     except OverflowError as error:
         raise ValueError(f"a number is beyond 64 bits: {error}") from error
     return LENGTH.pack(len(data)) + data
+
+
+@inner_loop
+def pack_sent(number: int, outcome: tuple[int, bool]) -> bytes:
+    """Return the answer to a send, a frame."""
+    return pack(number, True, outcome)
 
 
 def unpack(buffer: bytearray, decode: Callable[[memoryview], Any] = any_frame) -> list[Any]:

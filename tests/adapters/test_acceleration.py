@@ -47,6 +47,7 @@ from anabranch.adapters.wal.segment import Segment
 from anabranch.adapters.wal.ticket import Tail
 from anabranch.policies.errors import UnknownMessageError
 from anabranch.policies.names.destination import Destination
+from anabranch.router.sharing import protocol
 
 from ..journal.disk import JournalDisk
 from ..wal.made import header_of
@@ -693,6 +694,20 @@ def test_receipts_are_the_same(outcomes: list[tuple[int, bool]]) -> None:
 
 
 # Which of them are used
+
+
+@given(
+    st.one_of(LONG, st.integers(), st.none()),
+    st.one_of(st.none(), st.tuples(st.one_of(LONG, st.integers()), st.booleans())),
+)
+def test_answers_are_the_same(number: Any, result: Any) -> None:
+    both(protocol, "pack_sent", number, result)
+
+
+def test_answers_are_made_without_their_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_alone("pack_sent", monkeypatch)
+    frame = bytearray(protocol.pack_sent(1000, (5, False)))
+    assert protocol.unpack(frame) == [[1000, True, [5, False]]]
 
 
 def test_it_is_told_which_are_used() -> None:

@@ -16,7 +16,7 @@ from ....policies.errors import ClosedError, StoreFullError, UnknownMessageError
 from ....policies.names.destination import Destination
 from ...api.endpoint import Endpoint, kept
 from ...router import Router
-from ..protocol import Ack, Commit, Send, SendMany, Settle, destination_of, pack, pack_error
+from ..protocol import Ack, Commit, Send, SendMany, Settle, destination_of, pack_error, pack_sent
 from .answers import Answers
 from .commits import commit, store_of_lease
 from .session import Session
@@ -90,7 +90,7 @@ class Writes:
         for one, result in zip(requests, results, strict=True):
             session, number, request = one
             if not isinstance(result, Exception):
-                frames.append((session, pack(number, True, result)))
+                frames.append((session, pack_sent(number, result)))
             elif isinstance(result, StoreFullError) and len(requests) > 1:  # there may be room for it alone
                 self._send_nowait(session, number, request)
             else:
