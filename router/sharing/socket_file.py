@@ -23,6 +23,13 @@ NAME: Final = "serve.sock"
 PATH_BYTES_MAX: Final = 107
 
 
+class _Socket(socket.socket):
+    """A socket that may be let go of: whoever was given it was interrupted."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def _call(directory: Path, name: str, call: object) -> None:
     """Call with the address of a file in a directory."""
     path = os.fsencode(directory / name)
@@ -44,7 +51,7 @@ def bound(directory: Path, backlog: int) -> tuple[socket.socket, Identity]:
     """Return a socket that listens in a directory, instead of any that an owner before has left, and which file it is.
     The caller holds the directory's lock. Raises OSError."""
     making = f"{NAME}.{os.getpid()}"
-    sock = socket.socket(socket.AF_UNIX)
+    sock = _Socket(socket.AF_UNIX)
     try:
         (directory / making).unlink(missing_ok=True)
         _call(directory, making, sock.bind)
@@ -63,7 +70,7 @@ def bound(directory: Path, backlog: int) -> tuple[socket.socket, Identity]:
 def bound_without_file(directory: Path, backlog: int) -> socket.socket:
     """Return a socket that listens under the name of a directory. Raises OSError: EADDRINUSE where it is taken, as for
     a moment by a child of fork that is on its way to another program."""
-    sock = socket.socket(socket.AF_UNIX)
+    sock = _Socket(socket.AF_UNIX)
     try:
         sock.bind(_name_of(directory))
         sock.listen(backlog)
@@ -113,13 +120,6 @@ def remove(directory: Path, identity: Identity) -> None:
     with suppress(OSError):
         if _identity(directory / NAME) == identity:
             (directory / NAME).unlink(missing_ok=True)
-
-
-class _Socket(socket.socket):
-    """A socket that may be let go of: whoever was given it was interrupted."""
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def connected(directory: Path) -> socket.socket:
