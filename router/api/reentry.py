@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
@@ -19,8 +20,8 @@ _ROOT: Final = __name__.partition(".")[0]
 _OURS: Final = (f"{_ROOT}.router.", f"{_ROOT}.adapters.")
 _COMMANDS: Final = f"{_ROOT}.router.cli."
 """The commands, which call a router as applications do, and hold none of its locks."""
-_HOLDS_NOTHING: Final = Receiver.wait.__code__
-"""The code in which `receive` waits for a message."""
+waits_for_message: Final[list[Callable[[FrameType], bool]]] = [lambda frame: frame.f_code is Receiver.wait.__code__]
+"""Each tells a frame in which `receive` waits for a message, and holds nothing."""
 
 
 def refuse_in_handler(name: str) -> None:
@@ -36,7 +37,7 @@ def refuse_in_handler(name: str) -> None:
         if not module.startswith(_OURS) or module.startswith(_COMMANDS):
             between.append(frame)
         else:
-            if frame.f_code is not _HOLDS_NOTHING and any(map(_is_handler, between)):
+            if any(map(_is_handler, between)) and not any(waits(frame) for waits in waits_for_message):
                 raise RuntimeError(
                     f"{name}() of a router was called from a signal handler that interrupted another call of its "
                     "thread; do it after the handler, or in another thread"

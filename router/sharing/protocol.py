@@ -5,6 +5,7 @@
     reply       [number, ok, value]          ok: True, or False with an error as the value; in any order
     push        [0, listener, messages]      messages of a listener, or, with None, [0, listener, None, error]: its end
     goodbye     [0, None, None]              what has no answer behind it was not begun
+    sign        [0, True, None]              the owner lives, and reads nothing of this client for now
 
 Any number of frames may be in one write. Nothing of it is a pickle: values are what msgpack has, and an error goes as
 the name of its class, with plain fields. A destination goes as its text, but for that of a subscription.
@@ -27,7 +28,7 @@ from ...policies.errors import AnabranchError
 from ...policies.names.destination import Destination
 from ..transactions.xid import Xid
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Rises with each change of what goes over the socket. An owner refuses a client of another version, by name."""
 FRAME_MAX: Final = 1 << 30
 """Bytes of one frame. The largest body that a message has in memory is far below it."""
@@ -188,6 +189,10 @@ class Cancel(Request, frozen=True, tag=12):
     """Ends a receive that waits."""
 
     number: int
+
+
+class Ping(Request, frozen=True, tag=13):
+    """Asks whether the owner lives. Answered before all else that has come."""
 
 
 _request: msgspec.msgpack.Decoder[tuple[int, Request]] = msgspec.msgpack.Decoder(

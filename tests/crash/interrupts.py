@@ -72,6 +72,10 @@ class Interrupter:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._tracer(frame, _places(code))
 
+    def strike(self) -> None:
+        """Do what the signal does."""
+        raise KeyboardInterrupt
+
     def forget(self) -> None:
         """Keep no frame: what an interrupted call held, its caller lets go of at once."""
         self._path_of.clear()
@@ -92,7 +96,7 @@ class Interrupter:
                         self.left -= 1
                         if self.left == 0:
                             self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
-                            raise KeyboardInterrupt
+                            self.strike()
             elif event == "return":
                 self._path_of.pop(frame, None)
             return trace
@@ -143,9 +147,11 @@ def _places(code: CodeType) -> Places:
     return [opcode in CHECKED for opcode in opcodes], delivers
 
 
-def interrupted(at: int, call: Callable[[], object], folders: Sequence[str] = OURS) -> str:
+def interrupted(
+    at: int, call: Callable[[], object], folders: Sequence[str] = OURS, kind: type[Interrupter] = Interrupter
+) -> str:
     """Where the call was interrupted; empty if it got through."""
-    interrupter = Interrupter(at, folders)
+    interrupter = kind(at, folders)
     with warnings.catch_warnings():
         # Struck between the opening of a file or a directory and `with`, it closes itself as the stack unwinds.
         warnings.filterwarnings("ignore", "unclosed (file|scandir iterator)", ResourceWarning)
@@ -166,6 +172,7 @@ def everywhere(
     every: int = 1,
     share: Share = IN_PART,
     folders: Sequence[str] = OURS,
+    kind: type[Interrupter] = Interrupter,
 ) -> int:
     """Interrupt at one of every so many places of prepare(n)() until it gets through; how many places there are.
 
@@ -175,7 +182,7 @@ def everywhere(
     at, struck, deadline = 1, 0, time.monotonic() + share.seconds
     while at < POINTS_MAX:
         call = prepare(at)
-        where = interrupted(at, call, folders)
+        where = interrupted(at, call, folders, kind)
         check(at, where)
         if not where:
             share.counts.append(f"interrupted at {struck} of {at - 1} places")

@@ -41,6 +41,7 @@ class Op(enum.IntEnum):
     COMMIT = 10
     CALL = 11
     CANCEL = 12
+    PING = 13
 
 
 assert {op.name.replace("_", ""): op.value for op in Op} == {kind.__name__.upper(): op for op, kind in KINDS.items()}

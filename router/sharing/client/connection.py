@@ -4,7 +4,11 @@ Who waits for an answer reads the socket for all who wait, so that a call costs 
 and something may come all the same (a Future, a listener) a thread of the library reads.
 
 An owner that has gone is replaced: the next call, or the read that finds it, connects to the next owner, tells what
-this client holds, and sends again what has no answer. Each request bears that: docs/processes.md says how.
+this client holds, and sends again what has no answer. Each request bears that: docs/processes.md says how. An owner
+that lives and does not answer is waited for no longer than heartbeat.py says.
+
+A signal handler may use the connection, where it has struck its own thread as that waits at the socket: it reads for
+both. Where it has struck it in the middle of a frame its call raises RuntimeError, and has done nothing (rule G3).
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import struct
+import sys
 import threading
 import time
 import weakref
@@ -20,12 +26,15 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, Final
 
 from ....adapters.system.background import shared
 from ....adapters.system.conditions import Promise, Thread, unless_busy
 from ....policies.errors import AnabranchError, router_closed
+from ...api.reentry import waits_for_message
 from .. import protocol
+from . import heartbeat
 from .exchange import Asked, Exchange
 from .greeting import PATIENCE, READ_BYTES, Greeter
 
@@ -40,13 +49,22 @@ FINISH_SECONDS: Final = 5.0
 class _Link:
     """One socket, and what has come over it."""
 
-    __slots__ = ("buffer", "reads", "sends", "sock")
+    __slots__ = ("buffer", "came", "quiet", "sends", "sock", "takes", "waits")
 
     def __init__(self, sock: socket.socket, buffer: bytearray) -> None:
         self.sock, self.buffer = sock, buffer
-        self.sends = self.reads = False
-        """A thread is at the socket, with the lock held; without it: one was interrupted there, and what has gone, or
-        come, is not known any more."""
+        self.came: list[bytes] = []
+        """What was read and is not in the buffer yet; nothing, at the end."""
+        self.sends = self.takes = False
+        """A thread sends, or takes what has come, with the lock held; without it: one was interrupted there, and what
+        has gone, or come, is not known any more."""
+        self.waits = False
+        """A thread is about to read, or was interrupted there, which has lost nothing."""
+        self.quiet = 0
+        """For so many periods nothing has come or gone."""
+        period = heartbeat.HEARTBEAT_SECONDS / heartbeat.PERIODS
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # which cost nothing while something comes
+            sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(period), int(period % 1 * 1e6)))
 
     def cut(self) -> None:
         """End it, which wakes who reads it; what has come can be read still."""
@@ -66,7 +84,7 @@ class Connection(Exchange):
     ) -> None:
         """Connect; what is given is as Exchange and Greeter say."""
         self._greeter = Greeter(start_owner, patience)
-        self._beginning = threading.Lock()
+        self._beginning = threading.RLock()
         """Held by the thread that begins in a forked child."""
         super().__init__(directory, held)
         try:
@@ -81,9 +99,11 @@ class Connection(Exchange):
         super()._begin()
         self._link: _Link | None = None
         """What requests go over. Assigned with `_reading` and `_sending` held."""
-        self._sending = threading.Lock()
-        self._reading = threading.Lock()
+        self._sending = threading.RLock()  # a signal handler may come back to it in the same thread
+        self._reading = threading.RLock()
         """Held by the thread that reads, and connects."""
+        self._connects = False
+        """A thread connects, or was interrupted there."""
         self._pump: threading.Thread | None = None
         self._watcher: threading.Thread | None = None
 
@@ -92,6 +112,8 @@ class Connection(Exchange):
     def _connect(self) -> None:
         """Connect, instead of a link that has ended, and send what has no answer. With `_reading` held. Raises
         StoreFailedError if no owner comes, ConfigError for one that cannot be reached."""
+        self._refuse_within(Connection._connect)
+        self._connects = True
         old = self._link
         if old is not None:
             old.cut()  # wakes who sends
@@ -101,7 +123,8 @@ class Connection(Exchange):
                 self._link = link
                 frames = self._again()
                 with suppress(OSError):  # whoever reads finds it
-                    link.sock.sendall(frames)
+                    self._write(link, frames)
+            self._connects = False
         except BaseException:
             link.cut()  # interrupted, and not known how far it came
             raise
@@ -116,9 +139,11 @@ class Connection(Exchange):
         request: protocol.Request,
         on_answer: Callable[[Any], Any] | None = None,
         on_late: Callable[[Any], object] | None = None,
+        is_patient: bool = False,
     ) -> Any:
         """Ask, and wait for the answer, as Exchange."""
         asked = self._asked(request, on_answer)
+        asked.late, asked.is_patient = on_late, is_patient
         try:
             self._send(asked)
             self._await(asked)
@@ -126,7 +151,7 @@ class Connection(Exchange):
             self._unanswered.pop(asked.number, None)
             raise
         except BaseException:
-            self._cancel(asked, on_late)
+            self._cancel(asked)
             raise
         if asked.error is not None:
             raise asked.error
@@ -147,12 +172,12 @@ class Connection(Exchange):
             self._begin_in_child()
         return super()._asked(request, on_answer)
 
-    def _cancel(self, asked: Asked, on_late: Callable[[Any], object] | None) -> None:
+    def _cancel(self, asked: Asked) -> None:
         """Let go of a request whose caller was interrupted, and of what comes all the same."""
-        if on_late is None or self.is_closed:
+        if asked.late is None or self.is_closed:
             self._unanswered.pop(asked.number, None)
             return
-        asked.on_late = on_late
+        asked.on_late = asked.late
         with suppress(AnabranchError):
             other = self._asked(protocol.Cancel(asked.number))
             self._send(other)
@@ -163,19 +188,57 @@ class Connection(Exchange):
         with self._sending:
             if self.is_closed:
                 raise router_closed()
-            self._unanswered[asked.number] = asked
+            self._require_life(asked)
             link = self._link
-            if link is None or link.sends:  # what one has sent that was interrupted is not known
-                if link is not None:
-                    link.cut()
+            if self._connects:
+                self._refuse_within(Connection._connect)
+            if link is None:
+                self._unanswered[asked.number] = asked
                 return  # whoever reads connects, and sends it
+            if link.takes:
+                self._refuse_within(Connection._take_came)
+            if link.sends:
+                self._refuse_within(Connection._send, Connection._ping)
+                self._unanswered[asked.number] = asked
+                link.cut()  # what one has sent that was interrupted is not known
+                return
+            self._unanswered[asked.number] = asked
             link.sends = True
             try:
-                link.sock.sendall(frame)
-                asked.is_sent = True
+                asked.is_sent = self._write(link, frame, asked)
             except OSError:
                 link.cut()
             link.sends = False
+
+    def _write(self, link: _Link, data: bytes, asked: Asked | None = None) -> bool:
+        """Send bytes over a link; return whether they have gone. Those of a request that is given up need not. With
+        `_sending` held. Raises OSError, also where half of a request has gone."""
+        sent = 0
+        while True:
+            try:
+                sent += link.sock.send(memoryview(data)[sent:] if sent else data)
+                if sent == len(data):
+                    return True
+                link.quiet = 0
+            except BlockingIOError:  # the owner takes nothing: it reads no more of this client for now, or is stopped
+                unless_busy(self._reading, partial(self._look, link))  # else who reads looks
+            if asked is not None and asked.done:
+                if sent:
+                    raise BrokenPipeError
+                return False
+
+    def _look(self, link: _Link) -> None:
+        """Read what has come, without waiting. With `_reading` held."""
+        if not link.takes:
+            self._pull(link, socket.MSG_DONTWAIT)
+
+    def _refuse_within(self, *calls: Callable[..., object]) -> None:
+        """Raise RuntimeError in a signal handler that has interrupted its own thread in one of these methods."""
+        if _is_within(self, sys._getframe(1).f_back, [one.__code__ for one in calls]):
+            raise RuntimeError(
+                "a shared router was called from a signal handler that interrupted another call of its thread as that "
+                "was at the socket; do it after the handler, or in another thread"
+            )
 
     # Reading
 
@@ -193,8 +256,15 @@ class Connection(Exchange):
                     asked.lock.acquire(timeout=0.05)
 
     def _read_for(self, asked: Asked) -> bool:
+        link = self._link
+        is_nested = False
+        if link is not None and link.waits:
+            is_nested = link.waits = _is_within(self, sys._getframe(), [_PULL])
         while not asked.done:
-            self._read()
+            self._read(asked)
+        if is_nested and link is not None:
+            with self._sending:
+                self._ping(link)  # wakes the call that was interrupted at the socket: its answer may have come
         return True
 
     def _hand_over(self) -> None:
@@ -244,22 +314,71 @@ class Connection(Exchange):
                 if self._link is link:
                     self._read()
 
-    def _read(self) -> None:
-        """Read what has come, and give each answer to who waits for it. With `_reading` held. Raises as `_connect`."""
+    def _read(self, asked: Asked | None = None) -> None:
+        """Read what has come, and give each answer to who waits for it; connect if the link has ended, unless this
+        request is answered by then. With `_reading` held. Raises as `_connect`."""
         link = self._link
-        if link is not None and not link.reads:
-            link.reads = True
-            data = b""
-            with suppress(OSError):
-                data = link.sock.recv(READ_BYTES)
-            if data:
-                link.buffer += data
-                self._take_all(link.buffer)
-                link.reads = False
-                return
+        if link is not None and not link.takes and self._pull(link):
+            return
+        if self._link is not link or (asked is not None and asked.done):
+            return
         if self.is_closed:
             raise router_closed()
         self._connect()
+
+    def _pull(self, link: _Link, flags: int = 0) -> bool:
+        """Read a piece of what has come; return whether the link goes on. With `_reading` held."""
+        waits, link.waits = link.waits, True
+        try:
+            # One step: what was read is in hand, or with the operating system, wherever a signal strikes.
+            link.came.extend(map(link.sock.recv, (READ_BYTES,), (flags,)))
+        except BlockingIOError:
+            link.waits = waits
+            self._note_quiet(link)
+            return True
+        except OSError:
+            return False
+        link.waits = waits
+        return self._take_came(link)
+
+    def _take_came(self, link: _Link) -> bool:
+        """Take what has come; return False at the end of the link."""
+        link.takes = True
+        if link.quiet:
+            link.quiet = 0
+            self._note_life()
+        is_open = b"" not in link.came
+        link.buffer += b"".join(link.came)
+        link.came.clear()
+        self._take_all(link.buffer)
+        link.takes = False
+        return is_open
+
+    def _note_quiet(self, link: _Link) -> None:
+        """Note that nothing has come for a period. With `_reading` held."""
+        if link.quiet == 0:
+            if not self._unanswered and not self.on_reconnect():
+                return  # nothing is waited for
+            unless_busy(self._sending, partial(self._ping, link))  # else the owner shows by itself that it lives
+        link.quiet += 1
+        if link.quiet > heartbeat.PERIODS:
+            self._fall_silent()
+
+    def _wait_for_life(self) -> None:
+        while self._is_silent and not self.is_closed:
+            try:
+                self.ask(protocol.Ping(), is_patient=True)
+            except (AnabranchError, OSError, protocol.ProtocolError) as error:
+                log.debug("the owner of %s is lost: %s", self.directory, error)
+                time.sleep(RETRY_SECONDS)
+
+    def _ping(self, link: _Link) -> None:
+        """Ask whether the owner lives, without waiting for its answer. With `_sending` held."""
+        if not link.sends:
+            link.sends = True
+            with suppress(OSError):
+                link.sock.send(protocol.pack(next(self._numbers), protocol.Ping()), socket.MSG_DONTWAIT)
+            link.sends = False
 
     # Ending
 
@@ -288,11 +407,12 @@ class Connection(Exchange):
     def leave(self) -> None:
         """Let go of all that is the parent's, in a forked child."""
         super().leave()
-        self._beginning = threading.Lock()
+        self._beginning = threading.RLock()
         if self._link is not None:
             self._link.sock.close()
 
     def _begin_in_child(self) -> None:
+        self._refuse_within(Connection._begin_in_child)
         with self._beginning:
             if self._is_forked:
                 self._begin()
@@ -306,6 +426,20 @@ class Connection(Exchange):
         if link is not None:
             link.cut()
             link.sock.close()
+
+
+_PULL: Final = Connection._pull.__code__
+
+
+def _is_within(connection: Connection, frame: FrameType | None, codes: list[CodeType]) -> bool:
+    """Return whether a frame, or one that it was called from, is a call of this connection with this code."""
+    if threading.get_ident() != threading.main_thread().ident:
+        return False
+    while frame is not None:
+        if frame.f_code in codes and frame.f_locals.get("self") is connection:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _watched(alive: weakref.ref[Connection]) -> None:
@@ -329,3 +463,16 @@ def _watched(alive: weakref.ref[Connection]) -> None:
             log.debug("the owner of %s is lost: %s", connection.directory, error)
             connection = None
             time.sleep(RETRY_SECONDS)
+
+
+def _waits_in_receive(frame: FrameType) -> bool:
+    """Return whether a `receive` waits here for a message, and has nothing in hand."""
+    if frame.f_code not in (_PULL, Connection._await.__code__):
+        return False
+    found: FrameType | None = frame
+    while found is not None and found.f_code is not Connection._await.__code__:
+        found = found.f_back
+    return found is not None and isinstance(found.f_locals["asked"].request, protocol.Receive | protocol.ReceivePattern)
+
+
+waits_for_message.append(_waits_in_receive)

@@ -7,6 +7,7 @@ loop (looped.py).
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 import weakref
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,9 +24,12 @@ import msgspec
 
 from ....adapters.system.background import shared
 from ....adapters.system.conditions import Promise
-from ....policies.errors import OutcomeUnknownError, UnknownSubscriptionError
+from ....policies.errors import AnabranchError, OutcomeUnknownError, UnknownSubscriptionError
 from .. import protocol
 from ..clients import ClientFile
+from . import heartbeat
+
+log = logging.getLogger(__name__)
 
 ONCE: Final = frozenset({"map_increment", "map_pop", "map_put_if_absent", "map_compare_and_set"})
 """Calls that are not made once more where nobody knows whether they took effect."""
@@ -39,7 +44,11 @@ class Asked:
     on_answer: Callable[[Any], Any] | None
     """Makes the result of the answer's value, while no other answer is looked at."""
     on_late: Callable[[Any], object] | None = None
-    """Called with the value instead, once the caller was interrupted."""
+    """Called with the value instead, once the caller was interrupted, or has given up."""
+    late: Callable[[Any], object] | None = None
+    """What `on_late` is to be then."""
+    is_patient: bool = False
+    """It waits for an owner that does not answer, too."""
     is_sent: bool = False
     """It has gone to an owner, whole; as far as is known no owner has seen it otherwise."""
     is_again: bool = False
@@ -85,6 +94,8 @@ class Exchange(ABC):
         self._owner = ""
         """Tells the owner that it was connected to last from those before and after it."""
         self.owner_pid = 0
+        self._is_silent = False
+        """The owner has not answered for too long."""
 
     def leave(self) -> None:
         """Let go of all that is the parent's, in a forked child."""
@@ -106,6 +117,7 @@ class Exchange(ABC):
         if not ok:
             raise protocol.unpack_error(value)
         self._owner, self.owner_pid = value
+        self._is_silent = False
 
     def _again(self) -> bytes:
         """Return the frames that go to an owner which has just been greeted: what is to have been sent to each, and
@@ -142,9 +154,11 @@ class Exchange(ABC):
         request: protocol.Request,
         on_answer: Callable[[Any], Any] | None = None,
         on_late: Callable[[Any], object] | None = None,
+        is_patient: bool = False,
     ) -> Any:
-        """Ask, and wait for the answer. Raises its error, and ClosedError. `on_late`: it may be cancelled, and this is
-        called with what comes all the same."""
+        """Ask, and wait for the answer. Raises its error, ClosedError, and StoreFailedError where the owner does not
+        answer; `is_patient`: it is waited for then. `on_late`: it may be cancelled, and this is called with what comes
+        all the same."""
 
     @abstractmethod
     def ask_nowait(self, request: protocol.Request, on_answer: Callable[[Any], Any]) -> Future[Any]:
@@ -163,6 +177,10 @@ class Exchange(ABC):
         """Call a method that asks in so many seconds, if its object is there still. Any thread."""
 
     @abstractmethod
+    def _wait_for_life(self) -> None:
+        """Read until the owner answers, or another, and ask it as long as it does not."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close the connection: the owner gives back what this client holds. Idempotent."""
 
@@ -172,7 +190,7 @@ class Exchange(ABC):
     @property
     def _is_brief(self) -> bool:
         """True if something has no answer that waits for nothing but the disk."""
-        return any(map(_waits_for_disk, list(self._unanswered.values())))
+        return not self._is_silent and any(map(_waits_for_disk, list(self._unanswered.values())))
 
     # Answers
 
@@ -185,6 +203,8 @@ class Exchange(ABC):
         if number == 0 and ok is None:  # the owner says goodbye
             for one in list(self._unanswered.values()):
                 one.is_sent = False
+            return
+        if number == 0 and ok is True:  # the owner lives, and reads nothing of this client for now
             return
         if number == 0:
             self.on_push(ok, value, error)
@@ -224,6 +244,40 @@ class Exchange(ABC):
                 asked.error = error
                 self._answered(asked)
 
+    # An owner that does not answer (heartbeat.py)
+
+    def _require_life(self, asked: Asked) -> None:
+        """Raise StoreFailedError for what is not sent to an owner that does not answer."""
+        if self._is_silent and not asked.is_patient:
+            raise heartbeat.refused(self.owner_pid, self.directory)
+
+    def _fall_silent(self) -> None:
+        """Note that the owner does not answer: what waits for it ends."""
+        if not self._is_silent:
+            self._is_silent = True  # first: who asks from now on hears it at once
+            log.warning("%s; calls fail until it answers", heartbeat.shown(self.owner_pid, self.directory))
+            self.later(self._wait_for_life)
+        for asked in list(self._unanswered.values()):
+            if not asked.is_patient and asked.on_late is None:
+                asked.error = heartbeat.given_up(self.owner_pid, self.directory, asked.request, asked.is_sent)
+                self._answered(asked)
+                if asked.late is not None and asked.is_sent:  # what comes all the same is taken care of
+                    self._unanswered[asked.number] = Asked(asked.number, asked.request, None, asked.late)
+
+    def _note_life(self) -> None:
+        """Note that something has come again."""
+        if self._is_silent:
+            self._is_silent = False
+            log.warning("process %d, which owns %s, answers again", self.owner_pid, self.directory)
+            for asked in list(self._unanswered.values()):
+                if asked.on_late is not None:
+                    self.later(partial(self._end, asked))
+
+    def _end(self, asked: Asked) -> None:
+        """End a request that its caller has given up."""
+        with suppress(AnabranchError):
+            self.ask(protocol.Cancel(asked.number))
+
 
 _exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
 
@@ -239,6 +293,8 @@ os.register_at_fork(after_in_child=_leave_all)
 def _waits_for_disk(asked: Asked) -> bool:
     """Return whether a request waits for nothing but the disk."""
     request = asked.request
+    if asked.on_late is not None:
+        return False
     if isinstance(request, protocol.Call):
         return request.name != "map_wait"
     return not isinstance(request, protocol.Receive | protocol.ReceivePattern)

@@ -20,7 +20,7 @@ from ....adapters.core.service.failures import Failure, failure_of
 from ....adapters.core.state.due import delay_ms
 from ....adapters.core.state.leases import ACKED, CLAIMED, LEASED, LEAVING, REJECTED, RELEASED, ROLLED_BACK
 from ....adapters.core.store_types import Settlement, SubscriptionKey
-from ....policies.errors import AnabranchError, TransactionError, UnknownMessageError, router_closed
+from ....policies.errors import AnabranchError, StoreFailedError, TransactionError, UnknownMessageError, router_closed
 from ....policies.names.destination import Destination
 from ...upkeep.dead_letters import SWEEP_SECONDS
 from ..protocol import Ack, Call, Held, Request, Settle, destination_of, unpack_error
@@ -111,6 +111,10 @@ class _Abandoned:
             tokens.append(self._tokens.popleft())
         try:
             self._store.settle(tokens, Settlement.RELEASE)
+        except StoreFailedError as error:  # its owner does not answer
+            log.debug("messages that nobody holds are given back later: %s", error)
+            self._tokens += tokens
+            self._store.connection.schedule(SWEEP_SECONDS, self.give_back)
         except AnabranchError as error:
             log.debug("messages that nobody holds could not be given back: %s", error)
 
@@ -134,7 +138,12 @@ class RemoteLeases:
     ) -> Any:  # fmt: skip
         """Ask the owner, and wait."""
         if self.bodies.unused:
-            self.connection.ask(Call("bodies_end", (self.bodies.take_unused(),)))
+            unused = self.bodies.take_unused()
+            try:
+                self.connection.ask(Call("bodies_end", (unused,)))
+            except BaseException:
+                self.bodies.unused += unused
+                raise
         return self.connection.ask(request, on_answer, on_late)
 
     def call(self, name: str, *given: Any) -> Any:
@@ -196,12 +205,12 @@ class RemoteLeases:
         """Give leases back without waiting, from the thread that reads."""
         self.connection.later(lambda: self._quietly(tokens))
 
-    def _quietly(self, tokens: list[str]) -> None:
-        """Give leases back that nobody has seen."""
+    def _quietly(self, tokens: list[str], request: Request | None = None) -> None:
+        """Give leases back that nobody has seen, or as this request says, however long the owner does not answer."""
         for token in tokens:
-            self._ended(token, RELEASED)
+            self._ended(token, RELEASED if request is None else ROLLED_BACK)
         try:
-            self.ask(Settle(tokens, Settlement.RELEASE, delivered=False))
+            self.connection.ask(request or Settle(tokens, Settlement.RELEASE, delivered=False), is_patient=True)
         except AnabranchError as error:
             log.debug("messages could not be given back: %s", error)
 
@@ -378,8 +387,14 @@ class RemoteLeases:
 
     def unclaim(self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None) -> None:
         """Give back what a transaction held."""
-        if messages:
-            self._settled(messages, CLAIMED, ROLLED_BACK, self._release_of(messages, delivered, delay))
+        if not messages:
+            return
+        request_of = self._release_of(messages, delivered, delay)
+        try:
+            self._settled(messages, CLAIMED, ROLLED_BACK, request_of)
+        except StoreFailedError:  # its owner does not answer
+            tokens = [message._note.token for message in messages]
+            self.connection.later(lambda: self._quietly(tokens, request_of(tokens)))
 
     def note_failure(self, messages: Sequence[Message[Any]], reason: Reason) -> None:
         """Note why messages are about to be given back."""

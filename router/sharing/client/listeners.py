@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from msgspec import structs
@@ -25,9 +26,13 @@ log = logging.getLogger(__name__)
 class Listeners:
     """The listeners of one client, by number. Threads: all."""
 
-    def __init__(self, ask: Callable[[Request], Any], give_back: Callable[[list[str]], None]) -> None:
-        """`give_back` gives back leases, by their tokens, as if nobody had held them."""
-        self.ask, self.give_back = ask, give_back
+    def __init__(
+        self, ask: Callable[..., Any], later: Callable[[Callable[[], None]], None],
+        give_back: Callable[[list[str]], None],
+    ) -> None:  # fmt: skip
+        """`later` makes a call that asks. `give_back` gives back leases, by their tokens, as if nobody had held
+        them."""
+        self.ask, self._later, self.give_back = ask, later, give_back
         self._listeners: dict[int, RemoteListener] = {}
         self._numbers = itertools.count(1)
 
@@ -41,7 +46,7 @@ class Listeners:
         begin = Listen(number, destination, key, credit, lease, credit)
         listener = self._listeners[number] = RemoteListener(self, begin, on_message, on_end)
         try:
-            self.ask(begin)
+            self.ask(begin, None, lambda _: self._later(partial(self._unlisten, number)))
         except BaseException:
             self._listeners.pop(number, None)
             raise
@@ -75,6 +80,11 @@ class Listeners:
             with suppress(ClosedError):
                 self.ask(Unlisten(number))
             self._listeners.pop(number, None)
+
+    def _unlisten(self, number: int) -> None:
+        """End a listener that has begun all the same, though its caller was interrupted or has given up."""
+        with suppress(AnabranchError):
+            self.ask(Unlisten(number))
 
     def close(self, error: Exception) -> None:
         """End all."""

@@ -24,6 +24,7 @@ from ...api.consumer import require_timeout
 from ...api.endpoint import Endpoint
 from ...api.pattern_consumers import parsed_queues
 from ...api.queue import Queue
+from ...api.reentry import refuse_in_handler
 from ...api.settling import Way
 from ...events import Event, EventListener, Events
 from ...migration.repartition import Repartitioned
@@ -190,7 +191,9 @@ class SharedRouter(Router):
         return self
 
     def close(self) -> None:
-        """Close the connection. What this client holds is given back. Idempotent."""
+        """Close the connection. What this client holds is given back. Idempotent. Raises RuntimeError in a signal
+        handler, as Router.close."""
+        refuse_in_handler("close")
         self._registry.opened = False
         self._store.close()
 

@@ -65,7 +65,7 @@ class RemoteStore(RemoteLeases):
         self.name = directory.name
         self.owner = owner
         self.maps = RemoteMaps(self.call)
-        self._listeners = Listeners(self.ask, self._quietly)
+        self._listeners = Listeners(self.ask, lambda call: self.connection.later(call), self._quietly)
         self.on_event: Callable[[list[Any]], None] = lambda packed: None
         """Called with each event of the owner's router that it was asked for."""
         self._standing: list[Request] = []

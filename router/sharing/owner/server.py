@@ -17,7 +17,7 @@ from typing import Any, Final
 from ....adapters.system.conditions import Thread
 from ....adapters.system.files import disk_errors
 from ...router import Router
-from ..protocol import Hello, ProtocolError, pack
+from ..protocol import Hello, Ping, ProtocolError, pack
 from ..socket_file import Identity, bound, is_left, remove, user_of
 from ..starting import hold_start
 from .loop import Loop
@@ -36,7 +36,8 @@ BACKLOG: Final = 1024
 FINISH_SECONDS: Final = 5.0
 """For so long an owner that ends waits for what it has in hand."""
 LOOK_SECONDS: Final = 1.0
-"""How often it looks whether its socket's file is still there."""
+"""How often it looks whether its socket's file is still there, and shows that it lives to whom it does not read."""
+SIGN: Final = pack(0, True, None)
 
 
 class Server:
@@ -94,6 +95,7 @@ class Server:
     def _look_at_socket(self) -> None:
         """Make the socket's file anew if somebody has deleted it: nobody would find the owner, or could be another."""
         self._loop.at(LOOK_SECONDS, self._look_at_socket)
+        self._show_life()
         lost = self.router._directory_lock.lost()
         if lost is not None:  # clients start another owner
             self._failure, self._loop.closing = lost, True
@@ -110,6 +112,13 @@ class Server:
         self._listening.close()
         self._listening = listening
         self._listen_on()
+
+    def _show_life(self) -> None:
+        """Tell clients that wait for an answer, and are not read meanwhile: what they ask to see who lives stays with
+        them."""
+        for session in list(self._sessions.values()):
+            if session.is_unread and not session.out:
+                session.send(SIGN)
 
     def stop(self) -> None:
         """Finish what is in hand, and serve no more. Any other thread. Idempotent. Clients give their leases back."""
@@ -233,7 +242,11 @@ class Server:
             self._watch(session)
             return
         try:
-            requests += [(session, number, request) for number, request in session.read()]
+            for number, request in session.read():
+                if type(request) is Ping:
+                    session.answer(number, None)  # whatever store holds up the round
+                else:
+                    requests.append((session, number, request))
         except BlockingIOError:
             return
         except (OSError, EOFError):

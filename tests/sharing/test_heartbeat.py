@@ -1,0 +1,345 @@
+"""An owner that is stopped, and is not dead: its clients hear of it, and go on with it once it goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from queue import Queue
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+import anabranch
+from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError
+from anabranch.router.sharing.client import heartbeat
+from anabranch.router.sharing.owner import session
+from anabranch.router.sharing.protocol import pack
+
+from ..children import CONTEXT
+from ..contract.disk import eventually
+from ..taking import take
+from .peers import Op, Peer
+from .striking import PATIENCE, Striking, owners
+from .test_failover import CASES, Case, bodies, stores
+
+striking = pytest.fixture(owners)
+SECONDS = 0.4
+
+CHANGES = {Op.SEND, Op.SEND_MANY, Op.ACK, Op.SETTLE, Op.COMMIT, Op.CALL}
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", SECONDS)
+
+
+@contextmanager
+def stopped(striking: Striking) -> Iterator[int]:
+    """Stop the owner for so long."""
+    pid = striking.owners[-1].pid or 0
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: " T " in Path(f"/proc/{pid}/stat").read_text(), lambda: "it runs")
+        yield pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def answers(router: anabranch.Router) -> bool:
+    try:
+        router.destinations()
+    except StoreFailedError:
+        return False
+    return True
+
+
+def goes_on(router: anabranch.Router) -> None:
+    """Wait until the owner answers again, and has done what was asked of it meanwhile."""
+    eventually(lambda: answers(router), lambda: "the owner goes on, and calls fail still")
+    eventually(
+        lambda: sum(one["unanswered"] - one["waiting"] for one in sessions(router)) == 1, lambda: "it is not done"
+    )
+
+
+def contents(router: anabranch.Router) -> dict[str, Counter[bytes]]:
+    return {name: Counter(bodies(router, name)) for name in ("q", "done", "other.done")}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_call_to_an_owner_that_is_stopped(striking: Striking, name: str) -> None:
+    """It raises what the caller has to know: whether it may be carried out yet. It is carried out once at most, and is
+    not sent to the next owner."""
+    case: Case = CASES[name]
+    stores(striking, "journal")
+    with striking.client() as router:
+        given = case.prepare(router)
+        with stopped(striking) as pid:
+            with pytest.raises(StoreFailedError) as raised:
+                case.call(router, given)
+            looks = name in ("prepare", "extend")  # the first asks whether its xid is in use
+            assert isinstance(raised.value, OutcomeUnknownError) == (case.op in CHANGES and not looks)
+            assert f"process {pid}" in str(raised.value) and str(striking.directory) in str(raised.value)
+            began = time.monotonic()
+            with pytest.raises(StoreFailedError, match="Nothing was done"):
+                router.queue("q").send(b"later")
+            assert time.monotonic() - began < SECONDS / 2
+        goes_on(router)
+        found = contents(router)
+        assert all(count == 1 for each in found.values() for count in each.values()) and b"later" not in found["q"]
+        striking.kill()
+        assert contents(router) == found
+        router.queue("q").send(b"later")
+        assert len(striking.owners) == 2
+
+
+def test_what_comes_late_for_a_receive_is_free_again(striking: Striking) -> None:
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        for most in (1, 9):
+            other.queue("q").send(b"x")
+            with stopped(striking), pytest.raises(StoreFailedError) as raised:
+                router.queue("q").receive_many(most, 0 if most > 1 else PATIENCE)
+            assert not isinstance(raised.value, OutcomeUnknownError)
+            goes_on(router)
+            goes_on(other)
+            message = take(other.queue("q"), PATIENCE)
+            assert (message.body, message.deliveries) == (b"x", 1)
+            message.ack()
+
+
+def test_a_receive_that_was_given_up_does_not_wait_on(striking: Striking) -> None:
+    """What is sent once the owner goes on is not taken for it."""
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        queue = router.queue("q")
+        queue.declare()
+        waiting: Future[Any] = Future()
+
+        def receive() -> None:
+            try:
+                waiting.set_result(queue.receive(None))
+            except StoreFailedError as error:
+                waiting.set_exception(error)
+
+        threading.Thread(target=receive).start()
+        eventually(lambda: any(one["waiting"] for one in sessions(router)), lambda: "nobody waits")
+        with stopped(striking):
+            assert isinstance(waiting.exception(PATIENCE), StoreFailedError)
+        goes_on(router)
+        goes_on(other)
+        eventually(lambda: not any(one["waiting"] for one in sessions(router)), lambda: "it waits on")
+
+
+def sessions(router: anabranch.Router) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = router._store.call("sessions")  # type: ignore[attr-defined]
+    return found
+
+
+def test_futures_and_threads_hear_of_it_and_so_does_the_log(
+    striking: Striking, caplog: pytest.LogCaptureFixture
+) -> None:
+    stores(striking, "journal")
+    with striking.client() as router:
+        queue = router.queue("q")
+        queue.send(b"0")
+        with stopped(striking) as pid, caplog.at_level(logging.WARNING):
+            futures = [queue.send_nowait(b"%d" % n) for n in range(1, 20)]
+            threads = [Future() for _ in range(4)]  # type: ignore[var-annotated]
+
+            def send(done: Future[Any]) -> None:
+                try:
+                    done.set_result(queue.send(b"t"))
+                except StoreFailedError as error:
+                    done.set_exception(error)
+
+            for done in threads:
+                threading.Thread(target=send, args=(done,)).start()
+            assert all(isinstance(one.exception(PATIENCE), OutcomeUnknownError) for one in (*futures, *threads))
+            with pytest.raises(StoreFailedError):
+                queue.send_nowait(b"late")
+            assert len([one for one in caplog.messages if f"process {pid}" in one and "stopped" in one]) == 1
+        goes_on(router)
+        assert Counter(bodies(router)) == Counter([b"%d" % n for n in range(20)] + [b"t"] * 4)
+        assert queue.send_nowait(b"more").result(PATIENCE).seq
+
+
+def test_a_send_that_is_stuck_half_way_is_not_done(striking: Striking) -> None:
+    """The owner hears no end of it. The client comes back over another connection, with what it holds."""
+    stores(striking, "journal")
+    with striking.client() as router:
+        queue = router.queue("q")
+        queue.send(b"held")
+        message = take(queue)
+        with stopped(striking):
+            with pytest.raises(StoreFailedError) as raised:
+                queue.send(bytes(900_000))
+            assert not isinstance(raised.value, OutcomeUnknownError)
+            with pytest.raises(StoreFailedError):
+                queue.send(b"later")
+        goes_on(router)
+        message.ack()
+        assert bodies(router) == []
+
+
+def test_a_transaction_that_is_rolled_back_meanwhile_holds_nothing(striking: Striking) -> None:
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        router.queue("q").send(b"x")
+        message = take(router.queue("q"))
+        with stopped(striking), pytest.raises(OutcomeUnknownError):  # noqa: SIM117
+            with router.transaction() as transaction:
+                transaction.ack(message)
+                transaction.send("done", b"t")
+        goes_on(other)
+        assert (bodies(other), bodies(other, "done")) in (([b"x"], []), ([], [b"t"]))
+        if bodies(other):
+            assert take(other.queue("q"), PATIENCE).body == b"x"
+
+
+def test_what_nobody_holds_is_given_back_once_the_owner_goes_on(striking: Striking) -> None:
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        router.queue("q").send(b"x")
+        message = take(router.queue("q"))
+        with stopped(striking):
+            with pytest.raises(StoreFailedError):
+                router.queue("q").depth()
+            with pytest.warns(ResourceWarning):
+                del message
+            time.sleep(SECONDS)
+        goes_on(other)
+        assert take(other.queue("q"), PATIENCE).body == b"x"
+
+
+def test_a_listener_goes_on_with_the_owner(striking: Striking) -> None:
+    stores(striking, "journal")
+    taken: Queue[anabranch.Message[bytes]] = Queue()
+    with striking.client() as router, striking.client() as other:
+        listener = router.queue("q").listen(taken.put, credit=2)
+        with stopped(striking), pytest.raises(StoreFailedError):
+            router.queue("q").depth()
+        goes_on(other)
+        other.queue("q").send_many([b"1", b"2", b"3"])
+        messages = [taken.get(timeout=PATIENCE) for _ in range(2)]
+        assert [message.body for message in messages] == [b"1", b"2"] and taken.empty()
+        listener.close()
+
+
+def test_a_listener_that_begins_all_the_same_ends(striking: Striking) -> None:
+    """Its caller has heard that it failed."""
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        with stopped(striking), pytest.raises(StoreFailedError):
+            router.queue("q").listen(lambda message: None, credit=9)
+        goes_on(other)
+        eventually(
+            lambda: answers(router) and not any(one["listeners"] for one in sessions(router)), lambda: "it listens"
+        )
+        other.queue("q").send(b"x")
+        assert take(other.queue("q"), PATIENCE).body == b"x"
+
+
+def test_a_client_that_closes_does_not_wait_for_it(striking: Striking) -> None:
+    stores(striking, "journal")
+    with ExitStack() as stack:
+        router = stack.enter_context(striking.client())
+        router.queue("q").send(b"x")
+        with stopped(striking):
+            with pytest.raises(StoreFailedError):
+                router.queue("q").depth()
+            began = time.monotonic()
+            router.close()
+            assert time.monotonic() - began < 1
+
+
+def test_an_owner_that_is_killed_while_it_is_stopped_is_replaced(striking: Striking) -> None:
+    stores(striking, "journal")
+    with striking.client() as router:
+        router.queue("q").send(b"x")
+        with stopped(striking):
+            with pytest.raises(StoreFailedError):
+                router.queue("q").depth()
+            striking.kill()
+            goes_on(router)
+        assert bodies(router) == [b"x"] and len(striking.owners) == 2
+
+
+def test_a_client_that_was_stopped_itself_waits_on(striking: Striking) -> None:
+    with striking.client() as router:
+        said = CONTEXT.Queue()
+        process = CONTEXT.Process(target=_receive, args=(striking.source, said))
+        process.start()
+        assert said.get(timeout=PATIENCE) is None
+        eventually(lambda: any(one["waiting"] for one in sessions(router)), lambda: "nobody waits")
+        os.kill(process.pid or 0, signal.SIGSTOP)
+        time.sleep(SECONDS * 4)
+        os.kill(process.pid or 0, signal.SIGCONT)
+        time.sleep(SECONDS)
+        router.queue("q").send(b"x")
+        assert said.get(timeout=PATIENCE) == b"x"
+        process.join(PATIENCE)
+
+
+def _receive(source: Any, said: Any) -> None:
+    vars(heartbeat)["HEARTBEAT_SECONDS"] = SECONDS
+    with anabranch.open(source, shared=True) as router:
+        said.put(None)
+        try:
+            said.put(take(router.queue("q"), PATIENCE).body)
+        except Exception as error:
+            said.put(repr(error))
+
+
+def test_an_owner_whose_store_hangs_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that reads no more of a client, since that has so many requests in hand."""
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 2.0)  # its turn passes on after half a second
+    stores = [anabranch.StoreConfig("slow", ["slow"]), anabranch.StoreConfig("rest", [">"])]
+    config = anabranch.Config(tmp_path / "data", stores)
+    hangs, go_on = threading.Event(), threading.Event()
+    sync = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        if "/stores/slow/" in str(Path(f"/proc/self/fd/{fd}").readlink()) and hangs.is_set():
+            assert go_on.wait(PATIENCE)
+        sync(fd)
+
+    with ExitStack() as stack:
+        stack.enter_context(anabranch.open(config)).serve()
+        one, other = (stack.enter_context(anabranch.open(config, shared=True)) for _ in range(2))
+        peer = stack.enter_context(Peer(config.directory))
+        for name in ("slow", "q"):
+            one.queue(name).send(b"first")
+        with patch.object(os, "fdatasync", fdatasync):
+            hangs.set()
+            futures = [one.queue("slow").send_nowait(b"slow") for _ in range(session.UNANSWERED_MAX + 200)]
+            waiting = threading.Thread(target=other.queue("slow").send, args=(b"slow",))
+            waiting.start()
+            send = [Op.SEND, "queue://slow", [b"x", None, None, 4, 0, True, False, 0], True]
+            peer.sock.sendall(b"".join(pack(n, send) for n in range(10, session.UNANSWERED_MAX + 200)))
+            assert peer.next() == [0, True, None]  # it is not read, and sees that the owner lives
+            time.sleep(4.0)
+            assert waiting.is_alive() and not any(future.done() for future in futures)
+            assert other.queue("q").send(b"second").seq
+            go_on.set()
+            assert all(future.result(PATIENCE).seq for future in futures)
+            waiting.join(PATIENCE)
+        assert len(bodies(one, "q")) == 2
+
+
+def test_nothing_is_asked_while_answers_come(striking: Striking) -> None:
+    """Nor while nothing is waited for."""
+    with striking.client() as router, patch.object(type(router._store.connection), "_ping") as ping:  # type: ignore[attr-defined]
+        for n in range(200):
+            router.queue("q").send(b"%d" % n)
+        time.sleep(SECONDS)
+        assert not ping.called
