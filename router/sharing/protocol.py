@@ -31,7 +31,10 @@ from ..transactions.xid import Xid
 VERSION: Final = 3
 """Rises with each change of what goes over the socket. An owner refuses a client of another version, by name."""
 FRAME_MAX: Final = 1 << 30
-"""Bytes of one frame. The largest body that a message has in memory is far below it."""
+"""Bytes of a frame that an owner sends: the largest message that a store may be configured to take."""
+REQUEST_MAX: Final = 128 << 20
+"""Bytes of a request: of the largest message and the largest transaction that are taken by default, and some more.
+What is larger goes in pieces."""
 LENGTH = struct.Struct("<I")
 PAGE: Final = 256
 """Messages of a browse or a send, or values of a map, that go over at once."""
@@ -250,15 +253,27 @@ def pack_sent(number: int, outcome: tuple[int, bool]) -> bytes:
     return pack(number, True, outcome)
 
 
-def unpack(buffer: bytearray, decode: Callable[[memoryview], Any] = any_frame) -> list[Any]:
-    """Return the whole frames at the head of a buffer, which are removed from it. Raises ProtocolError."""
+def pack_request(number: int, request: Request) -> bytes:
+    """Return the frame of a request. Raises as `pack`, and MessageTooLargeError."""
+    frame = pack(number, request)
+    if len(frame) > REQUEST_MAX:
+        raise errors.MessageTooLargeError(
+            f"a request of {len(frame)} bytes is larger than goes to the process that owns a shared directory, "
+            f"{REQUEST_MAX}: send a large body from a file, which goes in pieces, and part what is one transaction"
+        )
+    return frame
+
+
+def unpack(buffer: bytearray, decode: Callable[[memoryview], Any] = any_frame, most: int = FRAME_MAX) -> list[Any]:
+    """Return the whole frames at the head of a buffer, which are removed from it. Raises ProtocolError, also where one
+    is announced that has more bytes than `most`."""
     found: list[Any] = []
     at, end = 0, len(buffer)
     with memoryview(buffer) as view:
         while end - at >= LENGTH.size:
             (size,) = LENGTH.unpack_from(view, at)
-            if size > FRAME_MAX:
-                raise ProtocolError(f"a frame of {size} bytes was announced; at most {FRAME_MAX} are taken")
+            if size > most:
+                raise ProtocolError(f"a frame of {size} bytes was announced; at most {most} are taken")
             if end - at - LENGTH.size < size:
                 break
             at += LENGTH.size

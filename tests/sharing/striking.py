@@ -213,6 +213,11 @@ class Striking:
         fields = Path(f"/proc/{self.owners[-1].pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def memory(self) -> int:
+        """Return the bytes of memory that the owner has at most had resident."""
+        status = Path(f"/proc/{self.owners[-1].pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
     def end(self) -> None:
         """Kill all of them."""
         for process in self.owners:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import random
 import resource
 import select
@@ -11,14 +13,17 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import patch
 
 import msgspec
 import pytest
 
 import anabranch
+from anabranch.router.sharing import protocol
 from anabranch.router.sharing.owner import reading, session
-from anabranch.router.sharing.protocol import LENGTH, VERSION, pack
+from anabranch.router.sharing.owner.server import Server
+from anabranch.router.sharing.protocol import LENGTH, REQUEST_MAX, VERSION, pack
 
 from ..contract.disk import eventually
 from ..shares import Share
@@ -27,6 +32,7 @@ from .peers import PATIENCE, Op, Peer
 from .striking import Striking, owners
 
 striking = pytest.fixture(owners)
+MIB = 1 << 20
 
 
 def framed(data: bytes) -> bytes:
@@ -270,6 +276,87 @@ def test_a_client_that_reads_nothing_is_not_read_either(striking: Striking, serv
         peer.sock.settimeout(PATIENCE)
         for _ in range(100):
             assert len(peer.next()[2]) == 1
+
+
+def test_pages_for_a_client_that_reads_nothing_are_not_made(striking: Striking, served: anabranch.Router) -> None:
+    """What waits for it is bounded, and so is the owner's memory; it gets all of them once it reads."""
+    queue = served.queue("large")
+    for n in range(8):
+        queue.send(bytes([n]) * MIB)
+    with Peer(striking.directory) as peer:
+        before = striking.memory()
+        asked = b"".join(pack(n, [Op.CALL, "browse", ["queue://large", None, 8, 0]]) for n in range(2, 1026))
+        peer.sock.sendall(asked)
+        made = [striking.memory()]
+
+        def rests() -> bool:
+            time.sleep(0.5)
+            made.append(striking.memory())
+            return made[-1] - made[-2] < MIB
+
+        eventually(rests, lambda: "pages are made on and on")
+        assert session.UNREAD_MAX // 2 < max(made) - before < 4 * session.UNREAD_MAX
+        assert served.queue("q").depth() == 2, "others are not served"
+        got = {peer.next()[0] for _ in range(40)}
+        assert len(got) == 40 and max(made[-1], striking.memory()) - before < 4 * session.UNREAD_MAX
+    queue.purge()
+
+
+def test_large_requests_that_are_not_carried_out_yet_are_bounded(tmp_path: Path) -> None:
+    """Their store hangs: their client is not read meanwhile."""
+    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("s", [">"])])
+    hangs, go_on = threading.Event(), threading.Event()
+    sync = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        if hangs.is_set():
+            assert go_on.wait(PATIENCE)
+        sync(fd)
+
+    with ExitStack() as stack:
+        router = stack.enter_context(anabranch.open(config))
+        server = cast(Server, router.serve())
+        router.queue("q").send(b"first")
+        peer = stack.enter_context(Peer(config.directory))
+        (of_peer,) = server._sessions.values()
+        with patch.object(os, "fdatasync", fdatasync):
+            hangs.set()
+            send = [Op.SEND, "queue://q", [bytes(4 * MIB), None, None, 4, 0, True, False, 0], True]
+            sender = threading.Thread(target=peer.sock.sendall, args=(b"".join(pack(n, send) for n in range(2, 50)),))
+            sender.start()
+            eventually(lambda: of_peer.is_unread, lambda: "it is read on and on")
+            time.sleep(0.2)
+            assert session.IN_HAND_MAX < sum(of_peer.large.values()) <= session.IN_HAND_MAX + 8 * MIB
+            go_on.set()
+            answered = [peer.next() for _ in range(48)]
+        sender.join(PATIENCE)
+        assert all(ok for number, ok, _ in answered if number)
+        assert router.queue("q").depth() >= 48 and not of_peer.large
+
+
+def test_half_a_frame_holds_what_has_come_of_it(striking: Striking, served: anabranch.Router) -> None:
+    """Whatever was announced: no more than a request may have."""
+    before = striking.memory()
+    with ExitStack() as stack:
+        for _ in range(50):
+            peer = stack.enter_context(Peer(striking.directory))
+            peer.sock.sendall(LENGTH.pack(REQUEST_MAX) + b"x" * 1000)
+        assert served.queue("q").depth() == 2
+        assert striking.memory() - before < 50 * MIB
+    (_, _, error) = dropped(striking, LENGTH.pack(REQUEST_MAX + 1))[0]
+    assert f"at most {REQUEST_MAX} " in error[1][0]
+
+
+def test_a_request_that_is_too_large_is_refused_before_it_is_sent(
+    striking: Striking, served: anabranch.Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "REQUEST_MAX", 2 * MIB)
+    with pytest.raises(anabranch.MessageTooLargeError, match="from a file"):
+        served.queue("q").send(bytes(2 * MIB))
+    receipt = served.queue("large").send(io.BytesIO(bytes(3 * MIB)), size=3 * MIB)
+    assert receipt.seq
+    with take(served.queue("large")) as message:
+        assert message.open().read() == bytes(3 * MIB)
 
 
 def test_a_client_may_have_many_receives_that_wait_and_is_heard_still(

@@ -184,7 +184,7 @@ class Connection(Exchange):
             self._await(other)  # behind which nothing more comes
 
     def _send(self, asked: Asked) -> None:
-        frame = protocol.pack(asked.number, asked.request)
+        frame = protocol.pack_request(asked.number, asked.request)
         with self._sending:
             if self.is_closed:
                 raise router_closed()

@@ -32,17 +32,25 @@ class Answers:
 
     def answer(self, session: Session, number: int, value: Any) -> None:
         """Answer a request."""
+        if session.large:
+            session.note_answered(number)
         self.put([(session, pack(number, True, value))])
 
     def refuse(self, session: Session, number: int, error: Exception) -> None:
         """Answer a request with an error."""
         if not is_expected(error):
             log.error("a request of a client failed: %s", error, exc_info=error)
+        if session.large:
+            session.note_answered(number)
         self.put([(session, pack(number, False, pack_error(error)))])
 
-    def work(self, session: Session, number: int, call: Callable[[], Any]) -> None:
-        """Run a call on a thread of the library, and answer with what it returns."""
-        self.answer_with(session, number, shared().call(call))
+    def work(
+        self, session: Session, number: int, call: Callable[[], Any], done: Callable[[], None] = lambda: None
+    ) -> None:
+        """Run a call on a thread of the library, and answer with what it returns; `done` is called then."""
+        future = shared().call(call)
+        self.answer_with(session, number, future)
+        future.add_done_callback(lambda _: done())
 
     def answer_with(
         self, session: Session, number: int, future: Future[Any], convert: Callable[[Any], Any] | None = None

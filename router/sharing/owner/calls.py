@@ -34,10 +34,10 @@ Key = SubscriptionKey | None
 class Called:
     """A function that clients call by name, and the types of what it takes behind the session."""
 
-    def __init__(self, run: Callable[..., Any], *types: Any, is_long: bool = False) -> None:
+    def __init__(self, run: Callable[..., Any], *types: Any, is_long: bool = False, is_page: bool = False) -> None:
         """`types`: Any where the router itself says what is wrong with a value. `is_long`: it may take long, and has a
-        thread of its own."""
-        self._run, self.is_long = run, is_long
+        thread of its own. `is_page`: it returns bodies or values, and waits until there is room for them."""
+        self._run, self.is_long, self.is_page = run, is_long, is_page
         fields = [(f"field{n}", str if one is Destination else one) for n, one in enumerate(types)]
         self._given = msgspec.defstruct("Given", fields, array_like=True, frozen=True, forbid_unknown_fields=True)
         self._places = [n for n, one in enumerate(types) if one is Destination]
@@ -93,7 +93,7 @@ def _of_map(name: str, *types: Any, makes: bool = True, otherwise: Any = None) -
             raise DestinationError(f"{destination} is no map; name one as map://...")
         return session.registry.for_held(destination, of_store, otherwise)
 
-    return Called(run, Destination, *types)
+    return Called(run, Destination, *types, is_page=name == "get")
 
 
 # Maps
@@ -186,6 +186,7 @@ def _body_read(session: Session, number: int, offset: int, size: int) -> bytes:
     body = session.bodies.get(number)
     if body is None:
         raise ClosedError("a large body is gone with the process that owned the directory before; receive it again")
+    size = min(max(size, 0), PAGE_BYTES)
     if not isinstance(body, LargeBody):
         body.flush()
         return os.pread(body.fileno(), size, offset)
@@ -246,10 +247,10 @@ CALLS: Final[Mapping[str, Called]] = {
     "declare": _of_store("declare"),
     "delete": Called(lambda session, destination: session.registry.removal.delete(destination), Destination),
     "exists": Called(lambda session, destination: destination in session.registry.table.destinations, Destination),
-    "browse": Called(_browse, Destination, Key, int, int | tuple[int, int]),
+    "browse": Called(_browse, Destination, Key, int, int | tuple[int, int], is_page=True),
     "extend": Called(_extend, str, float | None),
-    "find": Called(_find, Destination, str),
-    "newer": Called(_newer, Destination, int, is_long=True),
+    "find": Called(_find, Destination, str, is_page=True),
+    "newer": Called(_newer, Destination, int, is_long=True, is_page=True),
     "destinations": Called(lambda session: [str(one) for one in session.router.destinations()]),
     "subscribe": Called(
         lambda session, given, retroactive: session.registry.for_store(
@@ -262,12 +263,12 @@ CALLS: Final[Mapping[str, Called]] = {
     "subscriptions": _of_router("subscriptions"),
     "body_begin": Called(_body_begin),
     "body_more": Called(lambda session, number, data: session.bodies[number].write(data), int, bytes),
-    "body_read": Called(_body_read, int, int, int),
+    "body_read": Called(_body_read, int, int, int, is_page=True),
     "bodies_end": Called(_bodies_end, list[int]),
     "map_get": _of_map("get", str, makes=False),
     "map_pop": _of_map("pop", str, bool | None, makes=False),
     "map_count": _of_map("count", makes=False, otherwise=0),
-    "map_items": Called(_items, Destination, str, str | None),
+    "map_items": Called(_items, Destination, str, str | None, is_page=True),
     "map_wait": Called(_wait, Destination, str, float | None, is_long=True),
     "map_put": _of_map("put", str, bytes, int, bool | None),
     "map_put_if_absent": _of_map("put_if_absent", str, bytes, int, bool | None),

@@ -21,7 +21,7 @@ from ...api.consumer import require_count, require_timeout
 from ...placement.registry import StoreRegistry
 from .. import protocol
 from .answers import Answers
-from .session import Session
+from .session import UNREAD_MAX, Session
 from .writing import Writes
 
 WAITING_MAX: Final = 16_384
@@ -46,6 +46,10 @@ class Reads:
         require_timeout(request.timeout)
         if len(session.waiting) >= WAITING_MAX:
             raise ValueError(f"{WAITING_MAX} receives of this process wait already; no more may wait at once")
+        if request.timeout == 0 and len(session.out) > UNREAD_MAX:
+            receive = partial(_receive, session, request)
+            session.make_page(partial(self._answers.work, session, number, receive, session.page_made))
+            return
         destination = protocol.destination_of(request.destination)
         store = self._registry.by_destination.get(destination)
         if store is not None and self._writes.is_prompt(store):

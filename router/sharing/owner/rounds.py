@@ -22,7 +22,7 @@ from ....adapters.system.conditions import Thread
 from ...router import Router
 from .. import protocol
 from .answers import Answers
-from .calls import CALLS
+from .calls import CALLS, Called
 from .loop import Loop
 from .reading import Reads
 from .session import Session
@@ -165,11 +165,20 @@ class Rounds:
         if called is None:
             raise protocol.ProtocolError(f"a request that is none: there is no call {request.name!r}")
         run = called.with_(session, request.given)
+        if called.is_page:
+            session.make_page(partial(self._begin_call, session, number, called, run, session.page_made))
+        else:
+            self._begin_call(session, number, called, run)
+
+    def _begin_call(
+        self, session: Session, number: int, called: Called, run: Callable[[], Any],
+        done: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         if called.is_long:
             session.begin_long()
-            Thread(partial(session.run_long, number, run), "share-call").start()
+            Thread(partial(session.run_long, number, run, done), "share-call").start()
         else:
-            self.answers.work(session, number, run)
+            self.answers.work(session, number, run, done)
 
     def _refuse(self, session: Session, number: int, request: protocol.Unfit) -> None:
         raise TypeError(request.reason)

@@ -7,6 +7,7 @@ import itertools
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
@@ -26,7 +27,12 @@ PAGE_BYTES: Final = 8 << 20
 UNANSWERED_MAX: Final = 1024
 """Requests of a client that are taken without an answer; beyond that it is not read."""
 UNREAD_MAX: Final = 64 << 20
-"""Bytes that wait for a client to read them; beyond that nothing more is read of it, and it is dropped after a time."""
+"""Bytes that wait for a client to read them; beyond that nothing more is read of it, no page is made for it, and it is
+dropped after a time."""
+IN_HAND_MAX: Final = 64 << 20
+"""Bytes of a client's requests that have no answer; beyond that it is not read."""
+LARGE: Final = 4096
+"""A request of more bytes counts among them: the others are bounded by their number."""
 
 
 class Session:
@@ -49,6 +55,13 @@ class Session:
         self.out = bytearray()
         """What the socket did not take yet."""
         self.unanswered = 0
+        self.large: dict[int, int] = {}
+        """By number: the bytes of large requests that have no answer."""
+        self._large_bytes = 0
+        self._pages = 0
+        """How many pages are just made, each of PAGE_BYTES."""
+        self._parked: deque[Callable[[], None]] = deque()
+        """Those that are made once the client has read what waits for it."""
         self.held: dict[str, SubscriptionKey | None] = {}
         """Tokens of what it holds, as they are now, with the subscription."""
         self.aliases: dict[str, str | None] = {}
@@ -89,12 +102,27 @@ class Session:
         if not data:
             raise EOFError
         self._in += data
-        requests = protocol.unpack(self._in, protocol.request_of)
+        requests = protocol.unpack(self._in, self._request_of, protocol.REQUEST_MAX)
         if not self.client and any(type(request) not in (protocol.Hello, protocol.Unfit) for _, request in requests):
             raise protocol.ProtocolError("a client greets first")
         with self.lock:
             self.unanswered += len(requests)
         return requests
+
+    def _request_of(self, data: memoryview) -> tuple[int, protocol.Request]:
+        number, request = protocol.request_of(data)
+        if len(data) > LARGE:
+            with self.lock:
+                if number in self.large:
+                    raise protocol.ProtocolError(f"two requests of number {number} at once")
+                self.large[number] = len(data)
+                self._large_bytes += len(data)
+        return number, request
+
+    def note_answered(self, number: int) -> None:
+        """Note that a request that may be a large one is answered. Before it is sent."""
+        with self.lock:
+            self._large_bytes -= self.large.pop(number, 0)
 
     @property
     def in_hand(self) -> int:
@@ -104,19 +132,28 @@ class Session:
     @property
     def is_busy(self) -> bool:
         """True if no more is to be read of it for now."""
-        return self.is_held_up or self.in_hand > UNANSWERED_MAX or len(self.out) > UNREAD_MAX
+        return (
+            self.is_held_up
+            or self.in_hand > UNANSWERED_MAX
+            or len(self.out) > UNREAD_MAX
+            or self._large_bytes > IN_HAND_MAX
+        )
 
     # Answering
 
     def answer(self, number: int, value: Any) -> None:
         """Answer a request, from any thread."""
+        if self.large:
+            self.note_answered(number)
         self.send(protocol.pack(number, True, value), 1)
 
     def fail(self, number: int, error: BaseException) -> None:
         """Answer a request with an error."""
+        if self.large:
+            self.note_answered(number)
         self.send(protocol.pack(number, False, protocol.pack_error(error)), 1)
 
-    def run_long(self, number: int, call: Callable[[], Any]) -> None:
+    def run_long(self, number: int, call: Callable[[], Any], done: Callable[[], None] = lambda: None) -> None:
         """Answer with what a call returns that waits for something else than a store. Begun with `begin_long`."""
         try:
             self.answer(number, call())
@@ -124,11 +161,33 @@ class Session:
             self.fail(number, error)
         finally:
             self.begin_long(-1)
+            done()
 
     def begin_long(self, change: int = 1) -> None:
         """Note that a request may take long."""
         with self.lock:
             self._long += change
+
+    def make_page(self, make: Callable[[], None]) -> None:
+        """Let a page be made, once there is room for it in what waits for the client. `page_made` is called then."""
+        self._parked.append(make)
+        self._make_pages()
+
+    def page_made(self) -> None:
+        """Note that a page is made, and on its way."""
+        with self.lock:
+            self._pages -= 1
+        self._make_pages()
+
+    def _make_pages(self) -> None:
+        while True:
+            with self.lock:
+                room = UNREAD_MAX - len(self.out) - self._pages * PAGE_BYTES
+                if room < PAGE_BYTES or not self._parked or self.is_closed:
+                    return
+                make = self._parked.popleft()
+                self._pages += 1
+            make()
 
     def send(self, frames: bytes, answered: int = 0) -> None:
         """Send frames, which answer so many requests."""
@@ -157,6 +216,8 @@ class Session:
                 pass
             except OSError:
                 self.out.clear()
+        if self._parked:
+            self._make_pages()
 
     def keep_vote(self, number: int, transaction: Transaction) -> None:
         """Keep a transaction that has voted, until its client says the outcome. Raises ClosedError if that has gone."""
@@ -253,6 +314,7 @@ class Session:
         self.listeners.clear()
         self.waiting.clear()
         self.bodies.clear()
+        self._parked.clear()
         while self.voted:
             self.voted.popitem()[1].rollback()
         self.sock.close()

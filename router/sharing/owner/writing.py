@@ -90,6 +90,8 @@ class Writes:
         for one, result in zip(requests, results, strict=True):
             session, number, request = one
             if not isinstance(result, Exception):
+                if session.large:
+                    session.note_answered(number)
                 frames.append((session, pack_sent(number, result)))
             elif isinstance(result, StoreFullError) and len(requests) > 1:  # there may be room for it alone
                 self._send_nowait(session, number, request)
