@@ -73,10 +73,7 @@ class Backlog(Generic[T]):
         """Return the store to go on in with browsing. Raises ClosedError if it is another one since `after`."""
         store = self._registry.store_for(destination)
         if isinstance(after, Message) and after._store.store_id != store.store_id:
-            raise ClosedError(
-                f"{destination} has moved to another store since {after!r} was browsed, and its messages have other "
-                "places there; browse it from the beginning"
-            )
+            raise place_moved(destination, after)
         return store
 
     def dead_letters(self) -> Iterator[DeadLetter[T]]:
@@ -212,6 +209,14 @@ class Consumer(Backlog[T]):
         return self._registry.for_held(
             self.destination, lambda store: store.counts(self.destination, self._key), Counts(0, 0)
         )
+
+
+def place_moved(destination: Destination, after: Message[Any]) -> ClosedError:
+    """Return the error of a browse that cannot go on behind a message."""
+    return ClosedError(
+        f"{destination} has moved to another store since {after!r} was browsed, and its messages have other places "
+        "there; browse it from the beginning"
+    )
 
 
 def require_callbacks(on_message: object, on_end: object) -> None:

@@ -289,15 +289,15 @@ def unpack(buffer: bytearray, decode: Callable[[memoryview], Any] = any_frame, m
 # Messages and destinations
 
 
-def pack_message(message: Message[Any], token: str | None, number_of: Callable[[LargeBody], int]) -> list[Any]:
+def pack_message(message: Message[Any], token: str | bytes | None, number_of: Callable[[LargeBody], int]) -> list[Any]:
     """Return a message as it goes over the socket: a large body as its size, and the number by which it is read; last,
-    whether its lease runs out."""
+    whether its lease runs out. One that is not leased has the id of its store as the token: its place is one there."""
     content = message.content
     body = [content.size, number_of(content)] if isinstance(content, LargeBody) else content
     return [
         token, message.seq, body, message.headers, message.message_id, message.timestamp_ms, message.priority,
         message.expires_at_ms, message.deliveries, message.persistent, str(message.destination), message.subscription,
-        token is not None and message._note.time_limit is not None,
+        type(token) is str and message._note.time_limit is not None,
     ]  # fmt: skip
 
 

@@ -173,7 +173,7 @@ REQUESTS: dict[str, list[Any]] = {
     "settle": [Op.SETTLE, [TOKEN], "release", None, True, None],
     "settle with a reason": [Op.SETTLE, [TOKEN], "reject", ["builtins.ValueError", "x"], True, 0.0],
     "extend": [Op.CALL, "extend", [TOKEN, 1.0]],
-    "browse": [Op.CALL, "browse", ["queue://new", None, 10, [1, 4]]],
+    "browse": [Op.CALL, "browse", ["queue://new", None, 10, [1, 4, bytes(16)]]],
     "commit": [Op.COMMIT, False, None, "commit", [["queue://new", OUTGOING]], [], []],
     "commit again": [Op.COMMIT, True, None, "commit", [["queue://new", OUTGOING]], [TOKEN], []],
     "commit of a change": [Op.COMMIT, False, None, "commit", [], [], [[[TOPIC, "s", "", None, False], True, False]]],

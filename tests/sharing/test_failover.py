@@ -6,6 +6,8 @@ asked of it is in tests of its own.
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +23,7 @@ import pytest
 import anabranch
 from anabranch import Xid
 from anabranch.adapters.core.store_types import Settlement
-from anabranch.policies.errors import OutcomeUnknownError, TransactionError, UnknownMessageError
+from anabranch.policies.errors import ClosedError, OutcomeUnknownError, TransactionError, UnknownMessageError
 from anabranch.router.sharing.client.connection import Connection
 from anabranch.router.sharing.owner import presence
 
@@ -586,6 +588,63 @@ def test_a_listener_holds_no_more_than_its_credit(striking: Striking, op: Op, mo
         for message in messages:
             message.ack()
         assert other.queue("q").depth() == 6
+
+
+def test_a_listener_that_the_next_owner_refuses_is_told(striking: Striking) -> None:
+    """Its subscription was removed while its process was stopped, and the owner died."""
+    stores(striking, "journal")
+    with striking.client() as router:
+        said = CONTEXT.Queue()
+        process = CONTEXT.Process(target=_listen, args=(striking.source, said))
+        process.start()
+        assert said.get(timeout=PATIENCE) == "listens"
+        os.kill(process.pid or 0, signal.SIGSTOP)
+        striking.kill()
+        router.topic("t").subscribe("s").unsubscribe()
+        os.kill(process.pid or 0, signal.SIGCONT)
+        assert said.get(timeout=PATIENCE) == "UnknownSubscriptionError"
+        process.join(PATIENCE)
+
+
+def _listen(source: Any, said: Any) -> None:
+    with anabranch.open(source, shared=True) as router:
+        ended: Queue[Exception] = Queue()
+        subscription = router.topic("t").subscribe("s")
+        kept = router.queue("q").listen(lambda message: message.ack(), on_end=ended.put)
+        subscription.listen(lambda message: message.ack(), on_end=ended.put)
+        said.put("listens")
+        said.put(type(ended.get(timeout=PATIENCE)).__name__)
+        kept.close()
+        assert ended.empty()
+
+
+# A destination that moves
+
+
+def test_who_browses_a_destination_that_has_moved_is_told(striking: Striking, tmp_path: Path) -> None:
+    """As who has the directory for himself is."""
+    stores(striking, "journal")
+    file = tmp_path / "stores.yaml"
+    file.write_text(
+        f"directory: {striking.directory}\nstores:\n"
+        "  - {name: rest, match: ['>'], journal: {dead_letter: dead}}\n"
+        "  - {name: other, match: ['queue://other.>', 'queue://q'], journal: {}}\n"
+    )
+    with striking.client() as router:
+        queue = router.queue("q")
+        queue.send_many([b"%d" % n for n in range(600)])
+        browsed = queue.browse()
+        last = next(browsed)
+        held = take(queue)
+        assert len(list(queue.browse(after=held))) == len(list(queue.browse(after=last))) == 599
+        router.repartition(file)
+        with pytest.raises(ClosedError, match="queue://q has moved to another store since"):
+            list(browsed)
+        for one in (last, held):
+            with pytest.raises(ClosedError, match="has moved to another store"):
+                list(queue.browse(after=one))
+        assert [int(message.body) for message in queue.browse()] == list(range(600))
+        held.ack()
 
 
 # A memory store

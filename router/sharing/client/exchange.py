@@ -49,6 +49,8 @@ class Asked:
     """What `on_late` is to be then."""
     is_patient: bool = False
     """It waits for an owner that does not answer, too."""
+    is_standing: bool = False
+    """It was asked of the owner as that came, by `on_reconnect`, which asks the next one again."""
     is_sent: bool = False
     """It has gone to an owner, whole; as far as is known no owner has seen it otherwise."""
     is_again: bool = False
@@ -78,6 +80,8 @@ class Exchange(ABC):
         """Called with what comes for a listener, or with the error that has ended it."""
         self.on_reconnect: Callable[[], list[protocol.Request]] = list
         """Returns the requests that each owner is to have been sent, such as those by which listeners begin again."""
+        self.on_refused: Callable[[protocol.Request, Exception], None] = lambda request, error: None
+        """Called where an owner has refused one of these."""
         self.on_fork: Callable[[], None] = lambda: None
         """Called in a child as it is forked, which holds nothing."""
         self.is_closed = self._is_forked = False
@@ -124,6 +128,9 @@ class Exchange(ABC):
         what has no answer."""
         standing, frames = self.on_reconnect(), []
         for asked in list(self._unanswered.values()):
+            if asked.is_standing:
+                self._unanswered.pop(asked.number, None)
+                continue
             again = _again(asked.request) if asked.is_sent or asked.is_again else asked.request
             for one in standing:
                 if _is_same(one, asked.request):
@@ -143,8 +150,16 @@ class Exchange(ABC):
                 frames.append(protocol.pack(asked.number, again))
                 asked.is_again |= asked.is_sent
                 asked.is_sent = True
-        frames += [protocol.pack(next(self._numbers), one) for one in standing]
+        for one in standing:
+            asked = Asked(next(self._numbers), one, None, is_patient=True, is_sent=True, is_standing=True)
+            asked.on_done = partial(self._stands, asked)
+            self._unanswered[asked.number] = asked
+            frames.append(protocol.pack(asked.number, one))
         return b"".join(frames)
+
+    def _stands(self, asked: Asked) -> None:
+        if asked.error is not None:
+            self.on_refused(asked.request, asked.error)
 
     # Asking
 
@@ -240,7 +255,7 @@ class Exchange(ABC):
         """End what has no answer, since none comes."""
         for number in list(self._unanswered):
             asked = self._unanswered.pop(number, None)
-            if asked is not None:
+            if asked is not None and not asked.is_standing:
                 asked.error = error
                 self._answered(asked)
 
@@ -293,7 +308,7 @@ os.register_at_fork(after_in_child=_leave_all)
 def _waits_for_disk(asked: Asked) -> bool:
     """Return whether a request waits for nothing but the disk."""
     request = asked.request
-    if asked.on_late is not None:
+    if asked.on_late is not None or asked.is_standing:
         return False
     if isinstance(request, protocol.Call):
         return request.name != "map_wait"

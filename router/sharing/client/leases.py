@@ -187,13 +187,13 @@ class RemoteLeases:
             fields
         )
         subscription: SubscriptionKey | None = None if key is None else (key[0], key[1])
-        lease = None
-        if token is not None:
-            lease = self._leases[token] = RemoteLease(self, Held(token, text, subscription, seq, seconds), timed)
+        note = token
+        if type(token) is str:
+            note = self._leases[token] = RemoteLease(self, Held(token, text, subscription, seq, seconds), timed)
         if type(body) is list:
             body = RemoteBody(self.bodies, *body)
         return Message(
-            self, destination_of(text), seq, body, headers, name, timestamp_ms, lease is not None, lease, priority,  # type: ignore[arg-type]
+            self, destination_of(text), seq, body, headers, name, timestamp_ms, note is not token, note, priority,  # type: ignore[arg-type]
             expires_at_ms, deliveries, subscription, lasts,
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ from ....adapters.core.service.listening import require_credit
 from ....adapters.core.store_types import SubscriptionKey
 from ....adapters.system.background import shared
 from ....policies.errors import AnabranchError, ClosedError
-from ..protocol import Credit, Listen, Request, Unlisten, unpack_error
+from ..protocol import Credit, Listen, Request, Unlisten
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +68,11 @@ class Listeners:
             listener.take(messages)
         return listener is not None
 
-    def fail(self, number: int, error: list[Any]) -> None:
-        """Note that the owner has ended a listener."""
+    def fail(self, number: int, error: Exception) -> None:
+        """Note that the owner has ended a listener, or the next one does not begin it again."""
         listener = self._listeners.pop(number, None)
         if listener is not None:
-            listener.end(unpack_error(error))
+            listener.end(error)
 
     def end(self, number: int) -> None:
         """End a listener. What it is given comes before the answer."""

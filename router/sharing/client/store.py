@@ -7,6 +7,7 @@ hold); each call is a request to the owner.
 from __future__ import annotations
 
 import io
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -39,18 +40,22 @@ from ..protocol import (
     PAGE,
     Call,
     Commit,
+    Listen,
     OutgoingFields,
     Receive,
     ReceivePattern,
     Request,
     Send,
     SendMany,
+    unpack_error,
 )
 from .bodies import CHUNK_BYTES
 from .exchange import Exchange
 from .leases import NOT_SHARED, RemoteLease, RemoteLeases, require_lease
 from .listeners import Listeners, RemoteListener
 from .maps import RemoteMaps
+
+log = logging.getLogger(__name__)
 
 
 class RemoteStore(RemoteLeases):
@@ -76,6 +81,7 @@ class RemoteStore(RemoteLeases):
         self.connection = connection
         connection.on_push = self._pushed
         connection.on_reconnect = lambda: [*self._standing, *self._listeners.again()]
+        connection.on_refused = self._refused
         connection.on_fork = self._forked
 
     def close(self) -> None:
@@ -246,12 +252,20 @@ class RemoteStore(RemoteLeases):
         if number == EVENTS:
             self.on_event(messages or [])
         elif error is not None:
-            self._listeners.fail(number, error)
+            self._listeners.fail(number, unpack_error(error))
         else:
             lease = self._listeners.lease_of(number)
             received = [self._message(fields, lease) for fields in messages or ()]
             if not self._listeners.take(number, received):  # it was closed meanwhile: as if nobody had held them
                 self._settle_later([one._note.token for one in received])
+
+    def _refused(self, request: Request, error: Exception) -> None:
+        """Tell that an owner that has come refuses what each owner is asked."""
+        if isinstance(request, Listen):
+            self._listeners.fail(request.listener, error)
+        else:
+            log.warning("process %d, which owns %s by now, refuses %s: %s",
+                self.connection.owner_pid, self.directory, request, error)  # fmt: skip
 
     # Looking
 
@@ -265,7 +279,7 @@ class RemoteStore(RemoteLeases):
         """Look at messages, as Store.browse: a page at a time."""
         left = sys.maxsize if limit is None else limit
         while left > 0:
-            behind = (after.seq, after.priority) if isinstance(after, Message) else after
+            behind = _place_of(after) if isinstance(after, Message) else after
             page = self.of("browse", destination, subscription, min(left, PAGE), behind)
             for fields in page:
                 after = self._message(fields)
@@ -400,6 +414,12 @@ def _checked(destination: Destination, message: Outgoing) -> Outgoing:
 def _destinations(acks: Sequence[Message]) -> list[str]:
     """Return the destinations of messages."""
     return list(dict.fromkeys(str(message.destination) for message in acks))
+
+
+def _place_of(message: Message[Any]) -> tuple[int, int, bytes | None]:
+    """Return the place of a message, with the id of the store that it was seen in."""
+    note = message._note
+    return message.seq, message.priority, bytes.fromhex(note.token[:32]) if isinstance(note, RemoteLease) else note
 
 
 def _receipts(answer: list[Any], sends: Sequence[tuple[Destination, Outgoing]]) -> list[Receipt]:

@@ -18,6 +18,7 @@ from ....adapters.core.messages import LargeBody, Message
 from ....adapters.core.store_types import Subscription, SubscriptionKey
 from ....policies.errors import ClosedError, DestinationError
 from ....policies.names.destination import Destination, Kind
+from ...api.consumer import place_moved
 from ...migration.moving import move_page
 from ...router import Router, RouterStats, inspection_of
 from ...transactions.xid import Xid
@@ -140,19 +141,26 @@ def _wait(session: Session, destination: Destination, key: str, timeout: float |
 
 
 def _browse(
-    session: Session, destination: Destination, key: Key, limit: int, after: int | tuple[int, int]
+    session: Session, destination: Destination, key: Key, limit: int, after: int | tuple[int, int, bytes | None]
 ) -> list[Any]:
-    """Return a page of a destination's messages, behind a message (its seq and priority) or a seq."""
+    """Return a page of a destination's messages, behind a message (its seq, its priority and its store's id) or a seq.
+    Raises ClosedError where the message was in another store."""
 
-    def of_store(store: Store) -> list[Any]:
+    def of_store(store: Store) -> Any:
         behind: int | Message = 0
         if isinstance(after, int):
             behind = after
         else:
-            behind = Message(store, destination, after[0], b"", {}, None, 0, leased=False, priority=after[1])
+            seq, priority, store_id = after
+            behind = Message(store, destination, seq, b"", {}, None, 0, leased=False, priority=priority)
+            if store_id not in (None, store.store_id):
+                return behind
         return session.page(store.browse(destination, min(limit, PAGE), behind, key))
 
-    return session.registry.for_held(destination, of_store, [])
+    found: Any = session.registry.for_held(destination, of_store, [])
+    if isinstance(found, Message):
+        raise place_moved(destination, found)
+    return found  # type: ignore[no-any-return]
 
 
 def _newer(session: Session, destination: Destination, seq: int) -> list[Any]:
@@ -174,7 +182,7 @@ def _extend(session: Session, given: str, seconds: float | None) -> None:
 
 def _find(session: Session, destination: Destination, message_id: str) -> list[Any] | None:
     message = session.registry.for_held(destination, lambda store: store.find(destination, message_id), None)
-    return None if message is None else pack_message(message, None, session.add_body)
+    return None if message is None else pack_message(message, message._store.store_id, session.add_body)
 
 
 def _body_begin(session: Session) -> int:
@@ -247,7 +255,7 @@ CALLS: Final[Mapping[str, Called]] = {
     "declare": _of_store("declare"),
     "delete": Called(lambda session, destination: session.registry.removal.delete(destination), Destination),
     "exists": Called(lambda session, destination: destination in session.registry.table.destinations, Destination),
-    "browse": Called(_browse, Destination, Key, int, int | tuple[int, int], is_page=True),
+    "browse": Called(_browse, Destination, Key, int, int | tuple[int, int, bytes | None], is_page=True),
     "extend": Called(_extend, str, float | None),
     "find": Called(_find, Destination, str, is_page=True),
     "newer": Called(_newer, Destination, int, is_long=True, is_page=True),

@@ -256,7 +256,7 @@ class Session:
         No more of them are read than go."""
         packed, size = [], 0
         for message in messages:
-            packed.append(protocol.pack_message(message, None, self.add_body))
+            packed.append(protocol.pack_message(message, message._store.store_id, self.add_body))
             size += 0 if message.is_large else message.size
             if size >= PAGE_BYTES:
                 break
