@@ -134,6 +134,9 @@ class StoreStats:
     """Bytes of these bodies; one that several messages share counts for each."""
     delayed: int = 0
     """Messages of `messages` that wait for their time, of a topic those that do so for all its subscriptions."""
+    sync_seconds: float = 0.0
+    """How long the store waits for the disk each time: a mean in which the latest times count most, and one that takes
+    far longer than the others counts as twice as long. 0 before the first."""
 
 
 Progress = Callable[[str, int, int], None]

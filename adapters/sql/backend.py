@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from time import monotonic
 
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -33,6 +34,7 @@ from ..core.record.place import Place
 from ..core.state.leases import Channel
 from ..core.state.states import Catalog, DestinationState, SubscriptionState
 from ..core.store_types import Progress
+from ..system.clock import mean_with
 from ..system.files import FILE_MODE
 from . import removals
 from .checking import violations
@@ -159,6 +161,8 @@ class SqlBackend(WrittenBackend):
         except SQLAlchemyError as error:
             raise database.error(error) from None
         self._batch = self._opened_at = loader.batch
+        self._sync_seconds = 0.0
+        """How long a commit takes, lately."""
         self._effects: Effects | None = None
         for number, key in loader.ids:
             self._ids.load(number, key)
@@ -239,7 +243,9 @@ class SqlBackend(WrittenBackend):
             written.run_plan(plan, self._ids)
             self._claim(connection, plan)
             committing = written.effects
+            began = monotonic()
             connection.commit()
+            self._sync_seconds = mean_with(self._sync_seconds, monotonic() - began)
             return written.effects
 
         try:
@@ -381,7 +387,7 @@ class SqlBackend(WrittenBackend):
             return self._database.read(dialects.compact if copying else dialects.reclaim)
 
     def stats(self) -> BackendStats:
-        return BackendStats(syncs=self._batch - self._opened_at)
+        return BackendStats(syncs=self._batch - self._opened_at, sync_seconds=self._sync_seconds)
 
     def check(self) -> Iterator[str]:
         assert self._host is not None

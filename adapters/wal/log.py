@@ -273,6 +273,11 @@ class Log:
         """Return how often the log has waited for the disk since it was made."""
         return self._syncer.count + self._appender.syncs
 
+    @property
+    def sync_seconds(self) -> float:
+        """Return how long it waits for the disk each time, lately."""
+        return self._appender.sync_seconds
+
     def count_sync(self) -> None:
         """Count that somebody has waited for the disk on the log's behalf."""
         self._syncer.count += 1

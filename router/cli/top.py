@@ -63,10 +63,10 @@ class Look:
 def top_command(config: Config, interval: float, once: bool, as_json: bool) -> None:
     """Show what happens in a directory, until Ctrl-C.
 
-    For each store: sends, acks and waits for the disk a second, and messages by what they wait for. `dead` counts those
-    in dead-letter queues. `oldest` is how long ago the oldest message was sent that is received next; a store's 200
-    fullest queues are asked for it. Below are the processes that are connected, with the messages that each holds, its
-    listeners, receives that wait, and requests without an answer.
+    For each store: sends, acks and waits for the disk a second, how long such a wait takes lately (`sync ms`), and
+    messages by what they wait for. `dead` counts those in dead-letter queues. `oldest` is how long ago the oldest
+    message was sent that is received next; a store's 200 fullest queues are asked for it. Below are the processes that
+    are connected, with the messages that each holds, its listeners, receives that wait, and requests without an answer.
 
     Where no program has the directory open, it is held while this runs.
 
@@ -129,14 +129,18 @@ def _lines(directory: Path, look: Look, before: Look | None) -> list[str]:
 
 
 def _of_stores(look: Look, before: Look | None) -> list[str]:
-    heads = ("store", "kind", "sends/s", "acks/s", "syncs/s", "ready", "leased", "delayed", "dead", "oldest", "waiting")
+    heads = (
+        "store", "kind", "sends/s", "acks/s", "syncs/s", "sync ms", "ready", "leased", "delayed", "dead", "oldest",
+        "waiting",
+    )  # fmt: skip
     rows = [heads]
     for store in look.stores:
         name, age = store["store"], store["oldest_ready_seconds"]
         rates = (_shown(look.rate(before, name, counter)) for counter in ("sends", "acks", "syncs"))
         counts = (f"{store[key]:,}" for key in ("ready", "leased", "delayed", "dead"))
         oldest = "-" if age is None else human_age(age)
-        rows.append((printable(name), store["kind"], *rates, *counts, oldest, f"{store['waiting']:,}"))
+        sync = f"{store['sync_seconds'] * 1000:.2f}" if store["sync_seconds"] else "-"
+        rows.append((printable(name), store["kind"], *rates, sync, *counts, oldest, f"{store['waiting']:,}"))
     return _columns(rows, left=2)
 
 

@@ -52,6 +52,7 @@ def overview(registry: StoreRegistry, stores: Mapping[str, StoreStats]) -> Itera
         held, leased, delayed = sum(there.values()), stats.leased, stats.delayed
         yield {
             "store": name, "kind": stats.kind, "sends": stats.sends, "acks": stats.acks, "syncs": stats.syncs,
+            "sync_seconds": stats.sync_seconds,
             "ready": max(held - leased - delayed, 0), "leased": leased, "delayed": delayed, "dead": of_dead,
             "oldest_ready_seconds": _oldest(registry, there), "waiting": stats.waiting, "failed": stats.failed,
         }  # fmt: skip

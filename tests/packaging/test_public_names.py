@@ -78,7 +78,7 @@ NAMES = {
     "StoreStats": (
         "acks batches capacity_bytes compactions delayed destinations dropped failed index_bytes journal_bytes kind "
         "large_bytes large_messages leased live_percent memory_bytes messages name pool_bytes segments sends "
-        "subscriptions swap_bytes syncs waiting"
+        "subscriptions swap_bytes sync_seconds syncs waiting"
     ),
     "Subscriber": (
         "browse consume counts dead_letters depth destination listen purge receive receive_many subscription "

@@ -268,3 +268,14 @@ def test_a_lost_lock_is_noticed(router: anabranch.Router, disk: Disk, tmp_path: 
     eventually(lambda: good.stats().failed is not None)
     assert len(looked) == HUNG
     assert len(lock_watch._held) >= HUNG
+
+
+def test_statistics_say_how_long_a_store_waits_for_the_disk(tmp_path: Path) -> None:
+    kinds = ("journal", "sql", "memory")
+    stores = [anabranch.StoreConfig(kind, [f"{kind}.>"], kind=kind) for kind in kinds]
+    with anabranch.open(anabranch.Config(tmp_path / "data", stores)) as router:
+        for kind in kinds:
+            for _ in range(9):
+                router.queue(f"{kind}.q").send(b"x")
+        took = [router.stats().stores[kind].sync_seconds for kind in kinds]
+        assert 0 < took[0] < 10 and 0 < took[1] < 10 and took[2] == 0

@@ -6,9 +6,11 @@ import errno
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -69,6 +71,16 @@ def all_of(work: Callable[[int], object], count: int) -> None:
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
+
+
+def test_how_long_syncs_take_is_known(one: Log) -> None:
+    """The latest count most."""
+    assert one.appender.sync_seconds == 0
+    for seconds in (0.02, 0.0):
+        with patch.object(os, "fdatasync", lambda fd, seconds=seconds: time.sleep(seconds)):
+            for _ in range(25):
+                one.write(b"x")
+        assert seconds * 0.7 < one.appender.sync_seconds < seconds + 0.01
 
 
 def test_what_is_queued_is_written_together_and_synced_once(one: Log) -> None:

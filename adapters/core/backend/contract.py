@@ -50,6 +50,7 @@ class BackendStats:
     compactions: int = 0
     memory_bytes: int = 0
     swap_bytes: int = 0
+    sync_seconds: float = 0.0
 
 
 class Writing(Protocol):

@@ -125,5 +125,6 @@ class Statistics:
             },
             waiting=sum(channel.waiting for channel in engine.catalog.channels()),
             delayed=sum(state.total_delayed for state in counts),
+            sync_seconds=backend.sync_seconds,
             **more,
         )

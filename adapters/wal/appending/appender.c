@@ -180,7 +180,7 @@ void appender_restart(appender *log, uint64_t lsn) {
 appender_state appender_look(appender *log) {
     pthread_mutex_lock(&log->lock);
     appender_state state = log->state;
-    state.queued = log->fill.size, state.fd = log->fd;
+    state.queued = log->fill.size, state.fd = log->fd, state.sync_seconds = log->sync_seconds;
     pthread_mutex_unlock(&log->lock);
     return state;
 }

@@ -20,6 +20,7 @@ typedef struct {
     uint64_t durable;   /* on disk, of the files since `appender_restart` */
     uint64_t lsn, written_lsn, durable_lsn; /* the last LSNs of these */
     uint64_t syncs;
+    double sync_seconds; /* how long one takes, lately */
     size_t queued; /* bytes */
     int fd;        /* its own */
     int failed;    /* the errno that has stopped it for good; 0: none */

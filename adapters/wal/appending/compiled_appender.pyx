@@ -25,6 +25,7 @@ cdef extern from "appender.h" nogil:
         pass
     ctypedef struct appender_state:
         uint64_t attempted, syncs
+        double sync_seconds
         size_t queued
         int fd, failed
     ctypedef struct appender_calls:
@@ -168,6 +169,10 @@ cdef class Appender:
     @property
     def syncs(self):
         return appender_look(self.log).syncs
+
+    @property
+    def sync_seconds(self):
+        return appender_look(self.log).sync_seconds
 
     def restart(self, first):
         appender_restart(self.log, first.tail.lsn)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from time import monotonic
 from typing import Final
 
+from ...system.clock import mean_with
 from ...system.files import sync_data, write_all
 from ..ticket import WriteBatch
 
@@ -29,6 +31,8 @@ class PythonAppender:
         """The last LSN of that one."""
         self.syncs = 0
         """How often it has waited for the disk."""
+        self.sync_seconds = 0.0
+        """How long that takes, lately."""
         self._fd = -1  # first: an object that is made by halves is let go of too
         self._failed: OSError | None = None
         """Why it has failed, if it has."""
@@ -96,7 +100,9 @@ class PythonAppender:
             target = self._last
             try:
                 self.syncs += 1
+                began = monotonic()
                 sync_data(self._fd)
+                self.sync_seconds = mean_with(self.sync_seconds, monotonic() - began)
             except OSError as error:
                 self._failed = error
                 raise
