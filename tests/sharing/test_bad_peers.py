@@ -295,10 +295,34 @@ def test_pages_for_a_client_that_reads_nothing_are_not_made(striking: Striking, 
             return made[-1] - made[-2] < MIB
 
         eventually(rests, lambda: "pages are made on and on")
-        assert session.UNREAD_MAX // 2 < max(made) - before < 4 * session.UNREAD_MAX
+        assert session.UNREAD_MAX // 2 < max(made) - before < 6 * session.UNREAD_MAX
         assert served.queue("q").depth() == 2, "others are not served"
         got = {peer.next()[0] for _ in range(40)}
-        assert len(got) == 40 and max(made[-1], striking.memory()) - before < 4 * session.UNREAD_MAX
+        assert len(got) == 40 and max(made[-1], striking.memory()) - before < 6 * session.UNREAD_MAX
+    queue.purge()
+
+
+def test_a_receive_of_many_large_messages_is_answered_by_a_page(striking: Striking, served: anabranch.Router) -> None:
+    """Those that wait for the first one, too."""
+    queue = served.queue("large")
+    queue.send_many([bytes([n]) * MIB for n in range(20)])
+    first = queue.receive_many(100)
+    assert [message.body[0] for message in first] == list(range(8))
+    served.ack(first)
+    queue.send_many([b"%d" % n for n in range(300)])
+    second, third = queue.receive_many(100), queue.receive_many(500)
+    assert [message.body[0] for message in second] == list(range(8, 16))
+    assert [message.size for message in third[:4]] == [MIB] * 4 and len(third) == 304
+    served.ack(second + third)
+    received: list[Any] = []
+    waiting = threading.Thread(target=lambda: received.extend(queue.receive_many(100, PATIENCE)))
+    waiting.start()
+    with striking.client() as other, other.transaction() as transaction:
+        for n in range(10):
+            transaction.send("large", bytes([n]) * MIB)
+    waiting.join(PATIENCE)
+    assert [message.body[0] for message in received] == list(range(8))
+    served.ack(received)
     queue.purge()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -17,11 +17,12 @@ from ....adapters.core.store_types import Listener
 from ....adapters.system.background import shared
 from ....adapters.system.conditions import Thread
 from ....policies.errors import AnabranchError, ClosedError
+from ....policies.names.destination import Destination
 from ...api.consumer import require_count, require_timeout
 from ...placement.registry import StoreRegistry
 from .. import protocol
 from .answers import Answers
-from .session import UNREAD_MAX, Session
+from .session import PAGE_BYTES, UNREAD_MAX, Session
 from .writing import Writes
 
 WAITING_MAX: Final = 16_384
@@ -55,7 +56,7 @@ class Reads:
         if store is not None and self._writes.is_prompt(store):
             with suppress(ClosedError):
                 self._writes.waited_for = store
-                messages = store.receive_many(destination, request.most, 0, request.key, request.lease)
+                messages = _page(store, destination, request)
                 if messages or request.timeout == 0:
                     self._answers.answer(session, number, session.hold(messages))
                     return
@@ -145,11 +146,30 @@ def _receive(session: Session, request: protocol.Receive) -> list[Any] | None:
     """Return what can be received at once."""
     destination = protocol.destination_of(request.destination)
     found: list[Message[Any]] | None = session.registry.for_held(
-        destination, lambda store: store.receive_many(destination, request.most, 0, request.key, request.lease), None
+        destination, lambda store: _page(store, destination, request), None
     )
     if found is None and request.key is not None:
         raise unknown(destination, request.key)
     return session.hold(found or ())
+
+
+def _page(
+    store: Any, destination: Destination, request: protocol.Receive, first: Iterable[Message[Any]] = ()
+) -> list[Message[Any]]:
+    """Return the messages that can be received at once, behind the first that was: as many as were asked for, until a
+    page is full."""
+    found = list(first) or list(store.receive_many(destination, 1, 0, request.key, request.lease))
+    while found and len(found) < request.most:
+        size = sum(0 if one.is_large else one.size for one in found)
+        room = min((PAGE_BYTES - size) * len(found) // max(size, 1), request.most - len(found))
+        more: list[Message[Any]] = []
+        if room > 0:
+            with suppress(AnabranchError):  # what there is goes to the client
+                more = store.receive_many(destination, room, 0, request.key, request.lease)
+        found += more
+        if len(more) < max(room, 1):
+            break
+    return found
 
 
 class _Waiting:
@@ -181,14 +201,11 @@ class _Waiting:
 
     def _begun(self, store: Store) -> Listener | None:
         if not store.is_prompt:  # the serving thread has not looked, and a listener waits where this is refused
-            messages = self._received(store, self._request.most)
+            messages = _page(store, self._destination, self._request)
             if messages:
                 self._given(messages)
                 return None
         return store.listen(self._destination, self._came, 1, self._request.key, self._failed, self._request.lease)
-
-    def _received(self, store: Any, most: int) -> list[Message[Any]]:
-        return list(store.receive_many(self._destination, most, 0, self._request.key, self._request.lease))
 
     def expire(self) -> None:
         """Answer that nothing has come, unless something has, once it was looked for."""
@@ -203,11 +220,7 @@ class _Waiting:
         self._end([])
 
     def _came(self, message: Message[Any]) -> None:
-        messages = [message]
-        if self._request.most > 1:
-            with suppress(AnabranchError):
-                messages += self._received(message._store, self._request.most - 1)
-        self._given(messages)
+        self._given(_page(message._store, self._destination, self._request, [message]))
 
     def _given(self, messages: list[Message[Any]]) -> None:
         if not self._end(messages):
