@@ -249,7 +249,7 @@ class SettlingContract:
         message = Outgoing(b"1", None, MADE + "client-1")
         calls: list[Callable[[], object]] = [
             lambda: store.send(A, *message[:3]),
-            lambda: store.send_nowait(A, *message[:3]),
+            lambda: store.send_nowait(A, *message[:3]).result(PATIENCE),
             lambda: store.send_many(A, [b"x", message]),
             lambda: store.commit([(A, message)], []),
             lambda: store.find(A, MADE + "client-1"),

@@ -30,6 +30,7 @@ OPEN = "the open transactions of a client are counted by itself, and those that 
 CLOSED = "a transaction that has voted and was rolled back since is told of in the words of its owner"
 LATER = "what an interrupted call of a client had in hand is given back in the background, a moment later"
 SYNCS = "it counts syncs, of which an owner does some by itself once a store has been idle for a second"
+OWNERS = "it is the owner's own call, by which it writes what several clients send"
 WALL = "who waits is a listener of the owner's, which does not see that the wall clock was put back"
 
 OF_STORES: Final[Mapping[str, str]] = {
@@ -59,6 +60,7 @@ OF_STORES: Final[Mapping[str, str]] = {
     "test_others_write_while_the_keys_are_walked": PAGES,
     "test_purge_and_delete": CLAIMS,
     "test_retire": RETIRED,
+    "test_sends_of_many_callers_are_stored_or_refused_each": OWNERS,
     "test_the_ack_of_one_subscription_of_several_makes_no_room": REFUSED,
     "test_what_a_crash_leaves_half_written_is_removed": INSIDE,
     "test_what_can_never_fit_is_refused_at_once": ROOM,
