@@ -28,7 +28,7 @@ from ....adapters.core.messages import (
     checked,
     note_settled,
 )
-from ....adapters.core.record.headers import pack_headers
+from ....adapters.core.record.headers import pack_headers, pack_id
 from ....adapters.core.record.large import Sized
 from ....adapters.core.state.leases import ACKED, CLAIMED, ROLLED_BACK
 from ....adapters.core.store_types import Change, Counts, Done, Subscription, SubscriptionKey
@@ -290,6 +290,7 @@ class RemoteStore(RemoteLeases):
 
     def find(self, destination: Destination, message_id: str) -> Message | None:
         """Look at the message of an id."""
+        pack_id(message_id)  # which says what is wrong with it
         fields = self.of("find", destination, message_id)
         return None if fields is None else self._message(fields)
 
