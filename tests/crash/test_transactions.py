@@ -133,8 +133,8 @@ def _lazily(self: Any, decision: Any, *_: Any) -> Any:
 
 
 def _unsynced(self: Any, *arguments: Any) -> Any:
-    *before, _, room, changes = arguments
-    return _PREPARE(self, *before, False, room, changes)
+    *before, _, room, changes, mark = arguments
+    return _PREPARE(self, *before, False, room, changes, mark)
 
 
 _PREPARE: Any = JournalStore.prepare
