@@ -71,6 +71,8 @@ class Session:
         """By listener: all credit that its client has given it since its beginning."""
         self.waiting: dict[int, Any] = {}
         """By the number of the request: receives that wait."""
+        self.long: dict[int, threading.Event] = {}
+        """By the number of the request: what ends a receive of many queues."""
         self._long = 0
         self.bodies: dict[int, Any] = {}
         """Large bodies that the client has in hand, by its numbers: received, or being sent (then a file)."""

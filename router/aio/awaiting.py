@@ -1,0 +1,105 @@
+"""How a method of the blocking API is awaited: in a worker of the loop that its router belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+
+from ...adapters.core.messages import Message, note_settled
+from ..sharing.client.looped import LoopConnection
+from ..sharing.client.workers import run
+
+P = ParamSpec("P")
+R = TypeVar("R")
+O = TypeVar("O")  # noqa: E741
+_END: Final = object()
+
+
+class Awaited(Generic[O]):
+    """Something of the blocking API, whose methods are awaited here."""
+
+    __slots__ = ("_connection", "_of")
+
+    def __init__(self, connection: LoopConnection, of: O) -> None:
+        self._connection, self._of = connection, of
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._of!r}>"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._of == other._of
+
+    def __hash__(self) -> int:
+        return hash(self._of)
+
+    async def _run(self, call: Callable[[], R], on_late: Callable[[R], object] | None = None) -> R:
+        """Return what a call returns, as `run`. Raises RuntimeError on another loop than the router's."""
+        self._require_loop()
+        return await run(call, on_late)
+
+    def _require_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._connection.loop:
+            raise RuntimeError(
+                f"{self!r} belongs to the event loop that its router was opened on; open another router on this loop"
+            )
+
+
+def awaited(
+    method: Callable[Concatenate[Any, P], R],
+) -> Callable[Concatenate[Awaited[Any], P], Coroutine[Any, Any, R]]:
+    """Return a method that is called as this one, and awaited. Cancelled, it takes effect all the same."""
+
+    @functools.wraps(method)
+    async def call(self: Awaited[Any], /, *given: P.args, **options: P.kwargs) -> R:
+        return await self._run(partial(method, self._of, *given, **options))
+
+    return call
+
+
+def awaited_with(method: Callable[..., R]) -> Callable[..., Coroutine[Any, Any, R]]:
+    """Return a method as `awaited` does, of one that takes messages, queues, topics or maps: here those of asyncio."""
+
+    @functools.wraps(method)
+    async def call(self: Awaited[Any], /, *given: Any, **options: Any) -> R:
+        return await self._run(partial(method, self._of, *map(_plain, given), **options))
+
+    return call
+
+
+def _plain(given: Any) -> Any:
+    """Return what the blocking API takes for this: what is inside."""
+    if isinstance(given, list | tuple):
+        return type(given)(map(_plain, given)) if type(given) in (list, tuple) else given
+    return given._of if isinstance(given, Awaited) else given
+
+
+def give_back(messages: Message[Any] | list[Message[Any]] | None) -> None:
+    """Give back what nobody has seen: its receive was cancelled."""
+    for message in messages if isinstance(messages, list) else [messages] if messages is not None else []:
+        note_settled([message])
+        message._store.give_back(message._note)
+
+
+class Each(Generic[R], AsyncIterator[R]):
+    """Iterates over what a call returns, whose steps ask the owner now and then."""
+
+    def __init__(
+        self, of: Awaited[Any], begin: Callable[[], Iterator[Any]], convert: Callable[[Any], R],
+        on_late: Callable[[Any], object] | None = None,
+    ) -> None:  # fmt: skip
+        self._of, self._begin, self._convert, self._on_late = of, begin, convert, on_late
+        self._iterator: Iterator[Any] | None = None
+
+    def _next(self) -> Any:
+        if self._iterator is None:
+            self._iterator = self._begin()
+        return next(self._iterator, _END)
+
+    async def __anext__(self) -> R:
+        found = await self._of._run(self._next, self._on_late)
+        if found is _END:
+            raise StopAsyncIteration
+        return self._convert(found)

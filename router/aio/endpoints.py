@@ -1,0 +1,235 @@
+"""Messages, queues, topics, maps and transactions, as an event loop has them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Self
+
+from ...adapters.core.messages import Message, T
+from ...adapters.core.store_types import Subscription
+from ..api.codecs import V
+from ..api.consumer import Backlog, Consumer
+from ..api.dead_letter import DeadLetter
+from ..api.endpoint import Endpoint
+from ..api.map import Map
+from ..api.topic import Subscriber
+from ..api.transaction import Transaction
+from ..sharing.client.looped import LoopConnection
+from .awaiting import Awaited, Each, awaited, awaited_with, give_back
+
+if TYPE_CHECKING:
+    from ..router import Router
+    from ..transactions.xid import Xid
+
+
+class AsyncMessage(Awaited[Message[T]], Generic[T]):
+    """A message, with all that a Message has; what settles it is awaited. `async with message:` acks it at the end, or
+    releases it if an error is raised."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+    ack = awaited(Message.ack)
+    release = awaited(Message.release)
+    reject = awaited(Message.reject)
+    extend = awaited(Message.extend)
+    read = awaited(Message.read)
+
+    async def open(self) -> BinaryIO:
+        """Return a stream of the body, as Message.open."""
+        return await self._run(self._of.open)
+
+    @property
+    def body(self) -> T:
+        """Return the body, as Message.body."""
+        return self._of.body
+
+    async def __aenter__(self) -> Self:
+        self._of.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._run(partial(self._of.__exit__, kind, error, trace))
+
+
+class _Backlog(Awaited[Any], Generic[T]):
+    __slots__ = ()
+
+    depth = awaited(Backlog.depth)
+
+    def _message(self, message: Message[T]) -> AsyncMessage[T]:
+        return AsyncMessage(self._connection, message)
+
+    def browse(self, limit: int | None = None, after: int | AsyncMessage[Any] = 0) -> AsyncIterator[AsyncMessage[T]]:
+        """Look at the messages in order, as Backlog.browse."""
+        behind = after._of if isinstance(after, AsyncMessage) else after
+        return Each(self, lambda: self._of.browse(limit, behind), self._message)
+
+    def dead_letters(self) -> AsyncIterator[DeadLetter[T]]:
+        """Look at the dead letters that come from here, as Backlog.dead_letters."""
+        return Each(self, self._of.dead_letters, lambda letter: letter)
+
+
+class _Consumer(_Backlog[T]):
+    __slots__ = ()
+
+    purge = awaited(Consumer.purge)
+    counts = awaited(Consumer.counts)
+
+    async def receive(self, timeout: float | None = 0, *, lease: float | None = None) -> AsyncMessage[T] | None:
+        """Lease the first message that nobody holds, as Consumer.receive. Cancelled, it has leased nothing."""
+        found = await self._run(partial(self._of.receive, timeout, lease=lease), give_back)
+        return None if found is None else self._message(found)
+
+    async def receive_many(
+        self, n: int, timeout: float | None = 0, *, lease: float | None = None
+    ) -> list[AsyncMessage[T]]:
+        """Lease up to `n` messages, as Consumer.receive_many. Cancelled, it has leased nothing."""
+        found = await self._run(partial(self._of.receive_many, n, timeout, lease=lease), give_back)
+        return [self._message(one) for one in found]
+
+    def consume(self, timeout: float | None = None, *, lease: float | None = None) -> AsyncIterator[AsyncMessage[T]]:
+        """Iterate over the messages, each leased when it is asked for, as Consumer.consume."""
+        return Each(self, lambda: iter(partial(self._of.receive, timeout, lease=lease), None), self._message, _late)
+
+    def __aiter__(self) -> AsyncIterator[AsyncMessage[T]]:
+        """Iterate over the messages for ever, none of them leased ahead."""
+        return self.consume()
+
+
+def _late(found: Any) -> None:
+    if isinstance(found, Message):
+        give_back(found)
+
+
+class _Endpoint(Awaited[Any]):
+    __slots__ = ()
+
+    send = awaited(Endpoint.send)
+    send_many = awaited(Endpoint.send_many)
+    declare = awaited(Endpoint.declare)
+    delete = awaited(Endpoint.delete)
+
+    @property
+    def destination(self) -> Any:
+        """Return its destination."""
+        return self._of.destination
+
+
+class AsyncQueue(_Endpoint, _Consumer[T]):
+    """A queue, as Queue."""
+
+    __slots__ = ()
+
+    async def find(self, message_id: str) -> AsyncMessage[T] | None:
+        """Look at the message of that id, as Queue.find."""
+        found = await self._run(partial(self._of.find, message_id))
+        return None if found is None else self._message(found)
+
+
+class AsyncSubscriber(_Consumer[T]):
+    """A durable subscription, as Subscriber."""
+
+    __slots__ = ()
+
+    unsubscribe = awaited(Subscriber.unsubscribe)
+
+    @property
+    def subscription(self) -> Subscription:
+        """Return the subscription."""
+        found: Subscription = self._of.subscription
+        return found
+
+
+class AsyncTopic(_Endpoint, _Backlog[T]):
+    """A topic, as Topic."""
+
+    __slots__ = ()
+
+    async def subscribe(
+        self, name: str, client_id: str = "", selector: str | None = None, no_local: bool = False,
+        retroactive: bool = False,
+    ) -> AsyncSubscriber[T]:  # fmt: skip
+        """Begin a durable subscription, or take it up again, as Topic.subscribe."""
+        begin = partial(self._of.subscribe, name, client_id, selector, no_local, retroactive)
+        return AsyncSubscriber(self._connection, await self._run(begin))
+
+    async def subscriptions(self) -> list[AsyncSubscriber[T]]:
+        """Return the topic's durable subscriptions, as Topic.subscriptions."""
+        return [AsyncSubscriber(self._connection, one) for one in await self._run(self._of.subscriptions)]
+
+
+class AsyncMap(Awaited[Map[V]], Generic[V]):
+    """A map, as Map."""
+
+    __slots__ = ()
+
+    get = awaited(Map.get)
+    count = awaited(Map.count)
+    put = awaited(Map.put)
+    put_if_absent = awaited(Map.put_if_absent)
+    compare_and_set = awaited(Map.compare_and_set)
+    pop = awaited(Map.pop)
+    increment = awaited(Map.increment)
+    declare = awaited(Map.declare)
+    delete = awaited(Map.delete)
+
+    async def wait(self, key: str, timeout: float | None = None, default: Any = None) -> Any:
+        """Return the value of a key once it has one, as Map.wait."""
+        return await self._run(partial(self._of.wait, key, timeout, default), lambda value: None)
+
+    def items(self, prefix: str = "", after: str | None = None) -> AsyncIterator[tuple[str, V]]:
+        """Iterate over keys and values, as Map.items."""
+        return Each(self, lambda: self._of.items(prefix, after), lambda item: item)
+
+
+class AsyncTransaction(Awaited[Transaction]):
+    """A transaction, as Transaction: begun by `async with`, or by awaiting it. A commit that is cancelled takes effect
+    all the same."""
+
+    __slots__ = ("_begin",)
+
+    def __init__(self, connection: LoopConnection, router: Router, xid: Xid | None = None) -> None:
+        self._connection, self._begin = connection, partial(router.transaction, xid)
+
+    async def _begun(self) -> Self:
+        self._of = await self._run(self._begin)
+        return self
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Begin it."""
+        return self._begun().__await__()
+
+    async def __aenter__(self) -> Self:
+        if not hasattr(self, "_of"):
+            await self._begun()
+        await self._run(self._of.__enter__)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._run(partial(self._of.__exit__, kind, error, trace))
+
+    send = awaited_with(Transaction.send)
+    ack = awaited_with(Transaction.ack)
+    release = awaited_with(Transaction.release)
+    put = awaited_with(Transaction.put)
+    remove = awaited_with(Transaction.remove)
+    subscribe = awaited_with(Transaction.subscribe)
+    unsubscribe = awaited_with(Transaction.unsubscribe)
+    commit = awaited(Transaction.commit)
+    rollback = awaited(Transaction.rollback)
+    prepare = awaited(Transaction.prepare)
+    vote = awaited(Transaction.vote)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("state", "receipts", "xid", "is_empty"):
+            return getattr(self._of, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)

@@ -1,0 +1,243 @@
+"""A client's connection that an event loop drives: no thread waits, and none is made but to find another owner."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from ....adapters.system.conditions import Promise
+from ....policies.errors import AnabranchError, ClosedError, router_closed
+from .. import protocol
+from .exchange import Asked, Exchange
+from .greeting import PATIENCE, READ_BYTES, Greeter
+from .workers import GreenletExit, current, pause, result_of, start
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 1.0
+"""Until an owner is looked for again that did not come."""
+
+
+class LoopConnection(Exchange):
+    """The connection of one client. All is done on the thread of its loop, if not said otherwise."""
+
+    def __init__(
+        self,
+        directory: Path,
+        start_owner: Callable[[], None],
+        held: Callable[[], list[protocol.Held]],
+        patience: float = PATIENCE,
+    ) -> None:
+        """Connect, in a worker; what is given is as Exchange and Greeter say."""
+        self._greeter = Greeter(start_owner, patience)
+        self.loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._sock: socket.socket | None = None
+        self._in, self._out = bytearray(), bytearray()
+        self._going: list[Asked] = []
+        """Those whose requests are in `_out`, of which nothing has gone yet."""
+        self._is_to_flush = self._is_writing = False
+        self._connecting: asyncio.Task[None] | None = None
+        super().__init__(directory, held)
+        try:
+            self._link(*result_of(self._greet()))
+        except BaseException:
+            self.close()
+            raise
+
+    # Connecting
+
+    def _greet(self) -> asyncio.Future[tuple[socket.socket, bytearray]]:
+        """Find the owner, on a thread: it may have to be started."""
+        return self.loop.run_in_executor(None, self._greeter.connect, self)
+
+    def _link(self, sock: socket.socket, buffer: bytearray) -> None:
+        if self.is_closed:
+            sock.close()
+            return
+        sock.setblocking(False)
+        self._sock, self._in = sock, buffer
+        self._out = bytearray(self._again())
+        self.loop.add_reader(sock, self._read)
+        self._flush()
+
+    async def _connect(self) -> None:
+        while not self.is_closed:
+            try:
+                self._link(*await self._greet())
+                return
+            except (AnabranchError, OSError, protocol.ProtocolError) as error:
+                log.error("the owner of %s is lost: %s", self.directory, error)
+                self._fail_all(error)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def _unlink(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self.loop.remove_reader(sock)
+                self.loop.remove_writer(sock)
+            self._is_writing = False
+            sock.close()
+        self._out.clear()
+        self._going.clear()
+
+    def _lost(self) -> None:
+        """Connect to the next owner."""
+        self._unlink()
+        self._connecting = self.loop.create_task(self._connect())
+
+    # Asking
+
+    def ask(
+        self,
+        request: protocol.Request,
+        on_answer: Callable[[Any], Any] | None = None,
+        on_late: Callable[[Any], object] | None = None,
+    ) -> Any:
+        """Ask, and let the loop go on until the answer is there. Otherwise as Connection.ask."""
+        worker = current()
+        if worker is None or threading.get_ident() != self._thread:
+            raise RuntimeError(
+                f"a call of {self.directory} was made without `await`: its router is one of anabranch.aio"
+            )
+        asked = self._asked(request, on_answer)
+        asked.on_done = worker.resume
+        self._send(asked)
+        try:
+            while not asked.done:
+                pause()
+        except GreenletExit:  # the loop has ended, and nobody has closed the router
+            raise
+        except BaseException:
+            if on_late is None:
+                self._unanswered.pop(asked.number, None)
+            else:
+                asked.on_late = on_late
+                with suppress(ClosedError):
+                    self._send(self._asked(protocol.Cancel(asked.number)))
+            raise
+        if asked.error is not None:
+            raise asked.error
+        return asked.value
+
+    def ask_nowait(self, request: protocol.Request, on_answer: Callable[[Any], Any]) -> Future[Any]:
+        """Ask; the future resolves on a thread of the library. Raises ClosedError."""
+        asked = self._asked(request, on_answer)
+        future: Promise[Any] = Promise()
+        asked.future = future
+        future.set_running_or_notify_cancel()
+        self._send(asked)
+        return future
+
+    def _send(self, asked: Asked) -> None:
+        if self._is_forked:
+            raise ClosedError(f"the router of {self.directory} is its parent process's; open one in this process")
+        if self.is_closed:
+            raise router_closed()
+        frame = protocol.pack(asked.number, asked.request)
+        self._unanswered[asked.number] = asked
+        if self._sock is None:
+            return  # it is sent when the next owner is there
+        self._out += frame
+        self._going.append(asked)
+        if not self._is_to_flush:  # with all that others ask in this turn of the loop
+            self._is_to_flush = True
+            self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_to_flush = False
+        if self._sock is None:
+            return
+        for asked in self._going:
+            asked.is_sent = True
+        self._going.clear()
+        try:
+            with suppress(BlockingIOError):
+                del self._out[: self._sock.send(self._out)]
+        except OSError:
+            self._out.clear()  # the end is read soon
+        if bool(self._out) != self._is_writing:
+            self._is_writing = not self._is_writing
+            if self._is_writing:
+                self.loop.add_writer(self._sock, self._flush)
+            else:
+                self.loop.remove_writer(self._sock)
+
+    def keep_reading(self) -> None:
+        """Do nothing: the loop reads."""
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Make a call that asks, without waiting for it. Any thread."""
+        with suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(start, call)
+
+    def schedule(self, seconds: float, method: Callable[[], None]) -> None:
+        """Call a method in so many seconds, if its object is there still. Any thread."""
+        alive = weakref.WeakMethod(method)
+
+        def run() -> None:
+            found = alive()
+            if found is not None:
+                start(found)
+
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(partial(self.loop.call_later, seconds, run))
+
+    # Reading
+
+    def _read(self) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._in += data
+        try:
+            self._take_all(self._in)
+        except protocol.ProtocolError as error:
+            log.error("the owner of %s is lost: %s", self.directory, error)
+            data = b""
+        if not data and not self.is_closed:
+            self._lost()
+
+    # Ending
+
+    async def finish(self, seconds: float) -> None:
+        """Wait for the answers to what was begun, for so long at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._is_brief:
+                    await asyncio.sleep(0.0005)
+
+    def close(self) -> None:
+        """Close the connection: the owner gives back what this client holds. What waits raises ClosedError.
+        Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self._file is not None and not self._is_forked:
+            self._file.close()  # first: the owner sees that it is gone for good
+        if self._connecting is not None and not self.loop.is_closed():
+            self._connecting.cancel()
+        self._unlink()
+        self._fail_all(router_closed())
+
+    def leave(self) -> None:
+        """Let go of all that is the parent's, in a forked child."""
+        super().leave()
+        sock, self._sock = self._sock, None  # the loop's own descriptor is its parent's too: nothing is removed there
+        if sock is not None:
+            sock.close()
+        self._unanswered.clear()

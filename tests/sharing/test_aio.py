@@ -1,0 +1,462 @@
+"""A shared directory from asyncio: all of it, cancelled anywhere, over owners that die, forks and several loops."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch import aio
+from anabranch.policies.errors import ClosedError, ConfigError, OutcomeUnknownError, UnknownMessageError
+from anabranch.router.transactions.xid import Xid
+
+from ..contract.children import forked, reaped
+from .striking import PATIENCE, Striking, owners
+
+striking = pytest.fixture(owners)
+Test = Callable[[aio.AsyncRouter], Coroutine[Any, Any, None]]
+
+
+def run(striking: Striking, test: Test) -> None:
+    """Run a test with a router, and look that nothing of it is left."""
+
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE * 3), aio.open(striking.source) as router:
+            await test(router)
+
+    asyncio.run(main(), debug=False)
+
+
+async def take(queue: aio.AsyncQueue[Any] | aio.AsyncSubscriber[Any]) -> aio.AsyncMessage[Any]:
+    """Receive a message, which is there or comes."""
+    message = await queue.receive(PATIENCE)
+    assert message is not None
+    return message
+
+
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(PATIENCE):
+        while not await is_so():
+            await asyncio.sleep(0.005)
+
+
+async def free(queue: aio.AsyncQueue[Any], ready: int) -> None:
+    """Wait until nothing is leased, and so much is ready."""
+
+    async def is_free() -> bool:
+        counts = await queue.counts()
+        return (counts.ready, counts.leased) == (ready, 0)
+
+    await until(is_free)
+
+
+def test_queues(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        queue = router.queue("q")
+        assert (await queue.send(b"1", {"a": 1}, "one")).seq == 1
+        assert (await queue.send(b"1", {"a": 1}, "one")).duplicate
+        assert [one.seq for one in await queue.send_many([b"2", b"3", b"4"])] == [2, 3, 4]
+        found = await queue.find("one")
+        assert found is not None and found.body == b"1" and not found.leased
+        assert [one.body async for one in queue.browse()] == [b"1", b"2", b"3", b"4"]
+        assert [one.body async for one in queue.browse(1, after=found)] == [b"2"]
+        message = await take(queue)
+        assert (message.body, message.headers, message.destination.name) == (b"1", {"a": 1}, "q")
+        await message.extend(60)
+        await message.ack()
+        with pytest.raises(UnknownMessageError):
+            await message.ack()
+        message = await take(queue)
+        await message.release(reason="later")
+        two, three = await queue.receive_many(2)
+        assert (two.body, two.deliveries, two.redelivered, three.body) == (b"2", 2, True, b"3")
+        await router.ack([two, three])
+        assert (await queue.counts()).ready == await queue.depth() == 1
+        async for message in queue:
+            async with message:
+                assert message.body == b"4"
+            break
+        assert await queue.receive() is None
+        assert await queue.receive_many(3, 0.01) == []
+        assert [one async for one in queue.consume(0.01)] == []
+        await queue.send(b"5")
+        with pytest.raises(ValueError, match="oh"):
+            async with await take(queue):
+                raise ValueError("oh")
+        message = await take(queue)
+        assert message.deliveries == 2
+        await router.settle(message.token, anabranch.Settlement.ACK)
+        await queue.send(b"6")
+        assert await queue.purge() == 1
+        assert await router.exists(queue) and await queue.delete() == 0 and not await router.destinations()
+
+    run(striking, test)
+
+
+def test_topics_maps_patterns_and_transactions(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        topic, queue, found = router.topic("t"), router.queue("q", codec="json"), router.map("m", codec="json")
+        subscriber = await topic.subscribe("s")
+        await topic.send(b"news")
+        async with router.transaction() as transaction:
+            message = await take(subscriber)
+            await transaction.ack(message)
+            await transaction.send(queue, {"a": 1})
+            await transaction.put(found, "k", [1])
+        assert (transaction.state, len(transaction.receipts)) == ("committed", 2)
+        assert await found.get("k") == [1] and await found.wait("k") == [1]
+        assert await found.put_if_absent("k", 2) is False and await found.compare_and_set("k", [1], 3)
+        await router.map("n").increment("n", 5)
+        assert [one async for one in found.items()] == [("k", 3)] and await found.pop("k") == 3
+        with pytest.raises(ValueError, match="no"):
+            async with router.transaction() as transaction:
+                await transaction.send(queue, {"a": 2})
+                raise ValueError("no")
+        assert transaction.state == "rolled back"
+        message = await router.receive(">", PATIENCE, codec="json")  # type: ignore[assignment]
+        assert message.body == {"a": 1}
+        await message.ack()
+        assert await router.receive(">", 0.01) is None
+        prepared = await router.transaction(Xid(1, "a", "b"))
+        await prepared.send(queue, 7)
+        await prepared.prepare()
+        assert await router.recover() == [prepared.xid]
+        await router.commit(prepared.xid)
+        message = await take(queue)
+        assert message.body == 7
+        await message.reject("bad")
+        assert [one.subscription.name for one in await topic.subscriptions()] == ["s"]
+        assert await subscriber.unsubscribe() == 0
+        assert (await router.stats()).stores
+
+    run(striking, test)
+
+
+def test_errors_are_those_of_the_blocking_calls(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        with pytest.raises(TypeError, match="a message body is bytes"):
+            await router.queue("q").send("text")
+        with pytest.raises(ValueError, match="limit"):
+            [one async for one in router.queue("q").browse(-1)]
+        with pytest.raises(TypeError, match="timeout is a number"):
+            await router.queue("q").receive("1")  # type: ignore[arg-type]
+        message = await router.queue("q").receive(0.001)
+        assert message is None
+
+    run(striking, test)
+    with pytest.raises(ConfigError, match="takes shared directories alone"):
+        aio.open(striking.directory, shared=False)
+
+
+def test_no_await_makes_a_thread(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        queue = router.queue("q")
+        before = threading.active_count()
+        await asyncio.gather(*(queue.send(b"x") for _ in range(500)))
+        waiting = [asyncio.ensure_future(take(queue)) for _ in range(600)]
+        for _ in range(100):
+            await queue.send(b"x")
+        messages = await asyncio.gather(*waiting)
+        await asyncio.gather(*(one.ack() for one in messages))
+        assert threading.active_count() <= before
+
+    run(striking, test)
+
+
+def test_a_call_without_await_is_refused(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        await router.queue("q").send(b"x")
+        message = await take(router.queue("q"))
+        with pytest.raises(RuntimeError, match="without `await`"):
+            message._of.ack()
+        with pytest.raises(RuntimeError, match="without `await`"):
+            await asyncio.to_thread(message._of.ack)
+        await message.ack()
+
+    run(striking, test)
+
+
+def test_each_loop_has_a_router_of_its_own(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        async def elsewhere() -> None:
+            with pytest.raises(RuntimeError, match="belongs to the event loop"):
+                await router.queue("q").send(b"x")
+            with pytest.raises(RuntimeError, match="belongs to the event loop"):
+                await router.close()
+            async with aio.open(striking.source) as other:
+                await other.queue("q").send(b"theirs")
+
+        sent = [asyncio.to_thread(asyncio.run, elsewhere()) for _ in range(3)]
+        await asyncio.gather(*sent)
+        assert await router.queue("q").depth() == 3
+
+    run(striking, test)
+
+
+def test_a_forked_child_is_told(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        queue = router.queue("q")
+        await queue.send(b"x")
+        message = await take(queue)
+        waiting = asyncio.ensure_future(queue.receive(None))
+        await asyncio.sleep(0.05)
+
+        def child() -> list[str] | None:
+            wrong: list[str] = []
+
+            async def there() -> None:
+                try:
+                    await queue.send(b"y")
+                    wrong.append("it sent")
+                except RuntimeError as error:
+                    if "belongs to the event loop" not in str(error):
+                        wrong.append(str(error))
+                async with aio.open(striking.source) as own:
+                    await own.queue("child").send(b"z")
+
+            vars(asyncio.events)["_set_running_loop"](None)
+            asyncio.run(there())
+            return wrong
+
+        assert await asyncio.to_thread(lambda: reaped(forked(child))) == 0
+        await message.ack()
+        await queue.send(b"2")
+        second = await waiting
+        assert second is not None
+        await second.ack()
+        assert await router.queue("child").depth() == 1
+
+    run(striking, test)
+
+
+def test_what_waits_when_it_is_closed_raises(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        queue = router.queue("q")
+        await queue.send(b"held")
+        await take(queue)
+        waiting = [asyncio.ensure_future(queue.receive(None)) for _ in range(20)]
+        sending = [asyncio.ensure_future(queue.send(b"x")) for _ in range(20)]
+        waiting.append(asyncio.ensure_future(router.map("m").wait("k")))
+        await asyncio.sleep(0)
+        await router.close()
+        for one in waiting[:-1]:
+            with suppress(ClosedError):
+                message = await one
+                assert message is not None  # it came first
+        with pytest.raises(ClosedError):
+            await waiting[-1]
+        assert len(await asyncio.gather(*sending)) == 20
+        with pytest.raises(ClosedError):
+            await queue.send(b"y")
+        await router.close()
+        async with aio.open(striking.source) as other:
+            await free(other.queue("q"), 21)
+
+    with pytest.warns(ResourceWarning):
+        run(striking, test)
+        gc.collect()
+
+
+def test_a_loop_that_ends_without_closing_leaves_nothing(striking: Striking) -> None:
+    async def main() -> aio.AsyncRouter:
+        router = await aio.open(striking.source)
+        await router.queue("q").send(b"x")
+        task = asyncio.ensure_future(router.queue("none").receive(None))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        return router
+
+    router = asyncio.run(main())
+    asyncio.run(router.close())
+    with striking.client() as other:
+        assert other.queue("q").depth() == 1
+
+
+def test_what_is_cancelled_takes_effect_all_the_same(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        queue = router.queue("q")
+
+        async def cancelled(call: Coroutine[Any, Any, Any]) -> None:
+            task = asyncio.ensure_future(call)
+            await asyncio.sleep(0)
+            assert task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        for _ in range(50):
+            await cancelled(queue.send(b"x"))
+        await until(lambda: _is(queue.depth(), 50))
+        for one in await queue.receive_many(20):
+            await cancelled(one.ack())
+        await free(queue, 30)
+        for one in await queue.receive_many(20):
+            await cancelled(one.release())
+        await free(queue, 30)
+        transaction = await router.transaction()
+        await transaction.ack(await take(queue))
+        await transaction.send("other", b"y")
+        await cancelled(transaction.commit())
+        await until(lambda: _is(router.queue("other").depth(), 1))
+        await free(queue, 29)
+
+    run(striking, test)
+
+
+async def _is(call: Awaitable[Any], value: Any) -> bool:
+    return bool(await call == value)
+
+
+class Cancelling:
+    """Receivers and senders that are cancelled at any moment of their calls, by chance."""
+
+    def __init__(self, router: aio.AsyncRouter, seed: int) -> None:
+        self.router, self.queue, self.chance = router, router.queue("q"), random.Random(seed)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.acks: list[asyncio.Future[None]] = []
+        """Those of what was got, which nobody cancels."""
+        self.cancelled = self.sent = 0
+        self.got: Counter[bytes] = Counter()
+        self.known: set[bytes] = set()
+        """The bodies whose sends returned."""
+
+    async def receive(self) -> None:
+        match self.chance.randrange(4):
+            case 0:
+                messages = await self.queue.receive_many(3, None)
+            case 1:
+                messages = [m for m in [await self.router.receive(">", 0.01)] if m is not None]
+            case 2:
+                messages = [m for m in [await self.queue.receive(0)] if m is not None]
+            case _:
+                messages = [await take(self.queue)]
+        self.got.update(message.body for message in messages)
+        self.acks += [asyncio.ensure_future(message.ack()) for message in messages]
+
+    async def send(self) -> None:
+        self.sent += 1
+        body = b"%d" % self.sent
+        await self.queue.send(body)
+        self.known.add(body)
+
+    async def run(self, cancels: int) -> None:
+        """Cancel so many."""
+        while self.cancelled < cancels:
+            while len(self.tasks) < 60:
+                call = self.send() if self.chance.random() < 0.2 else self.receive()
+                self.tasks.add(asyncio.ensure_future(call))
+            await asyncio.sleep(0 if self.chance.random() < 0.7 else self.chance.random() * 0.002)
+            for victim in self.chance.sample(list(self.tasks), self.chance.randrange(1, 30)):
+                self.cancelled += victim.cancel()
+            self._reap()
+        for one in self.tasks:
+            one.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks)
+        self._reap()
+
+    def _reap(self) -> None:
+        for one in [one for one in self.tasks if one.done()]:
+            self.tasks.discard(one)
+            if not one.cancelled() and one.exception() is not None:
+                raise one.exception()  # type: ignore[misc]
+
+    async def finish(self) -> None:
+        """Receive what is left, and look that each was got once, and none is leased to nobody."""
+
+        async def is_free() -> bool:
+            return (await self.queue.counts()).leased == 0
+
+        await asyncio.gather(*self.acks)
+        await until(is_free)
+        while (message := await self.queue.receive(0)) is not None:
+            self.got[message.body] += 1
+            await message.ack()
+        await free(self.queue, 0)
+        assert self.known <= self.got.keys()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_cancels_by_chance(striking: Striking, seed: int) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        cancelling = Cancelling(router, seed)
+        await cancelling.run(int(os.environ.get("CANCELS", "1000")))
+        await cancelling.finish()
+        assert set(cancelling.got.values()) == {1}  # each is got once
+        assert len(cancelling.got) == cancelling.sent  # and each that was begun to be sent is there
+
+    run(striking, test)
+
+
+def test_cancels_by_chance_over_owners_that_die(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        cancelling = Cancelling(router, 3)
+
+        async def kill() -> None:
+            for _ in range(6):
+                await asyncio.sleep(0.3)
+                await asyncio.to_thread(striking.kill)
+                await router.queue("other").depth()
+
+        killing = asyncio.ensure_future(kill())
+        while not killing.done():
+            await cancelling.run(cancelling.cancelled + 100)
+        await killing
+        await cancelling.finish()
+        assert set(cancelling.got.values()) == {1}
+        assert len(cancelling.got) == cancelling.sent
+
+    run(striking, test)
+
+
+def test_awaits_go_on_with_the_next_owner(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        queue = router.queue("q")
+        held = [queue.send(b"%d" % n) for n in range(200)]
+        await asyncio.gather(*held)
+        messages = await queue.receive_many(100)
+        waiting = asyncio.ensure_future(router.queue("late").receive(None))
+        sending = [asyncio.ensure_future(queue.send(b"x%d" % n)) for n in range(500)]
+        await asyncio.sleep(0)
+        striking.kill()
+        assert len({one.seq for one in await asyncio.gather(*sending)}) == 500
+        await asyncio.gather(*(one.ack() for one in messages))
+        await router.queue("late").send(b"late")
+        message = await waiting
+        assert message is not None
+        await message.ack()
+        await free(queue, 600)
+
+    run(striking, test)
+
+
+def test_a_call_that_is_not_made_twice_says_so(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        numbers = router.map("m")
+        await numbers.increment("n")
+        os.kill(striking.owners[-1].pid or 0, signal.SIGSTOP)
+        call = asyncio.ensure_future(numbers.increment("n"))
+        await asyncio.sleep(0.05)
+        striking.kill()
+        with pytest.raises(OutcomeUnknownError):
+            await call
+
+    run(striking, test)
+
+
+def test_without_greenlet_it_is_said_what_to_install() -> None:
+    code = "import sys; sys.modules['greenlet'] = None\nimport anabranch.aio"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'anabranch[aio]'" in done.stderr
