@@ -28,18 +28,20 @@ from ...policies.errors import AnabranchError
 from ...policies.names.destination import Destination
 from ..transactions.xid import Xid
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Rises with each change of what goes over the socket. An owner refuses a client of another version, by name."""
 FRAME_MAX: Final = 1 << 30
 """Bytes of a frame that an owner sends: the largest message that a store may be configured to take."""
 REQUEST_MAX: Final = 128 << 20
 """Bytes of a request: of the largest message and the largest transaction that are taken by default, and some more.
-What is larger goes in pieces."""
+What is larger is sent from a file."""
 LENGTH = struct.Struct("<I")
 PAGE: Final = 256
 """Messages of a browse or a send, or values of a map, that go over at once."""
 EVENTS: Final = 0
 """The number of no listener: with it come the events of the owner's router."""
+PASSES: Final = -1
+"""Likewise: with it comes the descriptor of a body, of which a frame behind it speaks."""
 
 
 class ProtocolError(ValueError):
@@ -65,7 +67,7 @@ class Held(NamedTuple):
 
 
 class OutgoingFields(NamedTuple):
-    """The fields of an Outgoing. A body that is kept apart is its size, and its number at the owner."""
+    """The fields of an Outgoing. A body that is kept apart is its size, and its number: of a Body, or the owner's."""
 
     body: bytes | tuple[int, int]
     headers: Mapping[str, Any] | None
@@ -86,6 +88,20 @@ class Hello(Request, frozen=True, tag=0, forbid_unknown_fields=False):
     owner: str = ""
     """The owner that the client knew."""
     held: list[Held] = []
+
+
+class Body(Request, frozen=True, tag=20):
+    """Gives the owner a file, whose descriptor goes with it, as a body that is to be sent."""
+
+    body: int
+    """The client's number of it, below 0."""
+    identity: tuple[int, int]
+    """Tells the file from others: its device and inode."""
+    offset: int
+    """The body's first byte in it."""
+    size: int
+    mtime_ns: int
+    """The file is as it was as long as this is."""
 
 
 class Send(Request, frozen=True, tag=1):
@@ -259,7 +275,7 @@ def pack_request(number: int, request: Request) -> bytes:
     if len(frame) > REQUEST_MAX:
         raise errors.MessageTooLargeError(
             f"a request of {len(frame)} bytes is larger than goes to the process that owns a shared directory, "
-            f"{REQUEST_MAX}: send a large body from a file, which goes in pieces, and part what is one transaction"
+            f"{REQUEST_MAX}: send a large body from a file, and part what is one transaction"
         )
     return frame
 
@@ -289,11 +305,11 @@ def unpack(buffer: bytearray, decode: Callable[[memoryview], Any] = any_frame, m
 # Messages and destinations
 
 
-def pack_message(message: Message[Any], token: str | bytes | None, number_of: Callable[[LargeBody], int]) -> list[Any]:
-    """Return a message as it goes over the socket: a large body as its size, and the number by which it is read; last,
-    whether its lease runs out. One that is not leased has the id of its store as the token: its place is one there."""
+def pack_message(message: Message[Any], token: str | bytes | None, place_of: Callable[[Any], list[Any]]) -> list[Any]:
+    """Return a message as it goes over the socket: of a large body its place, from which it is read; last, whether its
+    lease runs out. One that is not leased has the id of its store as the token: its place is one there."""
     content = message.content
-    body = [content.size, number_of(content)] if isinstance(content, LargeBody) else content
+    body = place_of(content) if isinstance(content, LargeBody) else content
     return [
         token, message.seq, body, message.headers, message.message_id, message.timestamp_ms, message.priority,
         message.expires_at_ms, message.deliveries, message.persistent, str(message.destination), message.subscription,

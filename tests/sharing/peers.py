@@ -42,6 +42,7 @@ class Op(enum.IntEnum):
     CALL = 11
     CANCEL = 12
     PING = 13
+    BODY = 20
 
 
 assert {op.name.replace("_", ""): op.value for op in Op} == {kind.__name__.upper(): op for op, kind in KINDS.items()}

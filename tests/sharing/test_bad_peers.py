@@ -189,8 +189,8 @@ REQUESTS: dict[str, list[Any]] = {
     "put": [Op.CALL, "map_put", ["map://m", "k", b"v", 0, None]],
     "increment": [Op.CALL, "map_increment", ["map://n", "k", [1], 0, False]],
     "items": [Op.CALL, "map_items", ["map://m", "", None]],
-    "body": [Op.CALL, "body_more", [1, b"x"]],
-    "read": [Op.CALL, "body_read", [1, 0, 10]],
+    "body": [Op.BODY, -1, [1, 2], 0, 10, 0],
+    "read": [Op.CALL, "body_file", [1]],
     "end_vote": [Op.CALL, "end_vote", [1, True, [], [], []]],
     "stats": [Op.CALL, "stats", []],
 }  # fmt: skip

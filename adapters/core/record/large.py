@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, Protocol, runtime_checkable
 
 from google_crc32c import extend as crc32c
 
-from ....policies.errors import CorruptionError
+from ....policies.errors import ClosedError, CorruptionError
 from ..messages import LargeBody, Readable
 
 NAME_BYTES: Final = 16
@@ -71,7 +71,18 @@ class Kept(NamedTuple):
     """0: none is known."""
 
 
-class LargeStorage(Protocol):
+class BodyFiles(Protocol):
+    """Where the bodies are read. Threads: all."""
+
+    def read(self, name: bytes, number: int, chunk_bytes: int) -> bytes:
+        """Return a chunk with its CRC; shorter, or nothing, if it is not there. Raises OSError for what the disk does
+        not give."""
+
+    def place(self, name: bytes, number: int, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, int]:
+        """Return where a chunk is, for errors: a path, or a table, and an offset."""
+
+
+class LargeStorage(BodyFiles, Protocol):
     """The storage of a store's large bodies, by name. A body that is begun and not published is nobody's. Threads: all,
     each body one at a time. Raises StoreFullError and StoreFailedError."""
 
@@ -84,10 +95,6 @@ class LargeStorage(Protocol):
     def publish(self, name: bytes, sync: bool) -> None:
         """Publish a body, which is whole. With `sync` the body survives a power failure once this has returned."""
 
-    def read(self, name: bytes, number: int, chunk_bytes: int) -> bytes:
-        """Return a chunk with its CRC; shorter, or nothing, if it is not there. Raises OSError for what the disk does
-        not give."""
-
     def note(self, name: bytes, named: bytes, sync: bool) -> None:
         """Write over what stands at NAMED_AT. May be done by halves, and need not be durable unless `sync`."""
 
@@ -97,11 +104,16 @@ class LargeStorage(Protocol):
     def kept(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield all bodies, each with its start; None for one that was never published."""
 
-    def place(self, name: bytes, number: int, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, int]:
-        """Return where a chunk is, for errors: a path, or a table, and an offset."""
-
     def close(self) -> None:
         """Close the storage. Idempotent."""
+
+
+@runtime_checkable
+class KeepsFiles(Protocol):
+    """A storage that keeps each body in a file."""
+
+    def descriptor(self, name: bytes) -> int:
+        """Return a descriptor of a body's file, to read from. Raises OSError, StoreFullError."""
 
 
 @runtime_checkable
@@ -115,9 +127,12 @@ class KeepsBodies(Protocol):
 class BodyHost(Protocol):
     """The bodies of one open store (features/large)."""
 
-    storage: LargeStorage
     streams: weakref.WeakSet[LargeStream]
     """Streams that somebody may read."""
+
+    @property
+    def storage(self) -> BodyFiles:
+        """Return where they are."""
 
     def require_open(self) -> None:
         """Raise ClosedError or StoreFailedError if the store is not usable."""
@@ -149,6 +164,11 @@ def read_start(name: bytes, start: bytes) -> Kept | None:
     if CRC.unpack_from(start, NAMED_AT + NAMED.size)[0] != crc32c(0, named):
         return Kept(name, low, 0, 0)
     return Kept(name, low, *NAMED.unpack(named))
+
+
+def chunk_offset(number: int, chunk_bytes: int) -> int:
+    """Return where a chunk begins in a body's file."""
+    return START_BYTES + number * (CRC.size + chunk_bytes)
 
 
 def chunk_of(name: bytes, number: int, data: bytes | memoryview) -> bytes:
@@ -216,6 +236,21 @@ class StoredBody(LargeBody):
             f"{number * self.chunk_bytes} of the body on",
             "its message is whole; restore the file from a backup to have the body again",
         )  # fmt: skip
+
+    def descriptor(self) -> int:
+        """Return a descriptor of the body's file, to read from. Raises as `chunk`; ClosedError too where it is in no
+        file."""
+        self.bodies.require_open()
+        storage = self.bodies.storage
+        if not isinstance(storage, KeepsFiles):
+            raise ClosedError("the body is in no file")
+        return storage.descriptor(self.name)
+
+    def copy_into(self, file: BinaryIO) -> None:
+        """Write the body as it would be in a file of its own. Raises as `chunk`."""
+        for number in range(self.chunks):
+            file.seek(chunk_offset(number, self.chunk_bytes))
+            file.write(chunk_of(self.name, number, self.chunk(number)))
 
     def verify(self) -> str | None:
         """Return what is wrong with the body, if anything. Reads all of it."""

@@ -1,29 +1,61 @@
-"""Large bodies of a client: the owner keeps them, and they go over in chunks."""
+"""Large bodies of a client: they are in no frame, but in files, which both sides read by a descriptor.
+
+A body that is sent is the file that was given, or an unnamed one into which it is copied. One that is received is the
+file that the owner keeps it in, or a copy, and so can be read whatever becomes of its message, and of the owner.
+"""
 
 from __future__ import annotations
 
 import io
+import itertools
+import os
+import stat
+import tempfile
+import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, BinaryIO, Final
+from weakref import WeakValueDictionary
 
 from ....adapters.core.messages import LargeBody, Readable, plain_body
-from ....adapters.core.record.large import Sized, not_as_said, read_bytes, require_size
+from ....adapters.core.record.large import (
+    CHUNK_BYTES,
+    CRC,
+    REFERENCE,
+    LargeStream,
+    Sized,
+    StoredBody,
+    chunk_offset,
+    not_as_said,
+    read_bytes,
+    require_size,
+)
+from ....policies.errors import OutOfDescriptorsError
+from ..descriptors import Descriptor, Identity
+from ..protocol import Body, Request
+from .exchange import Exchange
 
-CHUNK_BYTES: Final = 1 << 20
-"""Bytes of a large body that go over at once."""
+_FILES: Final = (io.FileIO, io.BufferedReader, io.BufferedRandom)
+"""The files whose descriptors give what they read."""
 
 
 class Bodies:
-    """The large bodies that the owner keeps for this client. Threads: all."""
+    """The large bodies of one client. Threads: all."""
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.call = call
+    def __init__(self, directory: Path, ask: Callable[[Request], Any], call: Callable[..., Any]) -> None:
+        self._directory, self._ask, self.call = directory, ask, call
+        self.exchange: Callable[[], Exchange]
+        """Returns what the descriptors go with, and come from."""
         self.unused: deque[int] = deque()
         """Numbers of bodies that the owner need not keep any more."""
+        self._numbers = itertools.count(-1, -1)  # the owner's are above 0
+        self._given: WeakValueDictionary[int, GivenBody] = WeakValueDictionary()
+        """Those that are to be sent, by number."""
 
     def keep(self, body: object) -> bytes | LargeBody:
-        """Read a body into the owner's keeping, as Store.keep."""
+        """Return a body as it is sent, as Store.keep; a file stands at its end then."""
         size = None
         if isinstance(body, Sized):
             body, size = body
@@ -31,21 +63,48 @@ class Bodies:
         if isinstance(body, LargeBody):
             if size is not None and size != body.size:
                 raise not_as_said(body.size, size)
-            return body if isinstance(body, RemoteBody) else self.keep(body.open())
+            return body if isinstance(body, RemoteBody | GivenBody) else self.keep(body.open())
         if isinstance(body, bytes | bytearray | memoryview) or not isinstance(body, Readable):
             plain = plain_body(body)
             if size is not None and size != len(plain):
                 raise not_as_said(len(plain), size)
             return plain
-        kept = RemoteBody(self, 0, self.call("body_begin"))
-        while data := read_bytes(body, CHUNK_BYTES if size is None else min(CHUNK_BYTES, size - kept.size + 1)):
-            kept.size += len(data)
-            if size is not None and kept.size > size:
-                raise not_as_said(kept.size, size, "at least ")
-            self.call("body_more", kept.number, bytes(data))
-        if size is not None and kept.size != size:
-            raise not_as_said(kept.size, size)
-        return kept
+        file = _file_of(body)
+        with self._copied(body, size) if file is None else nullcontext(file) as found:
+            offset = found.tell()
+            given = GivenBody(self, Descriptor(os.dup(found.fileno())), offset)
+            if size is not None and given.size != size:
+                raise not_as_said(given.size, size)
+            found.seek(0, io.SEEK_END)
+        self._given[given.number] = given
+        self._ask(given.request)
+        return given
+
+    def _copied(self, body: Readable, size: int | None) -> BinaryIO:
+        """Return an unnamed file with what can be read of a body, from its start."""
+        file: Any = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
+        try:
+            while data := read_bytes(body, CHUNK_BYTES if size is None else min(CHUNK_BYTES, size - file.tell() + 1)):
+                file.write(data)
+                if size is not None and file.tell() > size:
+                    raise not_as_said(file.tell(), size, "at least ")
+            file.seek(0)
+        except BaseException:
+            file.close()
+            raise
+        return file  # type: ignore[no-any-return]
+
+    def new_number(self) -> int:
+        """Return a number for a body that is sent."""
+        return next(self._numbers)
+
+    def again(self) -> list[Request]:
+        """Return the requests by which the next owner is given what is to be sent."""
+        return [one.request for one in list(self._given.values())]
+
+    def taken(self, identity: Identity) -> Descriptor | None:
+        """Return the descriptor of a file that has come; None if it has not."""
+        return self.exchange().arrived.take(identity)
 
     def take_unused(self) -> list[int]:
         """Return the numbers of those that the owner is yet to be told of."""
@@ -55,22 +114,29 @@ class Bodies:
         return numbers
 
 
-class RemoteBody(LargeBody):
-    """A large body, which the owner keeps for this client as long as this object is there."""
+def _file_of(body: Any) -> Any:
+    """Return the file on disk that a body is, as it can be read by its descriptor; None if it is none."""
+    file: Any = getattr(body, "file", None) if type(body).__module__ == "tempfile" else body
+    if type(file) not in _FILES or type(getattr(file, "raw", file)) is not io.FileIO:
+        return None
+    found = os.fstat(file.fileno())  # a file of /proc says that it is empty, and is not
+    if not stat.S_ISREG(found.st_mode) or not file.readable() or found.st_size <= file.tell():
+        return None
+    file.flush()
+    return file
 
-    __slots__ = ("_bodies", "number", "size")
 
-    def __init__(self, bodies: Bodies, size: int, number: int) -> None:
-        self._bodies, self.size, self.number = bodies, size, number
+class GivenBody(LargeBody):
+    """A body that is to be sent, as a file from an offset on. The owner has its descriptor as long as it is there."""
 
-    def open(self) -> BinaryIO:
-        """Return a stream of the body."""
-        return io.BufferedReader(_BodyStream(self), CHUNK_BYTES)
+    __slots__ = ("__weakref__", "_bodies", "descriptor", "number", "request", "size")
 
-    def read(self, offset: int, size: int) -> bytes:
-        """Return bytes of the body."""
-        data: bytes = self._bodies.call("body_read", self.number, offset, size)
-        return data
+    def __init__(self, bodies: Bodies, descriptor: Descriptor, offset: int) -> None:
+        self._bodies, self.number = bodies, bodies.new_number()
+        self.descriptor = bodies.exchange().descriptors[self.number] = descriptor
+        found = os.fstat(descriptor.fd)
+        self.size = max(found.st_size - offset, 0)
+        self.request = Body(self.number, (found.st_dev, found.st_ino), offset, self.size, found.st_mtime_ns)
 
     @property
     def packed(self) -> list[int]:
@@ -78,47 +144,60 @@ class RemoteBody(LargeBody):
         return [self.size, self.number]
 
     def __len__(self) -> int:
-        return 64
+        return REFERENCE.size
 
     def __del__(self) -> None:
         self._bodies.unused.append(self.number)
 
 
-class _BodyStream(io.RawIOBase):
-    def __init__(self, body: RemoteBody) -> None:
-        self._body: RemoteBody | None = body
-        self._at = 0
+class RemoteBody(StoredBody):
+    """A body that was received. The owner keeps it for this client as long as this object is there."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, bodies: Bodies, reference: bytes, number: int, device: int, inode: int) -> None:
+        super().__init__(_File(bodies, number, bodies.taken((device, inode))), REFERENCE.unpack(reference)[0])
+        self.describe(reference)
+        self.number = number
 
     @property
-    def _opened(self) -> RemoteBody:
-        if self._body is None:
-            raise ValueError("I/O operation on a closed file")
-        return self._body
+    def packed(self) -> list[int]:
+        """Return the body as it goes over the socket."""
+        return [self.size, self.number]
 
-    def readable(self) -> bool:
-        return True
 
-    def seekable(self) -> bool:
-        return True
+class _File:
+    """The file that a received body is in (BodyHost, LargeStorage)."""
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._opened.size}[whence]
-        if start + offset < 0:
-            raise ValueError(f"negative seek position {start + offset}")
-        self._at = start + offset
-        return self._at
+    def __init__(self, bodies: Bodies, number: int, descriptor: Descriptor | None) -> None:
+        self._bodies, self._number, self._descriptor = bodies, number, descriptor
+        self.streams: weakref.WeakSet[LargeStream] = weakref.WeakSet()
 
-    def tell(self) -> int:
-        return self._at
+    @property
+    def storage(self) -> _File:
+        """Return what reads the body."""
+        return self
 
-    def close(self) -> None:
-        self._body = None  # the owner need not keep it for this stream any more
-        super().close()
+    def require_open(self) -> None:
+        """Ask the owner for the descriptor, if it has not come. Raises ClosedError where the body is gone with it."""
+        if self._descriptor is None:
+            identity = self._bodies.call("body_file", self._number)
+            self._descriptor = self._bodies.taken(identity)
+        if self._descriptor is None:
+            raise OutOfDescriptorsError(
+                "a large body cannot be read now: this process has no descriptor left (`ulimit -n`); close some files "
+                "and open it again"
+            )
 
-    def readinto(self, buffer: Any) -> int:
-        body = self._opened
-        size = min(len(buffer), max(body.size - self._at, 0), CHUNK_BYTES)
-        data = body.read(self._at, size) if size else b""
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+    def read(self, name: bytes, number: int, chunk_bytes: int) -> bytes:
+        assert self._descriptor is not None
+        return os.pread(self._descriptor.fd, CRC.size + chunk_bytes, chunk_offset(number, chunk_bytes))
+
+    def place(self, name: bytes, number: int, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, int]:
+        return f"large/{name.hex()}.body", chunk_offset(number, chunk_bytes)
+
+    def planned(self, plan: Any, send: Any) -> None:
+        raise AssertionError("a client plans nothing")
+
+    def __del__(self) -> None:
+        self._bodies.unused.append(self._number)

@@ -13,6 +13,7 @@ both. Where it has struck it in the middle of a frame its call raises RuntimeErr
 
 from __future__ import annotations
 
+import errno
 import logging
 import select
 import socket
@@ -34,6 +35,7 @@ from ....adapters.system.conditions import Promise, Thread, unless_busy
 from ....policies.errors import AnabranchError, router_closed
 from ...api.reentry import waits_for_message
 from .. import protocol
+from ..descriptors import CLOSED_ON_EXEC, SPACE, send
 from . import heartbeat
 from .exchange import Asked, Exchange
 from .greeting import PATIENCE, READ_BYTES, Greeter
@@ -53,7 +55,7 @@ class _Link:
 
     def __init__(self, sock: socket.socket, buffer: bytearray) -> None:
         self.sock, self.buffer = sock, buffer
-        self.came: list[bytes] = []
+        self.came: list[Any] = []
         """What was read and is not in the buffer yet; nothing, at the end."""
         self.sends = self.takes = False
         """A thread sends, or takes what has come, with the lock held; without it: one was interrupted there, and what
@@ -123,7 +125,8 @@ class Connection(Exchange):
                 self._link = link
                 frames = self._again()
                 with suppress(OSError):  # whoever reads finds it
-                    self._write(link, frames)
+                    for frame, fd in frames:
+                        self._write(link, frame, fd)
             self._connects = False
         except BaseException:
             link.cut()  # interrupted, and not known how far it came
@@ -184,7 +187,7 @@ class Connection(Exchange):
             self._await(other)  # behind which nothing more comes
 
     def _send(self, asked: Asked) -> None:
-        frame = protocol.pack_request(asked.number, asked.request)
+        frame, fd = self._framed(asked.number, asked.request)
         with self._sending:
             if self.is_closed:
                 raise router_closed()
@@ -205,23 +208,27 @@ class Connection(Exchange):
             self._unanswered[asked.number] = asked
             link.sends = True
             try:
-                asked.is_sent = self._write(link, frame, asked)
+                asked.is_sent = self._write(link, frame, fd, asked)
             except OSError:
                 link.cut()
             link.sends = False
 
-    def _write(self, link: _Link, data: bytes, asked: Asked | None = None) -> bool:
+    def _write(self, link: _Link, data: bytes, fd: int, asked: Asked | None = None) -> bool:
         """Send bytes over a link; return whether they have gone. Those of a request that is given up need not. With
         `_sending` held. Raises OSError, also where half of a request has gone."""
         sent = 0
         while True:
             try:
-                sent += link.sock.send(memoryview(data)[sent:] if sent else data)
+                sent += send(link.sock, memoryview(data)[sent:] if sent else data, -1 if sent else fd)
                 if sent == len(data):
                     return True
                 link.quiet = 0
             except BlockingIOError:  # the owner takes nothing: it reads no more of this client for now, or is stopped
                 unless_busy(self._reading, partial(self._look, link))  # else who reads looks
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                time.sleep(0.001)  # so many descriptors are on their way, and not received yet
             if asked is not None and asked.done:
                 if sent:
                     raise BrokenPipeError
@@ -331,7 +338,7 @@ class Connection(Exchange):
         waits, link.waits = link.waits, True
         try:
             # One step: what was read is in hand, or with the operating system, wherever a signal strikes.
-            link.came.extend(map(link.sock.recv, (READ_BYTES,), (flags,)))
+            link.came.extend(map(link.sock.recvmsg, (READ_BYTES,), (SPACE,), (flags | CLOSED_ON_EXEC,)))
         except BlockingIOError:
             link.waits = waits
             self._note_quiet(link)
@@ -347,8 +354,9 @@ class Connection(Exchange):
         if link.quiet:
             link.quiet = 0
             self._note_life()
-        is_open = b"" not in link.came
-        link.buffer += b"".join(link.came)
+        came = list(map(self.arrived.note, link.came))
+        is_open = b"" not in came
+        link.buffer += b"".join(came)
         link.came.clear()
         self._take_all(link.buffer)
         link.takes = False

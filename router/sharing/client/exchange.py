@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -27,6 +28,7 @@ from ....adapters.system.conditions import Promise
 from ....policies.errors import AnabranchError, OutcomeUnknownError, UnknownSubscriptionError
 from .. import protocol
 from ..clients import ClientFile
+from ..descriptors import Arrived, Descriptor
 from . import heartbeat
 
 log = logging.getLogger(__name__)
@@ -84,6 +86,8 @@ class Exchange(ABC):
         """Called where an owner has refused one of these."""
         self.on_fork: Callable[[], None] = lambda: None
         """Called in a child as it is forked, which holds nothing."""
+        self.descriptors: WeakValueDictionary[int, Descriptor] = WeakValueDictionary()
+        """Those of the bodies that are to be sent, which go with a Body of their number."""
         self.is_closed = self._is_forked = False
         self._file: ClientFile | None = None
         self._begin()
@@ -95,6 +99,7 @@ class Exchange(ABC):
         self._file = ClientFile(self.directory, self.client)
         self._numbers = itertools.count(1)
         self._unanswered: dict[int, Asked] = {}
+        self.arrived = Arrived()
         self._owner = ""
         """Tells the owner that it was connected to last from those before and after it."""
         self.owner_pid = 0
@@ -123,10 +128,15 @@ class Exchange(ABC):
         self._owner, self.owner_pid = value
         self._is_silent = False
 
-    def _again(self) -> bytes:
-        """Return the frames that go to an owner which has just been greeted: what is to have been sent to each, and
-        what has no answer."""
-        standing, frames = self.on_reconnect(), []
+    def _framed(self, number: int, request: protocol.Request) -> tuple[bytes, int]:
+        """Return the frame of a request, and the descriptor that goes with it; -1 for none. Raises as `pack`."""
+        found = self.descriptors.get(request.body) if type(request) is protocol.Body else None
+        return protocol.pack_request(number, request), -1 if found is None else found.fd
+
+    def _again(self) -> list[tuple[bytes, int]]:
+        """Return what goes to an owner which has just been greeted: what is to have been sent to each, and what has no
+        answer. First go the bodies, of which the others speak."""
+        standing, frames = self.on_reconnect(), list[tuple[bytes, int]]()
         for asked in list(self._unanswered.values()):
             if asked.is_standing:
                 self._unanswered.pop(asked.number, None)
@@ -147,15 +157,16 @@ class Exchange(ABC):
                 )
                 self._answered(asked)
             else:
-                frames.append(protocol.pack(asked.number, again))
+                frames.append(self._framed(asked.number, again))
                 asked.is_again |= asked.is_sent
                 asked.is_sent = True
         for one in standing:
             asked = Asked(next(self._numbers), one, None, is_patient=True, is_sent=True, is_standing=True)
             asked.on_done = partial(self._stands, asked)
             self._unanswered[asked.number] = asked
-            frames.append(protocol.pack(asked.number, one))
-        return b"".join(frames)
+            frames.append(self._framed(asked.number, one))
+        plain = b"".join([frame for frame, fd in frames if fd < 0])
+        return [*(one for one in frames if one[1] >= 0), (plain, -1)]
 
     def _stands(self, asked: Asked) -> None:
         if asked.error is not None:
@@ -213,13 +224,15 @@ class Exchange(ABC):
         """Take the whole frames at the head of a buffer. Raises ProtocolError."""
         for frame in protocol.unpack(buffer):
             self._take(*frame)
+        self.arrived.let_go()
 
     def _take(self, number: int, ok: Any, value: Any, error: list[Any] | None = None) -> None:
         if number == 0 and ok is None:  # the owner says goodbye
             for one in list(self._unanswered.values()):
                 one.is_sent = False
             return
-        if number == 0 and ok is True:  # the owner lives, and reads nothing of this client for now
+        if number == 0 and (ok is True or ok == protocol.PASSES):
+            # The owner lives, and reads nothing of this client for now; or a descriptor has come with it.
             return
         if number == 0:
             self.on_push(ok, value, error)

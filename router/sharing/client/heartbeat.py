@@ -19,7 +19,7 @@ PERIODS: Final = 4
 for an answer that does not come. A client that was stopped itself has looked once, however long that was."""
 _LOOKS: Final = frozenset({
     "browse", "extend", "depth", "counts", "exists", "find", "newer", "destinations", "subscriptions_of",
-    "subscriptions", "body_begin", "body_more", "body_read", "bodies_end", "map_get", "map_count", "map_items",
+    "subscriptions", "body_file", "bodies_end", "map_get", "map_count", "map_items",
     "map_wait", "recover", "in_doubt", "heuristics", "decisions_damage", "events", "stats", "configuration",
     "usage_stats", "option", "bytes_of", "overview", "sessions", "explain", "dead_letters",
 })  # fmt: skip

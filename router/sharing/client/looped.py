@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,6 +19,7 @@ from typing import Any, Final
 from ....adapters.system.conditions import Promise
 from ....policies.errors import AnabranchError, ClosedError, router_closed
 from .. import protocol
+from ..descriptors import send
 from .exchange import Asked, Exchange
 from .greeting import PATIENCE, READ_BYTES, Greeter
 from .workers import GreenletExit, current, pause, result_of, start
@@ -42,7 +45,9 @@ class LoopConnection(Exchange):
         self.loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._sock: socket.socket | None = None
-        self._in, self._out = bytearray(), bytearray()
+        self._in = bytearray()
+        self._out: deque[tuple[bytearray, int]] = deque()
+        """What is to go, with descriptors."""
         self._going: list[Asked] = []
         """Those whose requests are in `_out`, of which nothing has gone yet."""
         self._is_to_flush = self._is_writing = False
@@ -66,7 +71,7 @@ class LoopConnection(Exchange):
             return
         sock.setblocking(False)
         self._sock, self._in = sock, buffer
-        self._out = bytearray(self._again())
+        self._out.extend((bytearray(frame), fd) for frame, fd in self._again())
         self.loop.add_reader(sock, self._read)
         self._flush()
 
@@ -144,11 +149,14 @@ class LoopConnection(Exchange):
             raise ClosedError(f"the router of {self.directory} is its parent process's; open one in this process")
         if self.is_closed:
             raise router_closed()
-        frame = protocol.pack(asked.number, asked.request)
+        frame, fd = self._framed(asked.number, asked.request)
         self._unanswered[asked.number] = asked
         if self._sock is None:
             return  # it is sent when the next owner is there
-        self._out += frame
+        if fd < 0 and self._out and self._out[-1][1] < 0:
+            self._out[-1][0].extend(frame)
+        else:
+            self._out.append((bytearray(frame), fd))
         self._going.append(asked)
         if not self._is_to_flush:  # with all that others ask in this turn of the loop
             self._is_to_flush = True
@@ -162,10 +170,20 @@ class LoopConnection(Exchange):
             asked.is_sent = True
         self._going.clear()
         try:
-            with suppress(BlockingIOError):
-                del self._out[: self._sock.send(self._out)]
-        except OSError:
-            self._out.clear()  # the end is read soon
+            while self._out:
+                frames, fd = self._out[0]
+                del frames[: send(self._sock, frames, fd)]
+                self._out[0] = (frames, -1)
+                if frames:
+                    break
+                self._out.popleft()
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:  # so many descriptors are on their way, and not received yet
+                self.loop.call_later(0.001, self._flush)
+            else:
+                self._out.clear()  # the end is read soon
         if bool(self._out) != self._is_writing:
             self._is_writing = not self._is_writing
             if self._is_writing:
@@ -198,7 +216,7 @@ class LoopConnection(Exchange):
     def _read(self) -> None:
         assert self._sock is not None
         try:
-            data = self._sock.recv(READ_BYTES)
+            data = self.arrived.receive(self._sock, READ_BYTES)
         except BlockingIOError:
             return
         except OSError:

@@ -29,7 +29,7 @@ from ....adapters.core.messages import (
     note_settled,
 )
 from ....adapters.core.record.headers import pack_headers, pack_id
-from ....adapters.core.record.large import Sized
+from ....adapters.core.record.large import CHUNK_BYTES, Sized
 from ....adapters.core.state.leases import ACKED, CLAIMED, ROLLED_BACK
 from ....adapters.core.store_types import Change, Counts, Done, Subscription, SubscriptionKey
 from ....policies.errors import TransactionError, router_closed
@@ -49,7 +49,6 @@ from ..protocol import (
     SendMany,
     unpack_error,
 )
-from .bodies import CHUNK_BYTES
 from .exchange import Exchange
 from .leases import NOT_SHARED, RemoteLease, RemoteLeases, require_lease
 from .listeners import Listeners, RemoteListener
@@ -80,7 +79,7 @@ class RemoteStore(RemoteLeases):
         """Take a connection."""
         self.connection = connection
         connection.on_push = self._pushed
-        connection.on_reconnect = lambda: [*self._standing, *self._listeners.again()]
+        connection.on_reconnect = lambda: [*self.bodies.again(), *self._standing, *self._listeners.again()]
         connection.on_refused = self._refused
         connection.on_fork = self._forked
 

@@ -8,13 +8,14 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from ....adapters.core import Store
-from ....adapters.core.messages import LargeBody, Message
+from ....adapters.core.messages import Message
 from ....adapters.core.store_types import Subscription, SubscriptionKey
 from ....policies.errors import ClosedError, DestinationError
 from ....policies.names.destination import Destination, Kind
@@ -22,6 +23,7 @@ from ...api.consumer import place_moved
 from ...migration.moving import move_page
 from ...router import Router, RouterStats, inspection_of
 from ...transactions.xid import Xid
+from ..descriptors import Descriptor, Identity, identity_of
 from ..protocol import EVENTS, PAGE, OutgoingFields, destination_of, pack, pack_message
 from ..starting import mark_of
 from .commits import end_vote, store_of_lease
@@ -185,27 +187,24 @@ def _find(session: Session, destination: Destination, message_id: str) -> list[A
     return None if message is None else pack_message(message, message._store.store_id, session.add_body)
 
 
-def _body_begin(session: Session) -> int:
-    """Begin to take a body, into a file that has no name."""
-    return session.add_body(tempfile.TemporaryFile(dir=session.registry.config.directory))
-
-
-def _body_read(session: Session, number: int, offset: int, size: int) -> bytes:
+def _body_file(session: Session, number: int) -> Identity:
+    """Pass the client a descriptor of a body it has received: of its file, or of an unnamed copy. Returns which file
+    that is."""
     body = session.bodies.get(number)
     if body is None:
         raise ClosedError("a large body is gone with the process that owned the directory before; receive it again")
-    size = min(max(size, 0), PAGE_BYTES)
-    if not isinstance(body, LargeBody):
-        body.flush()
-        return os.pread(body.fileno(), size, offset)
-    with body.open() as stream:
-        stream.seek(offset)
-        return stream.read(size)
+    with suppress(ClosedError):
+        return _passed(session, Descriptor(body.descriptor()))
+    with tempfile.TemporaryFile(dir=session.registry.config.directory) as file:
+        body.copy_into(file)
+        file.flush()
+        return _passed(session, Descriptor(os.dup(file.fileno())))
 
 
-def _bodies_end(session: Session, numbers: list[int]) -> None:
-    for number in numbers:
-        session.bodies.pop(number, None)
+def _passed(session: Session, descriptor: Descriptor) -> Identity:
+    while not session.pass_descriptor(descriptor.fd) and not session.is_closed:
+        time.sleep(0.002)  # until it reads what it has asked for
+    return identity_of(descriptor.fd)
 
 
 # The router
@@ -269,10 +268,8 @@ CALLS: Final[Mapping[str, Called]] = {
     "unsubscribe": _of_store("unsubscribe", SubscriptionKey),
     "subscriptions_of": Called(lambda session, topic: session.registry.subscriptions_of(topic), Destination),
     "subscriptions": _of_router("subscriptions"),
-    "body_begin": Called(_body_begin),
-    "body_more": Called(lambda session, number, data: session.bodies[number].write(data), int, bytes),
-    "body_read": Called(_body_read, int, int, int, is_page=True),
-    "bodies_end": Called(_bodies_end, list[int]),
+    "body_file": Called(_body_file, int, is_long=True),
+    "bodies_end": Called(Session.end_bodies, list[int]),
     "map_get": _of_map("get", str, makes=False),
     "map_pop": _of_map("pop", str, bool | None, makes=False),
     "map_count": _of_map("count", makes=False, otherwise=0),

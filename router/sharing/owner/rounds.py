@@ -19,6 +19,7 @@ from typing import Any, Final
 from ....adapters.core import Store
 from ....adapters.system.background import CoalescedJob, shared
 from ....adapters.system.conditions import Thread
+from ....policies.errors import OutOfDescriptorsError
 from ...router import Router
 from .. import protocol
 from .answers import Answers
@@ -55,6 +56,7 @@ class Rounds:
         self._writes = writes = Writes(router, self.answers)
         reads = Reads(router._registry, self.answers, writes, loop.at)
         self.ops: dict[type[protocol.Request], Callable[[Session, int, Any], None]] = {
+            protocol.Body: self._given,
             protocol.SendMany: writes.send_many,
             protocol.Receive: reads.receive,
             protocol.ReceivePattern: reads.receive_pattern,
@@ -179,6 +181,13 @@ class Rounds:
             Thread(partial(session.run_long, number, run, done), "share-call").start()
         else:
             self.answers.work(session, number, run, done)
+
+    def _given(self, session: Session, number: int, request: protocol.Body) -> None:
+        if request.body not in session.given:
+            raise OutOfDescriptorsError(
+                "the owner of the directory can open no more files (`ulimit -n`): send fewer large bodies at once"
+            )
+        self.answers.answer(session, number, None)
 
     def _refuse(self, session: Session, number: int, request: protocol.Unfit) -> None:
         raise TypeError(request.reason)

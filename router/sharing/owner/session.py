@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import os
+import resource
 import socket
 import threading
 from collections import deque
@@ -12,13 +13,16 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
-from ....adapters.core.messages import MADE, LargeBody, MadeId, Message, Outgoing, note_settled
+from ....adapters.core.messages import MADE, MadeId, Message, Outgoing, note_settled
+from ....adapters.core.record.large import StoredBody
 from ....adapters.core.store_types import Listener, SubscriptionKey
-from ....policies.errors import ClosedError
+from ....policies.errors import AnabranchError, ClosedError
 from ...api.transaction import Transaction
 from ...events import EventListener
 from ...router import Router
 from .. import protocol
+from ..descriptors import NONE, Arrived, Descriptor, identity_of, send
+from .bodies import GivenFile, all_given
 
 READ_BYTES: Final = 1 << 18
 """Bytes that are read of a socket at once."""
@@ -33,6 +37,11 @@ IN_HAND_MAX: Final = 64 << 20
 """Bytes of a client's requests that have no answer; beyond that it is not read."""
 LARGE: Final = 4096
 """A request of more bytes counts among them: the others are bounded by their number."""
+
+PASSED_MAX: Final = 64
+"""Descriptors of received bodies that a client is passed unasked; for more it asks, one by one, when it reads them."""
+GIVEN_MAX: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+"""Descriptors of bodies to be sent that are taken, of all clients."""
 
 
 class Session:
@@ -75,11 +84,16 @@ class Session:
         """By the number of the request: what ends a receive of many queues."""
         self._long = 0
         self.bodies: dict[int, Any] = {}
-        """Large bodies that the client has in hand, by its numbers: received, or being sent (then a file)."""
+        """Large bodies that the client has received, by number."""
+        self.given: dict[int, GivenFile] = {}
+        """Those that it is to send, by its numbers."""
+        self.arrived = Arrived()
+        self.passed: set[int] = set()
+        """Numbers of the bodies whose descriptors the client was passed."""
         self.voted: dict[int, Transaction] = {}
         """Transactions that have voted, by the numbers of the requests, until the client says their outcome."""
-        self.numbers = itertools.count(1)
-        """Of bodies."""
+        self.numbers = itertools.count(int.from_bytes(os.urandom(5)) << 20)
+        """Of bodies: others than those of an owner before."""
         self.events: EventListener | None = None
         self.is_closed = False
         self.watched = 0
@@ -100,13 +114,15 @@ class Session:
     def read(self) -> list[tuple[int, protocol.Request]]:
         """Return the requests that have come, with their numbers. Raises OSError, EOFError at the end,
         ProtocolError."""
-        data = self.sock.recv(READ_BYTES)
+        data = self.arrived.receive(self.sock, READ_BYTES)
         if not data:
             raise EOFError
         self._in += data
         requests = protocol.unpack(self._in, self._request_of, protocol.REQUEST_MAX)
         if not self.client and any(type(request) not in (protocol.Hello, protocol.Unfit) for _, request in requests):
             raise protocol.ProtocolError("a client greets first")
+        if self.arrived:
+            self._take_given(request for _, request in requests)
         with self.lock:
             self.unanswered += len(requests)
         return requests
@@ -125,6 +141,19 @@ class Session:
         """Note that a request that may be a large one is answered. Before it is sent."""
         with self.lock:
             self._large_bytes -= self.large.pop(number, 0)
+
+    def _take_given(self, requests: Iterable[protocol.Request]) -> None:
+        """Take the descriptors that belong to requests, and close those of which no frame speaks. Raises
+        ProtocolError."""
+        for request in requests:
+            if type(request) is protocol.Body and request.body < 0:
+                descriptor = self.arrived.take(request.identity)
+                if descriptor is not None and len(all_given) < GIVEN_MAX:
+                    self.given[request.body] = GivenFile(descriptor, request)
+        if self._in:
+            self.arrived.require_few()
+        else:
+            self.arrived.let_go(0)
 
     @property
     def in_hand(self) -> int:
@@ -247,11 +276,43 @@ class Session:
             message._store.release([message], delivered=False)
         return None
 
-    def add_body(self, body: Any) -> int:
-        """Keep a body for the client; returns its number."""
-        number = next(self.numbers)
+    def add_body(self, body: StoredBody) -> list[Any]:
+        """Keep a body for the client; returns its place: what its message's record says of it, its number here, and
+        which file it is whose descriptor goes to the client before that. No file: the client asks for the descriptor
+        when it needs it."""
+        number, identity = next(self.numbers), NONE
         self.bodies[number] = body
-        return number
+        if len(self.passed) < PASSED_MAX and not self.out:
+            with suppress(OSError, AnabranchError):
+                descriptor = Descriptor(body.descriptor())
+                if self.pass_descriptor(descriptor.fd):
+                    self.passed.add(number)
+                    identity = identity_of(descriptor.fd)
+        return [body.reference, number, *identity]
+
+    def pass_descriptor(self, fd: int) -> bool:
+        """Send a descriptor ahead of the frame that speaks of it; returns False if the socket does not take it now."""
+        frame = protocol.pack(0, protocol.PASSES, None)
+        with self.lock:
+            if self.out or self.is_closed:
+                return False
+            try:
+                self.out += frame[send(self.sock, frame, fd) :]
+            except OSError:
+                return False
+            is_left = bool(self.out)
+        if is_left:
+            self._on_change(self)
+        return True
+
+    def end_bodies(self, numbers: list[int]) -> None:
+        """Let go of bodies that the client does not need any more."""
+        for number in numbers:
+            self.bodies.pop(number, None)
+            given = self.given.pop(number, None)
+            if given is not None:
+                given.close()
+            self.passed.discard(number)
 
     def page(self, messages: Iterable[Message[Any]]) -> list[list[Any]]:
         """Return the first of these messages as they go to the client, which does not hold them: until a page is full.
@@ -276,12 +337,12 @@ class Session:
         return tuple.__new__(Outgoing, made)  # as its own, less a call
 
     def _body(self, number: int) -> Any:
-        found = self.bodies.get(number)
+        found = self.given[number].reader() if number in self.given else self.bodies.get(number)
         if found is None:
             raise ClosedError(
                 "a large body is gone with the process that kept it, which owned the directory before; send it anew"
             )
-        return found if isinstance(found, LargeBody) else _Kept(found)  # read from its start, for each message of it
+        return found
 
     def now(self, token: str) -> str | None:
         """Return the token by which the owner knows what the client knows by this one; None if it is gone."""
@@ -317,21 +378,9 @@ class Session:
         self.waiting.clear()
         self.bodies.clear()
         self._parked.clear()
+        self.end_bodies(list(self.given))
+        self.arrived.let_go(0)
         while self.voted:
             self.voted.popitem()[1].rollback()
         self.sock.close()
         return held
-
-
-class _Kept:
-    """What a client has given as a body, to be read once."""
-
-    def __init__(self, file: Any) -> None:
-        file.flush()
-        self._file, self._at = file, 0
-
-    def read(self, size: int = -1) -> bytes:
-        """Return what comes next."""
-        data = os.pread(self._file.fileno(), READ_BYTES if size < 0 else size, self._at)
-        self._at += len(data)
-        return data

@@ -27,7 +27,7 @@ from ....system.files import (
     sync_file,
     write_all,
 )
-from ...record.large import BODY, CHUNK_BYTES, CRC, DIRECTORY, NAME_BYTES, NAMED_AT, PART, START_BYTES
+from ...record.large import BODY, CHUNK_BYTES, CRC, DIRECTORY, NAME_BYTES, NAMED_AT, PART, START_BYTES, chunk_offset
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class LargeFiles:
 
     def append(self, name: bytes, number: int, chunk: bytes, chunk_bytes: int) -> None:
         try:
-            write_all(self._writing[name], chunk, _offset(number, chunk_bytes))
+            write_all(self._writing[name], chunk, chunk_offset(number, chunk_bytes))
         except OSError as error:
             self._refuse(name, error)
 
@@ -87,17 +87,21 @@ class LargeFiles:
 
     def read(self, name: bytes, number: int, chunk_bytes: int) -> bytes:
         try:
-            fd = open_file(self._path(name), os.O_RDONLY)
+            fd = self.descriptor(name)
         except FileNotFoundError:
             return b""
+        try:
+            return os.pread(fd, CRC.size + chunk_bytes, chunk_offset(number, chunk_bytes))
+        finally:
+            os.close(fd)
+
+    def descriptor(self, name: bytes) -> int:
+        try:
+            return open_file(self._path(name), os.O_RDONLY)
         except OSError as error:
             if error.errno in FULL:
                 raise refused(f"{self._path(name)} cannot be read now: {error}", error) from error
             raise
-        try:
-            return os.pread(fd, CRC.size + chunk_bytes, _offset(number, chunk_bytes))
-        finally:
-            os.close(fd)
 
     def note(self, name: bytes, named: bytes, sync: bool) -> None:
         try:
@@ -140,16 +144,11 @@ class LargeFiles:
                     yield name, start
 
     def place(self, name: bytes, number: int, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, int]:
-        return str(self._path(name)), _offset(number, chunk_bytes)
+        return str(self._path(name)), chunk_offset(number, chunk_bytes)
 
     def close(self) -> None:
         while self._writing:
             os.close(self._writing.popitem()[1])
-
-
-def _offset(number: int, chunk_bytes: int) -> int:
-    """Return the offset of a chunk."""
-    return START_BYTES + number * (CRC.size + chunk_bytes)
 
 
 def _name_of(path: Path) -> bytes | None:
