@@ -6,6 +6,8 @@
     send     200 B, each on disk before the call returns
     pipe     the same with 16 in flight in each process
     work     one sent, one received and acked, in turn, all processes on one queue
+    many     as send, by 32 threads of each process, or by 1,000 awaits of anabranch.aio (peers threads, awaits)
+    many_work  as work, likewise
 
 Each run is `--seconds` long, in processes that begin at once. Peers take turns in each round. sqlite3: one table, WAL,
 `synchronous=FULL`, a message in hand leased by a column and deleted by its ack, as SQLite-based queues do. Redis: an
@@ -17,6 +19,7 @@ each operation, where there is one.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sqlite3
 import statistics
@@ -25,13 +28,16 @@ import sys
 import tempfile
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import anabranch
+import anabranch.aio
 
 BODY: Final = b"x" * 200
+BURST: Final = 4000
 WINDOW: Final = 16
 LEASE_SECONDS: Final = 60.0
 STORES: Final = "directory: .\nstores:\n  - name: all\n    match: ['>']\n    journal: {{sync: {}}}\n"
@@ -71,6 +77,70 @@ class Shared:
         message = self._queue.receive(timeout=10.0)
         assert message is not None
         message.ack()
+
+
+class Threads(Shared):
+    """A directory that the processes share, each with so many threads."""
+
+    THREADS: Final = 32
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place)
+        self._pool = ThreadPoolExecutor(self.THREADS)
+
+    def _all(self, call: Callable[[], object]) -> int:
+        def some() -> None:
+            for _ in range(BURST // self.THREADS):
+                call()
+
+        for done in [self._pool.submit(some) for _ in range(self.THREADS)]:
+            done.result()
+        return BURST
+
+    def many(self) -> int:
+        return self._all(lambda: self._queue.send(BODY))
+
+    def many_work(self) -> int:
+        return self._all(self.work)
+
+
+class Awaits:
+    """A directory that the processes share, each with so many awaits in flight."""
+
+    AWAITS: Final = 1000
+    begin, owner = Shared.begin, Shared.owner
+
+    def __init__(self, place: str) -> None:
+        self._runner = asyncio.Runner()
+        self._router = self._runner.run(self._opened(place))
+        self._queue = self._router.queue("q")
+
+    @staticmethod
+    async def _opened(place: str) -> anabranch.aio.AsyncRouter:
+        return await anabranch.aio.open(place)
+
+    def _all(self, call: Callable[[], Awaitable[object]]) -> int:
+        async def some() -> None:
+            for _ in range(BURST // self.AWAITS):
+                await call()
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*(some() for _ in range(self.AWAITS)))
+
+        self._runner.run(all_of_them())
+        return BURST
+
+    async def _worked(self) -> None:
+        await self._queue.send(BODY)
+        message = await self._queue.receive(timeout=10.0)
+        assert message is not None
+        await message.ack()
+
+    def many(self) -> int:
+        return self._all(lambda: self._queue.send(BODY))
+
+    def many_work(self) -> int:
+        return self._all(self._worked)
 
 
 class Sqlite:
@@ -143,7 +213,9 @@ class Redis:
         self._client.lrem("in-hand", 1, body)
 
 
-PEERS: Final[dict[str, Any]] = {"anabranch": Shared, "sqlite3": Sqlite, "redis": Redis}
+PEERS: Final[dict[str, Any]] = {
+    "anabranch": Shared, "threads": Threads, "awaits": Awaits, "sqlite3": Sqlite, "redis": Redis,
+}  # fmt: skip
 
 
 def run_worker(peer: str, place: str, work: str, seconds: float) -> None:
@@ -197,7 +269,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description=__doc__)
     parser.add_argument("--work", default="send,pipe,work")
     parser.add_argument("--processes", default="1,4,16")
-    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--peers", default="anabranch,sqlite3,redis")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--not-durable", action="store_true")

@@ -11,6 +11,7 @@ import itertools
 import os
 import stat
 import tempfile
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -37,6 +38,8 @@ from ..descriptors import Descriptor, Identity
 from ..protocol import Body, Request
 from .exchange import Exchange
 
+RECENT_NS: Final = 2_000_000_000
+"""A file that was written to more lately than that may be written to once more, and have the same time still."""
 _FILES: Final = (io.FileIO, io.BufferedReader, io.BufferedRandom)
 """The files whose descriptors give what they read."""
 
@@ -115,15 +118,16 @@ class Bodies:
 
 
 def _file_of(body: Any) -> Any:
-    """Return the file on disk that a body is, as it can be read by its descriptor; None if it is none."""
+    """Return the file on disk that a body is, if it can be read by its descriptor, and if its time would tell that it
+    was written to meanwhile; else None."""
     file: Any = getattr(body, "file", None) if type(body).__module__ == "tempfile" else body
     if type(file) not in _FILES or type(getattr(file, "raw", file)) is not io.FileIO:
         return None
+    file.flush()
     found = os.fstat(file.fileno())  # a file of /proc says that it is empty, and is not
     if not stat.S_ISREG(found.st_mode) or not file.readable() or found.st_size <= file.tell():
         return None
-    file.flush()
-    return file
+    return file if time.time_ns() - found.st_mtime_ns > RECENT_NS else None
 
 
 class GivenBody(LargeBody):
