@@ -12,8 +12,8 @@
 Each run is `--seconds` long, in processes that begin at once. Peers take turns in each round. sqlite3: one table, WAL,
 `synchronous=FULL`, a message in hand leased by a column and deleted by its ack, as SQLite-based queues do. Redis: an
 append-only file, `appendfsync always`, LMOVE and LREM (peers/brokers.py); 16 in flight are a pipeline. One JSON line
-for each run; the medians, and ratios to Anabranch, go to stderr. `owner_us`: processor time of the owner's process for
-each operation, where there is one.
+for each run; the medians, and ratios to the first of them, go to stderr. `owner_us`: processor time of the
+owner for each operation, where there is one.
 """
 
 from __future__ import annotations
@@ -287,11 +287,12 @@ def main(arguments: list[str] | None = None) -> None:
                     print(json.dumps(line), flush=True)
                     rates[peer].append(line["per_second"])
                     owners[peer].append(line.get("owner_us", 0.0))
-            ours = statistics.median(rates["anabranch"]) if rates["anabranch"] else 0.0
+            first = next(iter(rates))
+            ours = statistics.median(rates[first])
             for peer, some in rates.items():
                 rate = statistics.median(some)
                 print(
-                    f"{work} {processes}: {peer} {rate:,.0f}/s, anabranch {ours / rate:.2f} of it, "
+                    f"{work} {processes}: {peer} {rate:,.0f}/s, {first} {ours / rate:.2f} of it, "
                     f"owner {statistics.median(owners[peer]):.0f} us",
                     file=sys.stderr,
                 )
