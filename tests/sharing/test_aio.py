@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -311,6 +312,25 @@ def test_what_is_cancelled_takes_effect_all_the_same(striking: Striking) -> None
         await cancelled(transaction.commit())
         await until(lambda: _is(router.queue("other").depth(), 1))
         await free(queue, 29)
+
+    run(striking, test)
+
+
+def test_what_waits_at_the_owner_ends_with_a_cancel(striking: Striking) -> None:
+    """None of its threads waits on."""
+
+    async def test(router: aio.AsyncRouter) -> None:
+        await router.map("m").put("other", b"1")
+        status = Path(f"/proc/{striking.owners[-1].pid}/task")
+        before = len(list(status.iterdir()))
+        for _ in range(3):
+            calls = [router.map("m").wait("k") for _ in range(20)] + [router.receive(">", None) for _ in range(20)]
+            waiting = [asyncio.ensure_future(call) for call in calls]
+            await asyncio.sleep(0.05)
+            for one in waiting:
+                one.cancel()
+            await asyncio.wait(waiting)
+        await until(lambda: _is(asyncio.to_thread(lambda: len(list(status.iterdir())) <= before + 8), True))
 
     run(striking, test)
 

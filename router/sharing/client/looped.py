@@ -124,12 +124,9 @@ class LoopConnection(Exchange):
         except GreenletExit:  # the loop has ended, and nobody has closed the router
             raise
         except BaseException:
-            if on_late is None:
-                self._unanswered.pop(asked.number, None)
-            else:
-                asked.on_late = on_late
-                with suppress(ClosedError):
-                    self._send(self._asked(protocol.Cancel(asked.number)))
+            asked.on_late = on_late or (lambda late: None)
+            with suppress(ClosedError):
+                self._send(self._asked(protocol.Cancel(asked.number)))
             raise
         if asked.error is not None:
             raise asked.error

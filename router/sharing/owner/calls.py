@@ -135,7 +135,7 @@ def _wait(session: Session, destination: Destination, key: str, timeout: float |
     while True:
         left = SLICE_SECONDS if deadline is None else min(SLICE_SECONDS, max(deadline - time.monotonic(), 0))
         body = session.registry.for_store(destination, lambda store: store.maps.wait(destination, key, left))  # noqa: B023
-        if body is not None or left < SLICE_SECONDS or not session.registry.opened:
+        if body is not None or left < SLICE_SECONDS or session.is_over or not session.registry.opened:
             return body
 
 

@@ -73,28 +73,22 @@ class Reads:
         waiting = session.waiting.get(request.number)
         if waiting is not None:
             waiting.cancel()
-        ended = session.long.get(request.number)
-        if ended is not None:
-            ended.set()
+        session.cancel_long(request.number)
         self._answers.answer(session, number, None)
 
     def receive_pattern(self, session: Session, number: int, request: protocol.ReceivePattern) -> None:
         """Receive from many queues: on a thread of its own, for it may take long."""
         require_timeout(request.timeout)
-        ended = session.long[number] = threading.Event()
 
         def run() -> Any:
             deadline = None if request.timeout is None else time.monotonic() + request.timeout
-            try:
-                while True:
-                    left = 1.0 if deadline is None else min(1.0, max(deadline - time.monotonic(), 0))
-                    message = session.router.receive(request.pattern, left, lease=request.lease)
-                    if message is not None or session.is_closed or ended.is_set() or left < 1.0:
-                        return session.hold([] if message is None else [message])
-            finally:
-                session.long.pop(number, None)
+            while True:
+                left = 1.0 if deadline is None else min(1.0, max(deadline - time.monotonic(), 0))
+                message = session.router.receive(request.pattern, left, lease=request.lease)
+                if message is not None or session.is_over or left < 1.0:
+                    return session.hold([] if message is None else [message])
 
-        session.begin_long()
+        session.begin_long(number)
         if request.timeout == 0:
             shared().lead(partial(session.run_long, number, run))
         else:

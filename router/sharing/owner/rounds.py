@@ -177,7 +177,7 @@ class Rounds:
         done: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         if called.is_long:
-            session.begin_long()
+            session.begin_long(number)
             Thread(partial(session.run_long, number, run, done), "share-call").start()
         else:
             self.answers.work(session, number, run, done)

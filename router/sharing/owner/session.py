@@ -43,6 +43,8 @@ PASSED_MAX: Final = 64
 GIVEN_MAX: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 """Descriptors of bodies to be sent that are taken, of all clients."""
 
+_here = threading.local()
+
 
 class Session:
     """One connection of a client. `lock` guards what is to be written, and what is held; any thread may answer."""
@@ -80,9 +82,9 @@ class Session:
         """By listener: all credit that its client has given it since its beginning."""
         self.waiting: dict[int, Any] = {}
         """By the number of the request: receives that wait."""
-        self.long: dict[int, threading.Event] = {}
-        """By the number of the request: what ends a receive of many queues."""
         self._long = 0
+        self._cancelled: dict[int, threading.Event] = {}
+        """By the numbers of the requests that may take long: set once nobody waits for the answer."""
         self.bodies: dict[int, Any] = {}
         """Large bodies that the client has received, by number."""
         self.given: dict[int, GivenFile] = {}
@@ -186,18 +188,33 @@ class Session:
 
     def run_long(self, number: int, call: Callable[[], Any], done: Callable[[], None] = lambda: None) -> None:
         """Answer with what a call returns that waits for something else than a store. Begun with `begin_long`."""
+        _here.cancelled = self._cancelled.get(number)
         try:
             self.answer(number, call())
         except Exception as error:
             self.fail(number, error)
         finally:
-            self.begin_long(-1)
+            with self.lock:
+                self._long -= 1
+                self._cancelled.pop(number, None)
             done()
 
-    def begin_long(self, change: int = 1) -> None:
+    def begin_long(self, number: int) -> None:
         """Note that a request may take long."""
         with self.lock:
-            self._long += change
+            self._long += 1
+            self._cancelled[number] = threading.Event()
+
+    def cancel_long(self, number: int) -> None:
+        """End a request that may take long, if it asks."""
+        cancelled = self._cancelled.get(number)
+        if cancelled is not None:
+            cancelled.set()
+
+    @property
+    def is_over(self) -> bool:
+        """True if nobody waits for what this thread does, by `run_long`."""
+        return self.is_closed or (_here.cancelled is not None and _here.cancelled.is_set())
 
     def make_page(self, make: Callable[[], None]) -> None:
         """Let a page be made, once there is room for it in what waits for the client. `page_made` is called then."""
