@@ -20,7 +20,14 @@ import pytest
 
 import anabranch
 from anabranch import aio
-from anabranch.policies.errors import ClosedError, ConfigError, OutcomeUnknownError, UnknownMessageError
+from anabranch.policies.errors import (
+    ClosedError,
+    ConfigError,
+    OutcomeUnknownError,
+    StoreFailedError,
+    UnknownMessageError,
+)
+from anabranch.router.sharing.client import heartbeat
 from anabranch.router.transactions.xid import Xid
 
 from ..contract.children import forked, reaped
@@ -458,6 +465,37 @@ def test_awaits_go_on_with_the_next_owner(striking: Striking) -> None:
         assert message is not None
         await message.ack()
         await free(queue, 600)
+
+    run(striking, test)
+
+
+def test_an_owner_that_is_stopped(striking: Striking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.4)
+
+    async def test(router: aio.AsyncRouter) -> None:
+        queue = router.queue("q")
+        await queue.send(b"1")
+        pid = striking.owners[-1].pid or 0
+        os.kill(pid, signal.SIGSTOP)
+        waiting = asyncio.ensure_future(queue.receive(None))
+        await asyncio.sleep(0)
+        with pytest.raises(OutcomeUnknownError, match=str(pid)):
+            await queue.send(b"2")
+        with pytest.raises(StoreFailedError, match=str(pid)):
+            await waiting
+        with pytest.raises(StoreFailedError, match="Nothing was done"):
+            await queue.depth()
+        os.kill(pid, signal.SIGCONT)
+
+        async def is_back() -> bool:
+            with suppress(StoreFailedError):
+                counts = await queue.counts()
+                return (counts.ready, counts.leased) == (2, 0)
+            return False
+
+        await until(is_back)
+        idle = asyncio.ensure_future(router.queue("idle").receive(1.5))
+        assert await idle is None  # whoever waits long hears that the owner lives
 
     run(striking, test)
 

@@ -20,6 +20,7 @@ from ....adapters.system.conditions import Promise
 from ....policies.errors import AnabranchError, ClosedError, router_closed
 from .. import protocol
 from ..descriptors import send
+from . import heartbeat
 from .exchange import Asked, Exchange
 from .greeting import PATIENCE, READ_BYTES, Greeter
 from .workers import GreenletExit, current, pause, result_of, start
@@ -28,6 +29,10 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 1.0
 """Until an owner is looked for again that did not come."""
+
+
+def _period() -> float:
+    return heartbeat.HEARTBEAT_SECONDS / heartbeat.PERIODS
 
 
 class LoopConnection(Exchange):
@@ -51,6 +56,9 @@ class LoopConnection(Exchange):
         self._going: list[Asked] = []
         """Those whose requests are in `_out`, of which nothing has gone yet."""
         self._is_to_flush = self._is_writing = False
+        self._beating: asyncio.TimerHandle | None = None
+        self._quiet = 0
+        """For so many periods nothing has come; -1: something has in this one."""
         self._connecting: asyncio.Task[None] | None = None
         super().__init__(directory, held)
         try:
@@ -74,6 +82,27 @@ class LoopConnection(Exchange):
         self._out.extend((bytearray(frame), fd) for frame, fd in self._again())
         self.loop.add_reader(sock, self._read)
         self._flush()
+        self._quiet, self._beating = 0, self.loop.call_later(_period(), self._beat)
+
+    def _beat(self) -> None:
+        """Note that nothing has come for a period, where something is waited for, and ask whether the owner lives."""
+        self._beating = self.loop.call_later(_period(), self._beat)
+        if self._quiet >= 0 and (self._unanswered or self.on_reconnect()):
+            if self._quiet == 0:
+                self._put(protocol.pack(next(self._numbers), protocol.Ping()))
+            self._quiet += 1
+            if self._quiet > heartbeat.PERIODS:
+                self._fall_silent()
+        else:
+            self._quiet = 0
+
+    def _wait_for_life(self) -> None:
+        while self._is_silent and not self.is_closed:
+            try:
+                self.ask(protocol.Ping(), is_patient=True)
+            except (AnabranchError, OSError, protocol.ProtocolError) as error:
+                log.debug("the owner of %s is lost: %s", self.directory, error)
+                result_of(self.loop.create_task(asyncio.sleep(RETRY_SECONDS)))
 
     async def _connect(self) -> None:
         while not self.is_closed:
@@ -87,6 +116,8 @@ class LoopConnection(Exchange):
 
     def _unlink(self) -> None:
         sock, self._sock = self._sock, None
+        if self._beating is not None:
+            self._beating.cancel()
         if sock is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self.loop.remove_reader(sock)
@@ -108,6 +139,7 @@ class LoopConnection(Exchange):
         request: protocol.Request,
         on_answer: Callable[[Any], Any] | None = None,
         on_late: Callable[[Any], object] | None = None,
+        is_patient: bool = False,
     ) -> Any:
         """Ask, and let the loop go on until the answer is there. Otherwise as Connection.ask."""
         worker = current()
@@ -117,6 +149,7 @@ class LoopConnection(Exchange):
             )
         asked = self._asked(request, on_answer)
         asked.on_done = worker.resume
+        asked.late, asked.is_patient = on_late, is_patient
         self._send(asked)
         try:
             while not asked.done:
@@ -146,15 +179,19 @@ class LoopConnection(Exchange):
             raise ClosedError(f"the router of {self.directory} is its parent process's; open one in this process")
         if self.is_closed:
             raise router_closed()
+        self._require_life(asked)
         frame, fd = self._framed(asked.number, asked.request)
         self._unanswered[asked.number] = asked
         if self._sock is None:
             return  # it is sent when the next owner is there
+        self._going.append(asked)
+        self._put(frame, fd)
+
+    def _put(self, frame: bytes, fd: int = -1) -> None:
         if fd < 0 and self._out and self._out[-1][1] < 0:
             self._out[-1][0].extend(frame)
         else:
             self._out.append((bytearray(frame), fd))
-        self._going.append(asked)
         if not self._is_to_flush:  # with all that others ask in this turn of the loop
             self._is_to_flush = True
             self.loop.call_soon(self._flush)
@@ -218,6 +255,9 @@ class LoopConnection(Exchange):
             return
         except OSError:
             data = b""
+        if self._quiet > 0 and data:
+            self._note_life()
+        self._quiet = -1
         self._in += data
         try:
             self._take_all(self._in)
