@@ -903,7 +903,7 @@ cdef bint remember_in(object window, dict ids) except -1:
             del seqs[key]
             number = (<tuple?>key)[0]
             counts[number] -= 1
-    return True
+    return len(order) <= 2 * limit
 
 
 cdef inline void put_start(uchar *record, Py_ssize_t size, uint64_t lsn, uchar kind) noexcept:

@@ -183,10 +183,15 @@ class Sending:
             except (AnabranchError, TypeError, ValueError) as error:
                 refused[at] = error
         tickets = [Ticket(part, size, sync) for part, size in self._parts(changes)]
-        for ticket in tickets:
-            try:
-                engine.submit(ticket)
-            except AnabranchError as error:
+        for ticket, then in pairwise(tickets):  # what comes behind one that is refused is refused too
+            ticket.then = then
+        try:
+            if len(tickets) == 1:
+                engine.submit(tickets[0])
+            elif tickets:
+                self._writer.submit_all(tickets)
+        except AnabranchError as error:
+            for ticket in tickets:
                 ticket.finish(error)
         engine.sends += len(changes)
         return BegunSends(self, self._writer, tickets, refused)

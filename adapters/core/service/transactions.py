@@ -147,6 +147,7 @@ class Transactions:
 
     def marked(self, mark: str, sends: Sends, others: Iterable[Destination]) -> list[Receipt] | None:
         """Return the receipts of a transaction's sends, as Store.marked."""
+        self._engine.ensure_usable()  # a store that has failed may know a mark that it could not write
         name = MARK + encoded_text(mark, "mark")
         sent = list(dict.fromkeys(destination for destination, _ in sends))
         seqs = [self._seq_of(destination, name) for destination in sent]

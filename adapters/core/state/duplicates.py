@@ -72,3 +72,5 @@ def remember(window: DuplicateWindow, ids: Mapping[Key, int]) -> None:
         if seqs.get(key) == seq and seqs.pop(key, None) is not None:
             counts[key[0]] -= 1
         order.popleft()
+    if len(order) > 2 * window.limit:  # ids that were requeued stand there more than once
+        window.order = deque(window.items())

@@ -261,7 +261,7 @@ class TransientMessages:
             key = (state.number, change.name)
             first = sequencer.window.get(key) or ids.get(key) or self.window.get(key)
             if first is not None and not is_requeued(change.record):
-                return first, True
+                return first, bool(change.name[0])  # as Send.plan
         seq = sequencer.next_seq()
         if change.name is not None:
             ids[state.number, change.name] = seq
