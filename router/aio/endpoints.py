@@ -31,6 +31,8 @@ class AsyncMessage(Awaited[Message[T]], Generic[T]):
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
+        if name.endswith("_nowait"):
+            raise AttributeError(f"an AsyncMessage has no {name}: let a task await {name.removesuffix('_nowait')}()")
         return getattr(self._of, name)
 
     ack = awaited(Message.ack)

@@ -192,6 +192,8 @@ def test_a_call_without_await_is_refused(striking: Striking) -> None:
             message._of.ack()
         with pytest.raises(RuntimeError, match="without `await`"):
             await asyncio.to_thread(message._of.ack)
+        with pytest.raises(AttributeError, match=r"let a task await ack\(\)"):
+            message.ack_nowait()
         await message.ack()
 
     run(striking, test)

@@ -37,17 +37,19 @@ def shown(pid: int, directory: Path) -> str:
 
 def refused(pid: int, directory: Path) -> StoreFailedError:
     """Return the error of a call that is not sent to an owner which does not answer."""
-    return StoreFailedError(
-        f"{shown(pid, directory)}. Nothing was done; let it go on (`kill -CONT {pid}`), or end it, and try again"
-    )
+    return StoreFailedError(f"{shown(pid, directory)}. Nothing was done; {_try_again(pid)}")
 
 
 def given_up(pid: int, directory: Path, request: protocol.Request, is_sent: bool) -> StoreFailedError:
     """Return the error of a call that has waited for an owner which does not answer."""
     what = shown(pid, directory)
     if not is_sent or not _changes(request):
-        return StoreFailedError(f"{what}. Let it go on (`kill -CONT {pid}`), or end it, and try again")
+        return StoreFailedError(f"{what}; {_try_again(pid)}")
     return OutcomeUnknownError(f"{what}. What was asked of it is done once it goes on, or never; {_next_step(request)}")
+
+
+def _try_again(pid: int) -> str:
+    return f"let it go on (`kill -CONT {pid}`), or end it (`kill -KILL {pid}`), and try again"
 
 
 def _changes(request: protocol.Request) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 
 from ....adapters.core.messages import Message
 from ....adapters.core.store_types import Subscription
-from ....policies.errors import UnknownMessageError, router_closed
+from ....policies.errors import ClosedError, UnknownMessageError, router_closed
 from ....policies.names.destination import Destination
 from ...placement.attempt import Attempt
 from ...placement.routing import Routing
@@ -96,6 +96,10 @@ class RemoteRegistry:
     def attempt(self, destination: Destination, find: Callable[[Destination], Any]) -> Attempt[Any]:
         """Return an attempt that is not repeated."""
         return Attempt(partial(find, destination), lambda store, error: False)
+
+    def may_try_again(self, destination: Destination | None, store: object, error: ClosedError) -> bool:
+        """Raise the error: the owner has tried again."""
+        raise error
 
     def subscriptions_of(self, topic: Destination) -> list[Subscription]:
         """Return the subscriptions of a topic."""

@@ -15,7 +15,7 @@ import msgspec
 from ....adapters.core.messages import Message, Reason
 from ....adapters.core.store_types import StoreStats, Subscription
 from ....adapters.system.acceleration import log_parts
-from ....policies.errors import ClosedError
+from ....policies.errors import ClosedError, StoreLockedError
 from ....policies.names.destination import Destination
 from ... import events as kinds
 from ...api.addresses import Address, queue_of
@@ -28,7 +28,7 @@ from ...api.reentry import refuse_in_handler
 from ...api.settling import Way
 from ...events import Event, EventListener, Events
 from ...migration.repartition import Repartitioned
-from ...router import Router, RouterStats
+from ...router import Router, RouterStats, Serving
 from ...upkeep.dead_letters import require_message
 from ...upkeep.requeue import requeue_given
 from ...usage import UsageStats
@@ -199,6 +199,14 @@ class SharedRouter(Router):
 
     def __repr__(self) -> str:
         return f"<Router of {self.config.directory}, shared>"
+
+    def serve(self, linger: float | None = None) -> Serving:
+        """Refuse: the owner serves. Raises StoreLockedError, which names it."""
+        self._begin("serve")
+        raise StoreLockedError(
+            f"{self.config.directory} is served by process {self._store.connection.owner_pid} already; this router is "
+            "a client of it"
+        )
 
     def stats(self) -> RouterStats:
         """Return statistics of every store, as Router.stats."""

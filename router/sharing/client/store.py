@@ -131,7 +131,14 @@ class RemoteStore(RemoteLeases):
         """Send without waiting, as Store.send_nowait."""
         message = self._outgoing(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms)
         request = Send(str(destination), message, bool(sync))
-        return self.connection.ask_nowait(request, lambda answer: Receipt(destination, *answer))
+        if type(message.body) is bytes:
+            return self.connection.ask_nowait(request, lambda answer: Receipt(destination, *answer))
+        sent: Future[Receipt] = Future()  # while the owner reads a large body, what is sent behind it would overtake it
+        try:
+            sent.set_result(Receipt(destination, *self.ask(request)))
+        except Exception as error:  # the caller of result() is told
+            sent.set_exception(error)
+        return sent
 
     def send_many(
         self,
