@@ -1,4 +1,4 @@
-"""What a client is told whose configuration is not its owner's."""
+"""What a client is told that is refused here, and works in the owner's own process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 import anabranch
+from anabranch.policies.errors import ClosedError, StoreLockedError
+from anabranch.router.sharing.owner import session
+
+from .peers import Op, Peer
 
 
 def test_another_configuration_than_the_owners_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -24,3 +28,37 @@ def test_another_configuration_than_the_owners_is_told(tmp_path: Path, caplog: p
             assert "end the owner, and the next one goes by it" in caplog.text
             assert list(client.stats().stores) == ["all"]
         server.stop()
+
+
+def test_a_client_does_not_serve(tmp_path: Path) -> None:
+    with anabranch.open(tmp_path) as owner:
+        owner.serve()
+        with anabranch.open(tmp_path, shared=True) as client, pytest.raises(StoreLockedError, match="a client of it"):
+            client.serve()
+
+
+def test_a_transaction_of_sends_alone_of_a_client_that_was_closed(tmp_path: Path) -> None:
+    with anabranch.open(tmp_path) as owner:
+        owner.serve()
+        client = anabranch.open(tmp_path, shared=True)
+        transaction = client.transaction()
+        transaction.send("q", b"x")
+        client.close()
+        with pytest.raises(ClosedError):
+            transaction.commit()
+        assert not owner.destinations()
+
+
+def test_calls_that_take_long_are_as_many_as_there_may_be_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "LONG_MAX", 3)
+    with anabranch.open(tmp_path) as owner:
+        owner.serve()
+        peer = Peer(tmp_path)
+        numbers = [peer.send(Op.RECEIVE_PATTERN, "many.>", 60, None) for _ in range(4)]
+        number, ok, error = peer.next()
+        assert (number, ok) == (numbers[3], False) and "no more are taken until one ends" in error[1][0]
+        owner.queue("many.q").send_many([b"x"] * 3)
+        assert sorted(peer.next()[:2] for _ in range(3)) == [[number, True] for number in numbers[:3]]
+        peer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from contextlib import ExitStack
@@ -94,3 +95,28 @@ def test_a_receive_looks_once_however_short_its_time_is(tmp_path: Path, monkeypa
         router.queue("q").send(b"x")
         assert take(client.queue("q"), 0.001).body == b"x"
         assert client.queue("q").receive(0.001) is None
+
+
+def test_sends_of_one_thread_keep_their_order_whichever_are_synced_or_large(tmp_path: Path) -> None:
+    with anabranch.open(tmp_path / "data") as owner:
+        owner.serve()
+        with anabranch.open(tmp_path / "data", shared=True) as client:
+            queue = client.queue("q")
+            futures = []
+            for n in range(60):
+                body: Any = io.BytesIO(bytes(3 << 20)) if n % 20 == 10 else b"%d" % n
+                futures.append(queue.send_nowait(body, sync=n % 3 == 1))
+            seqs = [future.result(PATIENCE).seq for future in futures]
+            assert seqs == sorted(seqs)
+
+
+def test_a_store_that_was_slow_once_is_prompt_again(tmp_path: Path) -> None:
+    with anabranch.open(tmp_path / "data") as owner:
+        server: Any = owner.serve()
+        with anabranch.open(tmp_path / "data", shared=True) as client:
+            client.queue("q").send(b"0")
+            writes = server._rounds._writes
+            for way in (lambda: client.queue("q").send(b"1"), lambda: client.queue("q").receive(0)):
+                writes.slow.update(owner._registry.by_destination.values())
+                way()
+                eventually(lambda: not writes.slow)

@@ -56,12 +56,17 @@ class Reads:
         if store is not None and self._writes.is_prompt(store):
             with suppress(ClosedError):
                 self._writes.waited_for = store
-                messages = _page(store, destination, request)
+                try:
+                    messages = _page(store, destination, request)
+                finally:
+                    self._writes.waited_for = None
+                    self._writes.slow.discard(store)  # by now it has answered
                 if messages or request.timeout == 0:
                     self._answers.answer(session, number, session.hold(messages))
                     return
         if request.timeout == 0:
-            self._answers.work(session, number, partial(_receive, session, request))
+            receive = partial(_receive, session, request)
+            self._answers.work(session, number, receive, partial(self._writes.slow.discard, store))
             return
         waiting = session.waiting[number] = _Waiting(session, number, request)
         if request.timeout is not None:
@@ -140,6 +145,7 @@ class Reads:
             self._at(0.0005, partial(self.unlisten, session, number, request))
             return
         session.listeners.pop(request.listener, None)
+        session.granted.pop(request.listener, None)
         self._answers.answer(session, number, None)
 
 

@@ -177,7 +177,12 @@ class Rounds:
         done: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         if called.is_long:
-            session.begin_long(number)
+            try:
+                session.begin_long(number)
+            except ValueError as error:
+                self.answers.refuse(session, number, error)
+                done()
+                return
             Thread(partial(session.run_long, number, run, done), "share-call").start()
         else:
             self.answers.work(session, number, run, done)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import logging
 import os
 import resource
 import socket
@@ -24,6 +25,8 @@ from .. import protocol
 from ..descriptors import NONE, Arrived, Descriptor, identity_of, send
 from .bodies import GivenFile, all_given
 
+log = logging.getLogger(__name__)
+
 READ_BYTES: Final = 1 << 18
 """Bytes that are read of a socket at once."""
 PAGE_BYTES: Final = 8 << 20
@@ -37,7 +40,8 @@ IN_HAND_MAX: Final = 64 << 20
 """Bytes of a client's requests that have no answer; beyond that it is not read."""
 LARGE: Final = 4096
 """A request of more bytes counts among them: the others are bounded by their number."""
-
+LONG_MAX: Final = 256
+"""Calls of a client that may take long at once: each has a thread."""
 PASSED_MAX: Final = 64
 """Descriptors of received bodies that a client is passed unasked; for more it asks, one by one, when it reads them."""
 GIVEN_MAX: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
@@ -182,6 +186,8 @@ class Session:
 
     def fail(self, number: int, error: BaseException) -> None:
         """Answer a request with an error."""
+        if not protocol.is_expected(error):
+            log.error("a request of a client failed: %s", error, exc_info=error)
         if self.large:
             self.note_answered(number)
         self.send(protocol.pack(number, False, protocol.pack_error(error)), 1)
@@ -200,8 +206,13 @@ class Session:
             done()
 
     def begin_long(self, number: int) -> None:
-        """Note that a request may take long."""
+        """Note that a request may take long. Raises ValueError for one too many: each has a thread."""
         with self.lock:
+            if self._long >= LONG_MAX:
+                raise ValueError(
+                    f"{LONG_MAX} calls of this process wait at the owner for values, or messages of many queues: no "
+                    "more are taken until one ends"
+                )
             self._long += 1
             self._cancelled[number] = threading.Event()
 

@@ -33,16 +33,18 @@ class Group:
     def __init__(self) -> None:
         self.requests: list[Written] = []
         self.messages: list[tuple[Destination, Outgoing]] = []
+        self.sync = False
+        """One of them is to be synced, and so are all: the others of its sender stay in order."""
 
 
 class Gathered:
     """The sends of a round."""
 
     def __init__(self) -> None:
-        self.places: dict[tuple[str, bool], tuple[Destination, Group | None]] = {}
-        """By a destination's text, and whether the sends are to be synced: the destination, and the group of the sends.
-        None: they may have to wait for more than the disk."""
-        self.groups: dict[tuple[Store, bool], Group] = {}
+        self.places: dict[str, tuple[Destination, Group | None]] = {}
+        """By a destination's text: the destination, and the group of the sends. None: they may have to wait for more
+        than the disk."""
+        self.groups: dict[Store, Group] = {}
 
 
 class Writes:
@@ -80,6 +82,7 @@ class Writes:
                 for one in requests:
                     self._failed(one, error)
             finally:
+                self.waited_for = None
                 self.slow.discard(store)
 
     def _sent(self, requests: list[Written], removals: int, results: list[tuple[int, bool] | Exception]) -> None:
@@ -115,35 +118,36 @@ class Writes:
 
     def send(self, session: Session, number: int, request: Send, gathered: Gathered, begun: deque[Begun]) -> None:
         """Add a send to those of its round; begin it where it may have to wait for more than the disk."""
-        message, place = request.message, (request.destination, request.sync)
-        destination, group = gathered.places.get(place) or self._look_up(place, gathered)
+        message, text = request.message, request.destination
+        destination, group = gathered.places.get(text) or self._look_up(text, gathered)
         if type(message.body) is not bytes:
+            self.begin(gathered, begun)  # what came before it comes first
             self._send_large(session, number, request)
         elif group is None or not message.persistent:
-            self.begin(gathered, begun)  # what came before it comes first
+            self.begin(gathered, begun)
             self._send_nowait(session, number, request)
         else:
             group.messages.append((destination, session.outgoing_of(message, number)))
             group.requests.append((session, number, request))
+            group.sync |= request.sync
 
-    def _look_up(self, place: tuple[str, bool], gathered: Gathered) -> tuple[Destination, Group | None]:
+    def _look_up(self, text: str, gathered: Gathered) -> tuple[Destination, Group | None]:
         """Return a destination, and the group for its sends, as they are among the places from then on."""
-        text, sync = place
         destination, group = destination_of(text), None
         store = self._registry.by_destination.get(destination)
         if store is not None and self.is_prompt(store) and not store.limited:
-            group = gathered.groups.setdefault((store, sync), Group())
-        gathered.places[place] = found = destination, group
+            group = gathered.groups.setdefault(store, Group())
+        gathered.places[text] = found = destination, group
         return found
 
     def begin(self, gathered: Gathered, begun: deque[Begun]) -> None:
         """Begin the sends of a round, which are added to its writes."""
         groups, gathered.groups = gathered.groups, {}
         gathered.places.clear()
-        for (store, sync), group in groups.items():
+        for store, group in groups.items():
             removals = self._registry.gates.removals
             try:
-                pending = store.begin_sends(group.messages, sync)
+                pending = store.begin_sends(group.messages, group.sync)
             except Exception as error:
                 for one in group.requests:
                     self._failed(one, error)
@@ -174,6 +178,8 @@ class Writes:
             with suppress(ClosedError):
                 sent = call(store)
         future = again() if sent is None else registry.deferred.known(destination, sent, removals, again)
+        if store in self.slow:
+            future.add_done_callback(lambda _: self.slow.discard(store))
         self._answers.answer_with(session, number, future, _receipt)
 
     def _send_large(self, session: Session, number: int, request: Send) -> None:
