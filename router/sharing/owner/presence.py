@@ -8,10 +8,10 @@ import re
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ....adapters.core import Store
 from ....adapters.core.store_types import Settlement, SubscriptionKey
@@ -38,6 +38,16 @@ _PROCESS: Final = os.urandom(4).hex()
 Tokens = dict[str, SubscriptionKey | None]
 
 
+class _Left(NamedTuple):
+    """What a client held that lives and has lost its connection."""
+
+    held: Tokens
+    aliases: dict[str, str | None]
+    """As in its session: it may not have heard yet that this owner knows it."""
+    until: float
+    """It is kept until then (monotonic)."""
+
+
 class Presence:
     """Who is there, and what is kept for whom. On the serving thread, if not said otherwise."""
 
@@ -52,8 +62,10 @@ class Presence:
         self.sessions: dict[socket.socket, Session] = {}
         self.idle_since: float | None = time.monotonic()
         """Since when nobody is there (monotonic)."""
-        self._left: dict[str, tuple[Tokens, float]] = {}
-        """What clients held that live and have lost their connections, and until when it is kept for them."""
+        self._left: dict[str, _Left] = {}
+        """By client."""
+        self._taking_up: dict[str, Future[None]] = {}
+        """By client: what tells that its leases, as it told them last, were taken up again."""
         self._expected: set[str] = set()
         """Clients of the owner before that have yet to tell what they hold."""
         self._parked: list[Asked] | None = None
@@ -95,22 +107,29 @@ class Presence:
             if other.client == client:
                 self.gone(other)  # its connection was lost, and the end of it is not read yet
         session.greeted(client, request.pid)
-        left: Tokens = {}
-        if generation == self.generation:
-            left, _until = self._left.pop(client, ({}, 0.0))
-            with session.lock:
-                session.held = {one.token: left.pop(one.token) for one in held if one.token in left}
-            held = [one for one in held if one.token not in session.held]
+        left, aliases, _until = self._left.pop(client, _Left({}, {}, 0.0))
+        others: list[Held] = []
+        with session.lock:
+            for one in held:
+                now = aliases.get(one.token, one.token)
+                if now is None or now not in left:
+                    others.append(one)
+                    continue
+                session.held[now] = left.pop(now)
+                if now != one.token:
+                    session.aliases[one.token] = now
         was_here = generation != self.generation and generation.startswith(self._process)
+        before = self._taking_up.get(client)
 
         def take_up() -> None:
+            if before is not None:  # over a connection that was lost: what that has leased meanwhile is given back
+                wait([before])
             for future in self.give_back(left):  # first: what it asks for again finds them at their places
                 future.exception()
-            self._lease_again(session, held, was_here)
+            self._lease_again(session, others, was_here)
 
-        shared().call(take_up).add_done_callback(
-            lambda done: self._loop.later(partial(self._greeted, session, number, done))
-        )
+        taking_up = self._taking_up[client] = shared().call(take_up)
+        taking_up.add_done_callback(lambda done: self._loop.later(partial(self._greeted, session, number, done)))
 
     def _lease_again(self, session: Session, held: list[Held], was_here: bool) -> None:
         """Lease again what a client held. What is gone was settled, and its client does not know it: but not where the
@@ -124,12 +143,20 @@ class Presence:
                 log.warning("message %d of %s cannot be leased again: %s", seq, destination, error)
                 continue  # its holder hears that it is not leased any more
             with session.lock:
-                if again is not None or not was_here:
-                    session.aliases[given] = again
-                if again is not None:
-                    session.held[again] = key
+                if not session.is_closed:
+                    if again is not None or not was_here:
+                        session.aliases[given] = again
+                    if again is not None:
+                        session.held[again] = key
+                    continue
+            if again is not None:  # its client has gone meanwhile, or comes again
+                for future in self.give_back({again: key}):
+                    future.exception()
+            return
 
     def _greeted(self, session: Session, number: int, done: Future[None]) -> None:
+        if self._taking_up.get(session.client) is done:
+            del self._taking_up[session.client]
         if done.exception() is not None:
             log.error("a client's leases could not be taken up again", exc_info=done.exception())
         session.answer(number, [self.generation, os.getpid()])
@@ -142,7 +169,7 @@ class Presence:
         held = self._drop(session)
         self._expected.discard(session.client)
         if session.client and held and is_living(self._directory, session.client):
-            self._left[session.client] = (held, time.monotonic() + GRACE_SECONDS)
+            self._left[session.client] = _Left(held, session.aliases, time.monotonic() + GRACE_SECONDS)
             self._loop.at(DEATH_SECONDS, partial(self._forget, session.client))
         else:
             self.give_back(held)
@@ -156,12 +183,12 @@ class Presence:
         return session.close()
 
     def _forget(self, client: str) -> None:
-        held, until = self._left.get(client, ({}, 0.0))
-        if not held:
+        left = self._left.get(client)
+        if left is None:
             return
-        if until <= time.monotonic() or not is_living(self._directory, client):
+        if left.until <= time.monotonic() or not is_living(self._directory, client):
             del self._left[client]
-            self.give_back(held)
+            self.give_back(left.held)
         else:
             self._loop.at(DEATH_SECONDS, partial(self._forget, client))
 
@@ -187,7 +214,7 @@ class Presence:
                 session.sock.setblocking(True)
                 session.sock.settimeout(1.0)
                 session.flush()
-            self._left[session.client] = (self._drop(session), 0.0)
-        given_back = [future for held, _ in self._left.values() for future in self.give_back(held)]
+            self._left[session.client] = _Left(self._drop(session), {}, 0.0)
+        given_back = [future for left in self._left.values() for future in self.give_back(left.held)]
         self._left.clear()
-        return given_back
+        return [*given_back, *self._taking_up.values()]

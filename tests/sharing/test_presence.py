@@ -1,0 +1,83 @@
+"""Clients that go, or come again, while the owner takes up what they hold."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch.adapters.core import Store
+from anabranch.router.router import Router
+from anabranch.router.sharing.clients import ClientFile
+from anabranch.router.sharing.owner.server import Server
+from anabranch.router.sharing.protocol import VERSION
+
+from ..contract.disk import PATIENCE, eventually
+from ..taking import take
+from .peers import Op, Peer
+
+CLIENT = f"{os.getpid():x}-abc"
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[Router]:
+    with anabranch.open(tmp_path / "data") as router:
+        yield router
+
+
+@pytest.fixture
+def server(router: Router) -> Server:
+    server = router.serve()
+    assert isinstance(server, Server)
+    return server
+
+
+def _greeting(router: Router) -> tuple[Any, ...]:
+    """Return what a client says to a new owner that holds a message by a token of the one before."""
+    seq = router.queue("q").send(b"x").seq
+    return Op.HELLO, VERSION, CLIENT, os.getpid(), "before", [("a token", "queue://q", None, seq, None)]
+
+
+def test_a_client_that_dies_while_it_is_greeted_leaves_nothing_leased(
+    router: Router, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, leased = threading.Event(), threading.Event(), threading.Event()
+    lease_again = Store.lease_again
+
+    def late(store: Store, *given: Any, **named: Any) -> str | None:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        token = lease_again(store, *given, **named)
+        leased.set()
+        return token
+
+    monkeypatch.setattr(Store, "lease_again", late)
+    with Peer(router.config.directory, greets=False) as peer:
+        peer.send(*_greeting(router))
+        assert begun.wait(PATIENCE)
+        (session,) = server._sessions.values()
+    eventually(lambda: session.is_closed)
+    go_on.set()
+    assert leased.wait(PATIENCE)
+    assert take(router.queue("q"), PATIENCE).body == b"x"
+
+
+def test_a_client_that_has_not_heard_the_greeting_comes_again_with_what_it_holds(
+    router: Router, server: Server
+) -> None:
+    directory, greeting = router.config.directory, _greeting(router)
+    file = ClientFile(directory, CLIENT)
+    with Peer(directory, greets=False) as peer:
+        peer.send(*greeting)
+        eventually(lambda: [one["held"] for one in server.sessions()] == [1], server.sessions)
+    eventually(lambda: not server.sessions(), server.sessions)
+    with Peer(directory, greets=False) as peer:
+        assert peer.ask(*greeting)[0]
+        assert peer.ask(Op.ACK, ["a token"]) == (True, None)
+        assert router.queue("q").depth() == 0
+    file.close()
