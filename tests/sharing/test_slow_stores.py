@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ import pytest
 import anabranch
 from anabranch.adapters.core import Store
 from anabranch.router.sharing.owner import reading, rounds
+from anabranch.router.sharing.owner.server import Server
 
 from ..contract.disk import PATIENCE, eventually
 from ..taking import take
+from .peers import Op, Peer
 
 
 def test_a_disk_that_hangs_holds_up_no_other_store(tmp_path: Path) -> None:
@@ -79,6 +82,40 @@ def test_what_one_client_sends_stays_in_order_while_a_store_takes_nothing(
         go_on.set()
         assert all(future.result(PATIENCE).seq for future in sent)
         assert [message.body for message in other.queue("q").browse()] == [b"%d" % n for n in range(20)]
+
+
+def test_a_thread_whose_turn_is_over_leaves_all_else_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others had left to it was a round that took long; behind that are more, and a request that has come."""
+    with anabranch.open(tmp_path / "data") as router:
+        server = router.serve()
+        assert isinstance(server, Server)
+        first, loop, due = server._thread, server._loop, threading.Event()
+        waits, go_on = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            waits.set()
+            assert go_on.wait(PATIENCE)
+
+        def take_long() -> None:
+            server._rounds._busy_since = time.monotonic() - rounds.SLOW_SECONDS
+            server._rounds._look_after()
+
+        with Peer(router.config.directory) as peer:
+            monkeypatch.setattr(server._rounds, "_go_on", lambda: None)  # the next begins below
+            loop.later(lambda: loop.at(0, wait))
+            assert waits.wait(PATIENCE)
+            peer.send(Op.SEND, "queue://q", [b"x", None, None, 4, 0, True, False, 0], False)
+            loop.later(take_long)
+            loop.later(due.set)
+            go_on.set()
+            assert first is not None
+            first.join(PATIENCE)
+            assert router.queue("q").depth() == 0 and not due.is_set()
+            server._serve()
+            assert peer.next()[1]
+            assert router.queue("q").depth() == 1 and due.is_set()
 
 
 def test_a_receive_looks_once_however_short_its_time_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,12 +63,12 @@ class Loop:
         least = min(due, WAIT_MAX if seconds is None else seconds)
         return [(key.data, events) for key, events in self._selector.select(max(least, 0))]
 
-    def run_due(self) -> None:
-        """Do what other threads have left to be done, and what is due."""
-        while self._woken:
+    def run_due(self, goes_on: Callable[[], bool]) -> None:
+        """Do what other threads have left to be done, and what is due, while this thread is to go on."""
+        while goes_on() and self._woken:
             self._woken.popleft()()
         now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
+        while goes_on() and self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
 
     def at(self, seconds: float, call: Callable[[], object]) -> None:

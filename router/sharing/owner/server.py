@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
@@ -131,7 +132,7 @@ class Server:
         self._rounds.answers.lead(threading.get_ident())
         try:
             while not self._loop.closing and self._rounds.turn == turn:
-                self._step()
+                self._step(lambda: self._rounds.turn == turn)
         except BaseException as error:
             self._failure, self._loop.closing = error, True
             log.exception("the clients of %s are not served any more", self.directory)
@@ -177,18 +178,22 @@ class Server:
 
     # Serving
 
-    def _step(self) -> None:
+    def _step(self, goes_on: Callable[[], bool]) -> None:
+        come = self._loop.wait(self._until_end())
+        for handle, _ in come:
+            if type(handle) is not Session:
+                handle()
+        self._loop.run_due(goes_on)
+        if not goes_on():  # a round was among it that took long: another thread serves, and reads what has come
+            return
         requests: list[Asked] = []
-        for handle, events in self._loop.wait(self._until_end()):
-            if type(handle) is Session:
+        for handle, events in come:
+            if type(handle) is Session and not handle.is_closed:
                 if events & selectors.EVENT_WRITE:
                     handle.flush()
                     self._watch(handle)
                 if events & selectors.EVENT_READ:
                     self._read(handle, requests)
-            else:
-                handle()
-        self._loop.run_due()
         if self._until_end() == 0:
             self._loop.closing = True
         if requests:
