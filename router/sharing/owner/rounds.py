@@ -78,7 +78,7 @@ class Rounds:
         self._held_up: list[Session] = []
         """Whose, if another thread goes on meanwhile."""
         self._holding = threading.Lock()
-        """Guards it."""
+        """Guards it, and the end of a round: another thread goes on while one is under way, or never."""
         self._look = CoalescedJob(self._look_after)
 
     def run(self, requests: list[Asked]) -> None:
@@ -124,32 +124,34 @@ class Rounds:
                 self.ops[type(request)](session, number, request)
             except Exception as error:
                 self.answers.refuse(session, number, error)
-        if self.turn == turn:
-            self._busy_since = None
+        with self._holding:
+            if self.turn == turn:
+                self._busy_since = None
 
     def _look_after(self) -> None:
         """Let another thread serve if a round takes long: its own goes on waiting for its stores. On a thread of the
         library."""
-        since = self._busy_since
-        if since is None or self._loop.closing:
-            return
-        left = since + SLOW_SECONDS - time.monotonic()
+        with self._holding:
+            since = self._busy_since
+            if since is None or self._loop.closing:
+                return
+            left = since + SLOW_SECONDS - time.monotonic()
+            if left <= 0:
+                slow, begun = self._writes.waited_for, self._writes.begun
+                self._busy_since = None
+                self.turn += 1
+                for session, *_ in list(self._asked):  # what it asks for later comes behind
+                    session.is_held_up = True
+                    self._held_up.append(session)
         if left > 0:
             self._look.schedule(left)
             return
-        slow, begun = self._writes.waited_for, self._writes.begun
         log.warning(
             "%s has not answered for %.1f s; its clients alone wait for it",
             f"store {slow.name!r}" if slow is not None else "a store", SLOW_SECONDS,
         )  # fmt: skip
         if slow is not None:
             self._writes.slow.add(slow)
-        self._busy_since = None
-        with self._holding:
-            self.turn += 1
-            for session, *_ in list(self._asked):  # what it asks for later comes behind
-                session.is_held_up = True
-                self._held_up.append(session)
         self.answers.flush(leader=0)
         left_over: dict[Store, deque[Begun]] = {}
         while True:

@@ -208,11 +208,15 @@ class Server:
         return max(idle_since + self._linger - time.monotonic(), 0)
 
     def _round(self, requests: list[Asked]) -> None:
+        turn = self._rounds.turn
         self._rounds.run(self._presence.admitted(requests))
         self._rounds.answers.flush()
         for session, _, _ in requests:
             if session.is_unread:  # what it asked for waits for others now, perhaps
-                self._watch(session)
+                if self._rounds.turn == turn:
+                    self._watch(session)
+                else:  # another thread serves
+                    self._loop.later(partial(self._watch, session))
 
     def _accept(self) -> None:
         assert self._listening is not None
