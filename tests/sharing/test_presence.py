@@ -12,6 +12,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.core import Store
+from anabranch.router.api.transaction import Transaction
 from anabranch.router.router import Router
 from anabranch.router.sharing.clients import ClientFile
 from anabranch.router.sharing.owner.server import Server
@@ -81,3 +82,29 @@ def test_a_client_that_has_not_heard_the_greeting_comes_again_with_what_it_holds
         assert peer.ask(Op.ACK, ["a token"]) == (True, None)
         assert router.queue("q").depth() == 0
     file.close()
+
+
+def test_a_vote_whose_store_hangs_holds_up_no_other_client_once_its_own_is_gone(
+    router: Router, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    roll_back = Transaction.rollback
+
+    def late(transaction: Transaction) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        roll_back(transaction)
+
+    monkeypatch.setattr(Transaction, "rollback", late)
+    message = [b"x", None, None, 4, 0, True, False, 0]
+    with Peer(router.config.directory) as other:
+        with Peer(router.config.directory) as peer:
+            assert peer.ask(Op.COMMIT, False, None, "vote", [["queue://q", message]], [], [])[0]
+        assert begun.wait(PATIENCE)
+        other.sock.settimeout(5)
+        try:
+            assert other.ask(Op.SEND, "queue://q", message, False)[0]
+        finally:
+            go_on.set()
+    server.stop()
+    assert router.queue("q").depth() == 1

@@ -64,8 +64,8 @@ class Presence:
         """Since when nobody is there (monotonic)."""
         self._left: dict[str, _Left] = {}
         """By client."""
-        self._taking_up: dict[str, Future[None]] = {}
-        """By client: what tells that its leases, as it told them last, were taken up again."""
+        self._under_way: dict[str, list[Future[None]]] = {}
+        """By client: what tells that its leases were taken up again, or its votes rolled back."""
         self._expected: set[str] = set()
         """Clients of the owner before that have yet to tell what they hold."""
         self._parked: list[Asked] | None = None
@@ -119,17 +119,31 @@ class Presence:
                 if now != one.token:
                     session.aliases[one.token] = now
         was_here = generation != self.generation and generation.startswith(self._process)
-        before = self._taking_up.get(client)
+        before = list(self._under_way.get(client, ()))
 
         def take_up() -> None:
-            if before is not None:  # over a connection that was lost: what that has leased meanwhile is given back
-                wait([before])
+            wait(before)  # of connections that were lost: what they have leased meanwhile is given back
             for future in self.give_back(left):  # first: what it asks for again finds them at their places
                 future.exception()
             self._lease_again(session, others, was_here)
 
-        taking_up = self._taking_up[client] = shared().call(take_up)
-        taking_up.add_done_callback(lambda done: self._loop.later(partial(self._greeted, session, number, done)))
+        taking_up = shared().call(take_up)
+        self._begin(client, taking_up)
+        taking_up.add_done_callback(lambda _: self._loop.later(partial(self._greeted, session, number)))
+
+    def _begin(self, client: str, done: Future[None]) -> None:
+        """Note what is under way for a client."""
+        self._under_way.setdefault(client, []).append(done)
+        done.add_done_callback(lambda done: self._loop.later(partial(self._done, client, done)))
+
+    def _done(self, client: str, done: Future[None]) -> None:
+        if done.exception() is not None:
+            log.error(
+                "a client's leases could not be taken up again, or its vote rolled back", exc_info=done.exception()
+            )
+        self._under_way[client].remove(done)
+        if not self._under_way[client]:
+            del self._under_way[client]
 
     def _lease_again(self, session: Session, held: list[Held], was_here: bool) -> None:
         """Lease again what a client held. What is gone was settled, and its client does not know it: but not where the
@@ -154,11 +168,7 @@ class Presence:
                     future.exception()
             return
 
-    def _greeted(self, session: Session, number: int, done: Future[None]) -> None:
-        if self._taking_up.get(session.client) is done:
-            del self._taking_up[session.client]
-        if done.exception() is not None:
-            log.error("a client's leases could not be taken up again", exc_info=done.exception())
+    def _greeted(self, session: Session, number: int) -> None:
         session.answer(number, [self.generation, os.getpid()])
         self._expected.discard(session.client)
         if not self._expected:
@@ -180,7 +190,10 @@ class Presence:
         self._loop.watch(session.sock, 0, session.watched, session)
         if not self.sessions:
             self.idle_since = time.monotonic()
-        return session.close()
+        held, rolled_back = session.close()
+        for one in rolled_back:
+            self._begin(session.client, one)
+        return held
 
     def _forget(self, client: str) -> None:
         left = self._left.get(client)
@@ -217,4 +230,4 @@ class Presence:
             self._left[session.client] = _Left(self._drop(session), {}, 0.0)
         given_back = [future for left in self._left.values() for future in self.give_back(left.held)]
         self._left.clear()
-        return [*given_back, *self._taking_up.values()]
+        return given_back + [one for some in self._under_way.values() for one in some]

@@ -11,12 +11,14 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final
 
 from ....adapters.core.messages import MADE, MadeId, Message, Outgoing, note_settled
 from ....adapters.core.record.large import StoredBody
 from ....adapters.core.store_types import Listener, SubscriptionKey
+from ....adapters.system.background import shared
 from ....policies.errors import AnabranchError, ClosedError
 from ...api.transaction import Transaction
 from ...events import EventListener
@@ -391,8 +393,9 @@ class Session:
             "waiting": len(self.waiting), "unanswered": self.unanswered,
         }  # fmt: skip
 
-    def close(self) -> dict[str, SubscriptionKey | None]:
-        """Close the connection; returns what the client held. Idempotent."""
+    def close(self) -> tuple[dict[str, SubscriptionKey | None], list[Future[None]]]:
+        """Close the connection; returns what the client held, and what tells that its votes are rolled back, each of
+        which may wait for a store. Idempotent."""
         with self.lock:
             self.is_closed = True
             held, self.held = self.held, {}
@@ -408,7 +411,9 @@ class Session:
         self._parked.clear()
         self.end_bodies(list(self.given))
         self.arrived.let_go(0)
-        while self.voted:
-            self.voted.popitem()[1].rollback()
+        rolled_back = []
+        with suppress(KeyError):  # its outcome may just be said
+            while self.voted:
+                rolled_back.append(shared().call(self.voted.popitem()[1].rollback))
         self.sock.close()
-        return held
+        return held, rolled_back
