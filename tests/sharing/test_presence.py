@@ -108,3 +108,26 @@ def test_a_vote_whose_store_hangs_holds_up_no_other_client_once_its_own_is_gone(
             go_on.set()
     server.stop()
     assert router.queue("q").depth() == 1
+
+
+def test_what_is_under_way_when_the_owner_ends_is_not_told_of_as_not_begun(
+    router: Router, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be begun once more, beside this one."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def reclaim(router: Router) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+
+    monkeypatch.setattr(Router, "reclaim", reclaim)
+    with Peer(router.config.directory) as peer, Peer(router.config.directory) as other:
+        peer.send(Op.CALL, "reclaim", [])
+        other.send(Op.CALL, "map_wait", ["map://m", "k", None])
+        assert begun.wait(PATIENCE)
+        eventually(lambda: all(not one.in_hand and one.unanswered for one in server._sessions.values()))
+        server.stop()
+        goodbye = [0, None, None]
+        assert goodbye not in peer.ended()
+        assert goodbye in other.ended()
+        go_on.set()

@@ -37,10 +37,18 @@ Key = SubscriptionKey | None
 class Called:
     """A function that clients call by name, and the types of what it takes behind the session."""
 
-    def __init__(self, run: Callable[..., Any], *types: Any, is_long: bool = False, is_page: bool = False) -> None:
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        *types: Any,
+        is_long: bool = False,
+        is_page: bool = False,
+        changes: bool = False,
+    ) -> None:
         """`types`: Any where the router itself says what is wrong with a value. `is_long`: it may take long, and has a
-        thread of its own. `is_page`: it returns bodies or values, and waits until there is room for them."""
-        self._run, self.is_long, self.is_page = run, is_long, is_page
+        thread of its own; `changes`: and it changes something meanwhile. `is_page`: it returns bodies or values, and
+        waits until there is room for them."""
+        self._run, self.is_long, self.is_page, self.changes = run, is_long or changes, is_page, changes
         fields = [(f"field{n}", str if one is Destination else one) for n, one in enumerate(types)]
         self._given = msgspec.defstruct("Given", fields, array_like=True, frozen=True, forbid_unknown_fields=True)
         self._places = [n for n, one in enumerate(types) if one is Destination]
@@ -57,9 +65,9 @@ class Called:
         return partial(self._run, session, *fields)
 
 
-def _of_router(name: str, *types: Any, is_long: bool = False, of: Callable[[Router], Any] = lambda it: it) -> Called:
+def _of_router(name: str, *types: Any, of: Callable[[Router], Any] = lambda it: it, **how: bool) -> Called:
     """Return a call of the router's own method, or of one of its parts."""
-    return Called(lambda session, *given: getattr(of(session.router), name)(*given), *types, is_long=is_long)
+    return Called(lambda session, *given: getattr(of(session.router), name)(*given), *types, **how)
 
 
 def _of_store(name: str, *types: Any) -> Called:
@@ -292,10 +300,10 @@ CALLS: Final[Mapping[str, Called]] = {
     "events": Called(_events),
     "stats": Called(_stats),
     "sweep": _of_router("sweep"),
-    "reclaim": _of_router("reclaim", is_long=True),
-    "compact": _of_router("compact", Any, is_long=True),
+    "reclaim": _of_router("reclaim", changes=True),
+    "compact": _of_router("compact", Any, changes=True),
     "reopen": _of_router("reopen", Any),
-    "requeue": _of_router("requeue", Destination, Any, is_long=True),
+    "requeue": _of_router("requeue", Destination, Any, changes=True),
     "configuration": Called(lambda session: mark_of(session.router.config)),
     "start_usage_log": _of_router("start_usage_log", Any),
     "stop_usage_log": _of_router("stop_usage_log"),
@@ -305,7 +313,7 @@ CALLS: Final[Mapping[str, Called]] = {
         lambda session, path, restart, seconds: session.router.repartition(
             path, restart=restart, prepared_seconds=seconds
         ),
-        str, bool, float, is_long=True,
+        str, bool, float, changes=True,
     ),
     "option": _of_router("option", Destination, str, of=inspection_of),
     "bytes_of": _of_router("bytes_of", Destination, of=inspection_of),
@@ -316,9 +324,9 @@ CALLS: Final[Mapping[str, Called]] = {
         lambda session: [(*place, count) for place, count in inspection_of(session.router).dead_letters().items()],
         is_long=True,
     ),
-    "move": Called(_move, Destination, Destination, int, is_long=True),
+    "move": Called(_move, Destination, Destination, int, changes=True),
     "compact_recorded": Called(
         lambda session, names: inspection_of(session.router).compact(names, lambda done, total: None),
-        list[str], is_long=True,
+        list[str], changes=True,
     ),
 }  # fmt: skip

@@ -69,6 +69,8 @@ class Rounds:
             protocol.Cancel: reads.cancel,
             protocol.Unfit: self._refuse,
         }
+        self.changing: set[tuple[Session, int]] = set()
+        """Long calls that are under way, and change something."""
         self.turn = 0
         """Rises when another thread goes on with serving, since this one is held up."""
         self._busy_since: float | None = None
@@ -185,7 +187,14 @@ class Rounds:
                 self.answers.refuse(session, number, error)
                 done()
                 return
-            Thread(partial(session.run_long, number, run, done), "share-call").start()
+            if called.changes:
+                self.changing.add((session, number))
+
+            def ended() -> None:
+                self.changing.discard((session, number))
+                done()
+
+            Thread(partial(session.run_long, number, run, ended), "share-call").start()
         else:
             self.answers.work(session, number, run, done)
 

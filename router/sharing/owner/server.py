@@ -149,8 +149,9 @@ class Server:
         deadline = time.monotonic() + FINISH_SECONDS
         while any(one.in_hand > 0 for one in list(self._sessions.values())) and time.monotonic() < deadline:
             time.sleep(0.001)
+        changing = {session for session, _ in list(self._rounds.changing)}  # what they do would be begun again
         for session in list(self._sessions.values()):
-            if self._failure is None and not session.in_hand:
+            if self._failure is None and not session.in_hand and session not in changing:
                 session.send(pack(0, None, None))
         wait(self._presence.end(), GRACE_SECONDS)  # the router may stay open, and serve again
         self._loop.close()
