@@ -409,18 +409,14 @@ class Store:
             return sending.send_transient_nowait(destination, message)
         return sending.send_nowait(destination, sending.ticket(destination, message, sync))
 
-    def begin_send(self, destination: Destination, message: Outgoing | bytes, sync: bool = False) -> Pending[Receipt]:
-        """Queue one message. A caller that begins many, of any destinations, and acks beside them, and waits for them
-        then, on one thread, writes them together, with one wait for the disk. Not where the store is `limited`, nor for
-        a transient message: these may have to wait for room. Raises as `send`, here or in `wait`."""
-        return self._sending.begin(destination, message, sync)
-
     def begin_sends(
         self, sends: Sequence[tuple[Destination, Outgoing]], sync: bool = False
     ) -> Pending[list[tuple[int, bool] | Exception]]:
-        """Queue messages of many callers together, as `begin_send` each. `wait` returns for each the seq, and whether
-        it is a duplicate, or the error of one that is not stored. An error of several may be one alone's: where there
-        is no room, say."""
+        """Queue messages of many callers together. Whoever begins such sends, and acks beside them, and waits for them
+        then, on one thread, writes them with one wait for the disk. Not where the store is `limited`, nor for a
+        transient message: these may have to wait for room. `wait` returns for each the seq, and whether it is a
+        duplicate, or the error of one that is not stored. An error of several may be one alone's: where there is no
+        room, say."""
         return self._sending.begin_each(sends, sync)
 
     def send_many(
@@ -796,7 +792,7 @@ class Store:
         self._settling.require(tokens)
 
     def begin_ack(self, tokens: Sequence[str]) -> Pending[list[AnabranchError | None]]:
-        """Queue the acks of leased messages by their tokens, as `begin_send`. `wait` returns what `settle` does."""
+        """Queue the acks of leased messages by their tokens, as `begin_sends`. `wait` returns what `settle` does."""
         self._engine.ensure_usable()
         return self._settling.begin_ack(tokens)
 

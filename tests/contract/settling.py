@@ -229,7 +229,7 @@ class SettlingContract:
         again = [
             store.send(A, b"2", None, made),
             store.send_nowait(A, b"2", None, made).result(PATIENCE),
-            store.begin_send(A, Outgoing(b"2", None, made)).wait(),
+            Receipt(A, *store.begin_sends([(A, Outgoing(b"2", None, made))]).wait()[0]),  # type: ignore[misc]
             *store.send_many(A, [Outgoing(b"2", None, made)]),
             *store.commit([(A, Outgoing(b"2", None, made))], []),
         ]

@@ -29,7 +29,6 @@ from ..state.limits import Grant, cancel, release
 from ..state.priorities import FETCH
 from ..state.rows import ScheduledRows
 from ..state.states import DestinationState
-from ..store_types import Pending
 from .subscriptions import checked
 
 _destination_of = itemgetter(0)
@@ -164,12 +163,6 @@ class Sending:
         if self._engine.pending_changes >= APPLY_AT:
             self._engine.help()
         return outcomes
-
-    def begin(self, destination: Destination, message: Outgoing | bytes, sync: bool) -> Pending[Receipt]:
-        """Queue one message, for a caller that waits for it once it has queued others."""
-        ticket = self.ticket(destination, message, sync)
-        self._engine.submit(ticket)
-        return BegunSend(self, self._writer, destination, ticket)
 
     def begin_each(self, sends: Sequence[tuple[Destination, Outgoing]], sync: bool) -> BegunSends:
         """Queue messages of many callers, as Store.begin_sends."""
@@ -473,20 +466,6 @@ def receipts_from(destination: Destination, first: int, count: int) -> list[Rece
 def receipts(destination: Destination, outcomes: Sequence[tuple[int, bool]]) -> list[Receipt]:
     """Return the receipts of sends with these outcomes."""
     return [Receipt(destination, *outcome) for outcome in outcomes]
-
-
-class BegunSend(Queued):
-    """A send that is queued: a Pending of its receipt."""
-
-    __slots__ = ("_destination", "_sending", "_ticket")
-
-    def __init__(self, sending: Sending, writer: Writer, destination: Destination, ticket: Ticket) -> None:
-        super().__init__(writer)
-        self._sending, self._destination, self._ticket = sending, destination, ticket
-
-    def wait(self) -> Receipt:
-        """Return the receipt. Raises as Store.send."""
-        return Receipt(self._destination, *self._sending.wait(self._ticket)[0])
 
 
 class BegunSends(Queued):
