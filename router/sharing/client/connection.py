@@ -23,7 +23,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -31,19 +30,17 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from ....adapters.system.background import shared
-from ....adapters.system.conditions import Promise, Thread, unless_busy
+from ....adapters.system.conditions import Thread, unless_busy
 from ....policies.errors import AnabranchError, router_closed
 from ...api.reentry import waits_for_message
 from .. import protocol
 from ..descriptors import CLOSED_ON_EXEC, SPACE, send
 from . import heartbeat
-from .exchange import Asked, Exchange
+from .exchange import RETRY_SECONDS, Asked, Exchange
 from .greeting import PATIENCE, READ_BYTES, Greeter
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 1.0
-"""Until an owner is looked for again that did not come."""
 FINISH_SECONDS: Final = 5.0
 """For so long a connection that is closed waits for the answers to what was begun."""
 
@@ -137,16 +134,7 @@ class Connection(Exchange):
 
     # Asking
 
-    def ask(
-        self,
-        request: protocol.Request,
-        on_answer: Callable[[Any], Any] | None = None,
-        on_late: Callable[[Any], object] | None = None,
-        is_patient: bool = False,
-    ) -> Any:
-        """Ask, and wait for the answer, as Exchange."""
-        asked = self._asked(request, on_answer)
-        asked.late, asked.is_patient = on_late, is_patient
+    def _send_and_wait(self, asked: Asked) -> None:
         try:
             self._send(asked)
             self._await(asked)
@@ -156,19 +144,6 @@ class Connection(Exchange):
         except BaseException:
             self._cancel(asked)
             raise
-        if asked.error is not None:
-            raise asked.error
-        return asked.value
-
-    def ask_nowait(self, request: protocol.Request, on_answer: Callable[[Any], Any]) -> Future[Any]:
-        """Ask; the future resolves on a thread of the library. Raises ClosedError."""
-        asked = self._asked(request, on_answer)
-        future: Promise[Any] = Promise()
-        asked.future = future
-        future.set_running_or_notify_cancel()
-        self._send(asked)
-        self.keep_reading()
-        return future
 
     def _asked(self, request: protocol.Request, on_answer: Callable[[Any], Any] | None = None) -> Asked:
         if self._is_forked:
@@ -372,13 +347,8 @@ class Connection(Exchange):
         if link.quiet > heartbeat.PERIODS:
             self._fall_silent()
 
-    def _wait_for_life(self) -> None:
-        while self._is_silent and not self.is_closed:
-            try:
-                self.ask(protocol.Ping(), is_patient=True)
-            except (AnabranchError, OSError, protocol.ProtocolError) as error:
-                log.debug("the owner of %s is lost: %s", self.directory, error)
-                time.sleep(RETRY_SECONDS)
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def _ping(self, link: _Link) -> None:
         """Ask whether the owner lives, without waiting for its answer. With `_sending` held."""

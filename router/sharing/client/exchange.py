@@ -33,6 +33,8 @@ from . import heartbeat
 
 log = logging.getLogger(__name__)
 
+RETRY_SECONDS: Final = 1.0
+"""Until an owner is looked for again that did not come."""
 ONCE: Final = frozenset({"map_increment", "map_pop", "map_put_if_absent", "map_compare_and_set"})
 """Calls that are not made once more where nobody knows whether they took effect."""
 
@@ -174,7 +176,6 @@ class Exchange(ABC):
 
     # Asking
 
-    @abstractmethod
     def ask(
         self,
         request: protocol.Request,
@@ -185,10 +186,30 @@ class Exchange(ABC):
         """Ask, and wait for the answer. Raises its error, ClosedError, and StoreFailedError where the owner does not
         answer; `is_patient`: it is waited for then. `on_late`: it may be cancelled, and this is called with what comes
         all the same."""
+        asked = self._asked(request, on_answer)
+        asked.late, asked.is_patient = on_late, is_patient
+        self._send_and_wait(asked)
+        if asked.error is not None:
+            raise asked.error
+        return asked.value
 
-    @abstractmethod
     def ask_nowait(self, request: protocol.Request, on_answer: Callable[[Any], Any]) -> Future[Any]:
         """Ask; the future resolves on a thread of the library. Raises ClosedError."""
+        asked = self._asked(request, on_answer)
+        future: Promise[Any] = Promise()
+        asked.future = future
+        future.set_running_or_notify_cancel()
+        self._send(asked)
+        self.keep_reading()
+        return future
+
+    @abstractmethod
+    def _send(self, asked: Asked) -> None:
+        """Send a request, or leave it to who connects. Raises ClosedError, StoreFailedError."""
+
+    @abstractmethod
+    def _send_and_wait(self, asked: Asked) -> None:
+        """Send a request, and wait until it is answered. Raises as `_send`."""
 
     @abstractmethod
     def keep_reading(self) -> None:
@@ -203,8 +224,17 @@ class Exchange(ABC):
         """Call a method that asks in so many seconds, if its object is there still. Any thread."""
 
     @abstractmethod
+    def _pause(self, seconds: float) -> None:
+        """Wait for so long, where a call may wait."""
+
     def _wait_for_life(self) -> None:
         """Read until the owner answers, or another, and ask it as long as it does not."""
+        while self._is_silent and not self.is_closed:
+            try:
+                self.ask(protocol.Ping(), is_patient=True)
+            except (AnabranchError, OSError, protocol.ProtocolError) as error:
+                log.debug("the owner of %s is lost: %s", self.directory, error)
+                self._pause(RETRY_SECONDS)
 
     @abstractmethod
     def close(self) -> None:

@@ -10,25 +10,19 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
 
-from ....adapters.system.conditions import Promise
 from ....policies.errors import AnabranchError, ClosedError, router_closed
 from .. import protocol
 from ..descriptors import send
 from . import heartbeat
-from .exchange import Asked, Exchange
+from .exchange import RETRY_SECONDS, Asked, Exchange
 from .greeting import PATIENCE, READ_BYTES, Greeter
 from .workers import GreenletExit, current, pause, result_of, start
 
 log = logging.getLogger(__name__)
-
-RETRY_SECONDS: Final = 1.0
-"""Until an owner is looked for again that did not come."""
 
 
 def _period() -> float:
@@ -96,13 +90,8 @@ class LoopConnection(Exchange):
         else:
             self._quiet = 0
 
-    def _wait_for_life(self) -> None:
-        while self._is_silent and not self.is_closed:
-            try:
-                self.ask(protocol.Ping(), is_patient=True)
-            except (AnabranchError, OSError, protocol.ProtocolError) as error:
-                log.debug("the owner of %s is lost: %s", self.directory, error)
-                result_of(self.loop.create_task(asyncio.sleep(RETRY_SECONDS)))
+    def _pause(self, seconds: float) -> None:
+        result_of(self.loop.create_task(asyncio.sleep(seconds)))
 
     async def _connect(self) -> None:
         while not self.is_closed:
@@ -134,22 +123,14 @@ class LoopConnection(Exchange):
 
     # Asking
 
-    def ask(
-        self,
-        request: protocol.Request,
-        on_answer: Callable[[Any], Any] | None = None,
-        on_late: Callable[[Any], object] | None = None,
-        is_patient: bool = False,
-    ) -> Any:
-        """Ask, and let the loop go on until the answer is there. Otherwise as Connection.ask."""
+    def _send_and_wait(self, asked: Asked) -> None:
+        """Send a request, and let the loop go on until the answer is there."""
         worker = current()
         if worker is None or threading.get_ident() != self._thread:
             raise RuntimeError(
                 f"a call of {self.directory} was made without `await`: its router is one of anabranch.aio"
             )
-        asked = self._asked(request, on_answer)
         asked.on_done = worker.resume
-        asked.late, asked.is_patient = on_late, is_patient
         self._send(asked)
         try:
             while not asked.done:
@@ -157,22 +138,10 @@ class LoopConnection(Exchange):
         except GreenletExit:  # the loop has ended, and nobody has closed the router
             raise
         except BaseException:
-            asked.on_late = on_late or (lambda late: None)
+            asked.on_late = asked.late or (lambda late: None)
             with suppress(ClosedError):
                 self._send(self._asked(protocol.Cancel(asked.number)))
             raise
-        if asked.error is not None:
-            raise asked.error
-        return asked.value
-
-    def ask_nowait(self, request: protocol.Request, on_answer: Callable[[Any], Any]) -> Future[Any]:
-        """Ask; the future resolves on a thread of the library. Raises ClosedError."""
-        asked = self._asked(request, on_answer)
-        future: Promise[Any] = Promise()
-        asked.future = future
-        future.set_running_or_notify_cancel()
-        self._send(asked)
-        return future
 
     def _send(self, asked: Asked) -> None:
         if self._is_forked:
