@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -10,10 +9,7 @@ from functools import partial
 from typing import Any
 
 from ....adapters.system.background import shared
-from ..protocol import is_expected, pack, pack_error
 from .session import Session
-
-log = logging.getLogger(__name__)
 
 
 class Answers:
@@ -32,17 +28,11 @@ class Answers:
 
     def answer(self, session: Session, number: int, value: Any) -> None:
         """Answer a request."""
-        if session.large:
-            session.note_answered(number)
-        self.put([(session, pack(number, True, value))])
+        self.put([(session, session.answering(number, value))])
 
     def refuse(self, session: Session, number: int, error: Exception) -> None:
         """Answer a request with an error."""
-        if not is_expected(error):
-            log.error("a request of a client failed: %s", error, exc_info=error)
-        if session.large:
-            session.note_answered(number)
-        self.put([(session, pack(number, False, pack_error(error)))])
+        self.put([(session, session.failing(number, error))])
 
     def work(
         self, session: Session, number: int, call: Callable[[], Any], done: Callable[[], None] = lambda: None

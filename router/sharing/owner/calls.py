@@ -27,10 +27,8 @@ from ..descriptors import Descriptor, Identity, identity_of
 from ..protocol import EVENTS, PAGE, OutgoingFields, destination_of, pack, pack_message
 from ..starting import mark_of
 from .commits import end_vote, store_of_lease
-from .session import PAGE_BYTES, Session
+from .session import PAGE_BYTES, Session, slices
 
-SLICE_SECONDS: Final = 1.0
-"""For so long a call waits for a value before it looks whether its client is still there."""
 Key = SubscriptionKey | None
 
 
@@ -139,12 +137,11 @@ def _items(session: Session, destination: Destination, prefix: str, after: str |
 
 def _wait(session: Session, destination: Destination, key: str, timeout: float | None) -> bytes | None:
     """Return the value of a key as soon as it has one."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    while True:
-        left = SLICE_SECONDS if deadline is None else min(SLICE_SECONDS, max(deadline - time.monotonic(), 0))
+    for left in slices(timeout):
         body = session.registry.for_store(destination, lambda store: store.maps.wait(destination, key, left))  # noqa: B023
-        if body is not None or left < SLICE_SECONDS or session.is_over or not session.registry.opened:
+        if body is not None or session.is_over or not session.registry.opened:
             return body
+    return None
 
 
 # Messages and large bodies

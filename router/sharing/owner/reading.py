@@ -4,7 +4,6 @@ of the library, and holds up no other client."""
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -22,7 +21,7 @@ from ...api.consumer import require_count, require_timeout
 from ...placement.registry import StoreRegistry
 from .. import protocol
 from .answers import Answers
-from .session import PAGE_BYTES, UNREAD_MAX, Session
+from .session import PAGE_BYTES, UNREAD_MAX, Session, slices
 from .writing import Writes
 
 WAITING_MAX: Final = 16_384
@@ -86,12 +85,11 @@ class Reads:
         require_timeout(request.timeout)
 
         def run() -> Any:
-            deadline = None if request.timeout is None else time.monotonic() + request.timeout
-            while True:
-                left = 1.0 if deadline is None else min(1.0, max(deadline - time.monotonic(), 0))
+            for left in slices(request.timeout):
                 message = session.router.receive(request.pattern, left, lease=request.lease)
-                if message is not None or session.is_over or left < 1.0:
+                if message is not None or session.is_over:
                     return session.hold([] if message is None else [message])
+            return session.hold([])
 
         session.begin_long(number)
         if request.timeout == 0:

@@ -9,8 +9,9 @@ import os
 import resource
 import socket
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final
@@ -49,7 +50,19 @@ PASSED_MAX: Final = 64
 GIVEN_MAX: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 """Descriptors of bodies to be sent that are taken, of all clients."""
 
+SLICE_SECONDS: Final = 1.0
+"""For so long a call waits before it looks whether its client is still there."""
 _here = threading.local()
+
+
+def slices(timeout: float | None) -> Iterator[float]:
+    """Yield for how many seconds to wait, again and again until this time is over; at least once, None: for ever."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    left = SLICE_SECONDS
+    while left == SLICE_SECONDS:
+        if deadline is not None:
+            left = min(SLICE_SECONDS, max(deadline - time.monotonic(), 0))
+        yield left
 
 
 class Session:
@@ -180,19 +193,27 @@ class Session:
 
     # Answering
 
-    def answer(self, number: int, value: Any) -> None:
-        """Answer a request, from any thread."""
+    def answering(self, number: int, value: Any) -> bytes:
+        """Return the frame that answers a request, which is to be sent."""
         if self.large:
             self.note_answered(number)
-        self.send(protocol.pack(number, True, value), 1)
+        return protocol.pack(number, True, value)
 
-    def fail(self, number: int, error: BaseException) -> None:
-        """Answer a request with an error."""
+    def failing(self, number: int, error: BaseException) -> bytes:
+        """Return the frame that answers a request with an error."""
         if not protocol.is_expected(error):
             log.error("a request of a client failed: %s", error, exc_info=error)
         if self.large:
             self.note_answered(number)
-        self.send(protocol.pack(number, False, protocol.pack_error(error)), 1)
+        return protocol.pack(number, False, protocol.pack_error(error))
+
+    def answer(self, number: int, value: Any) -> None:
+        """Answer a request, from any thread."""
+        self.send(self.answering(number, value), 1)
+
+    def fail(self, number: int, error: BaseException) -> None:
+        """Answer a request with an error."""
+        self.send(self.failing(number, error), 1)
 
     def run_long(self, number: int, call: Callable[[], Any], done: Callable[[], None] = lambda: None) -> None:
         """Answer with what a call returns that waits for something else than a store. Begun with `begin_long`."""
