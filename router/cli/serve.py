@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Final
 
 import click
 
@@ -21,6 +22,10 @@ from .directory import on_directory, opened
 from .output import Seconds
 
 log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 1.0
+"""How often a thread that only waits looks whether a signal has come: one that comes just as it begins to wait does not
+wake it."""
 
 
 @click.command()
@@ -67,7 +72,8 @@ def serve_command(config: Config, linger: float | None, tell: int | None, after:
                 os.close(place)
             successor = starting.Successor(config, linger or 0) if tell is not None or place is not None else None
             try:
-                server.wait()
+                while not server.wait(LOOK_SECONDS):
+                    pass
             finally:
                 if successor is not None and server.failure is None:
                     successor.dismiss()

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import os
 import select
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -41,8 +42,6 @@ LINGER: Final = 10
 SUCCESSOR: Final = "serve.successor"
 SUCCESSION_SECONDS: Final = 5.0
 """For so long the locks of an owner that has just been killed may hold still."""
-_ORDERLY: Final = b"\0"
-"""The owner's last word to its successor, if it has ended as it was to."""
 
 
 def start(config: Config) -> None:
@@ -232,25 +231,25 @@ class Successor:
             os.close(reading)
 
     def dismiss(self) -> None:
-        """Let it end: nothing is to be taken over."""
-        with suppress(OSError):
-            os.write(self._pipe, _ORDERLY)
-        os.close(self._pipe)
+        """End it: nothing is to be taken over. It is killed, since it may have yet to load all it needs, which takes
+        seconds on a busy machine."""
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
+        os.close(self._pipe)
 
 
 def stands_by(config: Config, fd: int) -> int | None:
     """Wait until the owner has ended, of whose pipe this is the end; returns the descriptor that keeps the successor's
-    place locked until this process serves. None: the owner was not killed, or another stands by."""
+    place locked until this process serves. None: another stands by."""
     for store in config.stores:
         load_adapter(store.kind)  # now: whoever waits for the next owner shall not wait for that
     place = open_file(config.directory / SUCCESSOR, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.read(fd, 1) == b"":
-            return place
     except BlockingIOError:
-        pass
-    os.close(place)
-    return None
+        os.close(place)
+        return None
+    os.read(fd, 1)  # nothing comes but the end
+    return place

@@ -32,6 +32,7 @@ striking = pytest.fixture(owners)
 
 def owner_pid(directory: Path) -> int:
     """Return the pid of the process that owns a directory."""
+    wait_for(lambda: (directory / "router.lock").read_text() != "")  # one may just be writing it
     return int((directory / "router.lock").read_text().split()[0])
 
 

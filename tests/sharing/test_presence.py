@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import anabranch
 from anabranch.adapters.core import Store
 from anabranch.router.api.transaction import Transaction
 from anabranch.router.router import Router
+from anabranch.router.sharing.client.connection import Connection
+from anabranch.router.sharing.client.router import SharedRouter
 from anabranch.router.sharing.clients import ClientFile
+from anabranch.router.sharing.owner.presence import Presence
 from anabranch.router.sharing.owner.server import Server
 from anabranch.router.sharing.protocol import VERSION
 
@@ -131,3 +135,29 @@ def test_what_is_under_way_when_the_owner_ends_is_not_told_of_as_not_begun(
         assert goodbye not in peer.ended()
         assert goodbye in other.ended()
         go_on.set()
+
+
+def test_an_owner_that_has_said_goodbye_leaves_what_comes_then_to_the_next(
+    router: Router, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = Presence.end
+    with anabranch.open(router.config.directory, shared=True) as client:
+        assert isinstance(client, SharedRouter)
+        counted, connection = client.map("n"), client._store.connection
+        assert isinstance(connection, Connection)
+        assert counted.increment("k") == 1
+        counts: list[int] = []
+        counting = threading.Thread(target=lambda: counts.append(counted.increment("k")))
+
+        def late(presence: Presence) -> list[Future[Any]]:
+            assert connection._link is not None
+            connection._look(connection._link)  # it is in no request's way
+            counting.start()
+            eventually(lambda: any(asked.is_sent for asked in list(connection._unanswered.values())))
+            return end(presence)
+
+        monkeypatch.setattr(Presence, "end", late)
+        server.stop()
+        router.serve()
+        counting.join(PATIENCE)
+        assert counts == [2]

@@ -107,6 +107,8 @@ class Exchange(ABC):
         self.owner_pid = 0
         self._is_silent = False
         """The owner has not answered for too long."""
+        self._has_left = False
+        """The owner has said goodbye: what it has not answered it has not begun, and does not begin."""
 
     def leave(self) -> None:
         """Let go of all that is the parent's, in a forked child."""
@@ -139,7 +141,9 @@ class Exchange(ABC):
         """Return what goes to an owner which has just been greeted: what is to have been sent to each, and what has no
         answer. First go the bodies, of which the others speak."""
         standing, frames = self.on_reconnect(), list[tuple[bytes, int]]()
+        has_left, self._has_left = self._has_left, False
         for asked in list(self._unanswered.values()):
+            asked.is_sent = asked.is_sent and not has_left
             if asked.is_standing:
                 self._unanswered.pop(asked.number, None)
                 continue
@@ -257,9 +261,8 @@ class Exchange(ABC):
         self.arrived.let_go()
 
     def _take(self, number: int, ok: Any, value: Any, error: list[Any] | None = None) -> None:
-        if number == 0 and ok is None:  # the owner says goodbye
-            for one in list(self._unanswered.values()):
-                one.is_sent = False
+        if number == 0 and ok is None:
+            self._has_left = True
             return
         if number == 0 and (ok is True or ok == protocol.PASSES):
             # The owner lives, and reads nothing of this client for now; or a descriptor has come with it.
