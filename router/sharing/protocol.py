@@ -203,6 +203,22 @@ class Call(Request, frozen=True, tag=11):
     name: str
     given: Sequence[Any]
 
+    @property
+    def changes(self) -> bool:
+        """True if it may change something that lasts and others see."""
+        return self.name not in LOOKS
+
+
+LOOKS: Final = frozenset({
+    "browse", "extend", "depth", "counts", "exists", "find", "newer", "destinations", "subscriptions_of",
+    "subscriptions", "body_file", "bodies_end", "map_get", "map_count", "map_items",
+    "map_wait", "recover", "in_doubt", "heuristics", "decisions_damage", "events", "stats", "configuration",
+    "usage_stats", "option", "bytes_of", "overview", "sessions", "explain", "dead_letters",
+})  # fmt: skip
+"""The calls that change nothing that lasts."""
+ONCE: Final = frozenset({"map_increment", "map_pop", "map_put_if_absent", "map_compare_and_set"})
+"""Those that are not made once more where nobody knows whether they took effect."""
+
 
 class Cancel(Request, frozen=True, tag=12):
     """Ends a receive that waits."""

@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 1.0
 """Until an owner is looked for again that did not come."""
-ONCE: Final = frozenset({"map_increment", "map_pop", "map_put_if_absent", "map_compare_and_set"})
-"""Calls that are not made once more where nobody knows whether they took effect."""
 
 
 @dataclass(slots=True, eq=False)
@@ -377,4 +375,4 @@ def _again(request: protocol.Request) -> protocol.Request | None:
     """Return a request as it is sent once more; None for one that must not be."""
     if isinstance(request, protocol.Commit):
         return msgspec.structs.replace(request, again=True)
-    return None if isinstance(request, protocol.Call) and request.name in ONCE else request
+    return None if isinstance(request, protocol.Call) and request.name in protocol.ONCE else request

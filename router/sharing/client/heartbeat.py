@@ -17,13 +17,6 @@ HEARTBEAT_SECONDS: float = 10.0
 PERIODS: Final = 4
 """In so many parts of that a client looks: it asks in the first in which nothing came, and takes all of the next ones
 for an answer that does not come. A client that was stopped itself has looked once, however long that was."""
-_LOOKS: Final = frozenset({
-    "browse", "extend", "depth", "counts", "exists", "find", "newer", "destinations", "subscriptions_of",
-    "subscriptions", "body_file", "bodies_end", "map_get", "map_count", "map_items",
-    "map_wait", "recover", "in_doubt", "heuristics", "decisions_damage", "events", "stats", "configuration",
-    "usage_stats", "option", "bytes_of", "overview", "sessions", "explain", "dead_letters",
-})  # fmt: skip
-"""Calls that change nothing which anybody else sees, or nothing that lasts."""
 _CHANGES: Final = (protocol.Send, protocol.SendMany, protocol.Ack, protocol.Settle, protocol.Commit)
 
 
@@ -53,7 +46,7 @@ def _try_again(pid: int) -> str:
 
 
 def _changes(request: protocol.Request) -> bool:
-    return isinstance(request, _CHANGES) or (isinstance(request, protocol.Call) and request.name not in _LOOKS)
+    return isinstance(request, _CHANGES) or (isinstance(request, protocol.Call) and request.changes)
 
 
 def _next_step(request: protocol.Request) -> str:

@@ -35,18 +35,10 @@ Key = SubscriptionKey | None
 class Called:
     """A function that clients call by name, and the types of what it takes behind the session."""
 
-    def __init__(
-        self,
-        run: Callable[..., Any],
-        *types: Any,
-        is_long: bool = False,
-        is_page: bool = False,
-        changes: bool = False,
-    ) -> None:
+    def __init__(self, run: Callable[..., Any], *types: Any, is_long: bool = False, is_page: bool = False) -> None:
         """`types`: Any where the router itself says what is wrong with a value. `is_long`: it may take long, and has a
-        thread of its own; `changes`: and it changes something meanwhile. `is_page`: it returns bodies or values, and
-        waits until there is room for them."""
-        self._run, self.is_long, self.is_page, self.changes = run, is_long or changes, is_page, changes
+        thread of its own. `is_page`: it returns bodies or values, and waits until there is room for them."""
+        self._run, self.is_long, self.is_page = run, is_long, is_page
         fields = [(f"field{n}", str if one is Destination else one) for n, one in enumerate(types)]
         self._given = msgspec.defstruct("Given", fields, array_like=True, frozen=True, forbid_unknown_fields=True)
         self._places = [n for n, one in enumerate(types) if one is Destination]
@@ -297,10 +289,10 @@ CALLS: Final[Mapping[str, Called]] = {
     "events": Called(_events),
     "stats": Called(_stats),
     "sweep": _of_router("sweep"),
-    "reclaim": _of_router("reclaim", changes=True),
-    "compact": _of_router("compact", Any, changes=True),
+    "reclaim": _of_router("reclaim", is_long=True),
+    "compact": _of_router("compact", Any, is_long=True),
     "reopen": _of_router("reopen", Any),
-    "requeue": _of_router("requeue", Destination, Any, changes=True),
+    "requeue": _of_router("requeue", Destination, Any, is_long=True),
     "configuration": Called(lambda session: mark_of(session.router.config)),
     "start_usage_log": _of_router("start_usage_log", Any),
     "stop_usage_log": _of_router("stop_usage_log"),
@@ -310,7 +302,7 @@ CALLS: Final[Mapping[str, Called]] = {
         lambda session, path, restart, seconds: session.router.repartition(
             path, restart=restart, prepared_seconds=seconds
         ),
-        str, bool, float, changes=True,
+        str, bool, float, is_long=True,
     ),
     "option": _of_router("option", Destination, str, of=inspection_of),
     "bytes_of": _of_router("bytes_of", Destination, of=inspection_of),
@@ -321,9 +313,9 @@ CALLS: Final[Mapping[str, Called]] = {
         lambda session: [(*place, count) for place, count in inspection_of(session.router).dead_letters().items()],
         is_long=True,
     ),
-    "move": Called(_move, Destination, Destination, int, changes=True),
+    "move": Called(_move, Destination, Destination, int, is_long=True),
     "compact_recorded": Called(
         lambda session, names: inspection_of(session.router).compact(names, lambda done, total: None),
-        list[str], changes=True,
+        list[str], is_long=True,
     ),
 }  # fmt: skip

@@ -92,26 +92,27 @@ class Rounds:
         self._busy_since = time.monotonic()
         if self._look.last.begun:
             self._look.schedule(SLOW_SECONDS)
-        sends, acks = Gathered(), list[Asked]()
+        gathered, acks = Gathered(), list[Asked]()
         for one in requests:
             session, number, request = one
             try:
                 if session.is_closed:
                     pass
                 elif type(request) is protocol.Send:
-                    writes.send(session, number, request, sends, begun)
+                    writes.send(session, number, request, gathered, begun)
                 elif type(request) is protocol.Ack:
                     acks.append(one)
                 else:
                     rest.append(one)
             except Exception as error:
                 self.answers.refuse(session, number, error)
-        writes.begin(sends, begun)
+        writes.begin(gathered, begun)
         for session, number, request in acks:  # behind the sends, one of which may be what came of it
             try:
-                writes.ack(session, number, request, begun)  # type: ignore[arg-type]
+                writes.ack(session, number, request, gathered, begun)  # type: ignore[arg-type]
             except Exception as error:
                 self.answers.refuse(session, number, error)
+        writes.begin_acks(gathered, begun)
         asked.clear()
         with self._holding:  # else somebody may just be looking
             for session in held_up:
@@ -170,14 +171,14 @@ class Rounds:
         called = CALLS.get(request.name)
         if called is None:
             raise protocol.ProtocolError(f"a request that is none: there is no call {request.name!r}")
-        run = called.with_(session, request.given)
+        begin = partial(self._begin_call, session, number, request, called, called.with_(session, request.given))
         if called.is_page:
-            session.make_page(partial(self._begin_call, session, number, called, run, session.page_made))
+            session.make_page(partial(begin, session.page_made))
         else:
-            self._begin_call(session, number, called, run)
+            begin()
 
     def _begin_call(
-        self, session: Session, number: int, called: Called, run: Callable[[], Any],
+        self, session: Session, number: int, request: protocol.Call, called: Called, run: Callable[[], Any],
         done: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         if called.is_long:
@@ -187,7 +188,7 @@ class Rounds:
                 self.answers.refuse(session, number, error)
                 done()
                 return
-            if called.changes:
+            if request.changes:
                 self.changing.add((session, number))
 
             def ended() -> None:

@@ -28,23 +28,25 @@ Begun = tuple[list[Written], int, Pending[Any], Store]
 
 
 class Group:
-    """The sends of a round that go into a store with one call."""
+    """The sends of a round, or the acks, that go into a store with one call."""
 
     def __init__(self) -> None:
         self.requests: list[Written] = []
         self.messages: list[tuple[Destination, Outgoing]] = []
+        self.tokens: list[str] = []
         self.sync = False
         """One of them is to be synced, and so are all: the others of its sender stay in order."""
 
 
 class Gathered:
-    """The sends of a round."""
+    """The sends and acks of a round."""
 
     def __init__(self) -> None:
         self.places: dict[str, tuple[Destination, Group | None]] = {}
         """By a destination's text: the destination, and the group of the sends. None: they may have to wait for more
         than the disk."""
         self.groups: dict[Store, Group] = {}
+        self.acks: dict[Store, Group] = {}
 
 
 class Writes:
@@ -71,11 +73,10 @@ class Writes:
             except IndexError:
                 return
             self.waited_for = store
-            session, number, request = requests[0]
             try:
                 results = pending.wait()
-                if type(request) is Ack:
-                    self._answers.answer(session, number, _ends(session, request.tokens, results))
+                if type(requests[0][2]) is Ack:
+                    self._acked(requests, results)
                 else:
                     self._sent(requests, removals, results)
             except Exception as error:
@@ -203,19 +204,39 @@ class Writes:
 
     # Ends of leases
 
-    def ack(self, session: Session, number: int, request: Ack, begun: deque[Begun]) -> None:
-        """Begin an ack, which is added to the round's."""
+    def ack(self, session: Session, number: int, request: Ack, gathered: Gathered, begun: deque[Begun]) -> None:
+        """Add an ack to those of its round; begin it where it may have to wait for more than the disk."""
         tokens = _tokens(session, request.tokens)
         if len(tokens) > 1:
+            self.begin_acks(gathered, begun)  # which may be of the same messages
             self._require(tokens)
-        first = tokens[0] if tokens else ""
-        stores = {token[:32] for token in tokens}
-        store = self._registry.open_store(bytes.fromhex(first[:32])) if len(stores) == 1 and first else None
+        first = tokens[0][:32] if tokens else ""
+        alike = all(token[:32] == first for token in tokens)
+        store = self._registry.open_store(bytes.fromhex(first)) if alike and first else None
         if store is not None and self.is_prompt(store) and not self._registry.gates.moves:
-            with suppress(ClosedError):
-                begun.append(([(session, number, request)], 0, store.begin_ack(tokens), store))
-                return
-        self._ack_nowait(session, number, request)
+            group = gathered.acks.setdefault(store, Group())
+            group.requests.append((session, number, request))
+            group.tokens += tokens
+        else:
+            self._ack_nowait(session, number, request)
+
+    def begin_acks(self, gathered: Gathered, begun: deque[Begun]) -> None:
+        """Begin the acks of a round, which are added to its writes."""
+        groups, gathered.acks = gathered.acks, {}
+        for store, group in groups.items():
+            try:
+                begun.append((group.requests, 0, store.begin_ack(group.tokens), store))
+            except Exception as error:
+                for one in group.requests:
+                    self._failed(one, error)
+
+    def _acked(self, requests: list[Written], results: list[Any]) -> None:
+        frames, at = [], 0
+        for session, number, request in requests:
+            end = at + len(request.tokens)
+            frames.append((session, session.answering(number, _ends(session, request.tokens, results[at:end]))))
+            at = end
+        self._answers.put(frames)
 
     def _ack_nowait(self, session: Session, number: int, request: Ack) -> None:
         self.settle(session, number, Settle(request.tokens))
