@@ -13,7 +13,7 @@ from ..protocol import unpack
 from ..socket_file import connected, peer_of
 from .exchange import Exchange
 
-READ_BYTES: Final = 1 << 18
+READ_BYTES: Final = 1 << 16
 PATIENCE: Final = 60.0
 """Seconds for which an owner that does not come, or does not answer its greeting, is waited for."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import selectors
+import select
 import socket
 import threading
 import time
@@ -190,10 +190,10 @@ class Server:
         requests: list[Asked] = []
         for handle, events in come:
             if type(handle) is Session and not handle.is_closed:
-                if events & selectors.EVENT_WRITE:
+                if events & ~select.EPOLLIN:
                     handle.flush()
                     self._watch(handle)
-                if events & selectors.EVENT_READ:
+                if events & ~select.EPOLLOUT:
                     self._read(handle, requests)
         if self._until_end() == 0:
             self._loop.closing = True
@@ -245,7 +245,7 @@ class Server:
         """Let clients in again: there may be room for one by now."""
         if self._listening is not None:
             self._listening.setblocking(False)
-            self._loop.watch(self._listening, selectors.EVENT_READ, 0, self._accept)
+            self._loop.watch(self._listening, select.EPOLLIN, 0, self._accept)
 
     def _read(self, session: Session, requests: list[Asked]) -> None:
         if session.is_held_up:
@@ -275,7 +275,7 @@ class Server:
             return
         session.is_unread = True  # first: who answers looks at it then
         session.is_unread = session.is_busy
-        events = (selectors.EVENT_WRITE if session.out else 0) | (0 if session.is_unread else selectors.EVENT_READ)
+        events = (select.EPOLLOUT if session.out else 0) | (0 if session.is_unread else select.EPOLLIN)
         if events != session.watched:
             self._loop.watch(session.sock, events, session.watched, session)
             session.watched = events
