@@ -68,8 +68,9 @@ class Asked:
 
     def wake(self) -> None:
         """Let the thread that waits look again."""
-        with suppress(RuntimeError, AttributeError):
-            self.lock.release()  # type: ignore[union-attr]
+        if self.lock is not None:  # else nobody waits yet, who looks first
+            with suppress(RuntimeError):
+                self.lock.release()
 
 
 class Exchange(ABC):
