@@ -13,14 +13,13 @@ from contextlib import suppress
 from typing import Any, Final
 
 from .protocol import ProtocolError
+from .socket_file import Identity, identity_of
 
 MOST: Final = 64
 """Descriptors that may have come and not been asked for."""
 SPACE: Final = socket.CMSG_SPACE(MOST * 4)
 CLOSED_ON_EXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
-Identity = tuple[int, int]
-"""The device and the inode of a file."""
 NONE: Final = (0, 0)
 """The identity of no file."""
 
@@ -36,12 +35,6 @@ class Descriptor:
     def __del__(self) -> None:
         with suppress(OSError):
             os.close(self.fd)
-
-
-def identity_of(fd: int) -> Identity:
-    """Return which file it is."""
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino
 
 
 def send(sock: socket.socket, frame: bytes | bytearray | memoryview, fd: int) -> int:
@@ -71,7 +64,7 @@ class Arrived:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds = array("i")
                 fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-                self._descriptors += [(identity_of(one.fd), one) for one in list(map(Descriptor, fds))]
+                self._descriptors += [(identity_of(os.fstat(one.fd)), one) for one in list(map(Descriptor, fds))]
         return data
 
     def take(self, identity: Identity) -> Descriptor | None:

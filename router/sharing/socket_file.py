@@ -44,7 +44,12 @@ def _call(directory: Path, name: str, call: object) -> None:
 
 
 Identity = tuple[int, int]
-"""The device and the inode of a socket's file."""
+"""The device and the inode of a file."""
+
+
+def identity_of(found: os.stat_result) -> Identity:
+    """Return which file it is."""
+    return found.st_dev, found.st_ino
 
 
 def bound(directory: Path, backlog: int) -> tuple[socket.socket, Identity]:
@@ -57,7 +62,7 @@ def bound(directory: Path, backlog: int) -> tuple[socket.socket, Identity]:
         _call(directory, making, sock.bind)
         (directory / making).chmod(0o600)
         sock.listen(backlog)
-        identity = _identity(directory / making)
+        identity = identity_of((directory / making).lstat())
         (directory / making).rename(directory / NAME)  # whole or not at all
     except BaseException:
         sock.close()
@@ -82,8 +87,7 @@ def bound_without_file(directory: Path, backlog: int) -> socket.socket:
 
 
 def _name_of(directory: Path) -> bytes:
-    found = directory.stat()
-    return b"\0anabranch/%x-%x" % (found.st_dev, found.st_ino)
+    return b"\0anabranch/%x-%x" % identity_of(directory.stat())
 
 
 def user_of(sock: socket.socket) -> int:
@@ -99,15 +103,10 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
     return process, user
 
 
-def _identity(path: Path) -> Identity:
-    found = path.lstat()
-    return found.st_dev, found.st_ino
-
-
 def is_left(directory: Path) -> bool:
     """Return whether a socket is there, or nobody can say."""
     try:
-        _identity(directory / NAME)
+        (directory / NAME).lstat()
     except FileNotFoundError:
         return False
     except OSError:
@@ -118,7 +117,7 @@ def is_left(directory: Path) -> bool:
 def remove(directory: Path, identity: Identity) -> None:
     """Remove the socket of an owner that ends, unless another's is there by now: the directory may be another."""
     with suppress(OSError):
-        if _identity(directory / NAME) == identity:
+        if identity_of((directory / NAME).lstat()) == identity:
             (directory / NAME).unlink(missing_ok=True)
 
 

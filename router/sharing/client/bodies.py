@@ -34,8 +34,9 @@ from ....adapters.core.record.large import (
     require_size,
 )
 from ....policies.errors import OutOfDescriptorsError
-from ..descriptors import Descriptor, Identity
+from ..descriptors import Descriptor
 from ..protocol import Body, Request
+from ..socket_file import Identity, identity_of
 from .exchange import Exchange
 
 RECENT_NS: Final = 2_000_000_000
@@ -140,7 +141,7 @@ class GivenBody(LargeBody):
         self.descriptor = bodies.exchange().descriptors[self.number] = descriptor
         found = os.fstat(descriptor.fd)
         self.size = max(found.st_size - offset, 0)
-        self.request = Body(self.number, (found.st_dev, found.st_ino), offset, self.size, found.st_mtime_ns)
+        self.request = Body(self.number, identity_of(found), offset, self.size, found.st_mtime_ns)
 
     @property
     def packed(self) -> list[int]:

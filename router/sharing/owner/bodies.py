@@ -11,6 +11,7 @@ from ....adapters.core.messages import Readable
 from ....policies.errors import ClosedError
 from ..descriptors import Descriptor
 from ..protocol import Body
+from ..socket_file import identity_of
 
 READ_BYTES: Final = 1 << 20
 
@@ -47,7 +48,7 @@ class GivenFile:
         try:
             found = os.fstat(descriptor.fd)
             data = b""
-            if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) == request.identity:
+            if stat.S_ISREG(found.st_mode) and identity_of(found) == request.identity:
                 data = os.pread(descriptor.fd, min(size, request.size - offset), request.offset + offset)
             if (data or offset >= request.size) and os.fstat(descriptor.fd).st_mtime_ns == request.mtime_ns:
                 return data

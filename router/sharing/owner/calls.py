@@ -23,8 +23,9 @@ from ...api.consumer import place_moved
 from ...migration.moving import move_page
 from ...router import Router, RouterStats, inspection_of
 from ...transactions.xid import Xid
-from ..descriptors import Descriptor, Identity, identity_of
+from ..descriptors import Descriptor
 from ..protocol import EVENTS, PAGE, OutgoingFields, destination_of, pack, pack_message
+from ..socket_file import Identity, identity_of
 from ..starting import mark_of
 from .commits import end_vote, store_of_lease
 from .session import PAGE_BYTES, Session, slices
@@ -201,7 +202,7 @@ def _body_file(session: Session, number: int) -> Identity:
 def _passed(session: Session, descriptor: Descriptor) -> Identity:
     while not session.pass_descriptor(descriptor.fd) and not session.is_closed:
         time.sleep(0.002)  # until it reads what it has asked for
-    return identity_of(descriptor.fd)
+    return identity_of(os.fstat(descriptor.fd))
 
 
 # The router

@@ -25,7 +25,8 @@ from ...api.transaction import Transaction
 from ...events import EventListener
 from ...router import Router
 from .. import protocol
-from ..descriptors import NONE, Arrived, Descriptor, identity_of, send
+from ..descriptors import NONE, Arrived, Descriptor, send
+from ..socket_file import identity_of
 from .bodies import GivenFile, all_given
 
 log = logging.getLogger(__name__)
@@ -339,7 +340,7 @@ class Session:
                 descriptor = Descriptor(body.descriptor())
                 if self.pass_descriptor(descriptor.fd):
                     self.passed.add(number)
-                    identity = identity_of(descriptor.fd)
+                    identity = identity_of(os.fstat(descriptor.fd))
         return [body.reference, number, *identity]
 
     def pass_descriptor(self, fd: int) -> bool:
