@@ -35,8 +35,8 @@ from ....adapters.core.record.large import (
 )
 from ....policies.errors import OutOfDescriptorsError
 from ..descriptors import Descriptor
-from ..protocol import Body, Request
-from ..socket_file import Identity, identity_of
+from ..protocol import Body, Call, Request
+from ..socket_file import identity_of
 from .exchange import Exchange
 
 RECENT_NS: Final = 2_000_000_000
@@ -48,13 +48,12 @@ _FILES: Final = (io.FileIO, io.BufferedReader, io.BufferedRandom)
 class Bodies:
     """The large bodies of one client. Threads: all."""
 
-    def __init__(self, directory: Path, ask: Callable[[Request], Any], call: Callable[..., Any]) -> None:
-        self._directory, self._ask, self.call = directory, ask, call
-        self.exchange: Callable[[], Exchange]
-        """Returns what the descriptors go with, and come from."""
+    def __init__(self, directory: Path, ask: Callable[[Request], Any], exchange: Callable[[], Exchange]) -> None:
+        """`exchange` returns what the descriptors go with, and come from."""
+        self._directory, self.ask, self.exchange = directory, ask, exchange
         self.unused: deque[int] = deque()
         """Numbers of bodies that the owner need not keep any more."""
-        self._numbers = itertools.count(-1, -1)  # the owner's are above 0
+        self.numbers = itertools.count(-1, -1)  # the owner's are above 0
         self._given: WeakValueDictionary[int, GivenBody] = WeakValueDictionary()
         """Those that are to be sent, by number."""
 
@@ -81,7 +80,7 @@ class Bodies:
                 raise not_as_said(given.size, size)
             found.seek(0, io.SEEK_END)
         self._given[given.number] = given
-        self._ask(given.request)
+        self.ask(given.request)
         return given
 
     def _copied(self, body: Readable, size: int | None) -> BinaryIO:
@@ -98,17 +97,9 @@ class Bodies:
             raise
         return file  # type: ignore[no-any-return]
 
-    def new_number(self) -> int:
-        """Return a number for a body that is sent."""
-        return next(self._numbers)
-
     def again(self) -> list[Request]:
         """Return the requests by which the next owner is given what is to be sent."""
         return [one.request for one in list(self._given.values())]
-
-    def taken(self, identity: Identity) -> Descriptor | None:
-        """Return the descriptor of a file that has come; None if it has not."""
-        return self.exchange().arrived.take(identity)
 
     def take_unused(self) -> list[int]:
         """Return the numbers of those that the owner is yet to be told of."""
@@ -137,7 +128,7 @@ class GivenBody(LargeBody):
     __slots__ = ("__weakref__", "_bodies", "descriptor", "number", "request", "size")
 
     def __init__(self, bodies: Bodies, descriptor: Descriptor, offset: int) -> None:
-        self._bodies, self.number = bodies, bodies.new_number()
+        self._bodies, self.number = bodies, next(bodies.numbers)
         self.descriptor = bodies.exchange().descriptors[self.number] = descriptor
         found = os.fstat(descriptor.fd)
         self.size = max(found.st_size - offset, 0)
@@ -161,7 +152,8 @@ class RemoteBody(StoredBody):
     __slots__ = ("number",)
 
     def __init__(self, bodies: Bodies, reference: bytes, number: int, device: int, inode: int) -> None:
-        super().__init__(_File(bodies, number, bodies.taken((device, inode))), REFERENCE.unpack(reference)[0])
+        descriptor = bodies.exchange().arrived.take((device, inode))
+        super().__init__(_File(bodies, number, descriptor), REFERENCE.unpack(reference)[0])
         self.describe(reference)
         self.number = number
 
@@ -186,8 +178,8 @@ class _File:
     def require_open(self) -> None:
         """Ask the owner for the descriptor, if it has not come. Raises ClosedError where the body is gone with it."""
         if self._descriptor is None:
-            identity = self._bodies.call("body_file", self._number)
-            self._descriptor = self._bodies.taken(identity)
+            identity = self._bodies.ask(Call("body_file", (self._number,)))
+            self._descriptor = self._bodies.exchange().arrived.take(identity)
         if self._descriptor is None:
             raise OutOfDescriptorsError(
                 "a large body cannot be read now: this process has no descriptor left (`ulimit -n`); close some files "

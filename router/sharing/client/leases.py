@@ -126,8 +126,7 @@ class RemoteLeases:
         self.directory = directory
         self.connection: Exchange
         self.abandoned = _Abandoned(self)
-        self.bodies = Bodies(directory, self.ask, self.call)
-        self.bodies.exchange = lambda: self.connection
+        self.bodies = Bodies(directory, self.ask, lambda: self.connection)
         self._leases: WeakValueDictionary[str, RemoteLease] = WeakValueDictionary()
         """What this client holds, by token. One that nobody has is none: who was given it was interrupted."""
         self._kept: dict[str, RemoteLease] = {}
