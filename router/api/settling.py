@@ -75,7 +75,7 @@ class TokenSettler:
 
     def settle(self, given: str | Iterable[str], way: Way) -> Results | None:
         """Settle each token; returns the errors. Returns None for a single token, whose error is raised."""
-        results = self._settled(_listed(given), way)
+        results = self._settled(listed(given), way)
         if not isinstance(given, str):
             return results
         if results[0] is not None:
@@ -130,7 +130,7 @@ class TokenSettler:
 
     def settle_nowait(self, given: str | Iterable[str], way: Way) -> Future[Results]:
         """Settle without waiting. A rejection, or a release with a reason, runs on a thread of ours."""
-        tokens = _listed(given)
+        tokens = listed(given)
         if way.is_each_on_its_own:
             return shared().call(lambda: self._settled(tokens, way))
         future = self._settle_nowait(tokens, way)
@@ -222,7 +222,8 @@ def way_of(how: Settlement, reason: Reason | None, delivered: bool, delay: float
     return Way(how, reason, delivered, delay)
 
 
-def _listed(given: str | Iterable[str]) -> list[str]:
+def listed(given: str | Iterable[str]) -> list[str]:
+    """Return tokens that were given as one or many. Raises TypeError."""
     if not isinstance(given, Iterable):
         raise TypeError(f"a token is a str, not {type(given).__name__}: {given!r}")
     return [given] if isinstance(given, str) else list(given)

@@ -419,7 +419,7 @@ class RemoteLeases:
         reason: Reason | None = None,
     ) -> list[AnabranchError | None]:  # fmt: skip
         """Settle messages by their tokens, as Store.settle; also rejects them."""
-        request, ends_of = self._settling(list(tokens), how, delivered, delay, reason)
+        request, ends_of = self._settling(tokens, how, delivered, delay, reason)
         return ends_of(self.ask(request))
 
     def settle_nowait(
@@ -427,10 +427,10 @@ class RemoteLeases:
         reason: Reason | None = None,
     ) -> Future[list[AnabranchError | None]]:  # fmt: skip
         """Settle messages by their tokens without waiting."""
-        return self.connection.ask_nowait(*self._settling(list(tokens), how, delivered, delay, reason))
+        return self.connection.ask_nowait(*self._settling(tokens, how, delivered, delay, reason))
 
     def _settling(
-        self, tokens: list[str], how: Settlement, delivered: bool, delay: float | None, reason: Reason | None
+        self, tokens: Sequence[str], how: Settlement, delivered: bool, delay: float | None, reason: Reason | None
     ) -> tuple[Settle, Callable[[Any], list[AnabranchError | None]]]:
         """Return the request, and what makes the result of its answer. No token is asked for that a transaction of this
         client has. Raises TypeError for what is no str."""
@@ -443,7 +443,7 @@ class RemoteLeases:
         return Settle(asked, how, failure, delivered, delay), partial(self._ends_of, how, tokens, asked)
 
     def _ends_of(
-        self, how: Settlement, tokens: list[str], asked: list[str], answer: list[Any] | None
+        self, how: Settlement, tokens: Sequence[str], asked: list[str], answer: list[Any] | None
     ) -> list[AnabranchError | None]:
         """Note what has become of leases by their tokens; returns what was wrong with each."""
         wrong = _errors(answer, len(asked))

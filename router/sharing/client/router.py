@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from ...api.endpoint import Endpoint
 from ...api.pattern_consumers import parsed_queues
 from ...api.queue import Queue
 from ...api.reentry import refuse_in_handler
-from ...api.settling import Way
+from ...api.settling import Results, TokenSettler, Way, listed
 from ...events import Event, EventListener, Events
 from ...migration.repartition import Repartitioned
 from ...router import Router, RouterStats, Serving
@@ -84,22 +84,15 @@ class _Sweeper:
         """Do nothing: the owner sees it."""
 
 
-class _Tokens:
+class _Tokens(TokenSettler):
     def __init__(self, store: RemoteStore) -> None:
-        self._store = store
+        self._remote = store
 
-    def settle(self, given: Any, way: Way) -> Any:
-        tokens = [given] if isinstance(given, str) else list(given)
-        results = self._store.settle(tokens, way.how, way.delivered, way.delay, way.reason)
-        if not isinstance(given, str):
-            return results
-        if results[0] is not None:
-            raise results[0]
-        return None
+    def _settled(self, tokens: Sequence[str], way: Way) -> Results:
+        return self._remote.settle(tokens, way.how, way.delivered, way.delay, way.reason)
 
-    def settle_nowait(self, given: Any, way: Way) -> Future[Any]:
-        tokens = [given] if isinstance(given, str) else list(given)
-        return self._store.settle_nowait(tokens, way.how, way.delivered, way.delay, way.reason)
+    def settle_nowait(self, given: str | Iterable[str], way: Way) -> Future[Results]:
+        return self._remote.settle_nowait(listed(given), way.how, way.delivered, way.delay, way.reason)
 
 
 class _Patterns:
@@ -165,7 +158,7 @@ class SharedRouter(Router):
         self._coordinator.open_with(registry)
         self._outcomes = RemoteOutcomes(self._coordinator, store)
         self._sweeper = _Sweeper(store)  # type: ignore[assignment]
-        self._tokens = _Tokens(store)  # type: ignore[assignment]
+        self._tokens = _Tokens(store)
         self._patterns = _Patterns(registry, store)  # type: ignore[assignment]
         self._events = RemoteEvents(store)
         self._idle_queues = SimpleNamespace(  # type: ignore[assignment]
