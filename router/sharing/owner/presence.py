@@ -20,7 +20,6 @@ from ....policies.errors import AnabranchError, ClosedError
 from ...router import Router
 from ..clients import is_living, living
 from ..protocol import VERSION, Held, Hello, ProtocolError, destination_of
-from .answers import Answers
 from .loop import Loop
 from .rounds import Asked
 from .session import Session
@@ -51,9 +50,9 @@ class _Left(NamedTuple):
 class Presence:
     """Who is there, and what is kept for whom. On the serving thread, if not said otherwise."""
 
-    def __init__(self, router: Router, loop: Loop, answers: Answers, on_parked: Callable[[list[Asked]], None]) -> None:
+    def __init__(self, router: Router, loop: Loop, on_parked: Callable[[list[Asked]], None]) -> None:
         """`on_parked` is called with the requests that have waited for the grace to end."""
-        self._router, self._registry, self._loop, self._answers = router, router._registry, loop, answers
+        self._router, self._registry, self._loop = router, router._registry, loop
         self._on_parked = on_parked
         self._directory = router.config.directory
         self._process = f"{_PROCESS}-{os.getpid():x}."

@@ -55,7 +55,7 @@ class Server:
         """The socket's file, where it is this server's own."""
         self._loop = Loop()
         self._rounds = Rounds(router, self._loop, self._serve, self._round, self._watch)
-        self._presence = Presence(router, self._loop, self._rounds.answers, self._round)
+        self._presence = Presence(router, self._loop, self._round)
         self._rounds.ops[Hello] = self._presence.hello
         self._sessions = self._presence.sessions
         self._failure: BaseException | None = None
