@@ -22,10 +22,6 @@ class Answers:
         self._frames: dict[Session, list[bytes]] = {}
         """Those of the serving thread's step."""
 
-    def lead(self, leader: int) -> None:
-        """Gather the answers of this thread from now on."""
-        self._leader = leader
-
     def answer(self, session: Session, number: int, value: Any) -> None:
         """Answer a request."""
         self.put([(session, session.answering(number, value))])

@@ -129,7 +129,7 @@ class Server:
             self._thread.join()
 
     def _run(self, turn: int) -> None:
-        self._rounds.answers.lead(threading.get_ident())
+        self._rounds.answers.flush(threading.get_ident())
         try:
             while not self._loop.closing and self._rounds.turn == turn:
                 self._step(lambda: self._rounds.turn == turn)
