@@ -58,7 +58,8 @@ class Server:
         self._presence = Presence(router, self._loop, self._round)
         self._rounds.ops[Hello] = self._presence.hello
         self._sessions = self._presence.sessions
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
+        """Why the server has ended by itself, if it was a defect."""
         self._thread: threading.Thread | None = None
         self.holds_start = False
         """This process ends with the server: nobody starts another owner before it has let go of the directory."""
@@ -99,7 +100,7 @@ class Server:
         self._show_life()
         lost = self.router._directory_lock.lost()
         if lost is not None:  # clients start another owner
-            self._failure, self._loop.closing = lost, True
+            self.failure, self._loop.closing = lost, True
             return
         if self._listening is None or self._socket is None or is_left(self.directory):
             return
@@ -134,7 +135,7 @@ class Server:
             while not self._loop.closing and self._rounds.turn == turn:
                 self._step(lambda: self._rounds.turn == turn)
         except BaseException as error:
-            self._failure, self._loop.closing = error, True
+            self.failure, self._loop.closing = error, True
             log.exception("the clients of %s are not served any more", self.directory)
         finally:
             if self._rounds.turn == turn:
@@ -151,7 +152,7 @@ class Server:
             time.sleep(0.001)
         changing = {session for session, _ in list(self._rounds.changing)}  # what they do would be begun again
         for session in list(self._sessions.values()):
-            if self._failure is None and not session.in_hand and session not in changing:
+            if self.failure is None and not session.in_hand and session not in changing:
                 session.send(pack(0, None, None))
         wait(self._presence.end(), GRACE_SECONDS)  # the router may stay open, and serve again
         self._loop.close()
@@ -171,11 +172,6 @@ class Server:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it serves no more; return whether that is so. Any thread."""
         return self.ended.wait(timeout)
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Return why the server has ended by itself, if it was a defect."""
-        return self._failure
 
     # Serving
 
