@@ -46,7 +46,7 @@ class ControlSocket:
     router opens all the same where no socket can be, which is logged. Threads: all."""
 
     def __init__(self, router: Router, registry: StoreRegistry) -> None:
-        self._router, self._registry = weakref.ref(router, self._left), weakref.ref(registry)
+        self._router, self._registry = weakref.ref(router, lambda _: self.leave()), weakref.ref(registry)
         self._directory = registry.config.directory
         self._listening: socket.socket | None = None
         self._thread: threading.Thread | None = None
@@ -120,12 +120,9 @@ class ControlSocket:
         if not self._over and self._listening is not None:
             self._door.watch_again(self._listening)
 
-    def _left(self, _: object) -> None:
-        """Let go of the socket of a router that nobody holds any more. Any thread, with any lock."""
-        self.leave()
-
     def leave(self) -> None:
-        """Close the socket: also in a forked child, whose parent keeps it."""
+        """Close the socket, also of a router that nobody holds any more, and in a forked child, whose parent keeps it.
+        Any thread, with any lock."""
         self._over = True
         listening = self._listening
         if listening is not None:
@@ -200,11 +197,10 @@ _making = threading.RLock()
 
 def _door() -> _Door:
     """Return the one of this process."""
-    if not _watching:
-        with _making:
-            if not _watching:
-                _watching.append(_Door())
-    return _watching[0]
+    with _making:
+        if not _watching:
+            _watching.append(_Door())
+        return _watching[0]
 
 
 def _begin_in_child() -> None:
