@@ -18,6 +18,7 @@ from anabranch.adapters.system.background import shared
 from anabranch.policies.errors import ClosedError, StoreLockedError
 from anabranch.policies.names.destination import Destination
 from anabranch.router.sharing.client.connection import Connection
+from anabranch.router.sharing.client.greeting import Greeter
 from anabranch.router.sharing.client.store import RemoteStore
 from anabranch.router.sharing.protocol import destination_of
 
@@ -60,7 +61,7 @@ class SharedStore(RemoteStore):
         super().__init__(self.directory, None)
         self.name = STORE
         self.store_id, self.volatile, self.limited = store_id, volatile, limited
-        self.connect(Connection(self.directory, self._nobody, self.held))
+        self.connect(Connection(self.directory, Greeter(self._nobody), self.held))
         self._opened, self._pid = True, os.getpid()
 
     def _nobody(self) -> None:

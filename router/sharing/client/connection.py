@@ -37,7 +37,7 @@ from .. import protocol
 from ..descriptors import CLOSED_ON_EXEC, SPACE, send
 from . import heartbeat
 from .exchange import RETRY_SECONDS, Asked, Exchange
-from .greeting import PATIENCE, READ_BYTES, Greeter
+from .greeting import READ_BYTES, Greeter
 
 log = logging.getLogger(__name__)
 
@@ -74,15 +74,9 @@ class _Link:
 class Connection(Exchange):
     """The connection of one client. Threads: all. A forked child connects anew, as another client."""
 
-    def __init__(
-        self,
-        directory: Path,
-        start_owner: Callable[[], None],
-        held: Callable[[], list[protocol.Held]],
-        patience: float = PATIENCE,
-    ) -> None:
-        """Connect; what is given is as Exchange and Greeter say."""
-        self._greeter = Greeter(start_owner, patience)
+    def __init__(self, directory: Path, greeter: Greeter, held: Callable[[], list[protocol.Held]]) -> None:
+        """Connect by a greeter; `held` is as Exchange says."""
+        self._greeter = greeter
         self._beginning = threading.RLock()
         """Held by the thread that begins in a forked child."""
         super().__init__(directory, held)

@@ -19,7 +19,7 @@ from .. import protocol
 from ..descriptors import send
 from . import heartbeat
 from .exchange import RETRY_SECONDS, Asked, Exchange
-from .greeting import PATIENCE, READ_BYTES, Greeter
+from .greeting import READ_BYTES, Greeter
 from .workers import GreenletExit, current, pause, result_of, start
 
 log = logging.getLogger(__name__)
@@ -32,15 +32,9 @@ def _period() -> float:
 class LoopConnection(Exchange):
     """The connection of one client. All is done on the thread of its loop, if not said otherwise."""
 
-    def __init__(
-        self,
-        directory: Path,
-        start_owner: Callable[[], None],
-        held: Callable[[], list[protocol.Held]],
-        patience: float = PATIENCE,
-    ) -> None:
-        """Connect, in a worker; what is given is as Exchange and Greeter say."""
-        self._greeter = Greeter(start_owner, patience)
+    def __init__(self, directory: Path, greeter: Greeter, held: Callable[[], list[protocol.Held]]) -> None:
+        """Connect by a greeter, in a worker; `held` is as Exchange says."""
+        self._greeter = greeter
         self.loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._sock: socket.socket | None = None

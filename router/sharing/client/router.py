@@ -35,7 +35,7 @@ from ...usage import UsageStats
 from .. import starting
 from .connection import Connection
 from .exchange import Exchange
-from .greeting import PATIENCE
+from .greeting import PATIENCE, Greeter
 from .inspecting import RemoteInspection
 from .registry import RemoteRegistry
 from .store import RemoteStore
@@ -150,7 +150,6 @@ class SharedRouter(Router):
 
     def __init__(self, config: Config, starts: bool = True) -> None:
         """Make a router that is not connected yet. `starts`: an owner is started where there is none."""
-        self._configuration = config
         self._starts = starts
         self._store = store = RemoteStore(config.directory, self)
         self._registry = registry = RemoteRegistry(config, store)  # type: ignore[assignment]
@@ -171,9 +170,9 @@ class SharedRouter(Router):
         """Connect to the owner; one is started if there is none, where this is for that. Raises NoOwnerError."""
         log_parts()
         directory = self.config.directory
-        start = partial(starting.start if self._starts else _refuse, self._configuration)
-        patience = PATIENCE if self._starts else LOOKING_PATIENCE
-        self._store.connect(self._connection_type(directory, start, self._store.held, patience))
+        start, patience = (starting.start, PATIENCE) if self._starts else (_refuse, LOOKING_PATIENCE)
+        greeter = Greeter(partial(start, self.config), patience)
+        self._store.connect(self._connection_type(directory, greeter, self._store.held))
         self._registry.opened = True
         if self._starts and self._store.call("configuration") != starting.mark_of(self.config):
             log.warning(
