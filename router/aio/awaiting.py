@@ -76,11 +76,12 @@ def _plain(given: Any) -> Any:
     return given._of if isinstance(given, Awaited) else given
 
 
-def give_back(messages: Message[Any] | list[Message[Any]] | None) -> None:
-    """Give back what nobody has seen: its receive was cancelled."""
-    for message in messages if isinstance(messages, list) else [messages] if messages is not None else []:
-        note_settled([message])
-        message._store.give_back(message._note)
+def give_back(found: Any) -> None:
+    """Give back the messages that a receive has found, if any: it was cancelled, and nobody has seen them."""
+    for message in found if isinstance(found, list) else [found]:
+        if isinstance(message, Message):
+            note_settled([message])
+            message._store.give_back(message._note)
 
 
 class Each(Generic[R], AsyncIterator[R]):

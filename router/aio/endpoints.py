@@ -98,16 +98,11 @@ class _Consumer(_Backlog[T]):
 
     def consume(self, timeout: float | None = None, *, lease: float | None = None) -> AsyncIterator[AsyncMessage[T]]:
         """Iterate over the messages, each leased when it is asked for, as Consumer.consume."""
-        return Each(self, lambda: iter(partial(self._of.receive, timeout, lease=lease), None), self._message, _late)
+        return Each(self, lambda: iter(partial(self._of.receive, timeout, lease=lease), None), self._message, give_back)
 
     def __aiter__(self) -> AsyncIterator[AsyncMessage[T]]:
         """Iterate over the messages for ever, none of them leased ahead."""
         return self.consume()
-
-
-def _late(found: Any) -> None:
-    if isinstance(found, Message):
-        give_back(found)
 
 
 class _Endpoint(Awaited[Any]):
