@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from ...adapters.core.messages import Message, T
 from ...adapters.core.store_types import Subscription
@@ -40,10 +40,7 @@ class AsyncMessage(Awaited[Message[T]], Generic[T]):
     reject = awaited(Message.reject)
     extend = awaited(Message.extend)
     read = awaited(Message.read)
-
-    async def open(self) -> BinaryIO:
-        """Return a stream of the body, as Message.open."""
-        return await self._run(self._of.open)
+    open = awaited(Message.open)
 
     @property
     def body(self) -> T:
