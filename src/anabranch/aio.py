@@ -1,23 +1,4 @@
 """Anabranch for asyncio: see router/aio/."""
 
-from .router.aio import (
-    AsyncMap,
-    AsyncMessage,
-    AsyncQueue,
-    AsyncRouter,
-    AsyncSubscriber,
-    AsyncTopic,
-    AsyncTransaction,
-    open,
-)
-
-__all__ = [
-    "AsyncMap",
-    "AsyncMessage",
-    "AsyncQueue",
-    "AsyncRouter",
-    "AsyncSubscriber",
-    "AsyncTopic",
-    "AsyncTransaction",
-    "open",
-]
+from .router.aio import *  # noqa: F403
+from .router.aio import __all__ as __all__
