@@ -80,9 +80,6 @@ class _Sweeper:
         require_message(message)
         self._reject(message, reason)
 
-    def spent(self, store: object) -> None:
-        """Do nothing: the owner sees it."""
-
 
 class _Tokens(TokenSettler):
     def __init__(self, store: RemoteStore) -> None:
@@ -153,8 +150,7 @@ class SharedRouter(Router):
         self._starts = starts
         self._store = store = RemoteStore(config.directory, self)
         self._registry = registry = RemoteRegistry(config, store)  # type: ignore[assignment]
-        self._coordinator = RemoteCoordinator(config, store)
-        self._coordinator.open_with(registry)
+        self._coordinator = RemoteCoordinator(config, store, registry)
         self._outcomes = RemoteOutcomes(self._coordinator, store)
         self._sweeper = _Sweeper(store)  # type: ignore[assignment]
         self._tokens = _Tokens(store)

@@ -29,7 +29,6 @@ class _NoDecisions:
     """Decisions are the owner's."""
 
     externals: Final[Mapping[bytes, Any]] = {}
-    decisions: Final[Mapping[bytes, Any]] = {}
 
 
 class _TransactionTable(TransactionTable):
@@ -54,19 +53,13 @@ class _TransactionTable(TransactionTable):
 class RemoteCoordinator(Coordinator):
     """Transactions of a client: all of it goes to the owner at once, as to a single store that decides alone."""
 
-    def __init__(self, config: Config, store: RemoteStore) -> None:
-        self._store = store
+    def __init__(self, config: Config, store: RemoteStore, registry: Any) -> None:
+        self._store, self._registry = store, registry
         self.table = _TransactionTable(config.transactions, store)
         self.table.closed = False
         self._votes: dict[GlobalTransaction, int] = {}
         self._prepared: dict[Xid, list[RemoteLease]] = {}
         """What transactions of this client have acked that wait for their manager."""
-
-    _registry: Any = None
-
-    def open_with(self, registry: object) -> None:
-        """Know the registry."""
-        self._registry = registry
 
     def prepare(self, transaction: GlobalTransaction) -> None:
         """Let the owner prepare it, and wait for the outcome."""
@@ -134,9 +127,6 @@ class RemoteCoordinator(Coordinator):
     def reopen(self) -> None:
         """Let the owner read its decisions again."""
         self._store.call("reopen_decisions")
-
-    def close(self) -> None:
-        """Do nothing: what is open is rolled back with the connection."""
 
 
 def _parts(
