@@ -24,18 +24,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Gates:
-    """No destination moves as far as clients see: the owner follows it."""
-
-    removals = moves = 0
-
-    def __contains__(self, destination: Destination) -> bool:
-        return False
-
-    def wait(self, destination: Destination) -> None:
-        """Return at once."""
-
-
 class _Destinations:
     """The destinations that the owner has recorded."""
 
@@ -62,15 +50,12 @@ class RemoteRegistry:
         self.table = SimpleNamespace(destinations=_Destinations(store), stores={store.store_id: None})
         self.routing = Routing(config, self.table)  # type: ignore[arg-type]
         self.route = self.routing.route
-        self.gates = _Gates()
+        self.gates = SimpleNamespace(removals=0, moves=0)
+        """No destination moves as far as clients see: the owner follows it."""
         self.removal = SimpleNamespace(delete=store.delete)
+        self.subscriptions_of = store.subscriptions_of
         self.by_destination = SimpleNamespace(get=lambda destination, otherwise=None: store)
         self.opened = False
-
-    @property
-    def forked(self) -> bool:
-        """False: a child connects anew."""
-        return False
 
     def require_open(self) -> None:
         """Raise ClosedError if the router is closed."""
@@ -100,10 +85,6 @@ class RemoteRegistry:
     def may_try_again(self, destination: Destination | None, store: object, error: ClosedError) -> bool:
         """Raise the error: the owner has tried again."""
         raise error
-
-    def subscriptions_of(self, topic: Destination) -> list[Subscription]:
-        """Return the subscriptions of a topic."""
-        return self._store.subscriptions_of(topic)
 
     def subscriptions(self) -> set[Subscription]:
         """Return all subscriptions."""
