@@ -357,9 +357,8 @@ _CLASSES: Final[dict[str, type[BaseException]]] = {
 
 
 def pack_error(error: BaseException) -> list[Any]:
-    """Return an error as it goes over the socket. One of a class that clients do not know goes as a RuntimeError."""
-    known = next(one for one in type(error).__mro__ if one.__name__ in _CLASSES or one is BaseException)
-    name = known.__name__ if known.__name__ in _CLASSES else "RuntimeError"
+    """Return an error as it goes over the socket: as one of the nearest class that clients know."""
+    name = next((one.__name__ for one in type(error).__mro__ if one.__name__ in _CLASSES), "RuntimeError")
     fields = {key: value for key, value in vars(error).items() if _is_plain(value) and not key.startswith("__")}
     args = [arg if _is_plain(arg) else str(arg) for arg in error.args]
     if isinstance(error, errors.ConfigError):
