@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -157,12 +158,10 @@ class Rounds:
             self._writes.slow.add(slow)
         self.answers.flush(leader=0)
         left_over: dict[Store, deque[Begun]] = {}
-        while True:
-            try:
+        with suppress(IndexError):  # the other thread may take some meanwhile
+            while True:
                 one = begun.popleft()
-            except IndexError:
-                break
-            left_over.setdefault(one[-1], deque()).append(one)
+                left_over.setdefault(one[-1], deque()).append(one)
         for some in left_over.values():
             shared().lead(partial(self._writes.finish, some))
         self._go_on()
