@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import random
 import resource
 import select
@@ -14,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -28,6 +26,7 @@ from anabranch.router.sharing.protocol import LENGTH, REQUEST_MAX, VERSION, pack
 from ..contract.disk import eventually
 from ..shares import Share
 from ..taking import take
+from .hanging import hang
 from .peers import PATIENCE, Op, Peer
 from .striking import Striking, owners
 
@@ -326,33 +325,26 @@ def test_a_receive_of_many_large_messages_is_answered_by_a_page(striking: Striki
     queue.purge()
 
 
-def test_large_requests_that_are_not_carried_out_yet_are_bounded(tmp_path: Path) -> None:
+def test_large_requests_that_are_not_carried_out_yet_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their store hangs: their client is not read meanwhile."""
     config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("s", [">"])])
-    hangs, go_on = threading.Event(), threading.Event()
-    sync = os.fdatasync
-
-    def fdatasync(fd: int) -> None:
-        if hangs.is_set():
-            assert go_on.wait(PATIENCE)
-        sync(fd)
-
     with ExitStack() as stack:
         router = stack.enter_context(anabranch.open(config))
         server = cast(Server, router.serve())
         router.queue("q").send(b"first")
         peer = stack.enter_context(Peer(config.directory))
         (of_peer,) = server._sessions.values()
-        with patch.object(os, "fdatasync", fdatasync):
-            hangs.set()
-            send = [Op.SEND, "queue://q", [bytes(4 * MIB), None, None, 4, 0, True, False, 0], True]
-            sender = threading.Thread(target=peer.sock.sendall, args=(b"".join(pack(n, send) for n in range(2, 50)),))
-            sender.start()
-            eventually(lambda: of_peer.is_unread, lambda: "it is read on and on")
-            time.sleep(0.2)
-            assert session.IN_HAND_MAX < sum(of_peer.large.values()) <= session.IN_HAND_MAX + 8 * MIB
-            go_on.set()
-            answered = [peer.next() for _ in range(48)]
+        go_on = hang(monkeypatch)
+        send = [Op.SEND, "queue://q", [bytes(4 * MIB), None, None, 4, 0, True, False, 0], True]
+        sender = threading.Thread(target=peer.sock.sendall, args=(b"".join(pack(n, send) for n in range(2, 50)),))
+        sender.start()
+        eventually(lambda: of_peer.is_unread, lambda: "it is read on and on")
+        time.sleep(0.2)
+        assert session.IN_HAND_MAX < sum(of_peer.large.values()) <= session.IN_HAND_MAX + 8 * MIB
+        go_on.set()
+        answered = [peer.next() for _ in range(48)]
         sender.join(PATIENCE)
         assert all(ok for number, ok, _ in answered if number)
         assert router.queue("q").depth() >= 48 and not of_peer.large

@@ -27,6 +27,7 @@ from anabranch.router.sharing.protocol import pack
 from ..children import CONTEXT
 from ..contract.disk import eventually
 from ..taking import take
+from .hanging import hang
 from .peers import Op, Peer
 from .striking import PATIENCE, Striking, owners
 from .test_failover import CASES, Case, bodies, stores
@@ -305,34 +306,25 @@ def test_an_owner_whose_store_hangs_lives(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 2.0)  # its turn passes on after half a second
     stores = [anabranch.StoreConfig("slow", ["slow"]), anabranch.StoreConfig("rest", [">"])]
     config = anabranch.Config(tmp_path / "data", stores)
-    hangs, go_on = threading.Event(), threading.Event()
-    sync = os.fdatasync
-
-    def fdatasync(fd: int) -> None:
-        if "/stores/slow/" in str(Path(f"/proc/self/fd/{fd}").readlink()) and hangs.is_set():
-            assert go_on.wait(PATIENCE)
-        sync(fd)
-
     with ExitStack() as stack:
         stack.enter_context(anabranch.open(config)).serve()
         one, other = (stack.enter_context(anabranch.open(config, shared=True)) for _ in range(2))
         peer = stack.enter_context(Peer(config.directory))
         for name in ("slow", "q"):
             one.queue(name).send(b"first")
-        with patch.object(os, "fdatasync", fdatasync):
-            hangs.set()
-            futures = [one.queue("slow").send_nowait(b"slow") for _ in range(session.UNANSWERED_MAX + 200)]
-            waiting = threading.Thread(target=other.queue("slow").send, args=(b"slow",))
-            waiting.start()
-            send = [Op.SEND, "queue://slow", [b"x", None, None, 4, 0, True, False, 0], True]
-            peer.sock.sendall(b"".join(pack(n, send) for n in range(10, session.UNANSWERED_MAX + 200)))
-            assert peer.next() == [0, True, None]  # it is not read, and sees that the owner lives
-            time.sleep(4.0)
-            assert waiting.is_alive() and not any(future.done() for future in futures)
-            assert other.queue("q").send(b"second").seq
-            go_on.set()
-            assert all(future.result(PATIENCE).seq for future in futures)
-            waiting.join(PATIENCE)
+        go_on = hang(monkeypatch, "/stores/slow/")
+        futures = [one.queue("slow").send_nowait(b"slow") for _ in range(session.UNANSWERED_MAX + 200)]
+        waiting = threading.Thread(target=other.queue("slow").send, args=(b"slow",))
+        waiting.start()
+        send = [Op.SEND, "queue://slow", [b"x", None, None, 4, 0, True, False, 0], True]
+        peer.sock.sendall(b"".join(pack(n, send) for n in range(10, session.UNANSWERED_MAX + 200)))
+        assert peer.next() == [0, True, None]  # it is not read, and sees that the owner lives
+        time.sleep(4.0)
+        assert waiting.is_alive() and not any(future.done() for future in futures)
+        assert other.queue("q").send(b"second").seq
+        go_on.set()
+        assert all(future.result(PATIENCE).seq for future in futures)
+        waiting.join(PATIENCE)
         assert len(bodies(one, "q")) == 2
 
 

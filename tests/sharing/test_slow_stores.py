@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
 import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -20,36 +18,28 @@ from anabranch.router.sharing.owner.server import Server
 
 from ..contract.disk import PATIENCE, eventually
 from ..taking import take
+from .hanging import hang
 from .peers import Op, Peer
 
 
-def test_a_disk_that_hangs_holds_up_no_other_store(tmp_path: Path) -> None:
+def test_a_disk_that_hangs_holds_up_no_other_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stores = [anabranch.StoreConfig("slow", ["slow"]), anabranch.StoreConfig("rest", [">"])]
     config = anabranch.Config(tmp_path / "data", stores)
-    hangs, go_on = threading.Event(), threading.Event()
-    sync = os.fdatasync
-
-    def fdatasync(fd: int) -> None:
-        if "/stores/slow/" in str(Path(f"/proc/self/fd/{fd}").readlink()) and hangs.is_set():
-            assert go_on.wait(PATIENCE)
-        sync(fd)
-
     with ExitStack() as stack:
         stack.enter_context(anabranch.open(config)).serve()
         one, other = (stack.enter_context(anabranch.open(config, shared=True)) for _ in range(2))
         for router in (one, other):
             for name in ("slow", "q"):
                 router.queue(name).send(b"first")
-        with patch.object(os, "fdatasync", fdatasync):
-            hangs.set()
-            held_up = one.queue("slow").send_nowait(b"slow")
-            for number in range(50):
-                other.queue("q").send(b"%d" % number)
-            again = other.queue("slow").send_nowait(b"slow, too")
-            assert one.queue("q").send(b"from the same client").seq
-            assert not held_up.done()
-            go_on.set()
-            assert held_up.result(PATIENCE).seq < again.result(PATIENCE).seq
+        go_on = hang(monkeypatch, "/stores/slow/")
+        held_up = one.queue("slow").send_nowait(b"slow")
+        for number in range(50):
+            other.queue("q").send(b"%d" % number)
+        again = other.queue("slow").send_nowait(b"slow, too")
+        assert one.queue("q").send(b"from the same client").seq
+        assert not held_up.done()
+        go_on.set()
+        assert held_up.result(PATIENCE).seq < again.result(PATIENCE).seq
         assert [message.body for message in one.queue("slow").browse()] == [b"first"] * 2 + [b"slow", b"slow, too"]
         assert other.queue("q").depth() == 53
         assert other.queue("slow").send(b"as before").seq
