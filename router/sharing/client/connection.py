@@ -98,7 +98,6 @@ class Connection(Exchange):
         self._connects = False
         """A thread connects, or was interrupted there."""
         self._pump: threading.Thread | None = None
-        self._watcher: threading.Thread | None = None
 
     # Connecting
 
@@ -253,9 +252,7 @@ class Connection(Exchange):
     def _watch(self) -> None:
         """Let a thread find the end of a link that nobody reads: what this client holds is told to the next owner in
         time."""
-        if self._watcher is None:
-            self._watcher = Thread(_watched, "share-watch", (weakref.ref(self),))
-            self._watcher.start()
+        Thread(_watched, "share-watch", (weakref.ref(self),)).start()
 
     def keep_reading(self) -> None:
         """Let a thread of the library read from now on."""
