@@ -360,8 +360,7 @@ class Connection(Exchange):
         while self._is_brief and time.monotonic() < deadline:
             time.sleep(0.0005)
         self.is_closed = True
-        if self._file is not None:
-            self._file.close()  # first: the owner sees that it is gone for good
+        self._file.close()  # first: the owner sees that it is gone for good
         link = self._link
         if link is not None:
             link.cut()

@@ -90,7 +90,6 @@ class Exchange(ABC):
         self.descriptors: WeakValueDictionary[int, Descriptor] = WeakValueDictionary()
         """Those of the bodies that are to be sent, which go with a Body of their number."""
         self.is_closed = self._is_forked = False
-        self._file: ClientFile | None = None
         self._begin()
         _exchanges.add(self)
 
@@ -112,8 +111,7 @@ class Exchange(ABC):
     def leave(self) -> None:
         """Let go of all that is the parent's, in a forked child."""
         self._is_forked = True
-        if self._file is not None:
-            self._file.leave()
+        self._file.leave()
         self.on_fork()
 
     # Connecting

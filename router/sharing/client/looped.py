@@ -245,7 +245,7 @@ class LoopConnection(Exchange):
         if self.is_closed:
             return
         self.is_closed = True
-        if self._file is not None and not self._is_forked:
+        if not self._is_forked:
             self._file.close()  # first: the owner sees that it is gone for good
         if self._connecting is not None and not self.loop.is_closed():
             self._connecting.cancel()
