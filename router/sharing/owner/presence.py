@@ -122,8 +122,7 @@ class Presence:
 
         def take_up() -> None:
             wait(before)  # of connections that were lost: what they have leased meanwhile is given back
-            for future in self.give_back(left):  # first: what it asks for again finds them at their places
-                future.exception()
+            wait(self.give_back(left))  # first: what it asks for again finds them at their places
             self._lease_again(session, others, was_here)
 
         taking_up = shared().call(take_up)
@@ -163,8 +162,7 @@ class Presence:
                         session.held[again] = key
                     continue
             if again is not None:  # its client has gone meanwhile, or comes again
-                for future in self.give_back({again: key}):
-                    future.exception()
+                wait(self.give_back({again: key}))
             return
 
     def _greeted(self, session: Session, number: int) -> None:
