@@ -108,6 +108,8 @@ class RemoteListener:
     ) -> None:
         self._listeners, self._begin = listeners, begin
         self._on_message, self._on_end = on_message, on_end
+        self.lease = begin.lease
+        """Seconds for which its messages are leased."""
         self._wanted = self._granted = begin.credit
         """How many messages the owner may still give it, and how many it could give it since the beginning."""
         self._lock = threading.RLock()
@@ -129,11 +131,6 @@ class RemoteListener:
         """Return the request by which it begins at the next owner."""
         with self._lock:
             return structs.replace(self._begin, credit=self._wanted, granted=self._granted)
-
-    @property
-    def lease(self) -> float | None:
-        """Return the seconds for which its messages are leased."""
-        return self._begin.lease
 
     def close(self) -> bool:
         """End it; returns whether a callback runs."""
