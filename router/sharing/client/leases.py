@@ -22,7 +22,7 @@ from ....adapters.core.state.leases import ACKED, CLAIMED, LEASED, LEAVING, REJE
 from ....adapters.core.store_types import Settlement, SubscriptionKey
 from ....policies.errors import AnabranchError, StoreFailedError, TransactionError, UnknownMessageError, router_closed
 from ....policies.names.destination import Destination
-from ...upkeep.dead_letters import SWEEP_SECONDS
+from ...upkeep.dead_letters import SWEEP_SECONDS, require_message
 from ..protocol import Ack, Call, Held, Request, Settle, destination_of, unpack_error
 from .bodies import Bodies, RemoteBody
 from .exchange import Exchange
@@ -356,6 +356,7 @@ class RemoteLeases:
 
     def reject(self, message: Message[Any], reason: Reason) -> None:
         """Put a message into its dead-letter queue, as Router.reject."""
+        require_message(message)
         failure = failure_of(reason)
         self._settled([message], LEASED, REJECTED, lambda tokens: Settle(tokens, Settlement.REJECT, failure))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ....adapters.core.messages import Message, Reason
+from ....adapters.core.messages import Message
 from ....adapters.core.store_types import StoreStats, Subscription
 from ....adapters.system.acceleration import log_parts
 from ....policies.errors import ClosedError, StoreLockedError
@@ -29,7 +29,6 @@ from ...api.settling import Results, TokenSettler, Way, listed
 from ...events import Event, EventListener, Events
 from ...migration.repartition import Repartitioned
 from ...router import Router, RouterStats, Serving
-from ...upkeep.dead_letters import require_message
 from ...upkeep.requeue import requeue_given
 from ...usage import UsageStats
 from .. import starting
@@ -69,16 +68,6 @@ class RemoteEvents(Events):
         name, fields = packed
         if name in _KINDS:  # else a newer owner has told of it
             self.tell(msgspec.convert(fields, _KINDS[name]))
-
-
-class _Sweeper:
-    def __init__(self, store: RemoteStore) -> None:
-        self.run = partial(store.call, "sweep")
-        self._reject = store.reject
-
-    def reject(self, message: Message[Any], reason: Reason) -> None:
-        require_message(message)
-        self._reject(message, reason)
 
 
 class _Tokens(TokenSettler):
@@ -152,7 +141,7 @@ class SharedRouter(Router):
         self._registry = registry = RemoteRegistry(config, store)  # type: ignore[assignment]
         self._coordinator = RemoteCoordinator(config, store, registry)
         self._outcomes = RemoteOutcomes(self._coordinator, store)
-        self._sweeper = _Sweeper(store)  # type: ignore[assignment]
+        self._sweeper = SimpleNamespace(run=partial(store.call, "sweep"), reject=store.reject)  # type: ignore[assignment]
         self._tokens = _Tokens(store)
         self._patterns = _Patterns(registry, store)  # type: ignore[assignment]
         self._events = RemoteEvents(store)
