@@ -23,7 +23,7 @@ from anabranch.router.sharing.owner import reading, session
 from anabranch.router.sharing.owner.server import Server
 from anabranch.router.sharing.protocol import LENGTH, REQUEST_MAX, VERSION, pack
 
-from ..contract.disk import eventually
+from ..contract.disk import Parallel, eventually
 from ..shares import Share
 from ..taking import take
 from .hanging import hang
@@ -313,13 +313,11 @@ def test_a_receive_of_many_large_messages_is_answered_by_a_page(striking: Striki
     assert [message.body[0] for message in second] == list(range(8, 16))
     assert [message.size for message in third[:4]] == [MIB] * 4 and len(third) == 304
     served.ack(second + third)
-    received: list[Any] = []
-    waiting = threading.Thread(target=lambda: received.extend(queue.receive_many(100, PATIENCE)))
-    waiting.start()
-    with striking.client() as other, other.transaction() as transaction:
-        for n in range(10):
-            transaction.send("large", bytes([n]) * MIB)
-    waiting.join(PATIENCE)
+    with Parallel(lambda: queue.receive_many(100, PATIENCE)) as waiting:
+        with striking.client() as other, other.transaction() as transaction:
+            for n in range(10):
+                transaction.send("large", bytes([n]) * MIB)
+        received = waiting.result()
     assert [message.body[0] for message in received] == list(range(8))
     served.ack(received)
     queue.purge()

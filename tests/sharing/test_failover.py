@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -28,7 +27,7 @@ from anabranch.router.sharing.client.connection import Connection
 from anabranch.router.sharing.owner import presence
 
 from ..children import CONTEXT
-from ..contract.disk import eventually
+from ..contract.disk import Parallel, eventually
 from ..shares import Share
 from ..taking import take
 from .peers import Op
@@ -381,15 +380,14 @@ def test_a_message_that_was_sent_is_not_sent_again_once_it_was_taken(striking: S
     with striking.client() as router, striking.client() as other:
         other.queue("q").send(b"first")
         striking.aim("written", Op.SEND)
-        sent = threading.Thread(target=router.queue("q").send, args=(b"x",))
-        sent.start()
-        striking.died()
-        taken = []
-        while b"x" not in taken:
-            message = take(other.queue("q"), PATIENCE)
-            taken.append(message.body)
-            message.ack()
-        sent.join(PATIENCE)
+        with Parallel(lambda: router.queue("q").send(b"x")) as sent:
+            striking.died()
+            taken = []
+            while b"x" not in taken:
+                message = take(other.queue("q"), PATIENCE)
+                taken.append(message.body)
+                message.ack()
+            sent.result()
         assert taken == [b"first", b"x"] and bodies(other) == []
 
 
@@ -466,14 +464,12 @@ def test_a_receive_that_waits_goes_on_at_the_next_owner(striking: Striking) -> N
     stores(striking, "journal")
     with striking.client() as router, striking.client() as other:
         striking.aim("waiting", Op.RECEIVE)
-        taken: list[anabranch.Message[bytes]] = []
-        waiting = threading.Thread(target=lambda: taken.append(take(router.queue("q"), PATIENCE)))
-        waiting.start()
-        striking.died()
-        other.queue("q").send(b"x")
-        waiting.join(PATIENCE)
-        assert [message.body for message in taken] == [b"x"] and taken[0].deliveries == 1
-        taken[0].ack()
+        with Parallel(lambda: take(router.queue("q"), PATIENCE)) as waiting:
+            striking.died()
+            other.queue("q").send(b"x")
+            taken = waiting.result()
+        assert (taken.body, taken.deliveries) == (b"x", 1)
+        taken.ack()
         assert bodies(other) == []
 
 
@@ -481,13 +477,10 @@ def test_a_value_that_is_waited_for_is_seen_at_the_next_owner(striking: Striking
     stores(striking, "journal")
     with striking.client() as router, striking.client() as other:
         striking.aim("waiting", Op.CALL, "map_wait")
-        found: list[bytes | None] = []
-        waiting = threading.Thread(target=lambda: found.append(router.map("m").wait("k", timeout=PATIENCE)))
-        waiting.start()
-        striking.died()
-        other.map("m").put("k", b"v")
-        waiting.join(PATIENCE)
-        assert found == [b"v"]
+        with Parallel(lambda: router.map("m").wait("k", timeout=PATIENCE)) as waiting:
+            striking.died()
+            other.map("m").put("k", b"v")
+            assert waiting.result() == b"v"
 
 
 def test_each_queue_that_expires_when_idle_is_told_to_the_next_owner(striking: Striking) -> None:
@@ -659,15 +652,12 @@ def test_what_a_memory_store_had_dies_with_its_owner_and_no_call_hangs(striking:
         receipt = router.queue("q").send(b"x")
         assert not receipt.duplicate and bodies(router) == [b"x"]
         held.ack()
-        waiting: list[anabranch.Message[bytes] | None] = []
-        thread = threading.Thread(target=lambda: waiting.append(router.queue("late").receive(PATIENCE)))
         striking.aim("waiting", Op.RECEIVE)
-        thread.start()
-        striking.died()
-        assert bodies(router) == []
-        router.queue("late").send(b"y")
-        thread.join(PATIENCE)
-        assert [message and message.body for message in waiting] == [b"y"]
+        with Parallel(lambda: take(router.queue("late"), PATIENCE)) as waiting:
+            striking.died()
+            assert bodies(router) == []
+            router.queue("late").send(b"y")
+            assert waiting.result().body == b"y"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import Queue
@@ -25,7 +25,7 @@ from anabranch.router.sharing.owner import session
 from anabranch.router.sharing.protocol import pack
 
 from ..children import CONTEXT
-from ..contract.disk import eventually
+from ..contract.disk import Parallel, eventually
 from ..taking import take
 from .hanging import hang
 from .peers import Op, Peer
@@ -124,18 +124,10 @@ def test_a_receive_that_was_given_up_does_not_wait_on(striking: Striking) -> Non
     with striking.client() as router, striking.client() as other:
         queue = router.queue("q")
         queue.declare()
-        waiting: Future[Any] = Future()
-
-        def receive() -> None:
-            try:
-                waiting.set_result(queue.receive(None))
-            except StoreFailedError as error:
-                waiting.set_exception(error)
-
-        threading.Thread(target=receive).start()
-        eventually(lambda: any(one["waiting"] for one in sessions(router)), lambda: "nobody waits")
-        with stopped(striking):
-            assert isinstance(waiting.exception(PATIENCE), StoreFailedError)
+        with Parallel(lambda: queue.receive(None)) as waiting:
+            eventually(lambda: any(one["waiting"] for one in sessions(router)), lambda: "nobody waits")
+            with stopped(striking), pytest.raises(StoreFailedError):
+                waiting.result()
         goes_on(router)
         goes_on(other)
         eventually(lambda: not any(one["waiting"] for one in sessions(router)), lambda: "it waits on")
@@ -153,19 +145,10 @@ def test_futures_and_threads_hear_of_it_and_so_does_the_log(
     with striking.client() as router:
         queue = router.queue("q")
         queue.send(b"0")
-        with stopped(striking) as pid, caplog.at_level(logging.WARNING):
+        with ThreadPoolExecutor(4) as threads, stopped(striking) as pid, caplog.at_level(logging.WARNING):
             futures = [queue.send_nowait(b"%d" % n) for n in range(1, 20)]
-            threads = [Future() for _ in range(4)]  # type: ignore[var-annotated]
-
-            def send(done: Future[Any]) -> None:
-                try:
-                    done.set_result(queue.send(b"t"))
-                except StoreFailedError as error:
-                    done.set_exception(error)
-
-            for done in threads:
-                threading.Thread(target=send, args=(done,)).start()
-            assert all(isinstance(one.exception(PATIENCE), OutcomeUnknownError) for one in (*futures, *threads))
+            futures += [threads.submit(queue.send, b"t") for _ in range(4)]
+            assert all(isinstance(one.exception(PATIENCE), OutcomeUnknownError) for one in futures)
             with pytest.raises(StoreFailedError):
                 queue.send_nowait(b"late")
             assert len([one for one in caplog.messages if f"process {pid}" in one and "stopped" in one]) == 1
