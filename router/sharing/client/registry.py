@@ -70,13 +70,11 @@ class RemoteRegistry:
 
     store_for = store_to_be = store_of
 
-    def for_store(self, destination: Destination, call: Callable[[Any], T]) -> T:
-        """Call with the store."""
-        return call(self.store_of(destination))
-
-    def for_held(self, destination: Destination, call: Callable[[Any], T], otherwise: T) -> T:
+    def for_store(self, destination: Destination, call: Callable[[Any], T], otherwise: T | None = None) -> T:
         """Call with the store: the owner knows whether it has the destination."""
         return call(self.store_of(destination))
+
+    for_held = for_store
 
     def attempt(self, destination: Destination, find: Callable[[Destination], Any]) -> Attempt[Any]:
         """Return an attempt that is not repeated."""
