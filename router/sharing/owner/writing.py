@@ -109,7 +109,7 @@ class Writes:
             if not isinstance(error, ClosedError):
                 self._answers.refuse(session, number, error)
             elif type(request) is Ack:  # the store was closed just now, or its destination moves
-                self._ack_nowait(session, number, request)
+                self.settle(session, number, Settle(request.tokens))
             else:
                 self._send_nowait(session, number, request)
         except Exception as wrong:
@@ -218,7 +218,7 @@ class Writes:
             group.requests.append((session, number, request))
             group.tokens += tokens
         else:
-            self._ack_nowait(session, number, request)
+            self.settle(session, number, Settle(request.tokens))
 
     def begin_acks(self, gathered: Gathered, begun: deque[Begun]) -> None:
         """Begin the acks of a round, which are added to its writes."""
@@ -237,9 +237,6 @@ class Writes:
             frames.append((session, session.answering(number, _ends(session, request.tokens, results[at:end]))))
             at = end
         self._answers.put(frames)
-
-    def _ack_nowait(self, session: Session, number: int, request: Ack) -> None:
-        self.settle(session, number, Settle(request.tokens))
 
     def settle(self, session: Session, number: int, request: Settle) -> None:
         """End leases in any way."""
