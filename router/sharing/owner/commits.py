@@ -170,5 +170,4 @@ def _before(registry: StoreRegistry, name: str, given: Sends, others: Iterable[D
 
 def _is_marked(registry: StoreRegistry, name: str, destination: Destination) -> bool:
     """Return whether a destination knows a transaction by its name."""
-    found = registry.for_held(destination, lambda store: store.marked(name, [], [destination]), None)
-    return found is not None
+    return registry.for_held(destination, lambda store: store.marked(name, [], [destination]) is not None, False)
