@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.policies.errors import UnknownMessageError
+from anabranch.policies.errors import ClosedError, UnknownMessageError
 
 from ..contract.children import forked, reaped
 from ..contract.disk import Parallel, eventually
@@ -35,6 +35,22 @@ striking = pytest.fixture(owners)
 def in_child(run: Callable[[], list[str] | None]) -> None:
     """Run it in a forked child, which must have nothing to complain about."""
     assert reaped(forked(run)) == 0
+
+
+def test_a_child_that_closes_the_router_takes_nothing_of_its_parents(striking: Striking) -> None:
+    """The owner still takes the parent for a client that lives, whose leases wait where its connection is lost."""
+    with striking.client() as router:
+        router.queue("q").send(b"1")
+        message = take(router.queue("q"))
+
+        def child() -> None:
+            router.close()
+            with pytest.raises(ClosedError):
+                router.queue("q").send(b"2")
+
+        in_child(child)
+        assert len(list((striking.directory / "clients").iterdir())) == 1
+        message.ack()
 
 
 def test_a_child_is_a_client_of_its_own(striking: Striking) -> None:

@@ -354,7 +354,8 @@ class Connection(Exchange):
     def close(self) -> None:
         """Close the connection, once what was begun is answered: the owner gives back what this client holds.
         Idempotent."""
-        if self.is_closed:
+        if self.is_closed or self._is_forked:  # all of it is the parent's then
+            self.is_closed = True
             return
         deadline = time.monotonic() + FINISH_SECONDS
         while self._is_brief and time.monotonic() < deadline:
