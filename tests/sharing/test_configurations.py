@@ -49,6 +49,17 @@ def test_a_transaction_of_sends_alone_of_a_client_that_was_closed(tmp_path: Path
         assert not owner.destinations()
 
 
+def test_a_send_that_does_not_wait_of_a_client_that_was_closed(tmp_path: Path) -> None:
+    with anabranch.open(tmp_path) as owner:
+        owner.serve()
+        client = anabranch.open(tmp_path, shared=True)
+        queue = client.queue("q")
+        client.close()
+        with pytest.raises(ClosedError, match="the router is closed"):
+            queue.send_nowait(b"x")
+        assert not owner.destinations()
+
+
 def test_calls_that_take_long_are_as_many_as_there_may_be_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,9 +15,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from ....adapters.core.messages import LargeBody, Readable, plain_body
@@ -39,6 +39,7 @@ from ..protocol import Body, Call, Request
 from ..socket_file import identity_of
 from .exchange import Exchange
 
+T = TypeVar("T")
 RECENT_NS: Final = 2_000_000_000
 """A file that was written to more lately than that may be written to once more, and have the same time still."""
 _FILES: Final = (io.FileIO, io.BufferedReader, io.BufferedRandom)
@@ -103,10 +104,16 @@ class Bodies:
 
     def take_unused(self) -> list[int]:
         """Return the numbers of those that the owner is yet to be told of."""
-        numbers = []
-        while self.unused:
-            numbers.append(self.unused.popleft())
-        return numbers
+        return taken_out(self.unused)
+
+
+def taken_out(noted: deque[T]) -> list[T]:
+    """Take out what there is. Any thread, beside others."""
+    found = []
+    with suppress(IndexError):
+        while True:
+            found.append(noted.popleft())
+    return found
 
 
 def _file_of(body: Any) -> Any:

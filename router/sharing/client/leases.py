@@ -24,7 +24,7 @@ from ....policies.errors import AnabranchError, StoreFailedError, TransactionErr
 from ....policies.names.destination import Destination
 from ...upkeep.dead_letters import SWEEP_SECONDS, require_message
 from ..protocol import Ack, Call, Held, Request, Settle, destination_of, unpack_error
-from .bodies import Bodies, RemoteBody
+from .bodies import Bodies, RemoteBody, taken_out
 from .exchange import Exchange
 
 log = logging.getLogger(__name__)
@@ -106,9 +106,7 @@ class _Abandoned:
 
     def give_back(self) -> None:
         """Give back what was noted."""
-        tokens = []
-        while self._tokens:
-            tokens.append(self._tokens.popleft())
+        tokens = taken_out(self._tokens)
         try:
             self._store.settle(tokens, Settlement.RELEASE)
         except StoreFailedError as error:  # its owner does not answer

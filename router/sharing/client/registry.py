@@ -55,6 +55,8 @@ class RemoteRegistry:
         self.removal = SimpleNamespace(delete=store.delete)
         self.subscriptions_of = store.subscriptions_of
         self.by_destination = SimpleNamespace(get=lambda destination, otherwise=None: store)
+        self.deferred = SimpleNamespace(send=lambda destination, call, found: self.for_store(destination, call))
+        """What a router does with a send whose store was just closed; here the connection was."""
         self.opened = False
 
     def require_open(self) -> None:
