@@ -39,6 +39,7 @@ from anabranch.router.sharing.owner.session import Session
 from anabranch.router.sharing.protocol import Request, pack_error, unpack, unpack_error
 
 from ..children import CONTEXT
+from ..contract.disk import eventually
 from ..crash.steps import Steps
 from .peers import Op, tag_of
 
@@ -176,6 +177,14 @@ class Striking:
         """Let the owner that is there die at a step of transactions, of those from now on."""
         self._told[-1].send(Strike(moment, 0, at=at))
         self._told[-1].recv()
+
+    def stop(self) -> int:
+        """Stop the owner that is there, with all of its threads; returns its pid."""
+        pid = self.owners[-1].pid or 0
+        os.kill(pid, signal.SIGSTOP)
+        threads = Path(f"/proc/{pid}/task")
+        eventually(lambda: all(") T " in (one / "stat").read_text() for one in threads.iterdir()), lambda: "it runs")
+        return pid
 
     def died(self) -> None:
         """Wait until the owner that was aimed at has died."""

@@ -477,8 +477,7 @@ def test_an_owner_that_is_stopped(striking: Striking, monkeypatch: pytest.Monkey
     async def test(router: aio.AsyncRouter) -> None:
         queue = router.queue("q")
         await queue.send(b"1")
-        pid = striking.owners[-1].pid or 0
-        os.kill(pid, signal.SIGSTOP)
+        pid = striking.stop()
         waiting = asyncio.ensure_future(queue.receive(None))
         await asyncio.sleep(0)
         with pytest.raises(OutcomeUnknownError, match=str(pid)):
@@ -506,7 +505,7 @@ def test_a_call_that_is_not_made_twice_says_so(striking: Striking) -> None:
     async def test(router: aio.AsyncRouter) -> None:
         numbers = router.map("m")
         await numbers.increment("n")
-        os.kill(striking.owners[-1].pid or 0, signal.SIGSTOP)
+        striking.stop()
         call = asyncio.ensure_future(numbers.increment("n"))
         await asyncio.sleep(0.05)
         striking.kill()

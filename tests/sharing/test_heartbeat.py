@@ -46,10 +46,8 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def stopped(striking: Striking) -> Iterator[int]:
     """Stop the owner for so long."""
-    pid = striking.owners[-1].pid or 0
-    os.kill(pid, signal.SIGSTOP)
+    pid = striking.stop()
     try:
-        eventually(lambda: " T " in Path(f"/proc/{pid}/stat").read_text(), lambda: "it runs")
         yield pid
     finally:
         with suppress(ProcessLookupError):

@@ -253,7 +253,8 @@ def main() -> int:
     messages = kills = 0
     complaints: list[str] = []
     for seed in share.of(range(given.seed, given.seed + given.rounds)):
-        with tempfile.TemporaryDirectory(dir=given.directory) as place:
+        # The owner stays for LINGER, and may write there while it is deleted.
+        with tempfile.TemporaryDirectory(dir=given.directory, ignore_cleanup_errors=True) as place:
             some, killed, wrong = play(Path(place), given.kind, seed, given.work)
         messages, kills = messages + some, kills + killed
         complaints += [f"seed {seed}: {one}" for one in wrong]
