@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import anabranch
-from anabranch.policies.errors import ClosedError, StoreLockedError
+from anabranch.policies.errors import ClosedError, ConfigError, StoreFailedError, StoreLockedError
 from anabranch.router.sharing.owner import session
 
+from ..contract.disk import PATIENCE
+from ..taking import take
 from .peers import Op, Peer
 
 
@@ -47,6 +50,35 @@ def test_a_transaction_of_sends_alone_of_a_client_that_was_closed(tmp_path: Path
         with pytest.raises(ClosedError):
             transaction.commit()
         assert not owner.destinations()
+
+
+def test_a_directory_that_may_not_be_made_is_not(tmp_path: Path) -> None:
+    """A disk that is not mounted looks like that."""
+    given = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"])], create_directory=False)
+    with pytest.raises(ConfigError, match="create_directory is false"):
+        anabranch.open(given, shared=True)
+    assert not given.directory.exists()
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_directory_that_is_deleted_is_told_of(tmp_path: Path, anew: bool) -> None:
+    """What is there now is another, in which nothing is sent, nor taken for acked."""
+    place = tmp_path / "data"
+    owner = anabranch.open(place)
+    server = owner.serve()
+    with anabranch.open(place, shared=True) as client:
+        client.queue("q").send(b"x")
+        message = take(client.queue("q"))
+        place.rename(tmp_path / "gone")
+        if anew:
+            place.mkdir()
+        assert server.wait(PATIENCE)
+        for call in (message.ack, lambda: client.queue("q").send(b"y"), lambda: client.queue("q").counts()):
+            with pytest.raises(StoreFailedError, match="deleted or renamed"):
+                call()
+        assert place.exists() == anew and not list(place.glob("*"))
+    with suppress(StoreFailedError):
+        owner.close()
 
 
 def test_a_send_that_does_not_wait_of_a_client_that_was_closed(tmp_path: Path) -> None:

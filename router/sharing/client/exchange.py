@@ -25,7 +25,7 @@ import msgspec
 
 from ....adapters.system.background import shared
 from ....adapters.system.conditions import Promise
-from ....policies.errors import AnabranchError, OutcomeUnknownError, UnknownSubscriptionError
+from ....policies.errors import AnabranchError, OutcomeUnknownError, StoreFailedError, UnknownSubscriptionError
 from .. import protocol
 from ..clients import ClientFile
 from ..descriptors import Arrived, Descriptor
@@ -97,6 +97,7 @@ class Exchange(ABC):
         """Begin as a client of the owner, which has no connection yet."""
         self.client = f"{os.getpid():x}-{os.urandom(8).hex()}"
         self._file = ClientFile(self.directory, self.client)
+        self._place = self.directory.stat()
         self._numbers = itertools.count(1)
         self._unanswered: dict[int, Asked] = {}
         self.arrived = Arrived()
@@ -115,6 +116,16 @@ class Exchange(ABC):
         self.on_fork()
 
     # Connecting
+
+    def require_place(self) -> None:
+        """Raise StoreFailedError unless the directory is the one that this client has begun with."""
+        with suppress(OSError):
+            if os.path.samestat(self._place, self.directory.stat()):
+                return
+        raise StoreFailedError(
+            f"the directory {self.directory} was deleted or renamed, or its disk went away, since this process opened "
+            "it: what is there now holds nothing of it; see to that, and open the router again"
+        )
 
     def hello(self) -> bytes:
         """Return the frame that greets an owner."""

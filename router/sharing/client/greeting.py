@@ -33,6 +33,7 @@ class Greeter:
         while True:
             if exchange.is_closed:
                 raise router_closed()
+            exchange.require_place()  # before an owner is started, which would make it anew
             is_there = True
             try:
                 return self._greet(exchange)

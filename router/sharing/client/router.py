@@ -28,6 +28,7 @@ from ...api.reentry import refuse_in_handler
 from ...api.settling import Results, TokenSettler, Way, listed
 from ...events import Event, EventListener, Events
 from ...migration.repartition import Repartitioned
+from ...placement.on_disk.directories import require_directories
 from ...router import Router, RouterStats, Serving
 from ...upkeep.requeue import requeue_given
 from ...usage import UsageStats
@@ -154,6 +155,7 @@ class SharedRouter(Router):
     def open(self, progress: Any = None) -> Router:
         """Connect to the owner; one is started if there is none, where this is for that. Raises NoOwnerError."""
         log_parts()
+        require_directories(self.config)
         directory = self.config.directory
         start, patience = (starting.start, PATIENCE) if self._starts else (_refuse, LOOKING_PATIENCE)
         greeter = Greeter(partial(start, self.config), patience)
