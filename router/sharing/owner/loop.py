@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import select
+import selectors
 import socket
 import time
 from collections import deque
@@ -13,16 +13,14 @@ from contextlib import suppress
 from typing import Any, Final
 
 WAIT_MAX: Final = 3600.0
-"""A poll waits for no more than some weeks; who waits for longer is looked after now and then."""
+"""A selector waits for no more than some weeks; who waits for longer is looked after now and then."""
 
 
 class Loop:
     """All is done on the serving thread, if not said otherwise."""
 
     def __init__(self) -> None:
-        self._poll: select.epoll
-        self._handles: dict[int, Any] = {}
-        """By descriptor: what stands for a socket that is waited for."""
+        self._selector: selectors.BaseSelector
         self._woken: deque[Callable[[], object]] = deque()
         """What other threads have left to be done here."""
         self._wake_in: socket.socket
@@ -35,15 +33,15 @@ class Loop:
 
     def open(self) -> None:
         """Begin."""
-        self._poll = select.epoll()
+        self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
-        self.watch(self._wake_in, select.EPOLLIN, 0, self._drain)
+        self._selector.register(self._wake_in, selectors.EVENT_READ, self._drain)
 
     def close(self) -> None:
         """Let go of all descriptors: also in a forked child, whose parent keeps them."""
-        self._poll.close()
+        self._selector.close()
         self._wake_in.close()
         wake, self._wake_out = self._wake_out, None
         if wake is not None:
@@ -52,22 +50,18 @@ class Loop:
     def watch(self, sock: socket.socket, events: int, before: int, handle: Any) -> None:
         """Wait for these events at a socket, instead of those before; 0: for none."""
         if not events:
-            with suppress(OSError, ValueError):
-                self._poll.unregister(sock)
-            self._handles.pop(sock.fileno(), None)
-            return
-        self._handles[sock.fileno()] = handle
-        if before:
-            self._poll.modify(sock, events)
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(sock)
+        elif not before:
+            self._selector.register(sock, events, handle)
         else:
-            self._poll.register(sock, events)
+            self._selector.modify(sock, events, handle)
 
     def wait(self, seconds: float | None) -> list[tuple[Any, int]]:
-        """Return what has come at sockets, with the events, of which errors may be any; wait for so long at most, or
-        until something is due."""
+        """Return what has come at sockets, with the events, and do what is due; wait for so long at most."""
         due = self._timers[0][0] - time.monotonic() if self._timers else WAIT_MAX
         least = min(due, WAIT_MAX if seconds is None else seconds)
-        return [(self._handles[fd], events) for fd, events in self._poll.poll(max(least, 0))]
+        return [(key.data, events) for key, events in self._selector.select(max(least, 0))]
 
     def run_due(self, goes_on: Callable[[], bool]) -> None:
         """Do what other threads have left to be done, and what is due, while this thread is to go on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import select
+import selectors
 import socket
 import threading
 import time
@@ -186,10 +186,10 @@ class Server:
         requests: list[Asked] = []
         for handle, events in come:
             if type(handle) is Session and not handle.is_closed:
-                if events & ~select.EPOLLIN:
+                if events & selectors.EVENT_WRITE:
                     handle.flush()
                     self._watch(handle)
-                if events & ~select.EPOLLOUT:
+                if events & selectors.EVENT_READ:
                     self._read(handle, requests)
         if self._until_end() == 0:
             self._loop.closing = True
@@ -241,7 +241,7 @@ class Server:
         """Let clients in again: there may be room for one by now."""
         if self._listening is not None:
             self._listening.setblocking(False)
-            self._loop.watch(self._listening, select.EPOLLIN, 0, self._accept)
+            self._loop.watch(self._listening, selectors.EVENT_READ, 0, self._accept)
 
     def _read(self, session: Session, requests: list[Asked]) -> None:
         if session.is_held_up:
@@ -271,7 +271,7 @@ class Server:
             return
         session.is_unread = True  # first: who answers looks at it then
         session.is_unread = session.is_busy
-        events = (select.EPOLLOUT if session.out else 0) | (0 if session.is_unread else select.EPOLLIN)
+        events = (selectors.EVENT_WRITE if session.out else 0) | (0 if session.is_unread else selectors.EVENT_READ)
         if events != session.watched:
             self._loop.watch(session.sock, events, session.watched, session)
             session.watched = events
