@@ -15,7 +15,9 @@ import pytest
 
 import anabranch
 from anabranch.policies.errors import ClosedError
+from anabranch.router.sharing.protocol import Receive
 
+from ..contract.disk import eventually
 from ..crash.interrupts import Interrupter, everywhere
 from ..shares import Share
 from ..taking import take
@@ -47,6 +49,20 @@ def handling(call: Callable[[], Any]) -> Iterator[list[Any]]:
         yield ends
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def strike(router: Any) -> None:
+    """Send the signal once a receive of queue `q` waits: on a busy machine it may take a while to get so far."""
+
+    def waits() -> bool:
+        connection = router._store.connection
+        waiting = [one for one in list(connection._unanswered.values()) if isinstance(one.request, Receive)]
+        return not connection._link.sends and any(
+            one.is_sent and one.request.destination == "queue://q" for one in waiting
+        )
+
+    eventually(waits)
+    os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def refused(ends: list[Any]) -> int:
@@ -131,7 +147,7 @@ def test_a_handler_works_while_its_thread_waits_for_a_message(striking: Striking
 
         for _ in range(20):
             with handling(in_handler) as ends:
-                timer = threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGUSR1))
+                timer = threading.Timer(0.02, strike, (router,))
                 timer.start()
                 message = queue.receive(PATIENCE)
                 returned = time.monotonic()
@@ -147,7 +163,7 @@ def test_a_handler_works_while_its_thread_waits_for_a_message(striking: Striking
 
 def test_a_handler_may_close_a_router_whose_receive_it_has_struck(striking: Striking) -> None:
     with striking.client() as router:
-        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+        timer = threading.Timer(0.1, strike, (router,))
         with handling(router.close) as ends:
             timer.start()
             with pytest.raises(ClosedError):
