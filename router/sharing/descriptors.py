@@ -15,6 +15,9 @@ from typing import Any, Final
 from .protocol import ProtocolError
 from .socket_file import Identity, identity_of
 
+READ_BYTES: Final = 1 << 16
+"""Bytes that are read of a socket at once. For a buffer of 128 KiB the C library maps memory anew for each read, which
+takes ten times as long as to read a small frame."""
 MOST: Final = 64
 """Descriptors that may have come and not been asked for."""
 SPACE: Final = socket.CMSG_SPACE(MOST * 4)

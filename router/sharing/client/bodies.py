@@ -53,7 +53,7 @@ class Bodies:
         """`exchange` returns what the descriptors go with, and come from."""
         self._directory, self.ask, self.exchange = directory, ask, exchange
         self.unused: deque[int] = deque()
-        """Numbers of bodies that the owner need not keep any more."""
+        """Numbers of bodies that the owner need not keep any more, and is yet to be told of."""
         self.numbers = itertools.count(-1, -1)  # the owner's are above 0
         self._given: WeakValueDictionary[int, GivenBody] = WeakValueDictionary()
         """Those that are to be sent, by number."""
@@ -101,10 +101,6 @@ class Bodies:
     def again(self) -> list[Request]:
         """Return the requests by which the next owner is given what is to be sent."""
         return [one.request for one in list(self._given.values())]
-
-    def take_unused(self) -> list[int]:
-        """Return the numbers of those that the owner is yet to be told of."""
-        return taken_out(self.unused)
 
 
 def taken_out(noted: deque[T]) -> list[T]:

@@ -34,10 +34,10 @@ from ....adapters.system.conditions import Thread, unless_busy
 from ....policies.errors import AnabranchError, router_closed
 from ...api.reentry import waits_for_message
 from .. import protocol
-from ..descriptors import CLOSED_ON_EXEC, SPACE, send
+from ..descriptors import CLOSED_ON_EXEC, READ_BYTES, SPACE, send
 from . import heartbeat
 from .exchange import RETRY_SECONDS, Asked, Exchange
-from .greeting import READ_BYTES, Greeter
+from .greeting import Greeter
 
 log = logging.getLogger(__name__)
 

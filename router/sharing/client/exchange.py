@@ -98,6 +98,7 @@ class Exchange(ABC):
         self.client = f"{os.getpid():x}-{os.urandom(8).hex()}"
         self._file = ClientFile(self.directory, self.client)
         self._place = self.directory.stat()
+        """Which directory it is, whatever comes to be of that name."""
         self._numbers = itertools.count(1)
         self._unanswered: dict[int, Asked] = {}
         self.arrived = Arrived()

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ....policies.errors import ConfigError, StoreFailedError, router_closed
+from ..descriptors import READ_BYTES
 from ..protocol import unpack
 from ..socket_file import connected, peer_of
 from .exchange import Exchange
 
-READ_BYTES: Final = 1 << 16
 PATIENCE: Final = 60.0
 """Seconds for which an owner that does not come, or does not answer its greeting, is waited for."""
 

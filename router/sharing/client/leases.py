@@ -136,7 +136,7 @@ class RemoteLeases:
     ) -> Any:  # fmt: skip
         """Ask the owner, and wait."""
         if self.bodies.unused:
-            unused = self.bodies.take_unused()
+            unused = taken_out(self.bodies.unused)
             try:
                 self.connection.ask(Call("bodies_end", (unused,)))
             except BaseException:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from ....policies.errors import AnabranchError, ClosedError, router_closed
 from .. import protocol
-from ..descriptors import send
+from ..descriptors import READ_BYTES, send
 from . import heartbeat
 from .exchange import RETRY_SECONDS, Asked, Exchange
-from .greeting import READ_BYTES, Greeter
+from .greeting import Greeter
 from .workers import GreenletExit, current, pause, result_of, start
 
 log = logging.getLogger(__name__)

@@ -25,15 +25,12 @@ from ...api.transaction import Transaction
 from ...events import EventListener
 from ...router import Router
 from .. import protocol
-from ..descriptors import NONE, Arrived, Descriptor, send
+from ..descriptors import NONE, READ_BYTES, Arrived, Descriptor, send
 from ..socket_file import identity_of
 from .bodies import GivenFile, all_given
 
 log = logging.getLogger(__name__)
 
-READ_BYTES: Final = 1 << 16
-"""Bytes that are read of a socket at once. For a buffer of 128 KiB the C library maps memory anew for each read, which
-takes ten times as long as to read a small frame."""
 PAGE_BYTES: Final = 8 << 20
 """Bytes of bodies after which a page of messages, or of a map's values, ends."""
 UNANSWERED_MAX: Final = 1024
