@@ -342,9 +342,12 @@ def test_large_requests_that_are_not_carried_out_yet_are_bounded(
         time.sleep(0.2)
         assert session.IN_HAND_MAX < sum(of_peer.large.values()) <= session.IN_HAND_MAX + 8 * MIB
         go_on.set()
-        answered = [peer.next() for _ in range(48)]
+        left = set(range(2, 50))
+        while left:
+            number, ok, _ = peer.next()
+            assert ok
+            left.discard(number)  # 0: a notice, of which a slow machine sends some
         sender.join(PATIENCE)
-        assert all(ok for number, ok, _ in answered if number)
         assert router.queue("q").depth() >= 48 and not of_peer.large
 
 
