@@ -727,7 +727,7 @@ class Log:
         if self.failed is None:
             with self._planning:
                 self._marked = mark.number
-                self._writer.vouch()
+            self._writer.vouch()  # whoever writes meanwhile does not wait for the disk
 
     def _idle_seconds(self) -> float:
         return IDLE_SECONDS * NEVER_IDLES if self._never else IDLE_SECONDS

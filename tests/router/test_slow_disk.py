@@ -28,22 +28,28 @@ HUNG = WORKERS + LEADERS + 2
 
 
 class Disk:
-    """The disk below the directories `bad<n>`: while it `hangs`, who syncs a file there waits."""
+    """The disk below the directories `bad<n>`: while it hangs, who syncs a file there waits."""
 
     def __init__(self) -> None:
         self.works = threading.Event()
         self.works.set()
+        self._name = ""
         self.waiting: set[str] = set()
         """The stores that wait for it."""
 
     def sync(self, real: Callable[[int], None], fd: int) -> None:
         path = str(Path(f"/proc/self/fd/{fd}").readlink())
-        if "/bad" in path and not self.works.is_set():
-            self.waiting.add(path.partition("/bad")[2].partition("/")[0])
-            assert self.works.wait(SOON)
+        if "/bad" in path and path.endswith(self._name) and not self.works.is_set():
+            name = path.partition("/bad")[2].partition("/")[0]
+            self.waiting.add(name)
+            worked = self.works.wait(SOON)
+            self.waiting.discard(name)
+            assert worked
         real(fd)
 
-    def hang(self) -> None:
+    def hang(self, name: str = "") -> None:
+        """`name`: only for files that are called so."""
+        self._name = name
         self.works.clear()
 
 
@@ -127,6 +133,16 @@ def test_dead_letters_while_the_hung_stores_are_asked_for_theirs(
 def test_futures_resolve(router: anabranch.Router, hung: list[anabranch.Queue]) -> None:
     for _ in range(2):
         assert not router.queue("good.q").send_nowait(b"z").result(SOON).duplicate
+
+
+def test_a_store_whose_mark_hangs_takes_messages(router: anabranch.Router, disk: Disk) -> None:
+    """The mark that an idle log leaves is written beside what is sent."""
+    disk.hang("watermark")
+    router.queue("bad0.q").send(b"y")
+    eventually(lambda: "0" in disk.waiting)
+    for _ in range(2):
+        assert not router.queue("bad0.q").send_nowait(b"z").result(SOON).duplicate
+    assert "0" in disk.waiting
 
 
 def test_segments_are_freed_in_the_background(router: anabranch.Router, hung: list[anabranch.Queue]) -> None:

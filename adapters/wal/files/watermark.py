@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -62,14 +63,16 @@ def decode(page: bytes, log_id: bytes) -> Watermark | None:
 
 
 class WatermarkFile:
-    """The file in a log's directory. One thread at a time writes it. It stands in for nothing: where it cannot be read
-    or written, that is logged, and the log goes on without it."""
+    """The file in a log's directory. It stands in for nothing: where it cannot be read or written, that is logged, and
+    the log goes on without it. Threads: any."""
 
     def __init__(
         self, directory: Path, log_id: bytes, count_sync: Callable[[], None] = lambda: None, file_mode: int = FILE_MODE
     ) -> None:
         self._path, self._log_id = directory / NAME, log_id
         self._count_sync, self._file_mode = count_sync, file_mode
+        self._lock = threading.RLock()
+        """Held while it is written. Nobody who has it waits for another lock."""
         self._latest: Watermark | None = None
         self._page = 0
         """The page that is written next: the other one says what was written last."""
@@ -92,6 +95,10 @@ class WatermarkFile:
 
     def write(self, mark: Watermark) -> None:
         """Say it, durably. All of it is durable already."""
+        with self._lock:
+            self._write(mark)
+
+    def _write(self, mark: Watermark) -> None:
         if self._latest is not None and mark <= self._latest:
             return
         try:
