@@ -28,16 +28,16 @@ NAME_BYTES_MAX = 1024
 class Kind(enum.Enum):
     """The kinds of destinations. The values are those on disk: never change them."""
 
-    QUEUE = 0
-    TOPIC = 1
-    MAP = 2
+    QUEUE = 0, "queue://"
+    TOPIC = 1, "topic://"
+    MAP = 2, "map://"
 
-    @property
-    def scheme(self) -> str:
-        return _SCHEMES[self]
+    scheme: str
 
-
-_SCHEMES = {Kind.QUEUE: "queue://", Kind.TOPIC: "topic://", Kind.MAP: "map://"}
+    def __new__(cls, value: int, scheme: str = "") -> Kind:
+        kind = object.__new__(cls)
+        kind._value_, kind.scheme = value, scheme
+        return kind
 
 
 @dataclass(frozen=True)

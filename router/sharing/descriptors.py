@@ -21,7 +21,7 @@ takes ten times as long as to read a small frame."""
 MOST: Final = 64
 """Descriptors that may have come and not been asked for."""
 SPACE: Final = socket.CMSG_SPACE(MOST * 4)
-CLOSED_ON_EXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+CLOSED_ON_EXEC: Final = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))  # flags of an enum are slow to combine
 
 NONE: Final = (0, 0)
 """The identity of no file."""

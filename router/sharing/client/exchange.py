@@ -101,6 +101,8 @@ class Exchange(ABC):
         """Which directory it is, whatever comes to be of that name."""
         self._numbers = itertools.count(1)
         self._unanswered: dict[int, Asked] = {}
+        self._outcomes: dict[int, tuple[Future[Any], Any, BaseException | None]] = {}
+        """By number: those of futures that are to be resolved, together."""
         self.arrived = Arrived()
         self._owner = ""
         """Tells the owner that it was connected to last from those before and after it."""
@@ -180,6 +182,7 @@ class Exchange(ABC):
             asked.on_done = partial(self._stands, asked)
             self._unanswered[asked.number] = asked
             frames.append(self._framed(asked.number, one))
+        self._resolve()
         plain = b"".join([frame for frame, fd in frames if fd < 0])
         return [*(one for one in frames if one[1] >= 0), (plain, -1)]
 
@@ -267,6 +270,7 @@ class Exchange(ABC):
         """Take the whole frames at the head of a buffer. Raises ProtocolError."""
         for frame in protocol.unpack(buffer):
             self._take(*frame)
+        self._resolve()
         self.arrived.let_go()
 
     def _take(self, number: int, ok: Any, value: Any, error: list[Any] | None = None) -> None:
@@ -299,12 +303,20 @@ class Exchange(ABC):
         """Give an answer to who waits for it. A reader that is interrupted leaves it answered, or asked still."""
         asked.done = True
         if asked.future is not None:
-            shared().resolve([(asked.future, asked.value, asked.error)])
+            self._outcomes[asked.number] = asked.future, asked.value, asked.error
         elif asked.on_done is not None:
             asked.on_done()
         else:
             asked.wake()
         self._unanswered.pop(asked.number, None)
+
+    def _resolve(self) -> None:
+        """Resolve the futures of what was answered; once more where a signal strikes, which does nothing."""
+        if self._outcomes:
+            outcomes = dict(self._outcomes)
+            shared().resolve(list(outcomes.values()))
+            for number in outcomes:
+                self._outcomes.pop(number, None)
 
     def _fail_all(self, error: Exception) -> None:
         """End what has no answer, since none comes."""
@@ -313,6 +325,7 @@ class Exchange(ABC):
             if asked is not None and not asked.is_standing:
                 asked.error = error
                 self._answered(asked)
+        self._resolve()
 
     # An owner that does not answer (heartbeat.py)
 
@@ -333,6 +346,7 @@ class Exchange(ABC):
                 self._answered(asked)
                 if asked.late is not None and asked.is_sent:  # what comes all the same is taken care of
                     self._unanswered[asked.number] = Asked(asked.number, asked.request, None, asked.late)
+        self._resolve()
 
     def _note_life(self) -> None:
         """Note that something has come again."""
