@@ -22,7 +22,7 @@ import sys
 
 def main() -> None:
     """Run the command line: the entry point of `anabranch` and of `python -m anabranch`."""
-    from .signals import ended_by_signals, exit_code
+    from ...adapters.system.signals import ended_by_signals, exit_code
 
     # A command shows what the library warns of where it says so (output.warnings_shown), and nowhere else.
     logging.getLogger(__package__.partition(".")[0]).addHandler(logging.NullHandler())

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from ...adapters.system.acceleration import describe_parts
+from ...adapters.system.signals import describe, exit_code
 from ...policies.config.problems import did_you_mean
 from ...policies.errors import AnabranchError, ConfigError, DestinationError, NoRouteError, PlacementError, TraceError
-from .signals import describe, exit_code
 
 COMMANDS = {
     "init": "configuration", "check": "configuration", "route": "configuration", "schema": "schema",

@@ -1,4 +1,4 @@
-"""Ends a command from outside: SIGTERM and SIGHUP are raised in it as Ctrl-C is, so that it cleans up first."""
+"""Ends a process from outside: SIGTERM and SIGHUP are raised in it as Ctrl-C is, so that it cleans up first."""
 
 from __future__ import annotations
 
