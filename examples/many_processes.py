@@ -2,8 +2,8 @@
 
     python examples/many_processes.py [DIRECTORY]
 
-Each process opens the directory with `shared=True`. The first one starts the owner, `anabranch serve`, which ends by
-itself after the last one has gone. A worker that is killed gives its job back at once.
+Each process opens the directory with `shared=True`. The first one starts the owner, a process that ends by itself
+after the last one has gone. A worker that is killed gives its job back at once.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def open(
     its name ends in .yaml or .yml. A name that ends nearly so, or as other configurations do, is refused.
 
     With `shared`, here or in the configuration, any number of processes of one user have the directory open at once:
-    each is a client of the process that owns it, which the first one starts (`anabranch serve`, docs/processes.md).
+    each is a client of the process that owns it, which the first one starts (docs/processes.md).
 
     Raises ConfigError with all that is wrong in the file or with the directory, StoreLockedError, PlacementError,
     CorruptionError, and TypeError for what is none of the three.

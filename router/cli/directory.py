@@ -69,9 +69,9 @@ def on_directory(*operands: str) -> Callable[[Command], Command]:
 
 
 @contextmanager
-def opened(config: Config, *, create: bool = False, quiet: bool = False, alone: bool = False) -> Iterator[Router]:
-    """Open in the block the router of a data directory that somebody has used: that of the process which has it open,
-    unless it is wanted `alone`. Nothing is made, unless `create`. The library's warnings are shown, unless `quiet`.
+def opened(config: Config, *, create: bool = False, quiet: bool = False) -> Iterator[Router]:
+    """Open in the block the router of a data directory that somebody has used: that of the process which has it open.
+    Nothing is made, unless `create`. The library's warnings are shown, unless `quiet`.
     Raises PlacementError."""
     with nullcontext() if quiet else warnings_shown():
         if not create and not (config.bindings / RECORD).exists() and not (config.directory / RECORD).exists():
@@ -80,8 +80,7 @@ def opened(config: Config, *, create: bool = False, quiet: bool = False, alone: 
             step = "it is made at the first use, by a program or by `anabranch send --create`"
             raise PlacementError(f"{config.directory}{of} {what} yet; {step}")
         with working(f"Opening {config.directory.name}") as progress:
-            router = None if alone else running(config)
-            router = router or Router(config).open(lambda what, done, total: progress(done, total))
+            router = running(config) or Router(config).open(lambda what, done, total: progress(done, total))
         with router:
             yield router
 

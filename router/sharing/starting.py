@@ -1,10 +1,11 @@
-"""The process that owns a shared directory: `anabranch serve`, in the foreground, or started by the first client.
+"""The process that owns a shared directory, as the first client starts it, and its successor.
 
 One client at a time starts it: whoever has locked `serve.starting` in the directory. All others wait, and find it.
 
-An owner that a client has started has a successor standing by: a process that has loaded all it needs, holds
-`serve.successor` locked, and waits for the end of a pipe, which the operating system closes however the owner ends. So
-the next owner is there some milliseconds after the one before was killed.
+An owner that a client has started has a successor standing by: a copy of it, made before it opened anything, which
+waits for the end of a pipe. The operating system closes that however the owner ends. So the next owner is there some
+milliseconds after the one before was killed. It makes a copy of itself first. `serve.successor` is locked as long as
+any of them lives.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from ...adapters.system.files import disk_errors, make_directory, open_file
-from ...policies.config.adapters import load_adapter
 from ...policies.config.writing import plain_data
-from ...policies.errors import ConfigError, StoreFailedError, StoreLockedError
+from ...policies.errors import StoreFailedError, StoreLockedError
 from ..placement.on_disk.in_force import write_in_force
 from .protocol import pack_error, unpack_error
 from .socket_file import connected
@@ -81,7 +82,7 @@ def hold_start(directory: Path) -> None:
 
 
 def _comes(directory: Path) -> bool:
-    """Return whether a successor stood by, and is the owner now."""
+    """Return whether an owner is coming, as a successor does, and is there now."""
     try:
         fd = os.open(directory / SUCCESSOR, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -109,7 +110,7 @@ def _is_there(directory: Path) -> bool:
 def _tell_start(config: Config) -> None:
     """Start the process and wait until it says that it serves, or why not. One that was killed before has said nothing:
     whoever needs an owner tries again. Raises what it says, or StoreFailedError with what it has logged, if it ended
-    by itself, and ConfigError for a configuration that cannot be read."""
+    by itself."""
     if config.file is None:
         write_in_force(config)
     log = config.directory / LOG
@@ -118,7 +119,7 @@ def _tell_start(config: Config) -> None:
     reading, writing = os.pipe()
     try:
         try:
-            pid = _spawn(config, "--tell", writing, LINGER)
+            pid = _spawn(config, writing)
             _started.append(pid)
         finally:
             os.close(writing)
@@ -137,15 +138,14 @@ def _tell_start(config: Config) -> None:
         with log.open("rb") as file:
             file.seek(size)
             text = file.read().decode(errors="replace").strip() or f"exit code {code}"
-        text = f"its owner could not be started: {text}"
-        raise ConfigError([text], str(config.file or config.directory)) if code == 2 else StoreFailedError(text)
+        raise StoreFailedError(f"the owner of {config.directory} could not be started: {text}")
 
 
-def _spawn(config: Config, option: str, fd: int, linger: float) -> int:
-    """Start `anabranch serve`, apart from this process and with a descriptor of it; returns its pid."""
+def _spawn(config: Config, fd: int) -> int:
+    """Start an owner (owner/process.py), apart from this process and with a descriptor of it; returns its pid."""
     source = os.fspath((config.file or config.directory).absolute())
     log = os.fspath(config.directory / LOG)
-    words = [sys.executable, "-m", "anabranch", "serve", source, "--linger", str(linger), option, str(_GIVEN)]
+    words = [sys.executable, "-m", f"{__package__}.owner", source, str(LINGER), str(_GIVEN)]
     return os.posix_spawn(
         sys.executable,
         words,
@@ -203,13 +203,6 @@ def _said(fd: int) -> bytes:
         said += data
 
 
-def tell(fd: int, error: Exception | None) -> None:
-    """Tell who has started this process that it serves, or why not."""
-    with suppress(OSError):
-        os.write(fd, msgspec.msgpack.encode(None if error is None else pack_error(error)))
-        os.close(fd)
-
-
 def mark_of(config: Config) -> str:
     """Return what tells a configuration from others of the directory: not of what `shared` and `control` say."""
     data = {name: value for name, value in plain_data(config).items() if name not in ("shared", "control")}
@@ -219,37 +212,46 @@ def mark_of(config: Config) -> str:
 # In the owner's process
 
 
+def tell(told: FileIO, error: Exception | None) -> None:
+    """Tell who has started this process that it serves, or why not: once, and nobody in a successor."""
+    if not told.closed:
+        with suppress(OSError), told:
+            told.write(msgspec.msgpack.encode(None if error is None else pack_error(error)))
+
+
+def hold_place(directory: Path) -> None:
+    """Keep `serve.successor` locked until this process and all its successors have ended."""
+    fd = open_file(directory / SUCCESSOR, os.O_RDWR | os.O_CREAT, 0o600)
+    with suppress(BlockingIOError):  # others wait for an owner all the same, and the directory's lock has the say
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 class Successor:
     """The process that stands by. The pipe to it is closed with this process, whatever ends that."""
 
-    def __init__(self, config: Config, linger: float) -> None:
-        """`linger`: as its own, if it takes over."""
-        reading, self._pipe = os.pipe()
-        try:
-            self._pid = _spawn(config, "--after", reading, linger)
-        finally:
+    def __init__(self, pid: int, pipe: int) -> None:
+        self._pid, self._pipe = pid, pipe
+
+    @classmethod
+    def forked(cls, told: FileIO) -> Successor | None:
+        """Let a copy of this process stand by, which must not have any threads. Returns None in the copy, once this
+        process has ended. `told` is this process's alone."""
+        reading, pipe = os.pipe()
+        pid = os.fork()
+        if pid:
             os.close(reading)
+            return cls(pid, pipe)
+        os.setsid()  # who ends the owner by its group does not end this one
+        os.close(pipe)
+        told.close()
+        os.read(reading, 1)  # nothing comes but the end
+        os.close(reading)
+        return None
 
     def dismiss(self) -> None:
-        """End it: nothing is to be taken over. It is killed, since it may have yet to load all it needs, which takes
-        seconds on a busy machine."""
+        """End it: nothing is to be taken over."""
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
         os.close(self._pipe)
-
-
-def stands_by(config: Config, fd: int) -> int | None:
-    """Wait until the owner has ended, of whose pipe this is the end; returns the descriptor that keeps the successor's
-    place locked until this process serves. None: another stands by."""
-    for store in config.stores:
-        load_adapter(store.kind)  # now: whoever waits for the next owner shall not wait for that
-    place = open_file(config.directory / SUCCESSOR, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(place)
-        return None
-    os.read(fd, 1)  # nothing comes but the end
-    return place

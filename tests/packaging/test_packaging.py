@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -45,8 +46,8 @@ def in_tree() -> set[str]:
     return found
 
 
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd)
+def run(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, env=env)
 
 
 def test_the_list_of_packages_is_the_tree(pyproject: dict[str, Any]) -> None:
@@ -139,6 +140,28 @@ def test_the_core_imports_without_the_extras(tmp_path: Path) -> None:
     imported = run("-c", f"{hide}; import {', '.join(CORE)}; {show}", cwd=tmp_path)
     assert imported.returncode == 0, imported.stderr
     assert imported.stdout.strip() == "[]"
+
+
+SHARED = """
+import os, signal, anabranch
+from pathlib import Path
+from anabranch.router.sharing import starting
+starting.LINGER = 0.5
+with anabranch.open("data", shared=True) as router:
+    router.queue("q").send(b"first")
+    os.kill(int(Path("data/router.lock").read_text().split()[0]), signal.SIGKILL)
+    router.queue("q").send(b"second")
+    print([message.body for message in router.queue("q").browse()])
+"""
+
+
+def test_a_directory_can_be_shared_without_the_extras(tmp_path: Path) -> None:
+    """The owner that the client starts does without them too."""
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({EXTRAS}))")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = run("-c", SHARED, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
+    assert done.stdout.strip() == "[b'first', b'second']", done.stderr
+    assert "Error" not in (tmp_path / "data/serve.log").read_text()
 
 
 def test_the_import_leaves_what_takes_long_to_who_needs_it(tmp_path: Path) -> None:

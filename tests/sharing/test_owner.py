@@ -54,13 +54,13 @@ def is_alive(pid: int) -> bool:
 
 def serving(directory: Path) -> list[int]:
     """Return the processes that serve a directory, or stand by to."""
-    found = []
+    found, names = [], {b"anabranch.router.sharing.owner", os.fsencode(directory)}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = path.read_bytes().split(b"\0")
+            words = {*path.read_bytes().split(b"\0")}
         except OSError:
             continue
-        if b"serve" in words and os.fsencode(directory) in words and is_alive(int(path.parent.name)):
+        if names <= words and is_alive(int(path.parent.name)):
             found.append(int(path.parent.name))
     return found
 
@@ -143,8 +143,8 @@ def test_an_owner_that_is_killed_while_it_starts_is_replaced(directory: Path, mo
     """Here with its first breath, twice."""
     spawn, killed = starting._spawn, list[int]()
 
-    def spawn_and_kill(config: Any, option: str, fd: int, linger: float) -> int:
-        pid = spawn(config, option, fd, linger)
+    def spawn_and_kill(config: Any, fd: int) -> int:
+        pid = spawn(config, fd)
         if len(killed) < 2:
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)

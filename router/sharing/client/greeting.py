@@ -50,8 +50,8 @@ class Greeter:
                 self._start_owner()
             if time.monotonic() > deadline:
                 raise StoreFailedError(
-                    f"no process that owns {directory} has answered in {self._patience:.0f} s; run "
-                    f"`anabranch serve {directory}` to see why"
+                    f"no process that owns {directory} has answered in {self._patience:.0f} s; "
+                    "serve.log there may say why"
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.02)

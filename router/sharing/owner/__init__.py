@@ -1,5 +1,6 @@
 """The owner's side of a shared directory.
 
+process         the process, and its successor
 server          who comes in, and the thread that serves; loop is what that waits at
 rounds          what clients ask, a round at a time; answers go together at its end
 session         what is kept of one client

@@ -33,7 +33,7 @@ DEATH_SECONDS: Final = 0.02
 """A process that was killed has its socket closed before its file, or the other way round, this much apart at most."""
 CLIENT: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
 """The id of a client, which is also its file's name."""
-_PROCESS: Final = os.urandom(4).hex()
+_process = os.urandom(8).hex()
 Tokens = dict[str, SubscriptionKey | None]
 
 
@@ -55,7 +55,7 @@ class Presence:
         self._router, self._registry, self._loop = router, router._registry, loop
         self._on_parked = on_parked
         self._directory = router.config.directory
-        self._process = f"{_PROCESS}-{os.getpid():x}."
+        self._process = f"{_process}."
         self.generation = self._process + os.urandom(8).hex()
         """Tells this owner from those before and after it, and its process from others."""
         self.sessions: dict[socket.socket, Session] = {}
@@ -228,3 +228,11 @@ class Presence:
         given_back = [future for left in self._left.values() for future in self.give_back(left.held)]
         self._left.clear()
         return given_back + [one for some in self._under_way.values() for one in some]
+
+
+def _name_anew() -> None:
+    global _process
+    _process = os.urandom(8).hex()
+
+
+os.register_at_fork(after_in_child=_name_anew)
