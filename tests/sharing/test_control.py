@@ -16,7 +16,8 @@ import anabranch
 from anabranch import Config, StoreConfig
 from anabranch.router.sharing import socket_file
 from anabranch.router.sharing.client import greeting
-from anabranch.router.sharing.owner import control
+from anabranch.router.sharing.owner import control, process
+from anabranch.router.sharing.socket_file import connected
 
 from ..children import CONTEXT, run_program
 from ..contract.children import forked, reaped
@@ -58,6 +59,17 @@ def test_a_client_comes_to_a_router_that_is_open_and_the_server_goes_with_it(
             assert router.queue("q").depth() == 1
             eventually(lambda: not serving())
     assert not any(path.is_socket() for path in tmp_path.rglob("*"))
+
+
+def test_who_comes_to_an_owner_comes_by_its_file(tmp_path: Path) -> None:
+    """The other way there is once that is open: clients of the owner before are all told of to one server."""
+    with process._opened(config(tmp_path), 0) as router:
+        with pytest.raises(ConnectionRefusedError):
+            connected(tmp_path)
+        router.serve()
+        connected(tmp_path).close()
+        (tmp_path / "serve.sock").unlink()
+        connected(tmp_path).close()
 
 
 def test_it_loads_nothing_and_starts_one_thread_for_all_routers(tmp_path: Path) -> None:

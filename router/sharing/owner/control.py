@@ -45,7 +45,9 @@ class ControlSocket:
     """The control socket of one router, which holds the directory's lock, and the server that it was asked for. A
     router opens all the same where no socket can be, which is logged. Threads: all."""
 
-    def __init__(self, router: Router, registry: StoreRegistry) -> None:
+    def __init__(self, router: Router, registry: StoreRegistry, listens: bool = True) -> None:
+        """Begin to listen; without `listens`, as an owner: once it serves. Clients that came by this socket before
+        would be another server's, and each server waits for all clients of the owner before."""
         self._router, self._registry = weakref.ref(router, lambda _: self.leave()), weakref.ref(registry)
         self._directory = registry.config.directory
         self._listening: socket.socket | None = None
@@ -59,7 +61,8 @@ class ControlSocket:
         """The server that `serve` has begun."""
         self._lock = threading.RLock()
         """Guards it."""
-        if registry.config.control:
+        self._listens_later = registry.config.control and not listens
+        if registry.config.control and listens:
             self._listen()
 
     def serve(self, linger: float | None) -> Server:
@@ -72,6 +75,9 @@ class ControlSocket:
                 server = _server_of(router, linger)
                 server.start()
                 self._asked_for = server
+                if self._listens_later:
+                    self._listens_later = False
+                    self._listen()
             return self._asked_for
 
     def sessions(self) -> list[dict[str, Any]]:

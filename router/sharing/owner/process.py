@@ -19,6 +19,7 @@ from ....policies.errors import AnabranchError, StoreLockedError
 from ...placement.on_disk.in_force import configuration_of
 from ...router import Router
 from ..starting import SUCCESSION_SECONDS, Successor, hold_place, tell
+from .control import ControlSocket
 from .server import Server
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ def _opened(config: Config, patience: float) -> Iterator[Router]:
     deadline = time.monotonic() + patience
     while True:
         try:
-            router = Router(config).open()
+            router = Router(config)
+            router._let_in = partial(ControlSocket, listens=False)  # type: ignore[method-assign]
+            router.open()
             break
         except StoreLockedError:
             if time.monotonic() >= deadline:
