@@ -234,8 +234,10 @@ class Successor:
 
     @classmethod
     def forked(cls, told: FileIO) -> Successor | None:
-        """Let a copy of this process stand by, which must not have any threads. Returns None in the copy, once this
-        process has ended. `told` is this process's alone."""
+        """Let a copy of this process stand by. This process has no threads yet; `told` is its own alone.
+
+        Returns None in the copy, once this process has served and ended. Raises StoreFailedError there if it has not
+        served: it may have died of what it read, and so would one after the other."""
         reading, pipe = os.pipe()
         pid = os.fork()
         if pid:
@@ -244,9 +246,17 @@ class Successor:
         os.setsid()  # who ends the owner by its group does not end this one
         os.close(pipe)
         told.close()
-        os.read(reading, 1)  # nothing comes but the end
+        has_served = os.read(reading, 1)
+        os.read(reading, 1)  # nothing more comes but the end
         os.close(reading)
+        if not has_served:
+            raise StoreFailedError("the owner has died before it served; its successor leaves it to the clients")
         return None
+
+    def owner_serves(self) -> None:
+        """Let it take over once this process ends."""
+        with suppress(OSError):  # it was killed
+            os.write(self._pipe, b"1")
 
     def dismiss(self) -> None:
         """End it: nothing is to be taken over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -154,6 +155,27 @@ def test_an_owner_that_is_killed_while_it_starts_is_replaced(directory: Path, mo
     with anabranch.open(directory, shared=True) as router:
         router.queue("q").send(b"x")
     assert len(killed) == 2
+
+
+def test_a_successor_leaves_alone_what_its_owner_may_have_died_of(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one after the other would die of it, as long as the machine runs."""
+    monkeypatch.setattr(starting, "LINGER", 10 * PATIENCE)
+    anabranch.open(directory, shared=True).close()
+    first = owner_pid(directory)
+    (second,) = {*serving(directory)} - {first}
+    os.kill(second, signal.SIGSTOP)
+    os.kill(first, signal.SIGKILL)
+    with (directory / "router.lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # so it does not come to serve
+        wait_for(lambda: not is_alive(first))
+        os.kill(second, signal.SIGCONT)
+        wait_for(lambda: len(serving(directory)) == 2)
+        os.kill(second, signal.SIGKILL)
+        wait_for(lambda: not serving(directory))
+    assert "has died before it served" in (directory / "serve.log").read_text()
+    (directory / "serve.sock").unlink()
 
 
 def _errors(directory: Any, count: int = 4) -> set[str]:

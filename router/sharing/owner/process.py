@@ -85,6 +85,11 @@ def main(source: str, linger: str, fd: str) -> int:
         return exit_code(interrupt)
 
 
+def _tell_that_it_serves(told: FileIO, successor: Successor) -> None:
+    tell(told, None)
+    successor.owner_serves()
+
+
 def _own_in_turn(source: str, linger: float, told: FileIO) -> int:
     successor, failure, patience = None, None, 0.0
     try:
@@ -97,7 +102,7 @@ def _own_in_turn(source: str, linger: float, told: FileIO) -> int:
             patience = SUCCESSION_SECONDS
         if patience:
             config = configuration_of(source)  # as it is now
-        failure = own(config, linger, patience, partial(tell, told, None))
+        failure = own(config, linger, patience, partial(_tell_that_it_serves, told, successor))
         if failure is None:
             return 0
         log.error("the server has ended: %s", failure)
