@@ -23,8 +23,8 @@ from ..core.messages import shown_id
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan
 from ..core.record.place import SEQ, Place
-from ..core.state.leases import Channel
-from ..core.state.states import Catalog, DestinationState, SubscriptionState
+from ..core.state.leases import Channel, DestinationState, SubscriptionState
+from ..core.state.states import Catalog
 from ..core.store_types import Progress
 from ..system.descriptors import STORE
 from ..system.files import MAKE_ROOM, disk_errors

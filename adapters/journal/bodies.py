@@ -15,8 +15,8 @@ from google_crc32c import extend as crc32c
 from ...policies.errors import CorruptionError
 from ..core.backend import Host, ReadError
 from ..core.record.place import OWN, SEQ, Place
+from ..core.state.leases import DestinationState
 from ..core.state.rows import Rows
-from ..core.state.states import DestinationState
 from ..system.acceleration import inner_loop
 from ..system.files import is_out_of_files, refused
 from ..wal.log import Log

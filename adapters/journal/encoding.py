@@ -21,7 +21,7 @@ from ..core.record.encoding import HEAD
 from ..core.record.keys import KEY_BYTES_MAX
 from ..core.record.place import order_of
 from ..core.state.due import DUE_MAX_MS
-from ..core.state.states import DestinationState, SubscriptionState
+from ..core.state.leases import DestinationState, SubscriptionState
 from ..core.store_types import TRANSACTION_BYTES, Subscription
 from ..wal import format as w
 from ..wal.reader import BatchReader, Record, records_of

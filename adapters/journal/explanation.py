@@ -31,7 +31,8 @@ from ..core.operations.branches import Branch, branch_of
 from ..core.record import large
 from ..core.record.encoding import sent_at_ms
 from ..core.record.place import EXPIRES, OWN, SEQ, Place
-from ..core.state.states import Catalog, DestinationState, SubscriptionState
+from ..core.state.leases import DestinationState, SubscriptionState
+from ..core.state.states import Catalog
 from ..core.store_types import Progress
 from ..wal.files.reserve import SPARE_SUFFIX
 from ..wal.files.segment_files import POOL_SUFFIX, UNFINISHED_SUFFIX, SegmentFiles

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from ..core.operations.plan import Sequencer
-from ..core.state.leases import Channel
-from ..core.state.states import Catalog, DestinationState, SubscriptionState
+from ..core.state.leases import Channel, DestinationState, SubscriptionState
+from ..core.state.states import Catalog
 from ..wal.format import RECORD_HEADER
 from ..wal.recovery.survey import Kept, Needed
 from ..wal.segment import DEAD_BYTES_MORE, Segment

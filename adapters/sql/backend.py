@@ -31,8 +31,8 @@ from ..core.operations.branches import Prepare
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan
 from ..core.record.place import Place
-from ..core.state.leases import Channel
-from ..core.state.states import Catalog, DestinationState, SubscriptionState
+from ..core.state.leases import Channel, DestinationState, SubscriptionState
+from ..core.state.states import Catalog
 from ..core.store_types import Progress
 from ..system.clock import mean_with
 from ..system.files import FILE_MODE

@@ -14,9 +14,9 @@ from ..core.operations.changes import Send
 from ..core.operations.pending_counts import Counted
 from ..core.record.place import order_of
 from ..core.state.duplicates import Key
-from ..core.state.leases import Channel
+from ..core.state.leases import Channel, DestinationState, SubscriptionState
 from ..core.state.priorities import Orders
-from ..core.state.states import Catalog, DestinationState, SubscriptionState
+from ..core.state.states import Catalog
 
 
 @dataclass(slots=True)

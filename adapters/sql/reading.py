@@ -18,8 +18,8 @@ from typing import Any, Final
 from sqlalchemy.engine import Connection
 
 from ..core.record.place import ALSO_WAITING, SEQ, Place, priority_of
-from ..core.state.leases import Channel
-from ..core.state.states import Catalog, DestinationState, SubscriptionState
+from ..core.state.leases import Channel, DestinationState, SubscriptionState
+from ..core.state.states import Catalog
 from .database.columns import CONTENT, ID, PARTS, place_of, record_of
 from .database.columns import EXPIRES as EXPIRES_COLUMN
 from .database.errors import Database

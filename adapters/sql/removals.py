@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy.engine import Connection
 
 from ...policies.names.destination import Destination, Kind
-from ..core.state.states import DestinationState
+from ..core.state.leases import DestinationState
 from .database.errors import Database
 from .database.statements import Statements
 from .writing import LAST, Write

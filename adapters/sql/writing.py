@@ -22,7 +22,7 @@ from ..core.operations.plan import Plan
 from ..core.operations.table import AT_ONCE, apply_all
 from ..core.record.encoding import REMOVAL
 from ..core.record.place import ORDER, OWN, Place, order_of
-from ..core.state.states import DestinationState, SubscriptionState
+from ..core.state.leases import DestinationState, SubscriptionState
 from .database.columns import ID, chunk_rows, escaped, message_row, place_of
 from .database.statements import Statements
 from .duplicates import DuplicateRows

@@ -30,8 +30,18 @@ from anabranch.adapters.core.record.place import order_of
 from anabranch.adapters.core.service import sending, settling
 from anabranch.adapters.core.state import decoding
 from anabranch.adapters.core.state.delivery import Delivery
-from anabranch.adapters.core.state.leases import CLAIMED, LEASED, LEAVING, Channel, Lease, LeaseTime, Receiver
-from anabranch.adapters.core.state.states import Catalog, DestinationState, SubscriptionState
+from anabranch.adapters.core.state.leases import (
+    CLAIMED,
+    LEASED,
+    LEAVING,
+    Channel,
+    DestinationState,
+    Lease,
+    LeaseTime,
+    Receiver,
+    SubscriptionState,
+)
+from anabranch.adapters.core.state.states import Catalog
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import bodies, writing
 from anabranch.adapters.journal.encoding import SEND_OVERHEAD

@@ -12,7 +12,8 @@ from anabranch.adapters.core.operations.changes import Send
 from anabranch.adapters.core.operations.plan import Sequencer
 from anabranch.adapters.core.operations.tickets import Ticket
 from anabranch.adapters.core.record.encoding import encode
-from anabranch.adapters.core.state.states import Catalog, DestinationState
+from anabranch.adapters.core.state.leases import DestinationState
+from anabranch.adapters.core.state.states import Catalog
 from anabranch.policies.names.destination import Destination
 
 from ..journal.disk import JournalDisk

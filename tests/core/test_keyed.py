@@ -9,7 +9,7 @@ from anabranch.adapters.core.features.keyed.keyed import KeyChangedError, Keys, 
 from anabranch.adapters.core.operations.changes import Ack, AckRange
 from anabranch.adapters.core.operations.destination_changes import Remove
 from anabranch.adapters.core.operations.plan import Sequencer
-from anabranch.adapters.core.state.states import DestinationState
+from anabranch.adapters.core.state.leases import DestinationState
 from anabranch.policies.names.destination import Destination, Kind
 
 from .made import send_to, sequencer_of, ticket_of

@@ -22,7 +22,7 @@ from anabranch.adapters.core.features.large.files import LargeFiles
 from anabranch.adapters.core.messages import Message, Outgoing
 from anabranch.adapters.core.migration import copying
 from anabranch.adapters.core.record.large import CHUNK_BYTES, StoredBody
-from anabranch.adapters.core.state.states import DestinationState
+from anabranch.adapters.core.state.leases import DestinationState
 from anabranch.policies.errors import CorruptionError, StoreFullError, UnknownMessageError
 from anabranch.policies.names.destination import Destination
 

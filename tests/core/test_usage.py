@@ -15,7 +15,7 @@ from anabranch.adapters.core.engine.usage import ROW, Buffer, Recorder, Rows, ha
 from anabranch.adapters.core.operations.branches import Branch, Commit
 from anabranch.adapters.core.operations.changes import Ack, AckRange, Change, Send, SendMany
 from anabranch.adapters.core.operations.tickets import Ticket
-from anabranch.adapters.core.state.states import DestinationState, SubscriptionState
+from anabranch.adapters.core.state.leases import DestinationState, SubscriptionState
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.system.acceleration import PURE
 from anabranch.policies.names.destination import Destination

@@ -8,7 +8,7 @@ from typing import Any
 
 from anabranch.adapters.core.engine.engine import Engine
 from anabranch.adapters.core.operations.tickets import Ticket
-from anabranch.adapters.core.state.states import DestinationState
+from anabranch.adapters.core.state.leases import DestinationState
 from anabranch.adapters.journal.backend import JournalBackend
 from anabranch.adapters.journal.index.states import indexed
 from anabranch.adapters.journal.writing import JournalBatch, JournalEncoder

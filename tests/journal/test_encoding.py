@@ -34,7 +34,8 @@ from anabranch.adapters.core.operations.changes import (
 )
 from anabranch.adapters.core.operations.destination_changes import CloseGate, Declare, Remove, Subscribe, Unsubscribe
 from anabranch.adapters.core.record.encoding import encode
-from anabranch.adapters.core.state.states import Catalog, DestinationState, SubscriptionState
+from anabranch.adapters.core.state.leases import DestinationState, SubscriptionState
+from anabranch.adapters.core.state.states import Catalog
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.journal import snapshot
 from anabranch.adapters.journal.bodies import body_of

@@ -11,8 +11,8 @@ from ....policies.errors import CorruptionError
 from ..operations.changes import Change
 from ..operations.plan import Plan
 from ..record.place import Place
+from ..state.leases import DestinationState
 from ..state.rows import Rows
-from ..state.states import DestinationState
 from ..store_types import Progress
 from .host import Host, Writes
 from .settings import Settings

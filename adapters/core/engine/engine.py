@@ -30,9 +30,9 @@ from ..operations.plan import Plan, Sequencer
 from ..operations.tickets import Ticket
 from ..state.delivery import Delivery
 from ..state.gates import MovedError
-from ..state.leases import Channel, Receiver
+from ..state.leases import Channel, DestinationState, Receiver
 from ..state.rows import Rows
-from ..state.states import Catalog, DestinationState
+from ..state.states import Catalog
 from . import arrivals
 from .hooks import Bodies, Feature, Hooks, KeyedValues, Outbox, Quotas, Schedule, Transient
 

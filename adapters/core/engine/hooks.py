@@ -19,9 +19,9 @@ from ..operations.plan import Plan
 from ..record.large import StoredBody
 from ..record.place import Place
 from ..state.duplicates import Key
-from ..state.leases import Lease
+from ..state.leases import DestinationState, Lease, SubscriptionState
 from ..state.limits import Amount, Grant
-from ..state.states import Catalog, DestinationState, SubscriptionState
+from ..state.states import Catalog
 
 Follower = Callable[[Any], object]
 

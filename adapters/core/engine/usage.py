@@ -26,7 +26,7 @@ from ...system.acceleration import inner_loop
 from ..operations.branches import Commit
 from ..operations.changes import Ack, AckRange, Change, Send, SendMany
 from ..operations.destination_changes import Remove, Unsubscribe
-from ..state.states import DestinationState, SubscriptionState
+from ..state.leases import DestinationState, SubscriptionState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,9 +25,8 @@ from ..engine.hooks import Feature
 from ..operations.changes import Change, Postponed
 from ..record.place import DELIVERIES, SEQ
 from ..state.due import DUE_MAX_MS
-from ..state.leases import Lease
+from ..state.leases import DestinationState, Lease, SubscriptionState
 from ..state.rows import Rows, ScheduledRows
-from ..state.states import DestinationState, SubscriptionState
 from ..state.sweep import wall_ms
 from .parts import Parts
 

@@ -18,7 +18,8 @@ from ..operations.changes import Ack, Send
 from ..operations.table import AT_ONCE, SEQ_MAX, Table
 from ..record.encoding import REMOVAL
 from ..record.place import ORDER, OWN, Place
-from ..state.states import Catalog, DestinationState, SubscriptionState
+from ..state.leases import DestinationState, SubscriptionState
+from ..state.states import Catalog
 from .memory_limit import MemoryLimit, nothing
 from .message_chunks import BITS, COUNT_COST, MASKS, MESSAGES_MAX, WAIT_COST, Chunk, Level, indexes, memory_of
 from .messages import DESTINATION_COST, SUBSCRIPTION_COST, DestinationMessages, Slot

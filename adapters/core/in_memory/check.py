@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 
 from ....policies.errors import AnabranchError
 from ..record.encoding import name_of
-from ..state.states import Catalog, DestinationState
+from ..state.leases import DestinationState
+from ..state.states import Catalog
 from .memory_limit import MemoryLimit
 from .message_chunks import Chunk, indexes
 from .messages import DestinationMessages

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Final
 
-from ..state.states import DestinationState
+from ..state.leases import DestinationState
 from .packed_numbers import Packed, bytes_of, packed_ascending
 from .swap_files import Address
 

@@ -10,9 +10,8 @@ from operator import itemgetter
 from typing import Final
 
 from ..record.place import ALSO_WAITING, SEQ, Place
-from ..state.leases import Channel
+from ..state.leases import Channel, DestinationState, SubscriptionState
 from ..state.priorities import Orders
-from ..state.states import DestinationState, SubscriptionState
 from .key_index import KeyIndex
 from .message_chunks import MASKS, Chunk, Level, indexes
 

@@ -20,8 +20,8 @@ from ..operations.destination_changes import Declare, Subscribe
 from ..operations.table import apply_all
 from ..record.encoding import REMOVAL
 from ..record.place import ALSO_WAITING, OWN, Place
-from ..state.leases import Channel
-from ..state.states import Catalog, DestinationState, SubscriptionState
+from ..state.leases import Channel, DestinationState, SubscriptionState
+from ..state.states import Catalog
 from . import check
 from .applying import MemoryTable, memory_of_branch, takes
 from .key_index import KEY_COST

@@ -34,7 +34,7 @@ from ..operations.branches import send_of
 from ..operations.changes import VAGUE_MARK, Ack, Change, Mark, Postponed, Returned, Send, vague_mark
 from ..record.encoding import HEAD, as_carried, is_large, reference_in
 from ..record.place import DELIVERIES, SEQ, Place
-from ..state.states import DestinationState, SubscriptionState
+from ..state.leases import DestinationState, SubscriptionState
 from ..state.sweep import wall_ms
 from ..store_types import Subscription, SubscriptionKey
 

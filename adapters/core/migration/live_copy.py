@@ -41,9 +41,8 @@ from ..record.encoding import name_of
 from ..record.place import DELIVERIES, OWN, SEQ
 from ..service.listening import Listener
 from ..state.gates import Gate
-from ..state.leases import MOVED, MOVING, Channel, Lease, Receiver
+from ..state.leases import MOVED, MOVING, Channel, DestinationState, Lease, Receiver, SubscriptionState
 from ..state.rows import KeyedRows
-from ..state.states import DestinationState, SubscriptionState
 from .copying import PAGE, Bringing, Item, Stored, amount, digest, messages, pages, read, remove
 from .seq_map import SeqMap
 

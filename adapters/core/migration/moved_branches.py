@@ -20,7 +20,7 @@ from ....policies.names.destination import Destination
 from ..operations.branches import Branch, payload_of, send_of
 from ..operations.changes import Ack, Change, Mark, Send, vague_mark
 from ..operations.destination_changes import Subscribe, Unsubscribe
-from ..state.states import DestinationState
+from ..state.leases import DestinationState
 from . import copying
 
 if TYPE_CHECKING:

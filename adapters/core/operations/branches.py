@@ -13,9 +13,9 @@ from ....policies.names.destination import Destination, Kind
 from ...wal.ticket import OWED, SHRINKS
 from ..record.encoding import name_of, order_and_expiry
 from ..record.place import order_of
-from ..state.leases import CLAIMED, Lease
+from ..state.leases import CLAIMED, DestinationState, Lease
 from ..state.limits import Grant
-from ..state.states import Catalog, DestinationState
+from ..state.states import Catalog
 from ..store_types import Prepared, Subscription
 from .changes import SMALL_BYTES, Ack, Change, Mark, Send
 from .destination_changes import Subscribe, Unsubscribe

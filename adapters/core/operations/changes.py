@@ -16,8 +16,7 @@ from ...wal.ticket import GROWS, OWED, SHRINKS
 from ..messages import DROPPED
 from ..record.encoding import HEAD, REMOVAL
 from ..record.place import DELIVERIES, SEQ, Place
-from ..state.leases import LEAVING, Lease
-from ..state.states import DestinationState, SubscriptionState
+from ..state.leases import LEAVING, DestinationState, Lease, SubscriptionState
 
 if TYPE_CHECKING:
     from ....policies.errors import AnabranchError

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ...wal.ticket import SHRINKS
-from ..state.states import DestinationState, SubscriptionState
+from ..state.leases import DestinationState, SubscriptionState
 from ..store_types import Subscription, SubscriptionKey
 from .changes import SMALL_BYTES, Change, declaration_bytes
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..state.states import Catalog, DestinationState, SubscriptionState
+from ..state.leases import DestinationState, SubscriptionState
+from ..state.states import Catalog
 
 Counted = DestinationState | SubscriptionState
 """The things that messages are counted for."""

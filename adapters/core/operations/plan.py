@@ -20,7 +20,8 @@ from ....policies.names.destination import Destination, Kind
 from ..record.encoding import is_requeued
 from ..state.duplicates import DuplicateWindow, Key
 from ..state.gates import Gate, require_passage
-from ..state.states import Catalog, DestinationState, SubscriptionState
+from ..state.leases import DestinationState, SubscriptionState
+from ..state.states import Catalog
 from ..store_types import SubscriptionKey
 from .branches import Branch, Commit, Rollback
 from .changes import Change, Refused, Send, SendMany

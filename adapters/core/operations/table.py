@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ..record.place import Place
-from ..state.states import DestinationState, SubscriptionState
+from ..state.leases import DestinationState, SubscriptionState
 from .changes import Ack, Change, Postponed, Send
 
 if TYPE_CHECKING:

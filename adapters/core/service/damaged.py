@@ -12,7 +12,7 @@ from ....policies.errors import CorruptionError
 from ..backend import ReadError
 from ..engine.engine import Engine
 from ..record.place import Place
-from ..state.states import DestinationState
+from ..state.leases import DestinationState
 
 _record_of = itemgetter(1)
 _PUT_ANEW: Final = "put another one, or restore the file from a backup to have it again"

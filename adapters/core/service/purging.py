@@ -20,8 +20,8 @@ from ..operations.destination_changes import CloseGate, Remove, Unsubscribe
 from ..operations.table import SEQ_MAX
 from ..record.place import SEQ, Place
 from ..state.gates import Gate
-from ..state.leases import Channel, claimed
-from ..state.states import Catalog, DestinationState, SubscriptionState
+from ..state.leases import Channel, DestinationState, SubscriptionState, claimed
+from ..state.states import Catalog
 from ..store_types import SubscriptionKey
 from .receiving import Receiving
 from .sending import Sending

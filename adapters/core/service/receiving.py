@@ -20,8 +20,7 @@ from ..record.place import ALSO_WAITING, ORDER, ORDER_MAX, SEQ, Place, order_of
 from ..state.decoding import decode
 from ..state.delivery import CLOCK_SECONDS
 from ..state.gates import MovedError
-from ..state.leases import Channel, Lease, Receiver
-from ..state.states import DestinationState, SubscriptionState
+from ..state.leases import Channel, DestinationState, Lease, Receiver, SubscriptionState
 from ..state.sweep import wall_ms
 from ..store_types import SubscriptionKey
 from .damaged import is_damage, lose, readable

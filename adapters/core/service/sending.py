@@ -25,10 +25,10 @@ from ..operations.tickets import Ticket
 from ..record.encoding import HEAD, encode, encode_outgoing
 from ..record.large import StoredBody
 from ..record.place import order_of
+from ..state.leases import DestinationState
 from ..state.limits import Grant, cancel, release
 from ..state.priorities import FETCH
 from ..state.rows import ScheduledRows
-from ..state.states import DestinationState
 from .subscriptions import checked
 
 _destination_of = itemgetter(0)

@@ -11,8 +11,7 @@ from ....policies.names.destination import Destination
 from ..engine.engine import Engine
 from ..operations.pending_counts import Counted, PendingCounts
 from ..record.encoding import sent_at_ms
-from ..state.leases import Channel, Lease
-from ..state.states import SubscriptionState
+from ..state.leases import Channel, Lease, SubscriptionState
 from ..state.sweep import wall_ms
 from ..store_types import Counts, StoreStats, SubscriptionKey
 from .receiving import Receiving

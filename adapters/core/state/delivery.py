@@ -37,7 +37,7 @@ from .sweep import Sweep, wall_ms
 if TYPE_CHECKING:
     from ..messages import MessageStore
     from .gates import Gate
-    from .states import DestinationState, SubscriptionState
+    from .leases import DestinationState, SubscriptionState
 
 log = logging.getLogger(__name__)
 

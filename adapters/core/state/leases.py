@@ -1,4 +1,5 @@
-"""Leases, and the lines of those who wait: channels, leases, receivers. Delivery (delivery.py) has the rules."""
+"""Destinations and subscriptions, the channels of both, and the leases of what is received there. They refer to each
+other, so they stand together. Delivery (delivery.py) has the rules."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from ....policies.names.destination import Destination, Kind
 from ..record.place import SEQ, Place
-from ..store_types import SubscriptionKey
+from ..store_types import Subscription, SubscriptionKey
 from .priorities import Level, Levels
 
 if TYPE_CHECKING:
     from ..messages import MessageStore
     from .gates import Gate
-    from .states import DestinationState, SubscriptionState
 
 LEASED: Final = 1
 CLAIMED: Final = 2
@@ -27,6 +28,138 @@ ACKED: Final = "it was acked"
 RELEASED: Final = "it was released"
 REJECTED: Final = "it was rejected"
 ROLLED_BACK: Final = "a transaction that had it was rolled back, or has released it"
+
+
+class SubscriptionState:
+    """One durable subscription of a topic. All fields belong to the store's lock."""
+
+    __slots__ = (
+        "channel",
+        "count",
+        "delayed",
+        "expired",
+        "number",
+        "own",
+        "start",
+        "subscription",
+        "topic",
+        "volatile",
+    )
+
+    def __init__(self, number: int, topic: DestinationState, subscription: Subscription, start: int) -> None:
+        self.number = number
+        """In this store, for life."""
+        self.topic = topic
+        self.subscription = subscription
+        self.start = start
+        """Messages from the one after this seq on are for it; of those before, none."""
+        self.count = 0
+        """Messages that it has yet to ack. The backend counts them."""
+        self.delayed = 0
+        """Messages among them that wait for their time, for the subscription alone or for all. The backend counts
+        them."""
+        self.expired = 0
+        """Messages that it never acked, for their time was over; since open."""
+        self.volatile: SubscriptionState | None = None
+        """The mirror, as of its topic."""
+        self.channel = Channel(topic, self)
+        self.own: Any = None
+        """The backend's."""
+
+    @property
+    def total(self) -> int:
+        """Return how many messages the subscription has yet to ack, persistent or not."""
+        return self.count + (self.volatile.count if self.volatile is not None else 0)
+
+    @property
+    def total_delayed(self) -> int:
+        """Return how many of the messages wait for their time."""
+        return self.delayed + (self.volatile.delayed if self.volatile is not None else 0)
+
+
+class DestinationState:
+    """One queue, topic or map. All fields belong to the store's lock, but `declared`, which is the writer's."""
+
+    __slots__ = (
+        "at_limit",
+        "bytes",
+        "channel",
+        "count",
+        "declared",
+        "delayed",
+        "destination",
+        "expired",
+        "is_map",
+        "is_topic",
+        "number",
+        "own",
+        "removed",
+        "room",
+        "subscriptions",
+        "volatile",
+    )  # fmt: skip
+
+    def __init__(self, number: int, destination: Destination) -> None:
+        self.number = number
+        """In this store, for life."""
+        self.destination = destination
+        self.is_topic = destination.kind is Kind.TOPIC
+        self.is_map = destination.kind is Kind.MAP
+        """Its messages are values, and their ids the keys (keyed.py)."""
+        self.declared = False
+        """True if what is written gives the number its name already."""
+        self.removed = False
+        """True if the destination was removed, and its number is never used again: a destination of its name is another
+        state."""
+        self.count = 0
+        """Messages held, and their bytes. The backend counts them: `Catalog.count`."""
+        self.bytes = 0
+        self.delayed = 0
+        """Messages that wait for their time, of a topic those that do so for all. The backend counts them."""
+        self.expired = 0
+        """Messages that are gone since their time was over; since open."""
+        self.at_limit: dict[Channel, None] = {}
+        """Its channels where somebody waits who got nothing, since as many messages are leased as may be."""
+        self.channel = Channel(self)
+        """The channel of a queue."""
+        self.subscriptions: dict[SubscriptionKey, SubscriptionState] = {}
+        """Replaced, not changed, so that other threads may walk it."""
+        self.own: Any = None
+        """The backend's."""
+        self.room: Any = None
+        """The quotas': its limit, once one is sent to it that has one (rooms.py)."""
+        self.volatile: DestinationState | None = None
+        """The mirror for transient messages; None before the first (transient/messages.py)."""
+
+    @property
+    def total(self) -> int:
+        """Return how many messages are held, persistent or not."""
+        return self.count + (self.volatile.count if self.volatile is not None else 0)
+
+    @property
+    def total_delayed(self) -> int:
+        """Return how many of the messages wait for their time."""
+        return self.delayed + (self.volatile.delayed if self.volatile is not None else 0)
+
+    def recipients(self, seq: int) -> list[SubscriptionState]:
+        """Return the subscriptions that a message of this seq is for."""
+        return [subscriber for subscriber in self.subscriptions.values() if subscriber.start < seq]
+
+    def channels(self, number: int = 0) -> tuple[Channel, ...]:
+        """Return a queue's channel; of a topic those of all its subscriptions, or of the one with this number."""
+        if not self.is_topic:
+            return (self.channel,)
+        return tuple(
+            subscriber.channel for subscriber in self.subscriptions.values() if number in (0, subscriber.number)
+        )
+
+    def join(self, subscriber: SubscriptionState) -> None:
+        """Add a subscription. Idempotent."""
+        self.subscriptions = {**self.subscriptions, subscriber.subscription.key: subscriber}
+
+    def leave(self, subscriber: SubscriptionState) -> None:
+        """Remove a subscription. Idempotent."""
+        self.subscriptions = {key: other for key, other in self.subscriptions.items() if other is not subscriber}
 
 
 class Channel:

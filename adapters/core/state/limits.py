@@ -21,8 +21,7 @@ from ...system.reservation import Reservation
 from ...system.volumes import Volume
 
 if TYPE_CHECKING:
-    from .leases import Lease
-    from .states import DestinationState
+    from .leases import DestinationState, Lease
 
 Amount = tuple[int, int]
 """Messages and their bytes."""

@@ -15,13 +15,10 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
 
 from ..record.place import ORDER_MAX, SEQ, Place
-
-if TYPE_CHECKING:
-    from .leases import Channel
-    from .rows import Rows
 
 FETCH: Final = 64
 """How many messages a receive looks up ahead."""
@@ -59,6 +56,24 @@ class Orders:
         return self._sorted[at] if at < len(self._sorted) else None
 
 
+class Source(Protocol):
+    """The channel that levels belong to (leases.py)."""
+
+    state: Any
+    subscription: Any
+    held: dict[int, Any]
+
+
+class OrderedRows(Protocol):
+    """The rows (rows.py), as levels ask them for messages."""
+
+    def next_order(self, state: Any, subscription: Any, order: int) -> int | None:
+        """Return what Rows.next_order does."""
+
+    def rows(self, state: Any, subscription: Any, order: int, after: int, limit: int) -> Sequence[Place]:
+        """Return what Rows.rows does."""
+
+
 class Level:
     """The messages that have been fetched of one order of a channel."""
 
@@ -72,7 +87,7 @@ class Level:
         self.ready: deque[Place] | None = None
         """None before the first fetch: a level may wait long for its turn, and there may be 65,536."""
 
-    def fetch(self, channel: Channel, rows: Rows, order: int, epoch: int = 0) -> deque[Place] | None:
+    def fetch(self, channel: Source, rows: OrderedRows, order: int, epoch: int = 0) -> deque[Place] | None:
         """Look some ahead; None if nobody holds none. `epoch`: what `end` is if there is no more. A message claimed by
         a transaction that was prepared before this open is skipped: a rollback brings it back, after a commit nothing
         would tell that it is dead."""
@@ -148,7 +163,7 @@ class Levels:
         else:
             level.set_back(seq)
 
-    def first(self, channel: Channel, rows: Rows) -> deque[Place] | None:
+    def first(self, channel: Source, rows: OrderedRows) -> deque[Place] | None:
         """Return what was fetched of the first order that has something; None if none has."""
         heap, levels = self._heap, self._levels
         while True:

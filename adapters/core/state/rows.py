@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from ..record.place import Place
 
 if TYPE_CHECKING:
-    from .leases import Channel
-    from .states import DestinationState, SubscriptionState
+    from .leases import Channel, DestinationState, SubscriptionState
 
 
 class Rows(Protocol):

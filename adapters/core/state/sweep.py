@@ -20,9 +20,8 @@ from ..messages import DELIVERY_LIMIT, EXPIRED
 from ..record.place import EXPIRES, ORDER, SEQ, Place
 
 if TYPE_CHECKING:
-    from .leases import Channel
+    from .leases import Channel, DestinationState
     from .rows import Rows
-    from .states import DestinationState
 
 LOOKED_MAX: Final = 512
 """Messages that are looked at before others get their turn."""

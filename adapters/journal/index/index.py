@@ -33,7 +33,8 @@ from ...core.operations.branches import Branch
 from ...core.operations.changes import Ack, Send
 from ...core.operations.table import AT_ONCE, SEQ_MAX
 from ...core.record.place import OWN, Place
-from ...core.state.states import Catalog, DestinationState, SubscriptionState
+from ...core.state.leases import DestinationState, SubscriptionState
+from ...core.state.states import Catalog
 from ...core.store_types import Subscription
 from ...system.files import FILE_MODE
 from ...wal.format import COPIES

@@ -33,8 +33,8 @@ from ...core.operations.changes import Ack, Change, Mark, Send, SendMany
 from ...core.operations.table import SEQ_MAX
 from ...core.record.encoding import REMOVAL
 from ...core.record.place import ALSO_WAITING, ORDER, OWN, SEQ, Place
-from ...core.state.leases import Channel
-from ...core.state.states import Catalog, DestinationState, SubscriptionState
+from ...core.state.leases import Channel, DestinationState, SubscriptionState
+from ...core.state.states import Catalog
 from ...wal.segment import Segment, SegmentTable
 from ..encoding import SEND_OVERHEAD
 from ..pending_before import PendingBefore

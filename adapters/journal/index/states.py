@@ -3,7 +3,7 @@ store's lock, and is as of what is applied."""
 
 from __future__ import annotations
 
-from ...core.state.states import DestinationState, SubscriptionState
+from ...core.state.leases import DestinationState, SubscriptionState
 
 
 class IndexedDestination:

@@ -17,7 +17,7 @@ from ...core.operations.branches import Forget
 from ...core.operations.changes import Change, Send
 from ...core.operations.destination_changes import Declare, Remove, Subscribe, Unsubscribe
 from ...core.operations.table import SEQ_MAX, apply_all
-from ...core.state.states import DestinationState, SubscriptionState
+from ...core.state.leases import DestinationState, SubscriptionState
 from ...core.store_types import Progress, Subscription
 from ...wal import format as w
 from ...wal.reader import Batch, BatchReader, Record, records_of

@@ -17,8 +17,7 @@ from ....wal.ticket import SHRINKS
 from ...operations.changes import Change, Send
 from ...operations.plan import Effect, Naming, Plan
 from ...state.duplicates import Key
-from ...state.leases import Receiver
-from ...state.states import DestinationState
+from ...state.leases import DestinationState, Receiver
 
 RECENT_MAX: Final = 256
 """Keys that may be remembered as fresh though they are applied."""

@@ -25,9 +25,8 @@ from ...record.encoding import body_of
 from ...record.keys import key_bytes, text_bytes
 from ...record.place import EXPIRES, OWN, SEQ, Place
 from ...service.damaged import lose, readable
-from ...state.leases import Receiver
+from ...state.leases import DestinationState, Receiver
 from ...state.rows import KeyedRows
-from ...state.states import DestinationState
 from ...state.sweep import wall_ms
 from ..parts import Parts
 from .keyed import KeyChangedError, Keys, Unchanged

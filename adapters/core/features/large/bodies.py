@@ -60,7 +60,7 @@ from ...record.large import (
     start_of,
 )
 from ...record.place import SEQ
-from ...state.states import DestinationState
+from ...state.leases import DestinationState
 from ..parts import Parts
 from .files import LargeFiles
 

@@ -19,9 +19,8 @@ from .....policies.errors import CorruptionError
 from .....policies.names.destination import Destination
 from ....system.background import CoalescedJob
 from ...record.place import SEQ, Place, is_volatile
-from ...state.leases import LEAVING, Lease
+from ...state.leases import LEAVING, DestinationState, Lease
 from ...state.limits import NOTHING, Amount, Grant, Room
-from ...state.states import DestinationState
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine

@@ -26,9 +26,8 @@ from ...engine.hooks import Feature
 from ...messages import Message
 from ...operations.changes import Change
 from ...state.gates import require_passage
-from ...state.leases import Lease
+from ...state.leases import DestinationState, Lease
 from ...state.limits import NOTHING, Amount, Grant, NoRoomYetError, Room, may_wait
-from ...state.states import DestinationState
 from ..parts import Parts
 from .dropping import DropLog, Oldest
 from .rooms import Request, Rooms

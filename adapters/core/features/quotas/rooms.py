@@ -14,9 +14,8 @@ from ...messages import Message
 from ...operations.changes import Change, Send, SendMany, sent
 from ...record.encoding import REMOVAL, is_requeued
 from ...state.duplicates import Key
-from ...state.leases import Lease
+from ...state.leases import DestinationState, Lease
 from ...state.limits import NOTHING, Amount, DiskRoom, Room
-from ...state.states import DestinationState
 
 if TYPE_CHECKING:
     from .....policies.config import LimitOptions

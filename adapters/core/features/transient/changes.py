@@ -11,8 +11,8 @@ from ...operations.plan import Effect, Plan
 from ...record.encoding import is_requeued
 from ...state.delivery import Delivery
 from ...state.duplicates import DuplicateWindow, Key
+from ...state.leases import DestinationState
 from ...state.rows import Rows
-from ...state.states import DestinationState
 
 Inner = Send | Ack | Returned | Postponed
 

@@ -38,9 +38,9 @@ from ...record.encoding import is_requeued
 from ...record.place import is_volatile
 from ...state.duplicates import DuplicateWindow, Key
 from ...state.gates import require_passage
-from ...state.leases import Channel, Lease
+from ...state.leases import Channel, DestinationState, Lease, SubscriptionState
 from ...state.limits import Grant, release
-from ...state.states import Catalog, DestinationState, SubscriptionState
+from ...state.states import Catalog
 from ..parts import Parts
 from .changes import TransientChange, TransientEffect
 from .rows import AT_ONCE, PLANNED, MixedRows, mirror_of

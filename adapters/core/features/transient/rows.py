@@ -9,9 +9,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from ...record.place import ALSO_WAITING, SEQ, Place, TransientSlot, is_volatile
-from ...state.leases import Channel
+from ...state.leases import Channel, DestinationState, SubscriptionState
 from ...state.rows import Rows, ScheduledRows
-from ...state.states import Catalog, DestinationState, SubscriptionState
+from ...state.states import Catalog
 
 if TYPE_CHECKING:
     from ...backend import Backend

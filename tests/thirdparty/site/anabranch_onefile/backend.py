@@ -20,8 +20,7 @@ from anabranch.adapters.core.operations.plan import Plan
 from anabranch.adapters.core.operations.table import apply_all
 from anabranch.adapters.core.record.encoding import REMOVAL, name_of, order_and_expiry
 from anabranch.adapters.core.record.place import ALSO_WAITING, DELIVERIES, Place, order_of
-from anabranch.adapters.core.state.leases import Channel
-from anabranch.adapters.core.state.states import DestinationState, SubscriptionState
+from anabranch.adapters.core.state.leases import Channel, DestinationState, SubscriptionState
 from anabranch.adapters.core.store_types import Progress, Subscription
 from anabranch.adapters.system.directory import StoreDirectory
 from anabranch.adapters.system.files import sync_directory
