@@ -43,7 +43,7 @@ GAP: Final = 1000
 
 
 class Write:
-    """A Table (core/changes.py) over the tables of a store. Used by the thread that writes, once."""
+    """A Table (core/operations/table.py) over the tables of a store. Used by the thread that writes, once."""
 
     def __init__(
         self,

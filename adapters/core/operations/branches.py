@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -23,8 +23,6 @@ from .destination_changes import Subscribe, Unsubscribe
 if TYPE_CHECKING:
     from ..state.delivery import Delivery
     from ..state.rows import Rows
-    from .plan import Plan
-    from .table import Table
 
 
 _size = attrgetter("size")
@@ -88,6 +86,29 @@ class Branch:
             self.promise = size
 
 
+class BranchPlan(Protocol):
+    """A plan (plan.py), as the changes of branches look at it and add to it."""
+
+    changes: list[Change]
+    prepared: Sequence[Branch]
+    is_more: bool
+
+    def settle(self, outcome: Commit | Rollback, brings: Iterable[Change]) -> list[Any] | None: ...
+
+
+class BranchTable(Protocol):
+    """The steps of a backend for the changes of branches (table.py)."""
+
+    def prepare(self, branch: Branch) -> None:
+        """Prepare a branch, which waits for its outcome: `branch.payload` is to be kept until then."""
+
+    def settled(self, branch: Branch, committed: bool) -> None:
+        """Settle a branch that has its outcome; that it is committed is remembered until `forget`."""
+
+    def forget(self, transactions: Sequence[bytes]) -> None:
+        """Forget these transactions, which need no longer be remembered."""
+
+
 class Prepare(Change):
     """The change by which a branch waits for its outcome from now on."""
 
@@ -96,12 +117,12 @@ class Prepare(Change):
     def __init__(self, branch: Branch) -> None:
         self.branch, self.size = branch, SMALL_BYTES + len(branch.payload)
 
-    def plan(self, plan: Plan) -> None:
+    def plan(self, plan: BranchPlan) -> None:
         plan.prepared = (*plan.prepared, self.branch)
         plan.is_more = True
         plan.changes.append(self)
 
-    def apply(self, table: Table) -> None:
+    def apply(self, table: BranchTable) -> None:
         table.prepare(self.branch)
 
     def undo(self, delivery: Delivery, rows: Rows) -> None:
@@ -122,11 +143,11 @@ class Commit(Change):
     def __init__(self, branch: Branch) -> None:
         self.branch, self.size = branch, branch.promise or branch.outcome_size
 
-    def plan(self, plan: Plan) -> list[Any] | None:
+    def plan(self, plan: BranchPlan) -> list[Any] | None:
         """Commit the branch; return the outcomes of its changes, None if it was committed or rolled back before."""
         return plan.settle(self, self.branch.changes)
 
-    def apply(self, table: Table) -> None:
+    def apply(self, table: BranchTable) -> None:
         table.settled(self.branch, True)
 
 
@@ -140,11 +161,11 @@ class Rollback(Change):
     def __init__(self, branch: Branch) -> None:
         self.branch, self.size = branch, SMALL_BYTES * (2 + max(len(branch.leases), len(branch.returned)))
 
-    def plan(self, plan: Plan) -> bool:
+    def plan(self, plan: BranchPlan) -> bool:
         """Roll the branch back; return whether it was prepared."""
         return plan.settle(self, self.branch.returned) is not None
 
-    def apply(self, table: Table) -> None:
+    def apply(self, table: BranchTable) -> None:
         table.settled(self.branch, False)
 
     def states(self) -> Iterable[DestinationState]:
@@ -162,7 +183,7 @@ class Forget(Change):
         self.transactions = transactions
         self.size = SMALL_BYTES * (1 + len(transactions))
 
-    def apply(self, table: Table) -> None:
+    def apply(self, table: BranchTable) -> None:
         table.forget(self.transactions)
 
 

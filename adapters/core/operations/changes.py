@@ -9,12 +9,12 @@ it is applied and settled under the store's lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn, Protocol
 
 from ...wal.ticket import GROWS, OWED, SHRINKS
 from ..messages import DROPPED
-from ..record.encoding import HEAD, REMOVAL
+from ..record.encoding import HEAD, REMOVAL, is_requeued
 from ..record.place import DELIVERIES, SEQ, Place
 from ..state.leases import LEAVING, DestinationState, Lease, SubscriptionState
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ....policies.errors import AnabranchError
     from ..record.large import StoredBody
     from ..state.delivery import Delivery
+    from ..state.duplicates import Key
     from ..state.rows import Rows
+    from ..store_types import SubscriptionKey
     from .pending_counts import PendingCounts
-    from .plan import Plan
-    from .table import Table
 
 SMALL_BYTES: Final = 64
 """At most so many bytes a change takes when it is written, beside the record of a message and the texts of names."""
@@ -46,12 +46,12 @@ class Change:
     leaves: ClassVar[int] = GROWS
     """The room that it has to leave in a log on a full disk (wal/ticket.py)."""
 
-    def plan(self, plan: Plan) -> Any:
-        """Take its place behind what is in the plan. Returns what its caller is told. May be done again."""
+    def plan(self, plan: Any) -> Any:
+        """Take its place behind what is in the plan (plan.py). Returns what its caller is told. May be done again."""
         plan.changes.append(self)
 
-    def apply(self, table: Table) -> None:
-        """Tell the backend."""
+    def apply(self, table: Any) -> None:
+        """Tell the backend, by its table (table.py)."""
         raise AssertionError(f"no backend is told of {self}")
 
     def settle(self, delivery: Delivery) -> None:
@@ -77,13 +77,83 @@ class Change:
         return self
 
 
+class MessagePlan(Protocol):
+    """A plan (plan.py), as changes of messages look at it and add to it."""
+
+    changes: list[Change]
+    last_seq: int
+    more: int
+    removed: Sequence[DestinationState]
+
+    def current(self, state: DestinationState) -> DestinationState: ...
+
+    def is_declared(self, state: DestinationState) -> bool: ...
+
+    def declare(self, state: DestinationState) -> None: ...
+
+    def subscriptions(self, state: DestinationState) -> Mapping[SubscriptionKey, SubscriptionState]: ...
+
+    def naming(self, state: DestinationState) -> Naming: ...
+
+    def remember(self, key: Key, seq: int) -> None: ...
+
+    def drop(self) -> None: ...
+
+    def expire(self) -> None: ...
+
+
+class MessageTable(Protocol):
+    """The steps of a backend for changes of messages (table.py)."""
+
+    def put(self, sends: Sequence[Send]) -> None:
+        """Put new messages, all of one destination. A topic's message is for those whom `recipients` names; without any
+        it is not kept. Their destination and those subscriptions count them. A map's message takes the place of the
+        message of the same id, which is dead from then on. A REMOVAL (encoding.py) is dead itself. So is one that comes
+        after another of a higher seq."""
+
+    def ack(self, acks: Sequence[Ack]) -> None:
+        """Ack messages: each is dead for the subscription of its ack's number, and for good when all have acked it;
+        number 0: for all. The `place` of an ack: where its message was when it was leased, if that is known."""
+
+    def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
+        """Ack all messages between two seqs; also for a subscription that has ended, and in a destination that was
+        removed."""
+
+    def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
+        """Set how often a message was given back by now. `place`: where it was when it was leased, if that is known."""
+
+    def postpone(self, state: DestinationState, seq: int, number: int, due: int, place: Place | None) -> None:
+        """Let a message wait until this time (ms), or, at 0, no longer: Rows tells what that means. For the
+        subscription of this number; 0: a queue's, or a topic's for all. Nothing happens to one that is dead, or acked.
+        The destination, and subscriptions, count what waits. A backend that `postpones` has it."""
+
+
+class Naming:
+    """The meaning of message ids in a destination: a message of the same id is a duplicate. Told by changes, with their
+    plan (plan.py)."""
+
+    def first(self, plan: Any, send: Send) -> int | None:
+        """Return the seq of the message that `send` is a duplicate of; None: it is none."""
+        assert send.name is not None
+        first = plan.seq_of((send.state.number, send.name))
+        return None if first is None or is_requeued(send.record) else first
+
+    def given(self, plan: Any, send: Send) -> None:
+        """Note a message that has its seq."""
+        assert send.name is not None
+        plan.remember((send.state.number, send.name), send.seq)
+
+    def acked_many(self, plan: Any) -> None:
+        """Note that any messages of such a destination may go."""
+
+
 class _Extras(NamedTuple):
     """What few messages have, so that the others pay for one question."""
 
     deliver_at_ms: int
     large: StoredBody | None
 
-    def plan(self, plan: Plan, send: Send) -> None:
+    def plan(self, plan: MessagePlan, send: Send) -> None:
         """Plan what goes with a message that has its seq."""
         if self.large is not None:
             self.large.bodies.planned(plan, send)
@@ -142,7 +212,7 @@ class Send(Change):
     def _set_extras(self, due: int, body: StoredBody | None) -> None:
         self.extras = _Extras(due, body) if due or body is not None else None
 
-    def plan(self, plan: Plan) -> tuple[int, bool]:
+    def plan(self, plan: MessagePlan) -> tuple[int, bool]:
         """Give the message its seq; return the seq, and whether the message is a duplicate by an id of its sender's."""
         state = self.state
         unsure = plan.removed or not state.declared
@@ -170,7 +240,7 @@ class Send(Change):
             self.extras.plan(plan, self)
         return seq, False
 
-    def apply(self, table: Table) -> None:
+    def apply(self, table: MessageTable) -> None:
         table.put([self])
 
     def states(self) -> Iterable[DestinationState]:
@@ -190,7 +260,7 @@ class Refused(Change):
     def __init__(self, error: AnabranchError) -> None:
         self.error = error
 
-    def plan(self, plan: Plan) -> NoReturn:
+    def plan(self, plan: MessagePlan) -> NoReturn:
         raise self.error
 
 
@@ -202,7 +272,7 @@ class Dropped(Change):
     size: int = 0
     leaves = OWED
 
-    def plan(self, plan: Plan) -> tuple[int, bool]:
+    def plan(self, plan: MessagePlan) -> tuple[int, bool]:
         """Return the outcome that the message's receipt tells."""
         return DROPPED, False
 
@@ -239,7 +309,7 @@ class SendMany(Change, Sequence[Send]):
         send.seq = self.seq + at
         return send
 
-    def plan(self, plan: Plan) -> int:
+    def plan(self, plan: MessagePlan) -> int:
         """Give the messages their seqs; return the first."""
         if plan.removed or not self.state.declared:  # as Send.plan
             self.state = plan.current(self.state)
@@ -250,7 +320,7 @@ class SendMany(Change, Sequence[Send]):
         plan.changes.append(self)
         return self.seq
 
-    def apply(self, table: Table) -> None:
+    def apply(self, table: MessageTable) -> None:
         table.put(self)
 
     def states(self) -> Iterable[DestinationState]:
@@ -291,7 +361,7 @@ class Mark(Change):
         self.own: Any = None
         """The backend's: where it has written it."""
 
-    def plan(self, plan: Plan) -> tuple[int, bool]:
+    def plan(self, plan: MessagePlan) -> tuple[int, bool]:
         """Remember the name, unless its destination is gone: then its ids would be gone too. Returns what no caller is
         told."""
         if plan.removed or not self.state.declared:
@@ -304,7 +374,7 @@ class Mark(Change):
         plan.changes += (self, Ack(self.state, self.seq, 0))
         return self.seq, True
 
-    def apply(self, table: Table) -> None:
+    def apply(self, table: MessageTable) -> None:
         """Do nothing: there is no message. A journal takes note of the record (short_lived)."""
 
     def add_to(self, counts: PendingCounts) -> None:
@@ -330,7 +400,7 @@ class Ack(Change):
         """True if the ack makes room, and nobody has received the message: a branch that is rolled back gives it back
         as it was."""
 
-    def apply(self, table: Table) -> None:
+    def apply(self, table: MessageTable) -> None:
         table.ack([self])
 
     def settle(self, delivery: Delivery) -> None:
@@ -363,11 +433,11 @@ class AckRange(Change):
     def __init__(self, state: DestinationState, first: int, last: int, number: int) -> None:
         self.state, self.first, self.last, self.number = state, first, last, number
 
-    def plan(self, plan: Plan) -> None:
+    def plan(self, plan: MessagePlan) -> None:
         plan.naming(self.state).acked_many(plan)
         plan.changes.append(self)
 
-    def apply(self, table: Table) -> None:
+    def apply(self, table: MessageTable) -> None:
         table.ack_range(self.state, self.first, self.last, self.number)
 
     def settle(self, delivery: Delivery) -> None:
@@ -389,7 +459,7 @@ class Returned(Change):
     def __init__(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None = None) -> None:
         self.state, self.seq, self.number, self.count, self.place = state, seq, number, count, place
 
-    def apply(self, table: Table) -> None:
+    def apply(self, table: MessageTable) -> None:
         table.returned(self.state, self.seq, self.number, self.count, self.place)
 
 
@@ -409,7 +479,7 @@ class Postponed(Change):
         self.due = due
         """Milliseconds since the epoch; 0: it waits no longer."""
 
-    def apply(self, table: Table) -> None:
+    def apply(self, table: MessageTable) -> None:
         table.postpone(self.state, self.seq, self.number, self.due, self.place)
 
     def states(self) -> Iterable[DestinationState]:

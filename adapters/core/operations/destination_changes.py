@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ...wal.ticket import SHRINKS
 from ..state.leases import DestinationState, SubscriptionState
 from ..store_types import Subscription, SubscriptionKey
-from .changes import SMALL_BYTES, Change, declaration_bytes
+from .changes import SMALL_BYTES, Change, MessagePlan, declaration_bytes
 
 if TYPE_CHECKING:
     from ..state.delivery import Delivery
     from ..state.gates import Gate
-    from .plan import Plan
-    from .table import Table
+
+
+class DestinationPlan(MessagePlan, Protocol):
+    """A plan (plan.py), as changes of destinations and subscriptions look at it and add to it."""
+
+    def find(self, state: DestinationState) -> DestinationState: ...
+
+    def remove(self, state: DestinationState) -> None: ...
+
+    def subscribe(self, subscriber: SubscriptionState) -> None: ...
+
+    def unsubscribe(self, subscriber: SubscriptionState) -> None: ...
+
+    def close(self, gate: Gate) -> None: ...
+
+
+class DestinationTable(Protocol):
+    """The steps of a backend for changes of destinations and subscriptions (table.py)."""
+
+    def declare(self, state: DestinationState) -> None:
+        """Declare a destination that is there from now on."""
+
+    def remove(self, state: DestinationState) -> None:
+        """Remove a destination with all that belongs to it: nothing of it is seen any more, and its number is never
+        used again. Its messages, if there are more than AT_ONCE, may stay: then it is put into `Catalog.leaving`, and
+        is told by `ack_range` which of them go, until one reaches to SEQ_MAX; or the next opening removes them."""
+
+    def subscribe(self, subscriber: SubscriptionState) -> None:
+        """Begin a subscription: all that its topic holds behind `subscriber.start` is for it as well."""
+
+    def unsubscribe(self, subscriber: SubscriptionState) -> None:
+        """End a subscription: it has acked all, so to speak. If its topic holds more than AT_ONCE messages, it may do
+        so by pages, likewise."""
 
 
 class Declare(Change):
@@ -28,11 +59,11 @@ class Declare(Change):
         self.state = state
         self.size = SMALL_BYTES + declaration_bytes(state)
 
-    def plan(self, plan: Plan) -> None:
+    def plan(self, plan: DestinationPlan) -> None:
         self.state = plan.current(self.state)
         plan.declare(self.state)
 
-    def apply(self, table: Table) -> None:
+    def apply(self, table: DestinationTable) -> None:
         table.declare(self.state)
 
 
@@ -46,13 +77,13 @@ class Remove(Change):
     def __init__(self, state: DestinationState) -> None:
         self.state = state
 
-    def plan(self, plan: Plan) -> None:
+    def plan(self, plan: DestinationPlan) -> None:
         self.state = plan.find(self.state)
         if plan.is_declared(self.state):
             plan.remove(self.state)
             plan.changes.append(self)
 
-    def apply(self, table: Table) -> None:
+    def apply(self, table: DestinationTable) -> None:
         table.remove(self.state)
 
     def settle(self, delivery: Delivery) -> None:
@@ -72,7 +103,7 @@ class CloseGate(Change):
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
 
-    def plan(self, plan: Plan) -> None:
+    def plan(self, plan: DestinationPlan) -> None:
         """Close the gate. No backend is told of it."""
         plan.close(self.gate)
 
@@ -90,7 +121,7 @@ class Subscribe(Change):
         self.state, self.number, self.subscription, self.retroactive = state, number, subscription, retroactive
         self.size = SMALL_BYTES + subscription_bytes(subscription) + declaration_bytes(state)
 
-    def plan(self, plan: Plan) -> tuple[SubscriptionState, bool]:
+    def plan(self, plan: DestinationPlan) -> tuple[SubscriptionState, bool]:
         """Begin the subscription; return it, and whether it was there already."""
         if plan.removed or not self.state.declared:
             self.state = plan.current(self.state)
@@ -104,7 +135,7 @@ class Subscribe(Change):
         plan.changes.append(self)
         return subscriber, False
 
-    def apply(self, table: Table) -> None:
+    def apply(self, table: DestinationTable) -> None:
         table.subscribe(self.subscriber)
 
     def settle(self, delivery: Delivery) -> None:
@@ -126,7 +157,7 @@ class Unsubscribe(Change):
     def __init__(self, state: DestinationState, key: SubscriptionKey) -> None:
         self.state, self.key = state, key
 
-    def plan(self, plan: Plan) -> tuple[SubscriptionState | None, bool]:
+    def plan(self, plan: DestinationPlan) -> tuple[SubscriptionState | None, bool]:
         """End the subscription; return it, if it was there."""
         self.state = plan.find(self.state)
         subscriber = plan.subscriptions(self.state).get(self.key)
@@ -137,7 +168,7 @@ class Unsubscribe(Change):
         plan.changes.append(self)
         return subscriber, True
 
-    def apply(self, table: Table) -> None:
+    def apply(self, table: DestinationTable) -> None:
         table.unsubscribe(self.subscriber)
 
     def settle(self, delivery: Delivery) -> None:

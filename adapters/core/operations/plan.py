@@ -17,14 +17,13 @@ from typing import Any, Final, TypeVar
 
 from ....policies.errors import AnabranchError
 from ....policies.names.destination import Destination, Kind
-from ..record.encoding import is_requeued
 from ..state.duplicates import DuplicateWindow, Key
 from ..state.gates import Gate, require_passage
 from ..state.leases import DestinationState, SubscriptionState
 from ..state.states import Catalog
 from ..store_types import SubscriptionKey
 from .branches import Branch, Commit, Rollback
-from .changes import Change, Refused, Send, SendMany
+from .changes import Change, Naming, Refused, SendMany
 from .destination_changes import Declare
 from .tickets import Ticket
 
@@ -56,24 +55,6 @@ class Effect:
     def changes(self) -> Sequence[Change]:
         """Return the changes that no backend is told of."""
         return ()
-
-
-class Naming:
-    """The meaning of message ids in a destination: a message of the same id is a duplicate."""
-
-    def first(self, plan: Plan, send: Send) -> int | None:
-        """Return the seq of the message that `send` is a duplicate of; None: it is none."""
-        assert send.name is not None
-        first = plan.seq_of((send.state.number, send.name))
-        return None if first is None or is_requeued(send.record) else first
-
-    def given(self, plan: Plan, send: Send) -> None:
-        """Note a message that has its seq."""
-        assert send.name is not None
-        plan.remember((send.state.number, send.name), send.seq)
-
-    def acked_many(self, plan: Plan) -> None:
-        """Note that any messages of such a destination may go."""
 
 
 class Plan:

@@ -1,16 +1,14 @@
-"""The steps of a backend for each change: the methods of a table, and the order in which they are called."""
+"""The steps of a backend for each change, which stand beside the changes, and the order in which they are called."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Iterable
+from typing import Final, Protocol
 
-from ..record.place import Place
-from ..state.leases import DestinationState, SubscriptionState
-from .changes import Ack, Change, Postponed, Send
-
-if TYPE_CHECKING:
-    from .branches import Branch
+from ..state.leases import DestinationState
+from .branches import BranchTable
+from .changes import Ack, Change, MessageTable, Postponed, Send
+from .destination_changes import DestinationTable
 
 SEQ_MAX: Final = (1 << 64) - 1
 
@@ -18,55 +16,9 @@ AT_ONCE: Final = 4096
 """A destination with no more messages is removed, and its subscriptions end, in one go."""
 
 
-class Table(Protocol):
+class Table(MessageTable, DestinationTable, BranchTable, Protocol):
     """The steps of a backend for each change, in their order. A step that is done already must change nothing: after an
     interruption it is done again."""
-
-    def put(self, sends: Sequence[Send]) -> None:
-        """Put new messages, all of one destination. A topic's message is for those whom `recipients` names; without any
-        it is not kept. Their destination and those subscriptions count them. A map's message takes the place of the
-        message of the same id, which is dead from then on. A REMOVAL (encoding.py) is dead itself. So is one that comes
-        after another of a higher seq."""
-
-    def ack(self, acks: Sequence[Ack]) -> None:
-        """Ack messages: each is dead for the subscription of its ack's number, and for good when all have acked it;
-        number 0: for all. The `place` of an ack: where its message was when it was leased, if that is known."""
-
-    def ack_range(self, state: DestinationState, first: int, last: int, number: int) -> None:
-        """Ack all messages between two seqs; also for a subscription that has ended, and in a destination that was
-        removed."""
-
-    def returned(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None) -> None:
-        """Set how often a message was given back by now. `place`: where it was when it was leased, if that is known."""
-
-    def postpone(self, state: DestinationState, seq: int, number: int, due: int, place: Place | None) -> None:
-        """Let a message wait until this time (ms), or, at 0, no longer: Rows tells what that means. For the
-        subscription of this number; 0: a queue's, or a topic's for all. Nothing happens to one that is dead, or acked.
-        The destination, and subscriptions, count what waits. A backend that `postpones` has it."""
-
-    def declare(self, state: DestinationState) -> None:
-        """Declare a destination that is there from now on."""
-
-    def remove(self, state: DestinationState) -> None:
-        """Remove a destination with all that belongs to it: nothing of it is seen any more, and its number is never
-        used again. Its messages, if there are more than AT_ONCE, may stay: then it is put into `Catalog.leaving`, and
-        is told by `ack_range` which of them go, until one reaches to SEQ_MAX; or the next opening removes them."""
-
-    def subscribe(self, subscriber: SubscriptionState) -> None:
-        """Begin a subscription: all that its topic holds behind `subscriber.start` is for it as well."""
-
-    def unsubscribe(self, subscriber: SubscriptionState) -> None:
-        """End a subscription: it has acked all, so to speak. If its topic holds more than AT_ONCE messages, it may do
-        so by pages, likewise."""
-
-    def prepare(self, branch: Branch) -> None:
-        """Prepare a branch, which waits for its outcome: `branch.payload` is to be kept until then."""
-
-    def settled(self, branch: Branch, committed: bool) -> None:
-        """Settle a branch that has its outcome; that it is committed is remembered until `forget`."""
-
-    def forget(self, transactions: Sequence[bytes]) -> None:
-        """Forget these transactions, which need no longer be remembered."""
 
 
 def apply_all(changes: Iterable[Change], table: Table) -> None:

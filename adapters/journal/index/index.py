@@ -82,7 +82,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Index:
-    """One index file, open: a Table (core/table.py). Every method is called under the store's lock."""
+    """One index file, open: a Table (core/operations/table.py). Every method is called under the store's lock."""
 
     def __init__(
         self,

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 from .....policies.errors import AnabranchError
 from ....wal.ticket import SHRINKS
-from ...operations.changes import Change, Send
-from ...operations.plan import Effect, Naming, Plan
+from ...operations.changes import Change, Naming, Send
+from ...operations.plan import Effect, Plan
 from ...state.duplicates import Key
 from ...state.leases import DestinationState, Receiver
 
