@@ -10,8 +10,8 @@ K6  Messages are written, and what has happened to them (who has acked them, how
     that: a backend never meets an ack in the write of its message. After a crash the target therefore holds a prefix of
     what came, whose last page may lack what has happened to it. `common` tells whether that is so: if it is whole one
     may go on behind it, else the destination is deleted in the target, and begun anew.
-K7  A subscription begins just before the first message that it has yet to ack, or behind all: so none is entitled to
-    what was not for it, but where it has acked one between two others.
+K7  A subscription begins just before the first message that it has yet to ack, or behind all: so none gets what was not
+    for it, but where it has acked one between two others.
 
 A large body is copied under the same name, and read back, before the message that names it is written: so records are
 the same in both stores, and to compare them is enough.

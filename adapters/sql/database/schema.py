@@ -5,8 +5,8 @@ tables are ours. All are small letters to SQLAlchemy, which is to say that no da
 
 S1  A row of MESSAGES is a message; it goes when it is dead. For a body longer than `chunk_size` CONTENT is null and
     PARTS says how many rows of CHUNKS hold it.
-S2  A topic's message has a row in ACKS for each subscription that has acked it and was entitled to it (its STARTID is
-    not above the message's ID), while another one has not.
+S2  A topic's message is for a subscription whose STARTID is not above the message's ID. It has a row in ACKS for each
+    of these that has acked it, while another one has not.
 S3  STORE.BATCH counts the transactions that have written; each says which one it is, so that two owners cannot both
     write, and that one whose COMMIT was cut off can be looked up.
 S4  STORE.LASTID is the highest ID ever given out.

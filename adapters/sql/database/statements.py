@@ -180,7 +180,7 @@ def _of(column: ColumnElement[int], name: str) -> ColumnElement[bool]:
 
 
 def _waits(s: Schema) -> ColumnElement[bool]:
-    """Return the condition that a subscription entitled to a topic's message has yet to ack it."""
+    """Return the condition that a topic's message is for a subscription that has yet to ack it."""
     m, acks, durables = s.messages.c, s.acks.c, s.durables.c
     acked = exists().where(acks.durable == durables.number, acks.id == m.id).correlate(s.durables, s.messages)
     of_topic = durables.destination == func.abs(m.destination)
