@@ -243,7 +243,7 @@ def explain_open(
 
 
 class _Journal(NamedTuple):
-    """What there is beside the index."""
+    """The state of a journal beside its index."""
 
     table: SegmentTable
     writing: int

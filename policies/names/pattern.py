@@ -112,7 +112,7 @@ class Pattern:
 
     @cached_property
     def exact(self) -> bool:
-        """Whether it is a name: without any wildcard."""
+        """Return whether the pattern is a name: without any wildcard."""
         return all(segment.rank == _LITERAL for segment in self._segments)
 
     @cached_property

@@ -87,7 +87,7 @@ class PatternTrie(Generic[T]):
 
     @property
     def empty(self) -> bool:
-        """Whether no pattern is there."""
+        """Return whether no pattern is there."""
         return self._root.empty
 
     def add(self, pattern: Pattern, target: T) -> None:

@@ -1,5 +1,5 @@
-"""What other interfaces share that run transactions under their own names: the part of the router that they need, and
-the operations of a transaction."""
+"""The base of interfaces that run transactions under their own names: the part of the router that they need, and the
+operations of a transaction."""
 
 from __future__ import annotations
 

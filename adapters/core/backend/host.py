@@ -106,7 +106,7 @@ class Host(Protocol):
 
 
 class Writes(Protocol):
-    """What Direct and Threaded (writers.py) ask of a backend that leaves its writing to them."""
+    """A backend that leaves its writing to Direct or Threaded (writers.py), as they ask it."""
 
     settings: Settings
 

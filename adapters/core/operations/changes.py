@@ -148,7 +148,7 @@ class Naming:
 
 
 class _Extras(NamedTuple):
-    """What few messages have, so that the others pay for one question."""
+    """The fields that few messages have, so that the others pay for one question."""
 
     deliver_at_ms: int
     large: StoredBody | None

@@ -72,7 +72,7 @@ class Kept(NamedTuple):
 
 
 class BodyFiles(Protocol):
-    """Where the bodies are read. Threads: all."""
+    """The place where bodies are read. Threads: all."""
 
     def read(self, name: bytes, number: int, chunk_bytes: int) -> bytes:
         """Return a chunk with its CRC; shorter, or nothing, if it is not there. Raises OSError for what the disk does
