@@ -22,12 +22,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .fields import Duration, Options, Size
+    from .fields import Duration, Options, Redelivery, Size
     from .limits import LimitOptions
     from .models import Config, KindOptions, StoreConfig
     from .options import JournalOptions, MemoryOptions, SqlOptions, StoreOptions, TransactionOptions, UsageOptions
     from .reading import as_plain_data, load, loads, warnings
-    from .redelivery import Redelivery
     from .schema import json_schema
     from .writing import dump_yaml
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypedDict
 from pydantic import SecretStr
 
 from .durability import OnCorruption, Sync
+from .fields import Redelivery
 from .limits import Full, LimitOptions
-from .redelivery import Redelivery
 from .when_full import WhenFull
 
 Size = int | str

@@ -26,11 +26,10 @@ from ..names.destination import Destination, Kind, dead_letter_name
 from ..units import GIB, KIB, MIB
 from .adapters import OURS, load_adapter
 from .durability import OnCorruption, Sync
-from .fields import AT_LEAST_ONE, Directory, Duration, FileMode, Options, PatternText, Positive, Size
+from .fields import AT_LEAST_ONE, Directory, Duration, FileMode, Options, PatternText, Positive, Redelivery, Size
 from .limits import SOME, LimitOptions
 from .option_values import JournalValues, MemoryValues, SqlValues, TransactionValues, UsageValues
 from .problems import Located, fold
-from .redelivery import Redelivery
 from .when_full import WhenFull
 
 

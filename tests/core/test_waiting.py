@@ -19,7 +19,7 @@ from anabranch.adapters.core.service import sending
 from anabranch.adapters.core.state.delivery import RETURNED_MAX
 from anabranch.adapters.core.state.due import delay_ms
 from anabranch.adapters.system.background import shared
-from anabranch.policies.config.redelivery import Redelivery
+from anabranch.policies.config.fields import Redelivery
 from anabranch.policies.errors import ConfigError, StoreFullError
 
 from ..contract.disk import PATIENCE, A, B, Parallel, assert_whole, bodies, drain, eventually, take

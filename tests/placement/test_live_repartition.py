@@ -32,7 +32,7 @@ from anabranch import (
 from anabranch.adapters.core.migration.live_copy import LiveCopy
 from anabranch.adapters.core.service import transactions
 from anabranch.adapters.journal import JournalStore
-from anabranch.policies.config.redelivery import Redelivery
+from anabranch.policies.config.fields import Redelivery
 from anabranch.router.offline.repartition import repartition
 from anabranch.router.placement.on_disk.repartition_progress import NAME
 

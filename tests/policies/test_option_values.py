@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from anabranch.policies.config import limits, option_values, options, redelivery
+from anabranch.policies.config import fields, limits, option_values, options
 from anabranch.policies.config.fields import Duration, FileMode, Size
 from anabranch.policies.config.when_full import WhenFull
 
@@ -22,7 +22,7 @@ MODELS: dict[type[BaseModel], type] = {
     options.UsageOptions: option_values.UsageValues,
     options.TransactionOptions: option_values.TransactionValues,
     limits.LimitOptions: limits.LimitValues,
-    redelivery.Redelivery: redelivery.RedeliveryValues,
+    fields.Redelivery: fields.RedeliveryValues,
 }
 WRITTEN = (Size, Duration, FileMode, SecretStr, Path)
 """Types, and marks of types, of values that may also be written as text."""
@@ -37,7 +37,7 @@ def parts(annotation: object) -> list[object]:
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_each_field_takes_what_the_checkers_are_told(model: type[BaseModel]) -> None:
-    models = {one.__name__: one for one in (limits.LimitOptions, WhenFull, redelivery.Redelivery)}
+    models = {one.__name__: one for one in (limits.LimitOptions, WhenFull, fields.Redelivery)}
     values = typing.get_type_hints(MODELS[model], localns=models, include_extras=True)
     assert set(values) == set(model.model_fields)
     for name, field in model.model_fields.items():
