@@ -32,7 +32,7 @@ NAMES = {
     "EventListener": "close dropped",
     "Heuristic": "outcome transaction xid",
     "InDoubt": "acks outcome reason sends stores transaction xid",
-    "Kind": "MAP QUEUE TOPIC",
+    "Kind": "MAP QUEUE TOPIC scheme",
     "KindOptions": "journal kind memory options sql",
     "LargeBody": "open size",
     "Listener": "add_credit close",
