@@ -24,7 +24,7 @@ Router._let_in = staticmethod(_way_in)  # type: ignore[method-assign]
 
 
 def open(
-    source: str | PathLike[str] | Config | None = None, progress: Progress | None = None, *, shared: bool = False
+    source: str | PathLike[str] | Config | None = None, progress: Progress | None = None, *, shared: bool | None = None
 ) -> Router:
     """Open a router from a directory, a YAML file or a Config. Use it with `with`, or close it.
 
@@ -34,12 +34,13 @@ def open(
 
     With `shared`, here or in the configuration, any number of processes of one user have the directory open at once:
     each is a client of the process that owns it, which the first one starts (docs/processes.md).
+    None: as the configuration says.
 
     Raises ConfigError with all that is wrong in the file or with the directory, StoreLockedError, PlacementError,
     CorruptionError, and TypeError for what is none of the three.
     """
     config = configuration_of(source)
-    if shared or config.shared:
+    if config.shared if shared is None else shared:
         from .sharing.client.router import SharedRouter  # for who shares a directory alone: it takes a while
 
         return SharedRouter(config).open(progress)

@@ -33,6 +33,14 @@ def test_another_configuration_than_the_owners_is_told(tmp_path: Path, caplog: p
         server.stop()
 
 
+def test_a_directory_is_not_shared_by_who_says_so(tmp_path: Path) -> None:
+    config = anabranch.Config(tmp_path, [anabranch.StoreConfig("all", [">"])], shared=True)
+    with anabranch.open(config, shared=False) as router:
+        assert type(router) is anabranch.Router
+        with anabranch.open(config) as client:
+            assert type(client) is not anabranch.Router
+
+
 def test_a_client_does_not_serve(tmp_path: Path) -> None:
     with anabranch.open(tmp_path) as owner:
         owner.serve()
