@@ -326,6 +326,9 @@ class Config(Model):
             problems.append(Located(("usage", "directory"), text))
         if text := self._bindings_conflict():
             problems.append(Located(("bindings_directory",), text))
+        if self.shared and not self.control:
+            text = "with `control: false` nobody else uses the directory; leave one of the two out"
+            problems.append(Located(("shared",), text))
         return problems
 
 

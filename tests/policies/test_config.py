@@ -619,3 +619,8 @@ def test_the_usage_log_is_on_if_it_is_asked_for(tmp_path: Path) -> None:
             loads(f"{text}{more}\n", tmp_path)
         assert [problem.line for problem in caught.value.problems] == [3]
         assert says in str(caught.value)
+
+
+def test_a_directory_that_is_shared_lets_others_in() -> None:
+    line, message = one("directory: d\nstores: [{name: a, match: [a]}]\ncontrol: false\nshared: true\n")
+    assert (line, message.partition(";")[0]) == (4, "shared: with `control: false` nobody else uses the directory")
