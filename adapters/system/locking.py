@@ -45,6 +45,9 @@ _GONE: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ESTALE))
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 _ROOT: Final = __name__.partition(".")[0]
 _COMMANDS: Final = f"{_ROOT}.router.cli."
+_OWNER: Final = f"{_ROOT}.router.sharing.owner.process"
+_SERVES: Final = f"`{_ROOT} serve`"
+"""What opens a directory for clients: the command, or the owner that one of them has started."""
 
 generation = 0
 """Differs in a forked child from what it was in its parent (rule D4). Read it as locking.generation."""
@@ -253,9 +256,12 @@ class DirectoryLock:
         self._lost, self._identity = None, file.identity
 
     def _refusal(self) -> StoreLockedError:
+        owner = owner_of(self._path)
+        steps = f"close it there first, {self._step}"
+        if self._step and owner.endswith(f"by {_SERVES}"):  # nobody is there to close it
+            steps = f"{self._step}end that process, "
         return StoreLockedError(
-            f"{self._what} in {self._path.parent} is open already, by {owner_of(self._path)}; close it there "
-            f"first, {self._step}or use another directory"
+            f"{self._what} in {self._path.parent} is open already, by {owner}; {steps}or use another directory"
         )
 
     @property
@@ -348,6 +354,8 @@ def _caller() -> str:
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
         root = module.partition(".")[0]
+        if module == _OWNER:
+            return _SERVES
         if module.startswith(_COMMANDS):
             if frame.f_code.co_name.endswith("_command"):
                 return f"`{_ROOT} {frame.f_code.co_name.removesuffix('_command')}`"

@@ -14,6 +14,7 @@ import pytest
 
 import anabranch
 from anabranch import Config, StoreConfig
+from anabranch.policies.errors import StoreLockedError
 from anabranch.router.sharing import socket_file
 from anabranch.router.sharing.client import greeting
 from anabranch.router.sharing.owner import control, process
@@ -82,6 +83,13 @@ def test_it_loads_nothing_and_starts_one_thread_for_all_routers(tmp_path: Path) 
         "print([name for name in names if f'anabranch.router.sharing.{name}' in sys.modules])"
     )
     assert run_program(program, str(tmp_path)) == (0, "1 False\n[]\n")
+
+
+def test_who_serves_nobody_is_named(tmp_path: Path) -> None:
+    with anabranch.open(config(tmp_path, control=False)), pytest.raises(StoreLockedError) as refused:
+        anabranch.open(tmp_path, shared=True)
+    assert "is open already, by this process: <Router of" in str(refused.value)
+    assert "That process serves nobody: its configuration says `control: false`, or" in str(refused.value)
 
 
 def test_control_false_makes_no_socket(tmp_path: Path) -> None:

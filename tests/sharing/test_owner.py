@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 import anabranch
-from anabranch.policies.errors import AnabranchError
+from anabranch.policies.errors import AnabranchError, StoreLockedError
 from anabranch.router.cli.app import app
 from anabranch.router.placement.on_disk.in_force import configuration_of
 from anabranch.router.sharing import starting
@@ -111,6 +111,13 @@ def test_a_directory_for_which_an_owner_is_just_started_is_no_other_programs(tmp
     for name in ("serve.starting", "in-force.yaml.tmp"):
         (tmp_path / name).touch()
     anabranch.open(tmp_path).close()
+
+
+def test_a_program_that_comes_beside_an_owner_is_told_to_share(directory: Path) -> None:
+    with anabranch.open(directory, shared=True), pytest.raises(StoreLockedError) as refused:
+        anabranch.open(directory)
+    assert f"by process {owner_pid(directory)} on " in str(refused.value)
+    assert ", opened by `anabranch serve`; open it with shared=True to use it together, end that" in str(refused.value)
 
 
 def test_processes_that_come_at_once_are_clients_of_one_owner(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

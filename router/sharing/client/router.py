@@ -15,6 +15,7 @@ import msgspec
 from ....adapters.core.messages import Message
 from ....adapters.core.store_types import StoreStats, Subscription
 from ....adapters.system.acceleration import log_parts
+from ....adapters.system.locking import owner_of
 from ....policies.errors import ClosedError, StoreLockedError
 from ....policies.names.destination import Destination
 from ... import events as kinds
@@ -126,6 +127,21 @@ class NoOwnerError(ClosedError):
     """No process serves the directory any more, and none was to be started."""
 
 
+def _start(config: Config) -> None:
+    """Start an owner, as starting.start. Raises StoreLockedError where a process has the directory for itself."""
+    try:
+        starting.start(config)
+    except StoreLockedError as error:
+        if not str(error).startswith("the router in "):  # a log in another directory is locked
+            raise
+        holder = owner_of(config.directory / "router.lock")
+        raise StoreLockedError(
+            f"{config.directory} is open already, by {holder}. That process serves nobody: its configuration says "
+            "`control: false`, or it is not ready yet. Close the directory there, or open it there without "
+            "`control: false` or with shared=True"
+        ) from None
+
+
 def _refuse(config: Config) -> None:
     raise NoOwnerError(f"the process that had {config.directory} open has closed it, or has ended; try again")
 
@@ -157,7 +173,7 @@ class SharedRouter(Router):
         log_parts()
         require_directories(self.config)
         directory = self.config.directory
-        start, patience = (starting.start, PATIENCE) if self._starts else (_refuse, LOOKING_PATIENCE)
+        start, patience = (_start, PATIENCE) if self._starts else (_refuse, LOOKING_PATIENCE)
         greeter = Greeter(partial(start, self.config), patience)
         self._store.connect(self._connection_type(directory, greeter, self._store.held))
         self._registry.opened = True
