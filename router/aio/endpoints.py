@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self
 
 from ...adapters.core.messages import Message, T
 from ...adapters.core.store_types import Subscription
+from ...policies.errors import TransactionError
 from ..api.codecs import V
 from ..api.consumer import Backlog, Consumer
 from ..api.dead_letter import DeadLetter
@@ -17,7 +20,7 @@ from ..api.map import Map
 from ..api.topic import Subscriber
 from ..api.transaction import Transaction
 from ..sharing.client.looped import LoopConnection
-from .awaiting import Awaited, Each, awaited, awaited_with, give_back
+from .awaiting import Awaited, Each, R, awaited, awaited_with, give_back
 
 if TYPE_CHECKING:
     from ..router import Router
@@ -183,17 +186,43 @@ class AsyncMap(Awaited[Map[V]], Generic[V]):
         return Each(self, lambda: self._of.items(prefix, after), lambda item: item)
 
 
+def _gathered(method: Callable[..., R]) -> Callable[..., Coroutine[Any, Any, R]]:
+    """Return a method as `awaited_with` does, of a transaction, which notes the call."""
+    begin = awaited_with(method)
+
+    @functools.wraps(method)
+    def call(self: AsyncTransaction, /, *given: Any, **options: Any) -> Coroutine[Any, Any, R]:
+        made = begin(self, *given, **options)
+        self._calls.append((method.__qualname__, made))
+        return made
+
+    return call
+
+
+def _ending(method: Callable[[Transaction], R]) -> Callable[[AsyncTransaction], Coroutine[Any, Any, R]]:
+    """Return a method as `awaited` does, of a transaction whose calls were all awaited by then."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncTransaction, /) -> R:
+        self._require_awaited()
+        return await self._run(partial(method, self._of))
+
+    return call
+
+
 class AsyncTransaction(Awaited[Transaction]):
     """A transaction, as Transaction: begun by `async with`, or by awaiting it. A commit that is cancelled takes effect
     all the same."""
 
-    __slots__ = ("_begin",)
+    __slots__ = ("_begin", "_calls", "_is_begun")
 
     def __init__(self, connection: LoopConnection, router: Router, xid: Xid | None = None) -> None:
-        self._connection, self._begin = connection, partial(router.transaction, xid)
+        self._connection, self._begin, self._is_begun = connection, partial(router.transaction, xid), False
+        self._calls: list[tuple[str, Coroutine[Any, Any, Any]]] = []
+        """What it has been asked to do, which takes part only if it was awaited."""
 
     async def _begun(self) -> Self:
-        self._of = await self._run(self._begin)
+        self._of, self._is_begun = await self._run(self._begin), True
         return self
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -201,7 +230,7 @@ class AsyncTransaction(Awaited[Transaction]):
         return self._begun().__await__()
 
     async def __aenter__(self) -> Self:
-        if not hasattr(self, "_of"):
+        if not self._is_begun:
             await self._begun()
         await self._run(self._of.__enter__)
         return self
@@ -209,21 +238,37 @@ class AsyncTransaction(Awaited[Transaction]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None and self._of.state == "open":
+            try:
+                self._require_awaited()
+            except TransactionError as forgotten:
+                await self._run(partial(self._of.__exit__, TransactionError, forgotten, None))
+                raise
         await self._run(partial(self._of.__exit__, kind, error, trace))
 
-    send = awaited_with(Transaction.send)
-    ack = awaited_with(Transaction.ack)
-    release = awaited_with(Transaction.release)
-    put = awaited_with(Transaction.put)
-    remove = awaited_with(Transaction.remove)
-    subscribe = awaited_with(Transaction.subscribe)
-    unsubscribe = awaited_with(Transaction.unsubscribe)
-    commit = awaited(Transaction.commit)
+    def _require_awaited(self) -> None:
+        """Raise TransactionError if a call was made without `await`, which has done nothing."""
+        for name, call in self._calls:
+            if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
+                raise TransactionError(f"{name} was called without `await`; nothing of it is committed")
+
+    send = _gathered(Transaction.send)
+    ack = _gathered(Transaction.ack)
+    release = _gathered(Transaction.release)
+    put = _gathered(Transaction.put)
+    remove = _gathered(Transaction.remove)
+    subscribe = _gathered(Transaction.subscribe)
+    unsubscribe = _gathered(Transaction.unsubscribe)
+    commit = _ending(Transaction.commit)
     rollback = awaited(Transaction.rollback)
-    prepare = awaited(Transaction.prepare)
-    vote = awaited(Transaction.vote)
+    prepare = _ending(Transaction.prepare)
+    vote = _ending(Transaction.vote)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("state", "receipts", "xid", "is_empty"):
             return getattr(self._of, name)
+        if name == "_of":
+            raise TransactionError(
+                "this transaction is not begun: use `async with router.transaction() as tx`, or await that first"
+            )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)

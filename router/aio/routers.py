@@ -8,7 +8,7 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ...policies.errors import ConfigError
+from ...policies.errors import ClosedError, ConfigError
 from ..api.addresses import Address
 from ..placement.on_disk.in_force import configuration_of
 from ..router import Router
@@ -35,10 +35,10 @@ class _LoopRouter(SharedRouter):
 class AsyncRouter(Awaited[SharedRouter]):
     """A router of a shared directory, as Router. It belongs to the event loop that it was opened on."""
 
-    __slots__ = ("_source",)
+    __slots__ = ("_is_open", "_source")
 
     def __init__(self, source: str | PathLike[str] | Config | None) -> None:
-        self._source = source
+        self._source, self._is_open = source, False
 
     async def _opened(self) -> Self:
         def begin() -> SharedRouter:
@@ -50,6 +50,7 @@ class AsyncRouter(Awaited[SharedRouter]):
         connection = opened._store.connection
         assert isinstance(connection, LoopConnection)
         super().__init__(connection, opened)
+        self._is_open = True
         return self
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -57,7 +58,13 @@ class AsyncRouter(Awaited[SharedRouter]):
         return self._opened().__await__()
 
     async def __aenter__(self) -> Self:
-        return self if hasattr(self, "_of") else await self._opened()
+        return self if self._is_open else await self._opened()
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise ClosedError for what an open router has, and this one is not open yet; else AttributeError."""
+        if name in ("_connection", "_of"):
+            raise ClosedError(f"{self!r}: use it with `async with anabranch.aio.open(...)`, or await that first")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -75,7 +82,7 @@ class AsyncRouter(Awaited[SharedRouter]):
             self._of.close()
 
     def __repr__(self) -> str:
-        return f"<AsyncRouter of {self._of.config.directory}>" if hasattr(self, "_of") else "<AsyncRouter, not open>"
+        return f"<AsyncRouter of {self._of.config.directory}>" if self._is_open else "<AsyncRouter, not open>"
 
     def queue(self, name: Address, *, codec: Any = None) -> AsyncQueue[Any]:
         """Return a queue, as Router.queue."""

@@ -25,6 +25,7 @@ from anabranch.policies.errors import (
     ConfigError,
     OutcomeUnknownError,
     StoreFailedError,
+    TransactionError,
     UnknownMessageError,
 )
 from anabranch.router.sharing.client import heartbeat
@@ -195,6 +196,41 @@ def test_a_call_without_await_is_refused(striking: Striking) -> None:
         with pytest.raises(AttributeError, match=r"let a task await ack\(\)"):
             message.ack_nowait()
         await message.ack()
+
+    run(striking, test)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'Transaction.send' was never awaited:RuntimeWarning")
+def test_a_transaction_in_which_an_await_is_missing_is_not_committed(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        for end in (lambda tx: asyncio.sleep(0), lambda tx: tx.commit(), lambda tx: tx.vote()):
+            with pytest.raises(TransactionError, match=r"Transaction\.send was called without `await`"):
+                async with router.transaction() as transaction:
+                    await transaction.send("q", b"1")
+                    transaction.send("q", b"2")  # type: ignore[unused-coroutine]
+                    await end(transaction)
+            assert transaction.state == "rolled back"
+        async with router.transaction() as transaction:
+            await asyncio.gather(transaction.send("q", b"1"), transaction.send("q", b"2"))
+        assert await router.queue("q").depth() == 2
+
+    run(striking, test)
+    gc.collect()
+
+
+def test_what_is_not_begun_yet_says_how(striking: Striking) -> None:
+    router = aio.open(striking.source)
+    with pytest.raises(ClosedError, match=r"AsyncRouter, not open>: use it with `async with"):
+        router.queue("q")
+    for call in (router.stats, router.close):
+        with pytest.raises(ClosedError, match="await that first"):
+            asyncio.run(call())
+    with pytest.raises(AttributeError, match="'AsyncRouter' object has no attribute 'que'"):
+        router.que  # noqa: B018
+
+    async def test(router: aio.AsyncRouter) -> None:
+        with pytest.raises(TransactionError, match="not begun: use `async with"):
+            await router.transaction().send("q", b"1")
 
     run(striking, test)
 
