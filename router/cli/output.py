@@ -74,6 +74,11 @@ def echo_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> N
     click.echo("\n".join(table(rows, right, ruled=False)))
 
 
+def shortened(name: str, room: int) -> str:
+    """Shorten a text to its beginning and its end."""
+    return name if len(name) <= room else f"{name[: room // 2 - 1]}...{name[len(name) - room + room // 2 + 2 :]}"
+
+
 def echo_json(data: Any) -> None:
     """Print one JSON document."""
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))

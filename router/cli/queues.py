@@ -18,7 +18,7 @@ from ..api.consumer import Consumer
 from ..api.dead_letter import dead_letter_of
 from ..router import Router, inspection_of
 from .directory import on_directory, opened
-from .output import echo_json, echo_result, echo_table, json_option, working
+from .output import echo_json, echo_result, echo_table, json_option, shortened, working
 from .showing import (
     confirm,
     destination_in,
@@ -97,13 +97,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
     if sys.stdout.isatty():  # elsewhere names are whole
         others = sum(2 + max(len(row[column]) for row in table) for column in range(1, len(table[0])))
         room = max(shutil.get_terminal_size().columns - others, 12)
-        table = [(_shortened(name, room), *more) for name, *more in table]
+        table = [(shortened(name, room), *more) for name, *more in table]
     echo_table(table)
-
-
-def _shortened(name: str, room: int) -> str:
-    """Shorten a text to its beginning and its end."""
-    return name if len(name) <= room else f"{name[: room // 2 - 1]}...{name[len(name) - room + room // 2 + 2 :]}"
 
 
 @click.command()

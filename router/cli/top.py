@@ -19,13 +19,17 @@ from ...policies.config import Config
 from ...policies.text import count_of, human_age, table
 from ..router import Router, inspection_of
 from .directory import on_directory, opened
-from .output import Seconds
+from .output import Seconds, shortened
 from .showing import printable
 
 INTERVAL: Final = 2.0
 """Seconds between two looks, unless an interval is given."""
 WORDS: Final = 60
 """Characters of a process's command line that are shown in JSON."""
+NAME_ROOM: Final = 20
+"""Columns that the name of a store may take before figures are left out for it."""
+LEFT_OUT: Final = ("kind", "waiting", "syncs/s", "delayed", "acks/s", "dead", "sync ms", "leased")
+"""The figures that a narrow terminal has no room for, the least important first."""
 _CLEAR_LINE, _CLEAR_BELOW, _HOME = "\x1b[K", "\x1b[J", "\x1b[H"
 _SCREEN, _BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """Another screen without a cursor, and back to the one before."""
@@ -108,17 +112,18 @@ def _look(router: Router) -> Look:
 def _draw(directory: Path, look: Look, before: Look | None) -> None:
     """Draw the screen anew: each line over the one that is there, so that nothing flickers."""
     columns, rows = shutil.get_terminal_size()
-    lines = [line[:columns] for line in _lines(directory, look, before)]
+    lines = _lines(directory, look, before, columns)
     if len(lines) > rows:
-        lines = [*lines[: rows - 1], f"... and {count_of(len(lines) - rows + 1, 'more line')}"[:columns]]
+        lines = [*lines[: rows - 1], f"... and {count_of(len(lines) - rows + 1, 'more line')}"]
+    lines = [line if len(line) <= columns else f"{line[: columns - 1]}…" for line in lines]
     click.echo(_HOME + f"{_CLEAR_LINE}\n".join(lines) + _CLEAR_LINE + _CLEAR_BELOW, nl=False)
 
 
-def _lines(directory: Path, look: Look, before: Look | None) -> list[str]:
-    """Return what there is to show as lines."""
+def _lines(directory: Path, look: Look, before: Look | None, columns: int | None = None) -> list[str]:
+    """Return what there is to show as lines; figures are left out that are beyond so many columns."""
     owner = "this command" if look.owner_pid == os.getpid() else f"process {look.owner_pid}: {_words(look.owner_pid)}"
     lines = [f"{datetime.now():%H:%M:%S}  {printable(str(directory))}, open in {owner}", ""]
-    lines += _of_stores(look, before) if look.stores else ["no stores yet"]
+    lines += _of_stores(look, before, columns) if look.stores else ["no stores yet"]
     lines += [
         f"store {printable(store['store'])} has failed: {printable(store['failed'])}"
         for store in look.stores
@@ -128,12 +133,12 @@ def _lines(directory: Path, look: Look, before: Look | None) -> list[str]:
     return lines + (_of_sessions(look.sessions) if look.sessions else ["nobody else is connected"])
 
 
-def _of_stores(look: Look, before: Look | None) -> list[str]:
+def _of_stores(look: Look, before: Look | None, columns: int | None) -> list[str]:
     heads = (
         "store", "kind", "sends/s", "acks/s", "syncs/s", "sync ms", "ready", "leased", "delayed", "dead", "oldest",
         "waiting",
     )  # fmt: skip
-    rows = [heads]
+    rows: list[tuple[str, ...]] = [heads]
     for store in look.stores:
         name, age = store["store"], store["oldest_ready_seconds"]
         rates = (_shown(look.rate(before, name, counter)) for counter in ("sends", "acks", "syncs"))
@@ -141,7 +146,24 @@ def _of_stores(look: Look, before: Look | None) -> list[str]:
         oldest = "-" if age is None else human_age(age)
         sync = f"{store['sync_seconds'] * 1000:.2f}" if store["sync_seconds"] else "-"
         rows.append((printable(name), store["kind"], *rates, sync, *counts, oldest, f"{store['waiting']:,}"))
-    return _columns(rows, left=2)
+    if columns is not None:
+        rows = _fitting(rows, columns)
+    return _columns(rows, left=2 if "kind" in rows[0] else 1)
+
+
+def _fitting(rows: Sequence[tuple[str, ...]], columns: int) -> list[tuple[str, ...]]:
+    """Leave figures out, and shorten names, until rows fit into a terminal."""
+    names, *others = zip(*rows, strict=True)
+    figures = {column[0]: column for column in others}
+
+    def room() -> int:
+        return columns - sum(2 + max(map(len, column)) for column in figures.values())
+
+    for head in LEFT_OUT:
+        if room() >= min(max(map(len, names)), NAME_ROOM):
+            break
+        del figures[head]
+    return list(zip([shortened(name, max(room(), 5)) for name in names], *figures.values(), strict=True))
 
 
 def _of_sessions(sessions: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -169,6 +191,8 @@ def _words(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return ""
+    program, end, more = words.partition(b"\0")
+    words = program.rpartition(b"/")[2] + end + more  # its directory says less than what comes behind it
     return printable(words.replace(b"\0", b" ").decode(errors="replace").strip())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -354,7 +355,8 @@ def test_top_says_what_stores_hold_and_who_is_connected(owner: Owner) -> None:
         (one,) = seen["clients"]
         assert (seen["owner_pid"], one["pid"], one["held"], one["listeners"]) == (owner.pid, os.getpid(), 1, 1)
         words = Path("/proc/self/cmdline").read_text().replace("\0", " ").strip()
-        assert one["process"] == words[: top.WORDS]
+        program, end, more = words.partition(" ")
+        assert one["process"] == f"{Path(program).name}{end}{more}"[: top.WORDS]
         stores = {store["store"]: store for store in seen["stores"]}
         counted = [stores["all"][key] for key in ("ready", "leased", "delayed", "dead", "failed")]
         assert counted == [1, 2, 1, 1, None]  # the dead letter is ready, too
@@ -390,6 +392,19 @@ def test_rates_are_of_what_happened_between_two_looks() -> None:
     assert rate(at(12, 250), at(12, 50), "a", "sends") is None
     assert rate(at(12, 0), at(10, 50), "a", "sends") is None  # the store was opened anew
     assert rate(at(12, 250), at(10, 50), "b", "sends") is None
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_top_leaves_out_what_a_terminal_has_no_room_for(columns: int) -> None:
+    figures = dict.fromkeys(("sends", "acks", "syncs", "leased", "delayed", "dead", "waiting"), 7)
+    store = {"kind": "journal", "ready": 120000, "oldest_ready_seconds": 97, "sync_seconds": 0.00313, **figures}
+    names = ("customer-orders-of-the-north", "telemetry")
+    look = top.Look(1.0, os.getpid(), [{"store": name, "failed": None, **store} for name in names], [])
+    heads, first, second = top._lines(Path("data"), look, None, columns)[2:5]
+    assert max(map(len, (heads, first, second))) <= columns
+    assert re.match(r"custo\S*rth ", first) and second.startswith("telemetry ")
+    assert {"store", "sends/s", "ready", "oldest"} <= set(heads.split()) and "120,000" in first and "97 s" in first
+    assert ("dead" in heads, "kind" in heads) == (columns >= 80, columns >= 120)
 
 
 def test_on_a_terminal_one_screen_is_drawn_anew(owner: Owner) -> None:
