@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,6 +101,8 @@ def echo_warnings(warnings: Iterable[str]) -> None:
 
 _LABEL_MAX = 32
 """Columns that a label may take: with bar and clock it fits a terminal of 80."""
+SHOWN_AFTER = 0.5
+"""Seconds before a bar is shown: one of a shorter work would only flash."""
 _ALMOST = 0.999
 """A bar that is full stops its clock; the work ends only with the block."""
 
@@ -130,15 +133,26 @@ def _short(text: str) -> str:
 def working(label: str) -> Iterator[Work]:
     """Show a progress bar on stderr while the block runs, gone when it ends; nothing where stderr is no terminal.
 
-    A bar that is never told anything shows that time passes.
+    A bar that is never told anything shows that time passes. Of work that is done soon nothing is shown.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    showing = threading.Timer(SHOWN_AFTER, progress.start)
+    showing.daemon = True
+    if console.is_terminal:
+        showing.start()
+    try:
         yield Work(progress, label)
+    finally:
+        showing.cancel()
+        if showing.is_alive():
+            showing.join()  # it is just being shown
+        if progress.live.is_started:
+            progress.stop()
 
 
 @contextmanager

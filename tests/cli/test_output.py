@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
 from rich.progress import Progress
 
-from anabranch.router.cli.output import Work
+from anabranch.router.cli import output
+from anabranch.router.cli.output import Work, working
 
 
 def test_stages_are_named_and_the_clock_runs_to_the_end() -> None:
@@ -25,3 +29,16 @@ def test_labels_are_short() -> None:
     progress = Progress(disable=True)
     Work(progress, "Reading " + "long-" * 30)
     assert len(progress.tasks[0].description) == 32
+
+
+def test_a_bar_does_not_flash(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    with working("Opening data"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(output, "SHOWN_AFTER", 0.0)
+    shown = ""
+    with working("Opening data"):
+        while "Opening data" not in shown:
+            time.sleep(0.001)
+            shown += capsys.readouterr().err
