@@ -104,6 +104,19 @@ def test_a_directory_named_as_a_file_would_be() -> None:
     assert configuration_of("settings").directory == Path("data").absolute()
 
 
+def test_a_file_that_is_no_configuration() -> None:
+    Path("jobs.txt").write_text("hi\n")
+    with pytest.raises(ConfigError) as refused:
+        anabranch.open("jobs.txt")
+    step = "jobs.txt: it is a file, and was read as a configuration: give a data directory, or the file of a"
+    assert step in str(refused.value).splitlines()[-1]
+
+
+def test_a_place_where_nothing_can_be_made() -> None:
+    with pytest.raises(ConfigError, match=r"/proc/x cannot be used: .*; choose one that this user may write in"):
+        anabranch.open("/proc/x")
+
+
 def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a shell, and `directory:` of a file, take it: by whatever names the path."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

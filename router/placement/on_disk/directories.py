@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import string
@@ -244,9 +245,8 @@ def take_directory(config: Config, acquire: Callable[[], None]) -> None:
     except OSError as error:
         if error.errno in FULL:
             raise refused(f"the data directory {directory} cannot be opened now: {error}", error) from error
+        reason = "nothing can be made there" if error.errno == errno.ENOENT else f"{error.strerror} ({error.filename})"
+        how = " with `directory:`" if config.file is not None else ""
         raise ConfigError(
-            [
-                f"the data directory {directory} cannot be used: {error.strerror} ({error.filename}); it must be a "
-                "directory that this user may write in, or another be chosen with `directory:`"
-            ]
+            [f"the data directory {directory} cannot be used: {reason}; choose one{how} that this user may write in"]
         ) from error

@@ -74,8 +74,10 @@ def configuration_of(source: str | PathLike[str] | Config | None) -> Config:
     try:
         if path.is_dir():
             return of_directory(path)
-        if path.suffix.lower() in _ENDS or path.exists():
+        if path.suffix.lower() in _ENDS:
             return configs.load(path)
+        if path.exists():
+            return _of_file(path)
         if _is_named_as_a_file(path):
             raise ConfigError(
                 [
@@ -88,6 +90,15 @@ def configuration_of(source: str | PathLike[str] | Config | None) -> Config:
         where = f" ({error.filename})" if error.filename not in (None, str(path)) else ""
         step = "; give this user the right to read and write there, or choose another" if error.errno in DENIED else ""
         raise ConfigError([f"{path} cannot be opened: {error.strerror}{where}{step}"]) from None
+
+
+def _of_file(path: Path) -> Config:
+    """Return the configuration in a file that is not named as one, and may be something else. Raises ConfigError."""
+    try:
+        return configs.load(path)
+    except ConfigError as error:
+        step = "it is a file, and was read as a configuration: give a data directory, or the file of a configuration"
+        raise ConfigError([*error.problems, step], str(path)) from None
 
 
 def _is_named_as_a_file(path: Path) -> bool:
