@@ -37,10 +37,11 @@ from .showing import (
 def queues_command(config: Config, as_json: bool) -> None:
     """List the queues, and what is in them.
 
-    `ready` counts the messages that a receiver would get. `leased` counts those that a prepared transaction has
-    claimed. `delayed` counts scheduled ones, and `dead` the dead letters that come from there. `oldest` is how long ago
-    the message was sent that is received next. `bytes` are those of the messages, without bodies that are kept apart.
-    Durable subscriptions of topics are listed too, as TOPIC NAME, with their topic's bytes.
+    `ready` counts the messages that a receiver would get. `leased` counts those that a receiver holds, and has yet to
+    ack, release or reject, or that a transaction has claimed. `delayed` counts scheduled ones, and `dead` the dead
+    letters that come from there. `oldest` is how long ago the message was sent that is received next. `bytes` are those
+    of the messages, without bodies that are kept apart. Durable subscriptions of topics are listed too, as TOPIC NAME,
+    with their topic's bytes.
 
     Nothing is changed.
 
