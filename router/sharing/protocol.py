@@ -290,8 +290,8 @@ def pack_request(number: int, request: Request) -> bytes:
     frame = pack(number, request)
     if len(frame) > REQUEST_MAX:
         raise errors.MessageTooLargeError(
-            f"a request of {len(frame)} bytes is larger than goes to the process that owns a shared directory, "
-            f"{REQUEST_MAX}: send a large body from a file, and part what is one transaction"
+            f"a request of {len(frame):,} bytes is beyond the limit of {REQUEST_MAX:,} for the owner of a shared "
+            "directory: send a large body from a file, and fewer messages with one call or in one transaction"
         )
     return frame
 

@@ -350,7 +350,7 @@ def test_a_transaction_that_acks_what_is_gone_is_not_taken_for_committed(strikin
         message = _holding(router)
         other.settle(message.token, Settlement.ACK)
         striking.aim("before", Op.COMMIT)
-        with pytest.raises(UnknownMessageError):
+        with pytest.raises(UnknownMessageError, match="not leased any more: it was acked or released, its lease ran"):
             _commit(router, message, ("done", b"t"))
         assert ready(router, "done") == []
 
@@ -517,7 +517,7 @@ def test_what_another_holds_by_now_is_not_acked(striking: Striking) -> None:
             striking.kill()
             again = take(other.queue("q"), PATIENCE)
             assert again.body == b"1"
-        with pytest.raises(UnknownMessageError):
+        with pytest.raises(UnknownMessageError, match="its store was opened anew since, by the next process"):
             message.ack()
         again.release()
         assert ready(other) == [b"1", b"2", b"3"]

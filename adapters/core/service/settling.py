@@ -31,7 +31,7 @@ from ..operations.changes import Ack, Change, acks_of, give_back_room, returned_
 from ..operations.tickets import Ticket
 from ..state.delivery import Delivery, is_late
 from ..state.gates import LeaseMovedError
-from ..state.leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Lease
+from ..state.leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, UNKNOWN, Lease
 from ..state.limits import Grant
 from ..store_types import Settlement
 
@@ -308,7 +308,7 @@ class Settling:
             lease = channel.held.get(seq)
             if lease is not None and lease.number == number:
                 return lease
-        why = ended or "it was acked or released, its lease ran out, or its queue is gone"
+        why = ended or UNKNOWN
         raise UnknownMessageError(f"the message of token {token} is not leased here any more: {why}")
 
     def settle(

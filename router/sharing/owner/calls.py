@@ -27,7 +27,7 @@ from ..descriptors import Descriptor
 from ..protocol import EVENTS, PAGE, OutgoingFields, destination_of, pack, pack_message
 from ..socket_file import Identity, identity_of
 from ..starting import mark_of
-from .commits import end_vote, store_of_lease
+from .commits import end_vote, not_leased, store_of_lease
 from .session import PAGE_BYTES, Session, slices
 
 Key = SubscriptionKey | None
@@ -175,7 +175,9 @@ def _newer(session: Session, destination: Destination, seq: int) -> list[Any]:
 
 def _extend(session: Session, given: str, seconds: float | None) -> None:
     """Lease a message for longer."""
-    token = session.now(given) or ""
+    token = session.now(given)
+    if token is None:
+        raise not_leased(given)
     store = store_of_lease(session.registry, token)
     store.extend(store.leased(token), seconds)
 

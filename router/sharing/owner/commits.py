@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from ....adapters.core import Store
 from ....adapters.core.messages import Outgoing
+from ....adapters.core.state.leases import UNKNOWN
 from ....adapters.core.store_types import Settlement
 from ....policies.errors import (
     AnabranchError,
@@ -131,8 +132,13 @@ def store_of_lease(registry: StoreRegistry, token: str) -> Store:
     except ValueError:
         store = None
     if store is None:
-        raise UnknownMessageError(f"the message of token {token!r} is not leased here any more")
+        raise not_leased(token)
     return store
+
+
+def not_leased(token: str) -> UnknownMessageError:
+    """Return the error of a token that says nothing to this owner."""
+    return UnknownMessageError(f"the message of token {token} is not leased here any more: {UNKNOWN}")
 
 
 def _store_of(session: Session, token: str, again: bool) -> Store:
@@ -144,7 +150,7 @@ def _store_of(session: Session, token: str, again: bool) -> Store:
                 "the process that owned the directory was lost before it had answered to a commit, and a message that "
                 "it acks is gone; it may have taken effect: its store remembers none, having no duplicate_window"
             )
-        raise UnknownMessageError("a message that this transaction acks is not leased any more")
+        raise UnknownMessageError(f"a message that this transaction acks is not leased any more: {UNKNOWN}")
     return store_of_lease(session.registry, session.now(token) or "")
 
 
