@@ -37,7 +37,7 @@ _SCREEN, _BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What there was at one moment."""
+    """The figures of one moment."""
 
     at: float
     """Monotonic."""

@@ -45,14 +45,14 @@ PASSES: Final = -1
 
 
 class ProtocolError(ValueError):
-    """What the other side has sent is no frame of this protocol."""
+    """The other side has sent something that is no frame of this protocol."""
 
 
 # Requests
 
 
 class Request(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What a client asks: its tag, which is its op, and its fields, in order. They have these types once it came."""
+    """A request of a client: its tag, which is its op, and its fields, in order. They have these types once it came."""
 
 
 class Held(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a client and its owner have said: requests, their answers, and what is sent again to the next owner.
+"""The talk of a client and its owner: requests, their answers, and what is sent again to the next owner.
 
 Nothing here reads, writes or waits. Who drives it does: the threads of a blocking client (connection.py), or an event
 loop (looped.py).

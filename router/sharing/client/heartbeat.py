@@ -1,6 +1,6 @@
-"""What a client says of an owner that does not answer: stopped by a signal or a debugger, or hanging whole.
+"""Errors of an owner that does not answer: stopped by a signal or a debugger, or hanging whole.
 
-It is never robbed of its lock, and may go on at any time. So a call that has waited for it ends with an error that says
+Such an owner is never robbed of its lock, and may go on at any time. So a call that has waited for it ends with an error that says
 what may become of it still; it is not sent again.
 """
 

@@ -1,4 +1,4 @@
-"""What the commands ask of a router that another process has open (router/inspection.py): who asks the owner."""
+"""Asks the owner for commands that look into a router which another process has open (router/inspection.py)."""
 
 from __future__ import annotations
 

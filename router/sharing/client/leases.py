@@ -1,4 +1,4 @@
-"""What a client holds, and how that ends: the half of its store that settles (store.py has the other)."""
+"""The leases that a client holds, and how they end: the half of its store that settles (store.py has the other)."""
 
 from __future__ import annotations
 

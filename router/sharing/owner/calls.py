@@ -1,4 +1,4 @@
-"""What clients ask an owner for that is not on a hot path: each is a function of the client's session, on a thread of
+"""The calls of clients that are not on a hot path: each is a function of the client's session, on a thread of
 the library, and says what it takes. Results are what msgspec has; the client makes them the library's objects again."""
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ Tokens = dict[str, SubscriptionKey | None]
 
 
 class _Left(NamedTuple):
-    """What a client held that lives and has lost its connection."""
+    """The leases of a client that lives and has lost its connection."""
 
     held: Tokens
     aliases: dict[str, str | None]
@@ -48,7 +48,7 @@ class _Left(NamedTuple):
 
 
 class Presence:
-    """Who is there, and what is kept for whom. On the serving thread, if not said otherwise."""
+    """The clients that are there, and what is kept for each. On the serving thread, if not said otherwise."""
 
     def __init__(self, router: Router, loop: Loop, on_parked: Callable[[list[Asked]], None]) -> None:
         """`on_parked` is called with the requests that have waited for the grace to end."""

@@ -29,7 +29,7 @@ WAITING_MAX: Final = 16_384
 
 
 class Reads:
-    """What clients read. On the serving thread, if not said otherwise."""
+    """Carries out what clients read. On the serving thread, if not said otherwise."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What clients ask, a round at a time.
+"""Does what clients ask, a round at a time.
 
 A round takes what all sockets hold: the sends and acks of each store are queued together, waited for with one sync, and
 answered; the next round gathers meanwhile. So processes share group commits as threads do. What may wait for something

@@ -1,4 +1,4 @@
-"""What the owner keeps of one client: its connection, and what it holds."""
+"""A client as its owner sees it: its connection, and what it holds."""
 
 from __future__ import annotations
 

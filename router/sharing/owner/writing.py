@@ -50,7 +50,7 @@ class Gathered:
 
 
 class Writes:
-    """What clients write. On the serving thread, if not said otherwise."""
+    """Carries out what clients write. On the serving thread, if not said otherwise."""
 
     def __init__(self, router: Router, answers: Answers) -> None:
         self._router, self._registry, self._answers = router, router._registry, answers
