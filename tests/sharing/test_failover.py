@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import product
@@ -481,6 +483,34 @@ def test_a_value_that_is_waited_for_is_seen_at_the_next_owner(striking: Striking
             striking.died()
             other.map("m").put("k", b"v")
             assert waiting.result() == b"v"
+
+
+def test_what_waits_while_owners_die_waits_no_longer_than_it_was_to(striking: Striking) -> None:
+    """Here each owner dies within half of the time."""
+    stores(striking, "journal")
+    ended = threading.Event()
+    with striking.client() as router, striking.client() as other:
+
+        def wait_for_all() -> list[Any]:
+            waits = [
+                lambda: router.queue("q").receive(2.0),
+                lambda: router.receive("q*", 2.0),
+                lambda: router.map("m").wait("k", timeout=2.0),
+            ]
+            try:
+                with ThreadPoolExecutor(len(waits)) as pool:
+                    return [one.result() for one in [pool.submit(one) for one in waits]]
+            finally:
+                ended.set()
+
+        with Parallel(wait_for_all) as waiting:
+            for _ in range(10):
+                other.queue("q").depth()  # so an owner serves, that has been asked again
+                if ended.wait(1.0):
+                    break
+                striking.kill()
+            assert ended.is_set()
+            assert waiting.result() == [None, None, None]
 
 
 def test_each_queue_that_expires_when_idle_is_told_to_the_next_owner(striking: Striking) -> None:

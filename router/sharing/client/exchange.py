@@ -10,12 +10,13 @@ import itertools
 import logging
 import os
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -63,6 +64,7 @@ class Asked:
     lock: threading.Lock | None = None
     """Held until the answer is there, or until its thread is to read, where a thread waits."""
     future: Promise[Any] | None = None
+    began: float = field(default_factory=time.monotonic)
     on_done: Callable[[], object] | None = None
     """Called once it is answered, instead."""
 
@@ -158,7 +160,7 @@ class Exchange(ABC):
             if asked.is_standing:
                 self._unanswered.pop(asked.number, None)
                 continue
-            again = _again(asked.request) if asked.is_sent or asked.is_again else asked.request
+            again = _again(asked) if asked.is_sent or asked.is_again else _with_time_left(asked)
             for one in standing:
                 if _is_same(one, asked.request):
                     standing.remove(one)
@@ -396,8 +398,22 @@ def _ends(request: protocol.Request) -> bool:
     return isinstance(request, protocol.Call) and request.name == "unsubscribe"
 
 
-def _again(request: protocol.Request) -> protocol.Request | None:
+def _again(asked: Asked) -> protocol.Request | None:
     """Return a request as it is sent once more; None for one that must not be."""
+    request = asked.request
     if isinstance(request, protocol.Commit):
         return msgspec.structs.replace(request, again=True)
-    return None if isinstance(request, protocol.Call) and request.name in protocol.ONCE else request
+    if isinstance(request, protocol.Call) and request.name in protocol.ONCE:
+        return None
+    return _with_time_left(asked)
+
+
+def _with_time_left(asked: Asked) -> protocol.Request:
+    """Return a request that waits for no longer than its caller wants, the time before included."""
+    request, gone = asked.request, time.monotonic() - asked.began
+    match request:
+        case protocol.Receive(timeout=float(timeout)) | protocol.ReceivePattern(timeout=float(timeout)):
+            return msgspec.structs.replace(request, timeout=max(timeout - gone, 0.0))
+        case protocol.Call("map_wait", [*given, float(timeout)]):
+            return msgspec.structs.replace(request, given=[*given, max(timeout - gone, 0.0)])
+    return request

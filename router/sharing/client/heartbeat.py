@@ -1,7 +1,7 @@
 """Errors of an owner that does not answer: stopped by a signal or a debugger, or hanging whole.
 
-Such an owner is never robbed of its lock, and may go on at any time. So a call that has waited for it ends with an error that says
-what may become of it still; it is not sent again.
+Such an owner is never robbed of its lock, and may go on at any time. So a call that has waited for it ends with an
+error that says what may become of it still; it is not sent again.
 """
 
 from __future__ import annotations
