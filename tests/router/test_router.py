@@ -590,7 +590,7 @@ class TestIdleStores:
 class TestDirectories:
     def test_a_file_as_data_directory(self, tmp_path: Path) -> None:
         (tmp_path / "data").write_text("x")
-        with pytest.raises(ConfigError, match=rf"{tmp_path}/data cannot be used: .*directory:"):
+        with pytest.raises(ConfigError, match=rf"{tmp_path}/data cannot be used: File exists .*choose one"):
             anabranch.open(config(tmp_path / "data"))
         assert (tmp_path / "data").read_text() == "x"
 
