@@ -385,7 +385,8 @@ class _Found:
         """Return when a message was sent (ms); None if it does not read back, which is noted."""
         _, offset, length = place[OWN]
         try:
-            record = os.pread(segment.open().fd, length, offset)
+            file = segment.open()  # held while it is read: who rolls or compacts lets go of it meanwhile
+            record = os.pread(file.fd, length, offset)
             body = body_of(record, offset, segment.seed, state.number, place)
         except OSError as error:
             self.damages.append(f"{segment.path} at offset {offset}: it cannot be read: {error.strerror}")

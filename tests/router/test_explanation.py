@@ -379,11 +379,13 @@ def test_a_router_in_use_tells_what_is_so_at_one_moment(tmp_path: Path) -> None:
 
         with ThreadPoolExecutor(2) as pool:
             done = [pool.submit(work) for _ in range(2)]
-            for _ in range(30):
-                (store,) = inspection_of(router).explain().stores
-                assert (store.damages, store.pinning[0].messages in (1, 2, 3)) == ((), True)
-                assert sum(segment.live_bytes for segment in store.segments) == store.pinning[0].bytes
-            over.set()
+            try:
+                for _ in range(30):
+                    (store,) = inspection_of(router).explain().stores
+                    assert (store.damages, store.pinning[0].messages in (1, 2, 3)) == ((), True)
+                    assert sum(segment.live_bytes for segment in store.segments) == store.pinning[0].bytes
+            finally:
+                over.set()
         assert [one.result() for one in done] == [None, None]
 
 
