@@ -31,11 +31,12 @@ Book = tuple[list[float], list[bytes], list[bytes]]
 """The times at which calls had ended, and the bodies that were sent and acked."""
 
 
-def work(directory: Path, number: int, over: Any, books: Any) -> None:
+def work(directory: Path, number: int, all_there: Any, over: Any, books: Any) -> None:
     """Send, receive and ack until it is over; tell what was done."""
     ended, sent, acked = list[float](), list[bytes](), list[bytes]()
     with anabranch.open(directory, shared=True) as router:
         queue = router.queue("q")
+        all_there.wait()
         while not over.is_set():
             body = b"%d.%d" % (number, len(sent))
             queue.send(body)
@@ -73,12 +74,14 @@ def measure(kind: str, count: int, place: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=place, ignore_cleanup_errors=True) as directory:
         data = Path(directory)
         (data / "stores.yaml").write_text(STORES.format(kind))
-        over, books = context.Event(), context.Queue()
-        workers = [context.Process(target=work, args=(data, number, over, books)) for number in range(CLIENTS)]
+        all_there, over, books = context.Barrier(CLIENTS + 1), context.Event(), context.Queue()
+        workers = [
+            context.Process(target=work, args=(data, number, all_there, over, books)) for number in range(CLIENTS)
+        ]
         with anabranch.open(data, shared=True) as router:
             for one in workers:
                 one.start()
-            time.sleep(3)
+            all_there.wait()
             kills, pid = list[float](), 0
             while len(kills) < count:
                 pid = next_owner(data, pid)
