@@ -31,7 +31,7 @@ from ..operations.changes import Ack, Change, acks_of, give_back_room, returned_
 from ..operations.tickets import Ticket
 from ..state.delivery import Delivery, is_late
 from ..state.gates import LeaseMovedError
-from ..state.leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, UNKNOWN, Lease
+from ..state.leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Lease, unknown_lease
 from ..state.limits import Grant
 from ..store_types import Settlement
 
@@ -308,8 +308,7 @@ class Settling:
             lease = channel.held.get(seq)
             if lease is not None and lease.number == number:
                 return lease
-        why = ended or UNKNOWN
-        raise UnknownMessageError(f"the message of token {token} is not leased here any more: {why}")
+        raise unknown_lease(token, ended)
 
     def settle(
         self, tokens: Sequence[str], how: Settlement, delivered: bool, delay_ms: int | None
@@ -341,7 +340,7 @@ class Settling:
         for token in tokens:
             lease = self.lease(token)
             if lease.hold != LEASED or is_late(lease):
-                raise UnknownMessageError(_not_leased(token, lease))
+                raise _not_leased(token, lease)
 
     def begin_ack(self, tokens: Sequence[str]) -> BegunAck:
         """Queue the acks of leases by their tokens, for a caller that waits for them once it has queued others."""
@@ -426,16 +425,16 @@ class Settling:
                     del taken[at]
                     if lease.hold >= MOVING:
                         raise LeaseMovedError(lease.gate)
-                    raise UnknownMessageError(_not_leased(token, lease))
+                    raise _not_leased(token, lease)
             except (UnknownMessageError, LeaseMovedError) as error:
                 results[at] = error
 
 
-def _not_leased(token: str, lease: Lease) -> str:
+def _not_leased(token: str, lease: Lease) -> UnknownMessageError:
     why = "it is being settled, or claimed"
     if lease.time_limit is not None and is_late(lease):
         why = lease.time_limit.says_it_is_over
-    return f"the message of token {token} is not leased here any more: {why}"
+    return unknown_lease(token, why)
 
 
 class BegunAck(Queued):

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from ....policies.errors import UnknownMessageError
 from ....policies.names.destination import Destination, Kind
 from ..record.place import SEQ, Place
 from ..store_types import Subscription, SubscriptionKey
@@ -34,7 +35,32 @@ UNKNOWN: Final = (
 )
 
 
-class SubscriptionState:
+def unknown_lease(token: str, why: str | None = None) -> UnknownMessageError:
+    """Return the error of a token that stands for no lease here."""
+    return UnknownMessageError(f"the message of token {token} is not leased here any more: {why or UNKNOWN}")
+
+
+class _Counted:
+    """The messages of a destination, or those that a subscription has yet to ack, with the transient ones of its
+    mirror."""
+
+    __slots__ = ()
+    count: int
+    delayed: int
+    volatile: Any
+
+    @property
+    def total(self) -> int:
+        """Return how many there are, persistent or not."""
+        return self.count + (self.volatile.count if self.volatile is not None else 0)
+
+    @property
+    def total_delayed(self) -> int:
+        """Return how many of them wait for their time."""
+        return self.delayed + (self.volatile.delayed if self.volatile is not None else 0)
+
+
+class SubscriptionState(_Counted):
     """One durable subscription of a topic. All fields belong to the store's lock."""
 
     __slots__ = (
@@ -70,18 +96,8 @@ class SubscriptionState:
         self.own: Any = None
         """The backend's."""
 
-    @property
-    def total(self) -> int:
-        """Return how many messages the subscription has yet to ack, persistent or not."""
-        return self.count + (self.volatile.count if self.volatile is not None else 0)
 
-    @property
-    def total_delayed(self) -> int:
-        """Return how many of the messages wait for their time."""
-        return self.delayed + (self.volatile.delayed if self.volatile is not None else 0)
-
-
-class DestinationState:
+class DestinationState(_Counted):
     """One queue, topic or map. All fields belong to the store's lock, but `declared`, which is the writer's."""
 
     __slots__ = (
@@ -134,16 +150,6 @@ class DestinationState:
         """The quotas': its limit, once one is sent to it that has one (rooms.py)."""
         self.volatile: DestinationState | None = None
         """The mirror for transient messages; None before the first (transient/messages.py)."""
-
-    @property
-    def total(self) -> int:
-        """Return how many messages are held, persistent or not."""
-        return self.count + (self.volatile.count if self.volatile is not None else 0)
-
-    @property
-    def total_delayed(self) -> int:
-        """Return how many of the messages wait for their time."""
-        return self.delayed + (self.volatile.delayed if self.volatile is not None else 0)
 
     def recipients(self, seq: int) -> list[SubscriptionState]:
         """Return the subscriptions that a message of this seq is for."""

@@ -16,6 +16,7 @@ import msgspec
 
 from ....adapters.core import Store
 from ....adapters.core.messages import Message
+from ....adapters.core.state.leases import unknown_lease
 from ....adapters.core.store_types import Subscription, SubscriptionKey
 from ....policies.errors import ClosedError, DestinationError
 from ....policies.names.destination import Destination, Kind
@@ -27,7 +28,7 @@ from ..descriptors import Descriptor
 from ..protocol import EVENTS, PAGE, OutgoingFields, destination_of, pack, pack_message
 from ..socket_file import Identity, identity_of
 from ..starting import mark_of
-from .commits import end_vote, not_leased, store_of_lease
+from .commits import end_vote, store_of_lease
 from .session import PAGE_BYTES, Session, slices
 
 Key = SubscriptionKey | None
@@ -177,7 +178,7 @@ def _extend(session: Session, given: str, seconds: float | None) -> None:
     """Lease a message for longer."""
     token = session.now(given)
     if token is None:
-        raise not_leased(given)
+        raise unknown_lease(given)
     store = store_of_lease(session.registry, token)
     store.extend(store.leased(token), seconds)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ....adapters.core import Store
 from ....adapters.core.messages import Outgoing
-from ....adapters.core.state.leases import UNKNOWN
+from ....adapters.core.state.leases import UNKNOWN, unknown_lease
 from ....adapters.core.store_types import Settlement
 from ....policies.errors import (
     AnabranchError,
@@ -132,13 +132,8 @@ def store_of_lease(registry: StoreRegistry, token: str) -> Store:
     except ValueError:
         store = None
     if store is None:
-        raise not_leased(token)
+        raise unknown_lease(token)
     return store
-
-
-def not_leased(token: str) -> UnknownMessageError:
-    """Return the error of a token that says nothing to this owner."""
-    return UnknownMessageError(f"the message of token {token} is not leased here any more: {UNKNOWN}")
 
 
 def _store_of(session: Session, token: str, again: bool) -> Store:
