@@ -293,7 +293,8 @@ def test_nothing_is_open_at_a_server_after_an_interruption_anywhere(
     """Nor is a place in the pool lost."""
     kept: list[BaseException] = []
     options = anabranch.SqlOptions(url=SecretStr(postgres_url), large_message_size=5000, pool_min=1, pool_max=3)
-    engine = create_engine(postgres_url, poolclass=NullPool)
+    # A transaction of PostgreSQL sees pg_stat_activity as it was when it first looked, so each look is one of its own.
+    engine = create_engine(postgres_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with opened(tmp_path / "data", options) as router, engine.connect() as other:
         pool = router._registry.open_stores()[0].backend._engine.pool  # type: ignore[attr-defined]
         asked = text(
