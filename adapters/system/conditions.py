@@ -14,6 +14,8 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures._base import FINISHED
+from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -27,7 +29,9 @@ hold the lock while others run, each of which would soon wait for it in turn. On
 handed it."""
 
 
-def unless_busy(lock: threading.Lock | threading.RLock, work: Callable[[], T], seconds: float = 0.0) -> T | None:
+def unless_busy(
+    lock: threading.Lock | threading.RLock | threading.Condition, work: Callable[[], T], seconds: float = 0.0
+) -> T | None:
     """Return the result of `work`, done with the lock held; None if another thread holds it, for so long at least."""
     taken: list[bool] = []
     try:
@@ -74,3 +78,15 @@ class Promise(concurrent.futures.Future[T]):
     def __init__(self) -> None:
         concurrent.futures.Future.__init__(self)  # quicker than super(): one is made for each send that does not wait
         self._condition.__class__ = _Condition
+
+    def settle(self, value: T, error: BaseException | None) -> bool:
+        """Resolve it here, unless somebody is to be called, or another thread is at it; returns whether it is resolved.
+        Once more does no harm."""
+        return bool(unless_busy(self._condition, partial(self._settle, value, error)))
+
+    def _settle(self, value: T, error: BaseException | None) -> bool:
+        if self._waiters or self._done_callbacks:  # type: ignore[attr-defined]
+            return self._state == FINISHED
+        self._result, self._exception, self._state = value, error, FINISHED
+        self._condition.notify_all()
+        return True

@@ -1,7 +1,7 @@
 """A client's connection to the owner of a directory: requests of any threads, pipelined, and their answers.
 
 Who waits for an answer reads the socket for all who wait, so that a call costs no change of threads. Where nobody waits
-and something may come all the same (a Future, a listener) a thread of the library reads.
+and something may come all the same (for a Future, a listener) a thread of the library reads.
 
 An owner that has gone is replaced: the next call, or the read that finds it, connects to the next owner, tells what
 this client holds, and sends again what has no answer. Each request bears that: docs/processes.md says how. An owner
@@ -30,7 +30,7 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from ....adapters.system.background import shared
-from ....adapters.system.conditions import Thread, unless_busy
+from ....adapters.system.conditions import Event, Thread, unless_busy
 from ....policies.errors import AnabranchError, router_closed
 from ...api.reentry import waits_for_message
 from .. import protocol
@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 FINISH_SECONDS: Final = 5.0
 """For so long a connection that is closed waits for the answers to what was begun."""
+PUMP_SECONDS: Final = 0.1
+"""For so long another Future is expected after one."""
 
 
 class _Link:
@@ -98,6 +100,12 @@ class Connection(Exchange):
         self._connects = False
         """A thread connects, or was interrupted there."""
         self._pump: threading.Thread | None = None
+        """The thread that reads for listeners and Futures."""
+        self._is_pumping = Event()
+        """It reads, or is about to look whether it is to."""
+        self._reads_on = False
+        self._future_at = 0.0
+        """When the last Future was made (monotonic)."""
 
     # Connecting
 
@@ -256,9 +264,29 @@ class Connection(Exchange):
 
     def keep_reading(self) -> None:
         """Let a thread of the library read from now on."""
+        self._reads_on = True
+        self._start_pump()
+
+    def read_for_future(self) -> None:
+        """Let a thread of the library read until no Future waits any more, and a while longer."""
+        self._future_at = time.monotonic()
+        self._start_pump()
+
+    def _start_pump(self) -> None:
         if self._pump is None:
-            self._pump = Thread(self._read_on, "share-read")
-            self._pump.start()
+            pump = Thread(self._read_on, "share-read")
+            pump.start()
+            self._pump = pump
+        if not self._is_pumping.is_set():
+            self._is_pumping.set()
+
+    def _is_pump_needed(self) -> bool:
+        return (
+            self._reads_on
+            or self.is_closed
+            or time.monotonic() < self._future_at + PUMP_SECONDS
+            or any(asked.future is not None for asked in list(self._unanswered.values()))
+        )
 
     def later(self, call: Callable[[], None]) -> None:
         """Make a call on a thread of the library."""
@@ -270,6 +298,11 @@ class Connection(Exchange):
 
     def _read_on(self) -> None:
         while not self.is_closed:
+            if not self._is_pump_needed():
+                self._is_pumping.clear()
+                self._hand_over()
+                if not self._is_pump_needed():
+                    self._is_pumping.wait()
             try:
                 with self._reading:
                     self._read()
@@ -361,6 +394,7 @@ class Connection(Exchange):
         while self._is_brief and time.monotonic() < deadline:
             time.sleep(0.0005)
         self.is_closed = True
+        self._is_pumping.set()
         self._file.close()  # first: the owner sees that it is gone for good
         link = self._link
         if link is not None:

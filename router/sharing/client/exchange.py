@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -64,7 +64,8 @@ class Asked:
     lock: threading.Lock | None = None
     """Held until the answer is there, or until its thread is to read, where a thread waits."""
     future: Promise[Any] | None = None
-    began: float = field(default_factory=time.monotonic)
+    began: float = 0.0
+    """When it was asked (monotonic), where a caller waits."""
     on_done: Callable[[], object] | None = None
     """Called once it is answered, instead."""
 
@@ -103,7 +104,7 @@ class Exchange(ABC):
         """Which directory it is, whatever comes to be of that name."""
         self._numbers = itertools.count(1)
         self._unanswered: dict[int, Asked] = {}
-        self._outcomes: dict[int, tuple[Future[Any], Any, BaseException | None]] = {}
+        self._outcomes: dict[int, tuple[Promise[Any], Any, BaseException | None]] = {}
         """By number: those of futures that are to be resolved, together."""
         self.arrived = Arrived()
         self._owner = ""
@@ -205,20 +206,20 @@ class Exchange(ABC):
         answer; `is_patient`: it is waited for then. `on_late`: it may be cancelled, and this is called with what comes
         all the same."""
         asked = self._asked(request, on_answer)
-        asked.late, asked.is_patient = on_late, is_patient
+        asked.late, asked.is_patient, asked.began = on_late, is_patient, time.monotonic()
         self._send_and_wait(asked)
         if asked.error is not None:
             raise asked.error
         return asked.value
 
     def ask_nowait(self, request: protocol.Request, on_answer: Callable[[Any], Any]) -> Future[Any]:
-        """Ask; the future resolves on a thread of the library. Raises ClosedError."""
+        """Ask; callbacks of the future are called on a thread of the library. Raises ClosedError."""
         asked = self._asked(request, on_answer)
         future: Promise[Any] = Promise()
         asked.future = future
         future.set_running_or_notify_cancel()
         self._send(asked)
-        self.keep_reading()
+        self.read_for_future()
         return future
 
     @abstractmethod
@@ -232,6 +233,10 @@ class Exchange(ABC):
     @abstractmethod
     def keep_reading(self) -> None:
         """Read from now on, whether anybody waits or not."""
+
+    @abstractmethod
+    def read_for_future(self) -> None:
+        """Read as long as a Future has no answer."""
 
     @abstractmethod
     def later(self, call: Callable[[], None]) -> None:
@@ -316,15 +321,18 @@ class Exchange(ABC):
         """Resolve the futures of what was answered; once more where a signal strikes, which does nothing."""
         if self._outcomes:
             outcomes = dict(self._outcomes)
-            shared().resolve(list(outcomes.values()))
+            observed: list[Any] = [one for one in outcomes.values() if not one[0].settle(one[1], one[2])]
+            if observed:
+                shared().resolve(observed)
             for number in outcomes:
                 self._outcomes.pop(number, None)
 
     def _fail_all(self, error: Exception) -> None:
         """End what has no answer, since none comes."""
-        for number in list(self._unanswered):
-            asked = self._unanswered.pop(number, None)
-            if asked is not None and not asked.is_standing:
+        for asked in list(self._unanswered.values()):
+            if asked.is_standing:
+                self._unanswered.pop(asked.number, None)
+            elif not asked.done:
                 asked.error = error
                 self._answered(asked)
         self._resolve()

@@ -191,6 +191,8 @@ class LoopConnection(Exchange):
     def keep_reading(self) -> None:
         """Do nothing: the loop reads."""
 
+    read_for_future = keep_reading
+
     def later(self, call: Callable[[], None]) -> None:
         """Make a call that asks, without waiting for it. Any thread."""
         with suppress(RuntimeError):  # the loop is closed
