@@ -54,6 +54,9 @@ class NoRouteError(AnabranchError, LookupError):
 class StoreLockedError(AnabranchError):
     """Another process (or another router of this one) owns the directory."""
 
+    path: str = ""
+    """The file that is locked."""
+
 
 class PlacementError(AnabranchError):
     """The configuration would hide data that a store holds; or a recorded store is missing or is another one."""

@@ -260,9 +260,11 @@ class DirectoryLock:
         steps = f"close it there first, {self._step}"
         if self._step and owner.endswith(f"by {_SERVES}"):  # nobody is there to close it
             steps = f"{self._step}end that process, "
-        return StoreLockedError(
+        error = StoreLockedError(
             f"{self._what} in {self._path.parent} is open already, by {owner}; {steps}or use another directory"
         )
+        error.path = self._file
+        return error
 
     @property
     def held(self) -> bool:

@@ -132,9 +132,10 @@ def _start(config: Config) -> None:
     try:
         starting.start(config)
     except StoreLockedError as error:
-        if not str(error).startswith("the router in "):  # a log in another directory is locked
+        lock = config.directory / "router.lock"
+        if error.path != str(lock):  # that of a log in another directory
             raise
-        holder = owner_of(config.directory / "router.lock")
+        holder = owner_of(lock)
         raise StoreLockedError(
             f"{config.directory} is open already, by {holder}. That process serves nobody: its configuration says "
             "`control: false`, or it is not ready yet. Close the directory there, or open it there without "
