@@ -13,7 +13,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.ref cimport Py_INCREF
 from cpython.version cimport PY_VERSION_HEX
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport getpid, pid_t
 
@@ -90,7 +90,7 @@ cdef object default_priority = None, order_of = None
 # loops import nothing that the log does not know.
 cdef object Send = None, SendMany = None, Ack = None, Mark = None, Tail = None, Record = None, Message = None, Receipt = None
 cdef object Outgoing = None, Channel = None, Lease = None, Level = None, Receiver = None, DestinationState = None
-cdef object DuplicateWindow = None
+cdef object DuplicateWindow = None, BatchHeader = None
 cdef object number_of_lease = None, locking = None
 cdef object PURE = None, CODECS = None, Plan = None, JournalBatch = None, NO_IDS = None, MadeId = None
 cdef object pack_headers = None, pack_id = None, unpack_headers = None, new = tuple.__new__
@@ -1229,37 +1229,63 @@ cdef list acks_of(RLock lock, object store, object message, object hold):
 # Reading the log
 
 
-def is_whole(records, seed, start, base_lsn, count):
+def batches_in(window, seed, offset, lsn):
+    global BatchHeader
+    if BatchHeader is None:
+        from ..wal.format import BatchHeader as header
+
+        BatchHeader = header
     try:
-        return are_whole(records, seed, start, base_lsn, count)
+        return whole_batches(window, seed, offset, lsn)
     except Exception:
-        return twin("is_whole")(records, seed, start, base_lsn, count)
+        return twin("batches_in")(window, seed, offset, lsn)
+
+
+cdef list whole_batches(object window, uint32_t seed, uint32_t offset, uint64_t lsn):
+    cdef Py_ssize_t left = PyBytes_Size(window)
+    cdef const uchar *batch = <const uchar *>PyBytes_AS_STRING(window)
+    cdef Py_ssize_t length
+    cdef uint32_t count
+    cdef list headers = []
+    if left + <uint64_t>offset > 0xFFFFFFFF:
+        raise OverflowError
+    while left >= BATCH_BYTES and memcmp(batch, b"\xabBat", 4) == 0:
+        length, count = get32(batch + 8), get32(batch + 12)
+        if crc32c(seed ^ offset, batch + 8, BATCH_BYTES - 8) != get32(batch + 4) or get64(batch + 16) != lsn + 1:
+            break
+        if lsn + 1 + count < lsn:
+            raise OverflowError
+        if length > left - BATCH_BYTES or not are_whole(
+            batch + BATCH_BYTES, length, seed, offset + BATCH_BYTES, lsn + 1, count
+        ):
+            break
+        headers.append(new(BatchHeader, (length, count, lsn + 1, get64(batch + 24))))
+        batch += BATCH_BYTES + length
+        left -= BATCH_BYTES + length
+        offset += BATCH_BYTES + length
+        lsn += count
+    return headers
 
 
 cdef bint are_whole(
-    object records, uint32_t seed, uint32_t start, uint64_t lsn, Py_ssize_t count
+    const uchar *record, Py_ssize_t left, uint32_t seed, uint32_t start, uint64_t lsn, uint32_t count
 ) except -1:
-    cdef Py_ssize_t left = PyBytes_Size(records), length, position = 0
-    cdef const uchar *record
+    cdef Py_ssize_t length
     cdef uint32_t crc
-    if left + <uint64_t>start > 0xFFFFFFFF or count < 0 or lsn + <uint64_t>count < lsn:
-        raise OverflowError
-    record = <const uchar *>PyBytes_AS_STRING(records)
     while count > 0:
         if left < RECORD_BYTES:
             return False
         length = RECORD_BYTES + <Py_ssize_t>get32(record + 4)
         if get64(record + 8) != lsn or length > left:
             return False
-        crc = seed ^ (start + <uint32_t>position)
         if length <= crc_bytes_max:
-            crc = crc32c(crc, record + 4, length - 4)
+            crc = crc32c(seed ^ start, record + 4, length - 4)
         else:
-            crc = extend(crc, records[position + 4 : position + length])
+            crc = extend(seed ^ start, PyBytes_FromStringAndSize(<const char *>record + 4, length - 4))
         if crc != get32(record):
             return False
         record += length
-        position += length
+        start += length
         left -= length
         lsn += 1
         count -= 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from google_crc32c import extend as crc32c
 
@@ -118,13 +118,12 @@ def encode_batch_header(seed: int, offset: int, length: int, count: int, base_ls
     return BATCH_MAGIC + CRC.pack(crc32c(seed ^ offset, rest)) + rest
 
 
-@dataclass(frozen=True, slots=True)
-class BatchHeader:
+class BatchHeader(NamedTuple):
     """The header of one batch."""
 
     length: int
     """Bytes of its records, this header not included."""
-    count: int
+    count: int  # type: ignore[assignment]  # instead of tuple's
     base_lsn: int
     watermark: int
     """The LSN known to be on disk when it was written."""

@@ -58,33 +58,29 @@ class BatchReader:
         self._segment, self._seed = segment, segment.seed
         self._file = segment.reading()
         self._limit = os.fstat(self._file.fd).st_size if limit is None else limit
-        self._window, self._window_at = b"", 0
-
-    def _read(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes, fewer at the limit."""
-        size = min(size, self._limit - offset)
-        if size <= 0:
-            return b""
-        at = offset - self._window_at
-        if at < 0 or at + size > len(self._window):
-            self._window = read_at(self._file, offset, min(max(size, WINDOW), self._limit - offset))
-            self._window_at, at = offset, 0
-        return self._window[at : at + size]
 
     def __iter__(self) -> Iterator[Batch]:
-        while (batch := self._next()) is not None:
-            self.offset, self.lsn = batch.end, batch.last_lsn
-            yield batch
+        headers = None
+        while headers is None or headers:
+            window, headers = self._read()
+            at = 0
+            for header in headers:
+                at += f.BATCH_HEADER.size
+                batch = Batch(self._segment, self.offset, header, window[at : at + header.length])
+                at += header.length
+                self.offset, self.lsn = batch.end, batch.last_lsn
+                yield batch
 
-    def _next(self) -> Batch | None:
-        header = f.decode_batch_header(self._read(self.offset, f.BATCH_HEADER.size), self._seed, self.offset)
-        if header is None or header.base_lsn != self.lsn + 1:
-            return None
-        start = self.offset + f.BATCH_HEADER.size
-        records = self._read(start, header.length)
-        if len(records) < header.length or not is_whole(records, self._seed, start, header.base_lsn, header.count):
-            return None
-        return Batch(self._segment, self.offset, header, records)
+    def _read(self) -> tuple[bytes, list[f.BatchHeader]]:
+        """Return what is next, and the headers of the batches at its head."""
+        size = WINDOW
+        while True:
+            window = read_at(self._file, self.offset, max(min(size, self._limit - self.offset), 0))
+            headers = batches_in(window, self._seed, self.offset, self.lsn)
+            first = None if headers else f.decode_batch_header(window, self._seed, self.offset)
+            if first is None or f.BATCH_HEADER.size + first.length <= size:
+                return window, headers
+            size = f.BATCH_HEADER.size + first.length  # it is larger
 
     def headers_beyond(self) -> Iterator[f.BatchHeader]:
         """Yield valid batch headers from `offset` on: that of the batch which is not whole, and what the hole hides."""
@@ -114,11 +110,29 @@ def read_at(file: File, offset: int, size: int) -> bytes:
 
 
 @inner_loop
-def is_whole(records: bytes, seed: int, start: int, base_lsn: int, count: int) -> bool:
+def batches_in(window: bytes, seed: int, offset: int, lsn: int) -> list[f.BatchHeader]:
+    """Return the headers of the batches at the head of these bytes, as far as they are whole and in sequence. The bytes
+    begin at `offset` of a segment with this `seed`, behind the record `lsn`."""
+    headers, at = [], 0
+    while (header := f.decode_batch_header(window[at : at + f.BATCH_HEADER.size], seed, offset + at)) is not None:
+        start = at + f.BATCH_HEADER.size
+        end = start + header.length
+        if (
+            header.base_lsn != lsn + 1
+            or end > len(window)
+            or not _are_whole(window[start:end], seed, offset + start, header)
+        ):
+            break
+        headers.append(header)
+        at, lsn = end, lsn + header.count
+    return headers
+
+
+def _are_whole(records: bytes, seed: int, start: int, header: f.BatchHeader) -> bool:
     """Return whether these bytes are the records of a batch, as many and with those LSNs. They begin at offset `start`;
     `seed` is their segment's."""
     position, unpack = 0, f.RECORD_HEADER.unpack_from
-    for lsn in range(base_lsn, base_lsn + count):
+    for lsn in range(header.base_lsn, header.base_lsn + header.count):
         if position + f.RECORD_HEADER.size > len(records):
             return False
         crc, length, found, _, _, _ = unpack(records, position)

@@ -497,13 +497,14 @@ def test_the_records_of_a_batch_are_the_same(
     damaged = bytearray(data)
     if damage[0] < len(damaged):
         damaged[damage[0]] = damage[1]
-    for view in (data, bytes(damaged), data[: damage[0]], data + b"x"):
-        records = view[w.BATCH_HEADER.size :]
-        start, base_lsn, count = 4096 + 32 + wrong[0], lsn + 1 + wrong[1], len(sends) + wrong[2]
-        both(reader, "is_whole", records, SEGMENT.seed, start, base_lsn, count)
-        both(reader, "is_whole", records, SEGMENT.seed, 4096 + 32, 6, len(sends))
-        both(reader, "records_of", reader.Batch(SEGMENT, offset, w.BatchHeader(0, 0, 0, 0), records))
-    both(reader, "is_whole", None, SEGMENT.seed, 0, 0, 0)
+    behind, _ = PURE["encode_batch"](Tail(SEGMENT, 4096 + len(data), 5 + len(sends), 0), sends[:1], 1, 2)
+    size = w.BATCH_HEADER.size
+    other = w.encode_batch_header(SEGMENT.seed, 4096, len(data) - size, len(sends) + wrong[2] & 0xFFFFFFFF, 6, 0)
+    for view in (data, bytes(damaged), data[: damage[0]], data + b"x", data + behind, other + data[size:]):
+        both(reader, "batches_in", view, SEGMENT.seed, 4096, 5)
+        both(reader, "batches_in", view, SEGMENT.seed, offset + wrong[0], lsn + wrong[1])
+        both(reader, "records_of", reader.Batch(SEGMENT, offset, w.BatchHeader(0, 0, 0, 0), view[size:]))
+    both(reader, "batches_in", None, SEGMENT.seed, 0, 0)
     both(reader, "records_of", None)
 
 
@@ -511,12 +512,15 @@ def test_a_log_is_read_without_the_twins(monkeypatch: pytest.MonkeyPatch) -> Non
     sends = [Send(state_of(7), body, None) for body in (b"one", bytes(20_000), b"two")]
     data, _ = writing.encode_batch(Tail(SEGMENT, 4096, 5, 0), [*sends], 1, 2)
     records = data[w.BATCH_HEADER.size :]
-    for name in ("is_whole", "records_of"):
+    behind, _ = writing.encode_batch(Tail(SEGMENT, 4096 + len(data), 8, 0), [Send(state_of(7), b"three", None)], 1, 2)
+    for name in ("batches_in", "records_of"):
         is_alone(name, monkeypatch)
-    assert reader.is_whole(records, SEGMENT.seed, 4096 + w.BATCH_HEADER.size, 6, 3)
-    assert not reader.is_whole(records, SEGMENT.seed, 4096 + w.BATCH_HEADER.size, 6, 2)
-    found = reader.records_of(reader.Batch(SEGMENT, 4096, w.BatchHeader(0, 0, 0, 0), records))
-    assert [(record.lsn, record.offset, record.length) for record in found] == [send.own for send in sends]
+    found = [w.BatchHeader(len(records), 3, 6, 2), w.BatchHeader(len(behind) - w.BATCH_HEADER.size, 1, 9, 2)]
+    assert reader.batches_in(data + behind, SEGMENT.seed, 4096, 5) == found
+    assert reader.batches_in(data + behind[:-1], SEGMENT.seed, 4096, 5) == found[:1]
+    assert reader.batches_in(data, SEGMENT.seed, 4096, 4) == []
+    read = reader.records_of(reader.Batch(SEGMENT, 4096, w.BatchHeader(0, 0, 0, 0), records))
+    assert [(record.lsn, record.offset, record.length) for record in read] == [send.own for send in sends]
 
 
 def keeper(limit: int, priorities: bool = False) -> sending.Intake:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ....policies.errors import CorruptionError
 from .. import format as f
@@ -299,9 +299,12 @@ class _End:
     snapshot: tuple[int, int] | None
 
 
+_SNAPSHOT: Final = bytes([f.SNAPSHOT])
+
+
 def _find_end(chain: list[Segment], start: Position, watermark: int, checkpoint: Checkpoint | None) -> _End:
     """Walk from `start` to the first batch that is not whole; torn or corrupt, that is the question (rule J4)."""
-    boundaries: list[tuple[Position, int]] = []
+    boundaries: list[tuple[int, int, int, int]] = []  # plain, which costs the garbage collector nothing
     end, snapshot, highest = start, None, start.lsn
     hole = False
     for link in range(start.link, len(chain)):
@@ -309,9 +312,9 @@ def _find_end(chain: list[Segment], start: Position, watermark: int, checkpoint:
         offset, lsn = (start.offset, start.lsn) if link == start.link else (f.HEADER_BYTES, segment.base_lsn - 1)
         reader = BatchReader(segment, offset, lsn, segment.end)
         for batch in reader:
-            boundaries.append((Position(link, batch.offset, batch.header.base_lsn - 1), batch.last_lsn))
+            boundaries.append((batch.last_lsn, link, batch.offset, batch.header.base_lsn - 1))
             watermark = max(watermark, batch.header.watermark)
-            if any(record.kind == f.SNAPSHOT for record in records_of(batch)):
+            if _SNAPSHOT in batch.records and any(record.kind == f.SNAPSHOT for record in records_of(batch)):
                 snapshot = (segment.number, batch.offset)
         end = Position(link, reader.offset, reader.lsn)
         hole = segment.end is not None and (reader.offset, reader.lsn) != (segment.end, segment.last_lsn)
@@ -335,7 +338,7 @@ def _find_end(chain: list[Segment], start: Position, watermark: int, checkpoint:
         log.warning(
             "%s: torn tail cut at offset %d: records after %d were never acknowledged", last.path, end.offset, end.lsn
         )
-    unsynced = next((position for position, last_lsn in boundaries if last_lsn > watermark), end)
+    unsynced = next((Position(*where) for last_lsn, *where in boundaries if last_lsn > watermark), end)
     return _End(end, watermark, unsynced, highest, clean, snapshot)
 
 

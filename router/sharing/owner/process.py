@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -96,6 +97,8 @@ def _own_in_turn(source: str, linger: float, told: FileIO) -> int:
         config = configuration_of(source)
         for store in config.stores:
             load_adapter(store.kind)  # now: a successor has what is loaded before it is forked
+        gc.collect()
+        gc.freeze()  # all of it stays, so that no collection looks at it again while a successor opens
         with disk_errors(f"no owner of {config.directory} can be started"):
             hold_place(config.directory)
         while (successor := Successor.forked(told)) is None:  # this process is that one, and its owner has ended
