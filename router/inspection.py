@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from heapq import nlargest
 from typing import TYPE_CHECKING, Any
 
 from ..adapters.core.messages import Message
@@ -75,6 +76,10 @@ class Inspection:
         """Return the messages behind a seq, in order of theirs, also where others are in another order."""
         return sorted((one for one in backlog.browse() if one.seq > seq), key=lambda one: one.seq)
 
+    def newest(self, backlog: Backlog, count: int) -> list[Message]:
+        """Return the last so many messages, in order of their seqs."""
+        return newest_of(backlog.browse(), count)
+
     def dead_letters(self) -> Counter[tuple[Destination, SubscriptionKey | None]]:
         """Return the dead letters by where they come from."""
         return overview.dead_letters(self._registry)
@@ -101,3 +106,8 @@ class Inspection:
     def decisions_damage(self) -> BaseException | None:
         """The reason why the decision log cannot be used; None if it can."""
         return self._decisions.unusable
+
+
+def newest_of(messages: Iterable[Message], count: int) -> list[Message]:
+    """Return the last so many of messages, in order of their seqs."""
+    return nlargest(count, messages, key=lambda one: one.seq)[::-1]

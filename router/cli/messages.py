@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -21,6 +19,7 @@ from ...policies.names.destination import Destination, Kind
 from ...policies.text import count_of
 from ..api.consumer import Backlog
 from ..api.endpoint import SendOptions
+from ..inspection import Inspection
 from ..placement.near_names import near_name
 from ..router import Router, inspection_of
 from .directory import on_directory, opened
@@ -244,22 +243,18 @@ def tail_command(config: Config, queue: str, limit: int, raw: bool, as_json: boo
     with opened(config) as router:
         shown, backlog = Shown(as_json, raw), backlog_in(router, queue)
         is_ordered = not inspection_of(router).option(backlog.destination, "priorities")
-        newer = partial(inspection_of(router).newer, backlog)
-        for message in _coming(backlog, newer, limit, is_ordered):
+        for message in _coming(backlog, inspection_of(router), limit, is_ordered):
             shown(message)
 
 
-def _coming(backlog: Backlog, newer: Callable[[int], list[Message]], limit: int, is_ordered: bool) -> Iterator[Message]:
+def _coming(backlog: Backlog, inspection: Inspection, limit: int, is_ordered: bool) -> Iterator[Message]:
     """Yield the last so many messages, then each that comes. `is_ordered`: messages that come are behind all that are
     there."""
-    last = 0
-    first: deque[Message] = deque(maxlen=limit)
-    for message in backlog.browse():
-        first.append(message)
-        last = max(last, message.seq)
-    yield from first
+    found = inspection.newest(backlog, max(limit, 1))
+    last = found[-1].seq if found else 0
+    yield from found if limit else ()
     while True:
         time.sleep(PAUSE)
-        new = list(backlog.browse(after=last)) if is_ordered else newer(last)
+        new = list(backlog.browse(after=last)) if is_ordered else inspection.newer(backlog, last)
         yield from new
         last = max((one.seq for one in new), default=last)

@@ -15,7 +15,9 @@ from ....policies.errors import StoreFailedError
 from ....policies.names.destination import Destination
 from ...api.consumer import Backlog
 from ...api.queue import Queue
+from ...inspection import newest_of
 from ...migration.moving import move_pages
+from ..protocol import PAGE
 from .store import RemoteStore
 
 if TYPE_CHECKING:
@@ -52,6 +54,12 @@ class RemoteInspection:
     def newer(self, backlog: Backlog, seq: int) -> list[Message]:
         """Return messages behind a seq, in order of theirs; more are there where any are returned, it may be."""
         return [self._store._message(fields) for fields in self._store.of("newer", backlog.destination, seq)]
+
+    def newest(self, backlog: Backlog, count: int) -> list[Message]:
+        """Return the last so many messages, in order of their seqs, or as many of those as go over at once."""
+        if count > PAGE:  # more than the owner is to have in memory
+            return newest_of(backlog.browse(), count)
+        return [self._store._message(fields) for fields in self._store.of("newest", backlog.destination, count)]
 
     def dead_letters(self) -> Counter[tuple[Destination, SubscriptionKey | None]]:
         """Return the dead letters by where they come from."""

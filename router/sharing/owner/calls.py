@@ -21,6 +21,7 @@ from ....adapters.core.store_types import Subscription, SubscriptionKey
 from ....policies.errors import ClosedError, DestinationError
 from ....policies.names.destination import Destination, Kind
 from ...api.consumer import place_moved
+from ...inspection import newest_of
 from ...migration.moving import move_page
 from ...router import Router, RouterStats, inspection_of
 from ...transactions.xid import Xid
@@ -174,6 +175,15 @@ def _newer(session: Session, destination: Destination, seq: int) -> list[Any]:
     return session.registry.for_held(destination, of_store, [])
 
 
+def _newest(session: Session, destination: Destination, count: int) -> list[Any]:
+    """Return the last so many messages, in order of their seqs, from the first of them on."""
+
+    def of_store(store: Store) -> list[Any]:
+        return session.page(newest_of(store.browse(destination), count))
+
+    return session.registry.for_held(destination, of_store, [])
+
+
 def _extend(session: Session, given: str, seconds: float | None) -> None:
     """Lease a message for longer."""
     token = session.now(given)
@@ -259,6 +269,7 @@ CALLS: Final[Mapping[str, Called]] = {
     "extend": Called(_extend, str, float | None),
     "find": Called(_find, Destination, str, is_page=True),
     "newer": Called(_newer, Destination, int, is_long=True, is_page=True),
+    "newest": Called(_newest, Destination, int, is_long=True, is_page=True),
     "destinations": Called(lambda session: [str(one) for one in session.router.destinations()]),
     "subscribe": Called(
         lambda session, given, retroactive: session.registry.for_store(
