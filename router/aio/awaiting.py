@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 from ...adapters.core.messages import Message, note_settled
-from ..sharing.client.looped import LoopConnection
-from ..sharing.client.workers import run
+from .looped import LoopConnection
+from .workers import run
 
 P = ParamSpec("P")
 R = TypeVar("R")

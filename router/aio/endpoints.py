@@ -19,8 +19,8 @@ from ..api.endpoint import Endpoint
 from ..api.map import Map
 from ..api.topic import Subscriber
 from ..api.transaction import Transaction
-from ..sharing.client.looped import LoopConnection
 from .awaiting import Awaited, Each, R, awaited, awaited_with, give_back
+from .looped import LoopConnection
 
 if TYPE_CHECKING:
     from ..router import Router

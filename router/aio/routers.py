@@ -12,11 +12,11 @@ from ...policies.errors import ClosedError, ConfigError
 from ..api.addresses import Address
 from ..placement.on_disk.in_force import configuration_of
 from ..router import Router
-from ..sharing.client.looped import LoopConnection
 from ..sharing.client.router import SharedRouter
-from ..sharing.client.workers import run
 from .awaiting import Awaited, awaited, awaited_with, give_back
 from .endpoints import AsyncMap, AsyncMessage, AsyncQueue, AsyncTopic, AsyncTransaction
+from .looped import LoopConnection
+from .workers import run
 
 if TYPE_CHECKING:
     from ...policies.config import Config

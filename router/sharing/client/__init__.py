@@ -9,8 +9,7 @@ listeners       callbacks
 maps            keyed values
 transactions    the coordinator, which lets the owner decide
 inspecting      what the commands ask
-connection      drives the exchange by the threads that call, over one owner and the next
-looped          drives it by an event loop, where calls run in workers
+connection      drives the exchange by the threads that call, over one owner and the next (an event loop: router/aio)
 greeting        how an owner is found, or started
 heartbeat       what is said of one that does not answer
 exchange        requests and their answers, and what is sent again: no input or output of its own

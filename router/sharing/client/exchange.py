@@ -1,7 +1,7 @@
 """The talk of a client and its owner: requests, their answers, and what is sent again to the next owner.
 
 Nothing here reads, writes or waits. Who drives it does: the threads of a blocking client (connection.py), or an event
-loop (looped.py).
+loop (router/aio/looped.py).
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from ....policies.errors import AnabranchError, ClosedError, router_closed
-from .. import protocol
-from ..descriptors import READ_BYTES, send
-from . import heartbeat
-from .exchange import RETRY_SECONDS, Asked, Exchange
-from .greeting import Greeter
+from ...policies.errors import AnabranchError, ClosedError, router_closed
+from ..sharing import protocol
+from ..sharing.client import heartbeat
+from ..sharing.client.exchange import RETRY_SECONDS, Asked, Exchange
+from ..sharing.client.greeting import Greeter
+from ..sharing.descriptors import READ_BYTES, send
 from .workers import GreenletExit, current, pause, result_of, start
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from ....policies.errors import MissingExtraError
+from ...policies.errors import MissingExtraError
 
 try:
     from greenlet import GreenletExit, getcurrent, greenlet
