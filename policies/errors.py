@@ -55,7 +55,7 @@ class StoreLockedError(AnabranchError):
     """Another process (or another router of this one) owns the directory."""
 
     path: str = ""
-    """The file that is locked."""
+    """The file that is locked; empty where it is a lease in a database."""
 
 
 class PlacementError(AnabranchError):

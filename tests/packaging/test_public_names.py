@@ -75,6 +75,7 @@ NAMES = {
     "Settlement": "ACK REJECT RELEASE",
     "StoreFailed": "at_ms reason store",
     "StoreOpened": "after_failure at_ms store",
+    "StoreLockedError": "path",
     "StoreStats": (
         "acks batches capacity_bytes compactions delayed destinations dropped failed index_bytes journal_bytes kind "
         "large_bytes large_messages leased live_percent memory_bytes messages name pool_bytes segments sends "
@@ -102,7 +103,7 @@ BARE = {
     "AnabranchError", "ClockError", "ClosedError", "ConfigError", "CorruptionError", "DeadLetterError", "DecodeError",
     "DestinationError", "LargeMessageError", "MessageTooLargeError",
     "NoRouteError", "OutOfDescriptorsError", "OutcomeUnknownError", "PlacementError", "ProgrammingError", "SparkError",
-    "StoreConfig", "StoreFailedError", "StoreFullError", "StoreLockedError", "SubscriptionError",
+    "StoreConfig", "StoreFailedError", "StoreFullError", "SubscriptionError",
     "TraceError", "TransactionError", "TransactionInDoubt", "UnknownMessageError",
     "UnknownSubscriptionError",
 }  # fmt: skip
