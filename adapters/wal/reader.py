@@ -60,9 +60,10 @@ class BatchReader:
         self._limit = os.fstat(self._file.fd).st_size if limit is None else limit
 
     def __iter__(self) -> Iterator[Batch]:
-        headers = None
-        while headers is None or headers:
+        while True:
             window, headers = self._read()
+            if not headers:
+                return
             at = 0
             for header in headers:
                 at += f.BATCH_HEADER.size
