@@ -176,12 +176,12 @@ def _newer(session: Session, destination: Destination, seq: int) -> list[Any]:
 
 
 def _newest(session: Session, destination: Destination, count: int) -> list[Any]:
-    """Return the last so many messages, in order of their seqs, from the first of them on."""
-
-    def of_store(store: Store) -> list[Any]:
-        return session.page(newest_of(store.browse(destination), count))
-
-    return session.registry.for_held(destination, of_store, [])
+    """Return the last so many messages, in order of their seqs, from the first of them on; no more than are browsed at
+    once."""
+    most = min(count, PAGE)
+    return session.registry.for_held(
+        destination, lambda store: session.page(newest_of(store.browse(destination), most)), []
+    )
 
 
 def _extend(session: Session, given: str, seconds: float | None) -> None:
