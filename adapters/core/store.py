@@ -34,7 +34,7 @@ from ...policies.errors import (
     UnknownMessageError,
 )
 from ...policies.names.destination import Destination
-from ..system.background import shared
+from ..system.background import Job, shared
 from ..system.files import disk_errors
 from .backend import Backend, Found, Threaded, Writer
 from .engine.abandoned import Abandoned
@@ -503,19 +503,21 @@ class Store:
         subscription: SubscriptionKey | None = None,
         on_end: Callable[[Exception], object] | None = None,
         lease: float | None = None,
+        run_by: Callable[[Job], object] | None = None,
     ) -> Listener:
         """Lease messages for who is called with each, up to `credit` of them; more with `Listener.add_credit`.
 
         A listener stands in one line with those who wait in `receive`: what becomes free goes to who came first. It is
         called on a thread of ours, with one message at a time, in order, never inside a sender's `send`; the message
         is leased as a received one is, its time (`lease`) from the call on. If it raises, its message is released. As
-        long as it is not closed, `retire` refuses.
+        long as it is not closed, `retire` refuses. Given `run_by`, that is called instead with what is to be run on
+        such a thread, itself perhaps inside a `send`, so that it must not wait.
 
         It ends by itself when the store closes or fails, its subscription is removed, or the disk does not give a
         message (a damaged one stays leased, and is skipped): `on_end` is then called with the error, likewise.
         Raises as `receive`, and TypeError and ValueError for what is no credit.
         """
-        return listen(self._receiving, destination, on_message, credit, subscription, on_end, lease)
+        return listen(self._receiving, destination, on_message, credit, subscription, on_end, lease, run_by)
 
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
         """Lease up to so many of the messages that receive skips, of any destination. One of a topic whose time is over

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.messages import Message, Outgoing
 from anabranch.adapters.core.record.place import SEQ
 from anabranch.adapters.core.state.priorities import FETCH
 from anabranch.adapters.core.store_types import Settlement
 
-from ..contract.disk import A, B, assert_whole, drain
+from ..contract.disk import A, B, assert_whole, drain, eventually
 from ..crash.interrupts import everywhere
 from ..journal.disk import JournalDisk
 from ..model import FAST
@@ -80,6 +83,88 @@ def test_what_is_received_soon_is_not_read(store: Store, monkeypatch: pytest.Mon
         assert (message.body, message.headers) == (b"%d" % number, {"n": number})
         message.ack()
     assert asked == []
+
+
+def test_who_waits_is_handed_what_comes_and_nothing_is_looked_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.send(A, b"first")
+    assert drain(store) == [b"first"]
+    asked = lookups(store, monkeypatch, "rows", "bodies", "apply")
+    came: SimpleQueue[bytes] = SimpleQueue()
+
+    def receive() -> None:
+        message = store.receive(A, timeout=30.0)
+        assert message is not None
+        message.ack()
+        came.put(message.body)
+
+    channel = store._engine.catalog.destinations[A].channel
+    for number in range(10):
+        thread = threading.Thread(target=receive)
+        thread.start()
+        eventually(lambda: channel.waiting)
+        store.send(A, b"%d" % number)
+        assert came.get(timeout=30.0) == b"%d" % number
+        thread.join()
+        assert store.receive(A) is None
+    assert asked == []
+
+    def on_message(message: Message) -> None:
+        message.ack()
+        came.put(message.body)
+
+    listener = store.listen(A, on_message, credit=100)
+    eventually(lambda: channel.waiting)
+    for number in range(10):
+        store.send(A, b"%d" % number)
+        assert came.get(timeout=30.0) == b"%d" % number
+    listener.close()
+    assert asked == []
+
+
+@pytest.mark.parametrize("kind", ["receive", "listen"])
+def test_many_who_wait_are_handed_each_message_once(store: Store, kind: str) -> None:
+    """While some of them are given back, and others come together."""
+    count, waiters = 2000, 6
+    came: SimpleQueue[bytes] = SimpleQueue()
+    again = itertools.count()
+
+    def take(message: Message) -> None:
+        if next(again) % 5 == 0:
+            message.release()
+        else:
+            message.ack()
+            came.put(message.body)
+
+    def receive() -> None:
+        while (message := store.receive(A, timeout=30.0)) is not None and message.body != b"over":
+            take(message)
+        if message is not None:
+            message.release()
+
+    def send_some(first: int) -> None:
+        for number in range(first, count, 4):
+            if number % 7:
+                store.send(A, b"%d" % number)
+            else:
+                store.send_many(A, [b"%d" % number])
+
+    if kind == "listen":
+        listeners = [store.listen(A, take, credit=2 * count) for _ in range(waiters)]
+    receivers = [threading.Thread(target=receive) for _ in range(waiters)] if kind == "receive" else []
+    senders = [threading.Thread(target=send_some, args=(first,)) for first in range(4)]
+    for thread in (*receivers, *senders):
+        thread.start()
+    got = sorted(int(came.get(timeout=60.0)) for _ in range(count))
+    assert got == list(range(count))
+    if kind == "receive":
+        store.send(A, b"over")
+    else:
+        for listener in listeners:
+            listener.close()
+    for thread in (*receivers, *senders):
+        thread.join()
+    assert came.empty()
+    assert_whole(store)
 
 
 def test_what_is_acked_soon_leaves_no_row_and_its_id(store: Store) -> None:

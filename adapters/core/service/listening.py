@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ....policies.errors import AnabranchError
 from ....policies.names.destination import Destination
-from ...system.background import shared
+from ...system.background import Job, shared
 from ...system.conditions import unless_busy
 from ..engine.forwarding import give_back
 from ..messages import Message, note_received
@@ -44,6 +44,7 @@ class Listener(Receiver):
         "_on_end",
         "_on_message",
         "_receiving",
+        "_run_by",
         "_seconds",
         "_work",
     )  # fmt: skip
@@ -56,9 +57,12 @@ class Listener(Receiver):
         credit: int,
         on_end: Callable[[Exception], object] | None = None,
         seconds: float | None = None,
+        run_by: Callable[[Job], object] | None = None,
     ) -> None:
-        """`seconds`: for so long each message is leased; None: as its store says."""
+        """`seconds`: for so long each message is leased; None: as its store says. `run_by` has the work done, by a
+        thread of ours if it is None."""
         super().__init__()
+        self._run_by = run_by or shared().lead
         self._receiving, self._channel, self._on_message, self._on_end = receiving, channel, on_message, on_end
         self._seconds = seconds
         self._credit = credit
@@ -76,13 +80,13 @@ class Listener(Receiver):
         self._channel.listeners[self] = None
 
     def wake(self) -> None:
-        """Look on a thread of ours: there may be something."""
+        """Have it looked for: there may be something."""
         if not self._due and not self._ended:
             self._due = True
             try:
-                shared().lead(self._run)
+                self._run_by(self._run)
             except BaseException:  # else nobody would ever look
-                shared().lead(self._run)
+                self._run_by(self._run)
                 raise
 
     def add_credit(self, more: int) -> None:
@@ -127,7 +131,7 @@ class Listener(Receiver):
 
     def _run(self) -> None:
         if unless_busy(self._work, self._hand_all) and self._due and not self._ended:  # who is at work looks once more
-            shared().lead(self._run)
+            self._run_by(self._run)
 
     def _hand_all(self) -> bool:
         while self._due and not self._ended:
@@ -182,8 +186,12 @@ class Listener(Receiver):
         engine = self._receiving.engine
         engine.check()
         with engine.lock:
-            engine.current()
             channel = self._channel
+            if self.lease is None and self._credit > 0 and not self._ended and engine.lease_in_line(channel, self):
+                self._credit -= 1
+                return self.lease
+            used_up = engine.is_used_up(channel)
+            engine.current(drained=not used_up)
             if engine.sequencer.gates and self.lease is None:
                 engine.require_here(channel.state.destination)
             if engine.is_gone(channel):
@@ -194,7 +202,11 @@ class Listener(Receiver):
                 channel = self._follow(channel)
             if self.lease is None and self._credit > 0:
                 channel.receivers.setdefault(self)
-                engine.hand_over(channel)
+                if used_up and not engine.is_used_up(channel):  # what came before it stood in line told nobody
+                    engine.current()
+                    used_up = False
+                if not used_up:
+                    engine.hand_over(channel)
             if self.lease is not None:
                 channel.receivers.pop(self, None)  # Ctrl-C may have struck who gave it
             self._credit -= self.lease is not None
@@ -259,6 +271,7 @@ def listen(
     subscription: SubscriptionKey | None,
     on_end: Callable[[Exception], object] | None,
     seconds: float | None,
+    run_by: Callable[[Job], object] | None,
 ) -> Listener:
     """Return a listener, as Store.listen; `seconds`: its `lease`."""
     require_credit(credit)
@@ -267,7 +280,7 @@ def listen(
     while True:
         channel = receiving.channel(destination, subscription, make=True)
         assert channel is not None
-        listener = Listener(receiving, channel, on_message, credit, on_end, seconds)
+        listener = Listener(receiving, channel, on_message, credit, on_end, seconds, run_by)
         try:
             listener.start()
             if receiving.engine.catalog.current(channel.state) is channel.state:

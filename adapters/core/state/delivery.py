@@ -153,12 +153,12 @@ class Delivery:
                 return None
 
     def lease_ready(self, channel: Channel, receiver: Receiver) -> bool:
-        """Give `receiver` the first message of a channel if it is ready: what has returned need not be in the rows.
-        False where that does not tell which message is the first. In a store with priorities nothing does: something
-        more urgent may come."""
+        """Give `receiver`, ahead of all who wait, the first message of a channel if it is ready: what has returned need
+        not be in the rows. False where that does not tell which message is the first. In a store with priorities
+        nothing does: something more urgent may come."""
         ready, held = channel.first.ready, channel.held
         if (
-            not ready or channel.returned or channel.receivers or channel.passed_at or channel.purging
+            not ready or channel.returned or channel.passed_at or channel.purging
             or len(held) >= self._max_leases or (self.next_due and self.next_due <= wall_ms())
         ):  # fmt: skip
             return False
@@ -169,6 +169,15 @@ class Delivery:
             return False
         self._give_first(channel, ready, receiver)
         return True
+
+    def is_used_up(self, channel: Channel) -> bool:
+        """Return whether nothing of a queue is free, and that is known without the rows (rule Y1). False where it is
+        not known, or as much is leased as may be."""
+        first = channel.first
+        return (
+            first.end == self.epoch and not first.ready and not channel.returned and not channel.passed_at
+            and not channel.purging and not self.next_due and self.has_room(channel)
+        )  # fmt: skip
 
     def _give_first(self, channel: Channel, ready: deque[Place], receiver: Receiver) -> None:
         """Give `receiver` the first ready message. An interruption may strike another thread than the consumer's, which

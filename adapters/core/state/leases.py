@@ -266,6 +266,13 @@ class Channel:
             except (RuntimeError, StopIteration):
                 pass  # another thread has just come or gone
 
+    def is_next(self, receiver: Receiver) -> bool:
+        """Return whether nobody waits, or this one is the first who does."""
+        try:
+            return next(iter(self.receivers), receiver) is receiver
+        except RuntimeError:
+            return False  # another thread has just come or gone
+
     def wake_all(self) -> None:
         """Tell all who wait that the store stops."""
         for receiver in [*self.receivers, *self.listeners]:
