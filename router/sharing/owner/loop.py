@@ -6,6 +6,7 @@ import heapq
 import itertools
 import selectors
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -30,6 +31,8 @@ class Loop:
         self._numbers = itertools.count()
         self.closing = False
         """It is to end."""
+        self.thread = 0
+        """The id of the serving thread, which does not wait while something is left to it."""
 
     def open(self) -> None:
         """Begin."""
@@ -58,7 +61,10 @@ class Loop:
             self._selector.modify(sock, events, handle)
 
     def wait(self, seconds: float | None) -> list[tuple[Any, int]]:
-        """Return what has come at sockets, with the events, and do what is due; wait for so long at most."""
+        """Return what has come at sockets, with the events; wait for so long at most. Not where something is left to be
+        done."""
+        if self._woken:
+            return []
         due = self._timers[0][0] - time.monotonic() if self._timers else WAIT_MAX
         least = min(due, WAIT_MAX if seconds is None else seconds)
         return [(key.data, events) for key, events in self._selector.select(max(least, 0))]
@@ -78,7 +84,8 @@ class Loop:
     def later(self, call: Callable[[], object]) -> None:
         """Leave something to be done by the serving thread. Any thread."""
         self._woken.append(call)
-        self.wake()
+        if threading.get_ident() != self.thread:
+            self.wake()
 
     def wake(self) -> None:
         """Let the serving thread look. Any thread."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ....adapters.core import Store
 from ....adapters.core.messages import Message
@@ -28,6 +28,14 @@ WAITING_MAX: Final = 16_384
 """Receives of a client that may wait at once."""
 
 
+class Hand(NamedTuple):
+    """Hands a message to a receive that waits. No client asks for it, but it is carried out as if one did, so that a
+    store that is slow then is noticed."""
+
+    destination: Destination
+    hand: Callable[[], None]
+
+
 class Reads:
     """Carries out what clients read. On the serving thread, if not said otherwise."""
 
@@ -37,8 +45,11 @@ class Reads:
         answers: Answers,
         writes: Writes,
         at: Callable[[float, Callable[[], object]], None],
+        ask: Callable[[Session, int, Hand], None],
     ) -> None:
+        """`ask`, which any thread may, has a message handed over in a round of its own."""
         self._registry, self._answers, self._writes, self._at = registry, answers, writes, at
+        self._ask = ask
 
     def receive(self, session: Session, number: int, request: protocol.Receive) -> None:
         """Receive at once, or wait."""
@@ -62,15 +73,32 @@ class Reads:
                     self._writes.slow.discard(store)  # by now it has answered
                 if messages or request.timeout == 0:
                     self._answers.answer(session, number, session.hold(messages))
-                    return
+                else:
+                    self._wait(session, number, request).start_in(store)
+                return
         if request.timeout == 0:
             receive = partial(_receive, session, request)
             self._answers.work(session, number, receive, partial(self._writes.slow.discard, store))
             return
-        waiting = session.waiting[number] = _Waiting(session, number, request)
+        shared().lead(self._wait(session, number, request).start)
+
+    def _wait(self, session: Session, number: int, request: protocol.Receive) -> _Waiting:
+        waiting = session.waiting[number] = _Waiting(session, number, request, partial(self._ask, session, number))
         if request.timeout is not None:
             self._at(request.timeout, waiting.expire)
-        shared().lead(waiting.start)
+        return waiting
+
+    def hand(self, session: Session, number: int, request: Hand) -> None:
+        """Hand what has come to a receive that waits."""
+        store = self._registry.by_destination.get(request.destination)
+        if store is None or not self._writes.is_prompt(store):
+            shared().lead(request.hand)
+            return
+        self._writes.waited_for = store
+        try:
+            request.hand()
+        finally:
+            self._writes.waited_for = None
 
     def cancel(self, session: Session, number: int, request: protocol.Cancel) -> None:
         """End a receive that waits, whose caller was interrupted."""
@@ -180,8 +208,8 @@ def _page(
 class _Waiting:
     """A receive that waits: a listener for one message, with which come all others that are there then."""
 
-    def __init__(self, session: Session, number: int, request: protocol.Receive) -> None:
-        self._session, self._number, self._request = session, number, request
+    def __init__(self, session: Session, number: int, request: protocol.Receive, ask: Callable[[Hand], None]) -> None:
+        self._session, self._number, self._request, self._ask = session, number, request, ask
         self._destination = protocol.destination_of(request.destination)
         self._lock = threading.Lock()
         self._over = self._late = False
@@ -194,8 +222,19 @@ class _Waiting:
         except Exception as error:
             self._failed(error)
             return
-        if listener is None:
-            return
+        if listener is not None:
+            self._stand(listener)
+
+    def start_in(self, store: Store) -> None:
+        """Stand in line of an open store, in which nothing was found."""
+        try:
+            self._stand(self._listen(store))
+        except ClosedError:
+            shared().lead(self.start)
+        except Exception as error:
+            self._failed(error)
+
+    def _stand(self, listener: Listener) -> None:
         with self._lock:
             self._listener = listener
             over, late = self._over, self._late
@@ -210,7 +249,14 @@ class _Waiting:
             if messages:
                 self._given(messages)
                 return None
-        return store.listen(self._destination, self._came, 1, self._request.key, self._failed, self._request.lease)
+        return self._listen(store)
+
+    def _listen(self, store: Store) -> Listener:
+        request = self._request
+        return store.listen(self._destination, self._came, 1, request.key, self._failed, request.lease, self._ask_for)
+
+    def _ask_for(self, hand: Callable[[], None]) -> None:
+        self._ask(Hand(self._destination, hand))
 
     def expire(self) -> None:
         """Answer that nothing has come, unless something has, once it was looked for."""

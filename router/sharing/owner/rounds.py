@@ -26,7 +26,7 @@ from .. import protocol
 from .answers import Answers
 from .calls import CALLS, Called
 from .loop import Loop
-from .reading import Reads
+from .reading import Hand, Reads
 from .session import Session
 from .writing import Begun, Gathered, Writes
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 SLOW_SECONDS: Final = 0.5
 """A round that takes longer is left to its thread."""
 
-Asked = tuple[Session, int, protocol.Request]
+Asked = tuple[Session, int, protocol.Request | Hand]
 """A client's request, and its number."""
 
 
@@ -55,12 +55,13 @@ class Rounds:
         self._loop, self._go_on, self._run_rest, self._watch = loop, go_on, run_rest, watch
         self.answers = Answers()
         self._writes = writes = Writes(router, self.answers)
-        reads = Reads(router._registry, self.answers, writes, loop.at)
-        self.ops: dict[type[protocol.Request], Callable[[Session, int, Any], None]] = {
+        reads = Reads(router._registry, self.answers, writes, loop.at, self._ask)
+        self.ops: dict[type[protocol.Request | Hand], Callable[[Session, int, Any], None]] = {
             protocol.Body: self._given,
             protocol.SendMany: writes.send_many,
             protocol.Receive: reads.receive,
             protocol.ReceivePattern: reads.receive_pattern,
+            Hand: reads.hand,
             protocol.Listen: reads.listen,
             protocol.Credit: reads.credit,
             protocol.Unlisten: reads.unlisten,
@@ -165,6 +166,10 @@ class Rounds:
         for some in left_over.values():
             shared().lead(partial(self._writes.finish, some))
         self._go_on()
+
+    def _ask(self, session: Session, number: int, request: Hand) -> None:
+        """Have something done in a round of its own. Any thread."""
+        self._loop.later(partial(self._run_rest, [(session, number, request)]))
 
     def _call(self, session: Session, number: int, request: protocol.Call) -> None:
         called = CALLS.get(request.name)

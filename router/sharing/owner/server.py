@@ -130,7 +130,8 @@ class Server:
             self._thread.join()
 
     def _run(self, turn: int) -> None:
-        self._rounds.answers.flush(threading.get_ident())
+        self._loop.thread = threading.get_ident()
+        self._rounds.answers.flush(self._loop.thread)
         try:
             while not self._loop.closing and self._rounds.turn == turn:
                 self._step(lambda: self._rounds.turn == turn)
