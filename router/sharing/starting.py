@@ -57,7 +57,7 @@ def _start(config: Config) -> None:
     make_directory(directory, config.file_mode)
     fd = open_file(directory / STARTING, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        _wait_for_start(fd, directory)
         if not _is_there(directory) and not _comes(directory):
             try:
                 _tell_start(config)
@@ -68,17 +68,47 @@ def _start(config: Config) -> None:
         os.close(fd)
 
 
+def _wait_for_start(fd: int, directory: Path) -> None:
+    """Wait until no other process starts an owner, or there is one. Not for a process that is stopped: if it goes on,
+    the directory's lock has the say. Raises StoreFailedError."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        if _locked(fd):
+            return
+        starts = os.pread(fd, 10, 0).decode().strip()
+        if _is_there(directory) or _is_stopped(starts):
+            return
+        if time.monotonic() > deadline:
+            raise StoreFailedError(
+                f"process {starts or 'unknown'} holds {directory / STARTING} locked: it starts an owner of the "
+                f"directory, and has not ended in {START_SECONDS:.0f} s; look what it waits for, or end it"
+            )
+        time.sleep(0.005)
+
+
+def _locked(fd: int) -> bool:
+    """Lock a file, and write into it whose it is, unless another process has; return whether that is done."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    os.pwrite(fd, b"%-10d" % os.getpid(), 0)
+    return True
+
+
+def _is_stopped(pid: str) -> bool:
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    return False
+
+
 def hold_start(directory: Path) -> None:
     """Let nobody start an owner until this process, which is one, has ended: it lets go of the directory only then."""
     deadline = time.monotonic() + 1.0  # somebody may be just looking
     with suppress(OSError):
         fd = open_file(directory / STARTING, os.O_RDWR | os.O_CREAT, 0o600)
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.002)
+        while not _locked(fd) and time.monotonic() < deadline:
+            time.sleep(0.002)
 
 
 def _comes(directory: Path) -> bool:

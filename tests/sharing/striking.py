@@ -151,6 +151,14 @@ def _take_aim(told: Connection) -> None:
             told.send(None)
 
 
+def stopped(pid: int) -> int:
+    """Stop a process, and wait until all of its threads are stopped: some may go on for a while. Returns its pid."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    eventually(lambda: all(") T " in (one / "stat").read_text() for one in threads.iterdir()), lambda: "it runs")
+    return pid
+
+
 class Striking:
     """Starts owners of one directory for the clients of this process."""
 
@@ -180,11 +188,7 @@ class Striking:
 
     def stop(self) -> int:
         """Stop the owner that is there, with all of its threads; returns its pid."""
-        pid = self.owners[-1].pid or 0
-        os.kill(pid, signal.SIGSTOP)
-        threads = Path(f"/proc/{pid}/task")
-        eventually(lambda: all(") T " in (one / "stat").read_text() for one in threads.iterdir()), lambda: "it runs")
-        return pid
+        return stopped(self.owners[-1].pid or 0)
 
     def died(self) -> None:
         """Wait until the owner that was aimed at has died."""

@@ -33,7 +33,7 @@ from ..contract.disk import Parallel, eventually
 from ..shares import Share
 from ..taking import take
 from .peers import Op
-from .striking import MOMENTS, PATIENCE, Striking, owners
+from .striking import MOMENTS, PATIENCE, Striking, owners, stopped
 
 striking = pytest.fixture(owners)
 
@@ -621,7 +621,7 @@ def test_a_listener_that_the_next_owner_refuses_is_told(striking: Striking) -> N
         process = CONTEXT.Process(target=_listen, args=(striking.source, said))
         process.start()
         assert said.get(timeout=PATIENCE) == "listens"
-        os.kill(process.pid or 0, signal.SIGSTOP)
+        stopped(process.pid or 0)
         striking.kill()
         router.topic("t").subscribe("s").unsubscribe()
         os.kill(process.pid or 0, signal.SIGCONT)

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 import anabranch
-from anabranch.policies.errors import AnabranchError, StoreLockedError
+from anabranch.policies.errors import AnabranchError, StoreFailedError, StoreLockedError
 from anabranch.router.cli.app import app
 from anabranch.router.placement.on_disk.in_force import configuration_of
 from anabranch.router.sharing import starting
@@ -33,8 +33,14 @@ striking = pytest.fixture(owners)
 
 def owner_pid(directory: Path) -> int:
     """Return the pid of the process that owns a directory."""
-    wait_for(lambda: (directory / "router.lock").read_text() != "")  # one may just be writing it
-    return int((directory / "router.lock").read_text().split()[0])
+    said: list[str] = []
+
+    def is_said() -> bool:  # one may just be writing it
+        said[:] = (directory / "router.lock").read_text().split()
+        return bool(said)
+
+    wait_for(is_said)
+    return int(said[0])
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -145,6 +151,44 @@ def test_processes_that_come_at_once_to_a_new_directory_start_one_owner(director
         wait_for(lambda: router.queue("q").depth() == 100)
     log = (directory / "serve.log").read_text()
     assert log.count(" serves ") == 1 and "StoreLockedError" not in log
+
+
+def test_a_client_that_is_stopped_as_it_starts_an_owner_holds_up_no_other(directory: Path) -> None:
+    """And finds the owner of the others, once it goes on."""
+    with anabranch.open(directory) as router:
+        router.queue("q").declare()
+    starts = CONTEXT.Process(target=_stop_and_start, args=(directory,))
+    starts.start()
+    wait_for(lambda: starting._is_stopped(str(starts.pid)))
+    with anabranch.open(directory, shared=True) as router:
+        router.queue("q").send(b"x")
+        os.kill(starts.pid or 0, signal.SIGCONT)
+        wait_for(lambda: router.queue("q").depth() == 2)
+        starts.join(PATIENCE)
+    assert starts.exitcode == 0
+
+
+def _stop_and_start(directory: Path) -> None:
+    spawn = starting._spawn
+
+    def stop_and_spawn(config: Any, fd: int) -> int:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return spawn(config, fd)
+
+    vars(starting)["_spawn"] = stop_and_spawn
+    with anabranch.open(directory, shared=True) as router:
+        router.queue("q").send(b"y")
+
+
+def test_who_starts_an_owner_for_too_long_is_named(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "START_SECONDS", 0.1)
+    directory.mkdir(exist_ok=True)
+    with (directory / "serve.starting").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(str(os.getpid()))
+        file.flush()
+        with pytest.raises(StoreFailedError, match=f"process {os.getpid()} holds .*serve.starting locked"):
+            anabranch.open(directory, shared=True)
 
 
 def test_an_owner_that_is_killed_while_it_starts_is_replaced(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
