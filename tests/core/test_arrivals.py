@@ -276,3 +276,43 @@ def test_ctrl_c_leaves_nothing_out_of_sight(store: Store) -> None:
         assert_whole(store)
 
     assert everywhere(prepare, check) > 100
+
+
+def test_ctrl_c_leaves_nothing_out_of_sight_that_comes_to_who_waits(store: Store) -> None:
+    """Wherever it strikes while one waits, and is handed a message that has come."""
+    send(store, 0, 1)
+    assert drain(store) == [b"0"]
+    channel = store._engine.catalog.destinations[A].channel
+    over = threading.Event()
+
+    def send_to_who_waits() -> None:
+        while not (channel.waiting or over.wait(0.0001)):
+            pass
+        store.send(A, b"0")
+
+    def receive() -> None:
+        try:
+            message = store.receive(A, timeout=30.0)
+            if message is not None:
+                message.ack()
+        finally:
+            over.set()
+
+    def prepare(at: int) -> Callable[[], object]:
+        assert drain(store) == []
+        over.clear()
+        senders.append(threading.Thread(target=send_to_who_waits))
+        senders[-1].start()
+        return receive
+
+    def check(at: int, where: str) -> None:
+        over.set()
+        senders.pop().join()
+        for lease in list(channel.held.values()):  # of a message that was in the caller's hands
+            store.settle([store._settling.token(lease)], Settlement.RELEASE)
+        assert channel.waiting == 0, where
+        assert drain(store) in ([b"0"], []), where
+        assert_whole(store)
+
+    senders: list[threading.Thread] = []
+    assert everywhere(prepare, check) > 50
