@@ -13,6 +13,7 @@ import pytest
 
 import anabranch
 from anabranch.adapters.core import Store
+from anabranch.policies.errors import ClosedError
 from anabranch.router.sharing.owner import reading, rounds
 from anabranch.router.sharing.owner.server import Server
 
@@ -147,3 +148,47 @@ def test_a_store_that_was_slow_once_is_prompt_again(tmp_path: Path) -> None:
                 writes.slow.update(owner._registry.by_destination.values())
                 way()
                 eventually(lambda: not writes.slow)
+            waiting = threading.Thread(target=lambda: client.queue("none").receive(PATIENCE))
+            waiting.start()
+            eventually(lambda: server.sessions()[0]["waiting"])
+            writes.slow.update(owner._registry.by_destination.values())
+            owner.queue("none").send(b"2")
+            waiting.join()
+            eventually(lambda: not writes.slow)
+
+
+def test_nothing_is_left_of_a_receive_of_a_client_that_went_while_its_store_was_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "SLOW_SECONDS", 0.05)
+    begun, go_on, page = threading.Event(), threading.Event(), reading._page
+
+    def slow(*given: Any) -> Any:
+        begun.set()
+        go_on.wait(PATIENCE)
+        return page(*given)
+
+    with anabranch.open(tmp_path / "data") as owner:
+        server: Any = owner.serve()
+        owner.queue("q").declare()
+        client = anabranch.open(tmp_path / "data", shared=True)
+        assert client.queue("q").receive(0) is None
+        monkeypatch.setattr(reading, "_page", slow)
+        waiting = threading.Thread(target=_receive_until_closed, args=(client,))
+        waiting.start()
+        assert begun.wait(PATIENCE)
+        eventually(lambda: server._rounds.turn)
+        client.close()
+        waiting.join()
+        eventually(lambda: not server.sessions())
+        store = owner._registry.by_destination[anabranch.Destination.parse("queue://q")]
+        channel = store._engine.catalog.destinations[anabranch.Destination.parse("queue://q")].channel
+        go_on.set()
+        owner.queue("q").send(b"x")
+        assert take(owner.queue("q"), PATIENCE).body == b"x"
+        eventually(lambda: not (channel.listeners or channel.receivers))
+
+
+def _receive_until_closed(client: anabranch.Router) -> None:
+    with pytest.raises(ClosedError):
+        client.queue("q").receive(None)

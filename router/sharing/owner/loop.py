@@ -89,9 +89,10 @@ class Loop:
 
     def wake(self) -> None:
         """Let the serving thread look. Any thread."""
-        if self._wake_out is not None:  # else it looks before it begins to wait
+        wake = self._wake_out
+        if wake is not None:  # else it looks before it begins to wait
             with suppress(OSError):  # a full buffer wakes it as well
-                self._wake_out.send(b"\0")
+                wake.send(b"\0")
 
     def _drain(self) -> None:
         with suppress(BlockingIOError):

@@ -3,6 +3,7 @@ of the library, and holds up no other client."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -23,6 +24,8 @@ from .. import protocol
 from .answers import Answers
 from .session import PAGE_BYTES, UNREAD_MAX, Session, slices
 from .writing import Writes
+
+log = logging.getLogger(__name__)
 
 WAITING_MAX: Final = 16_384
 """Receives of a client that may wait at once."""
@@ -86,19 +89,31 @@ class Reads:
         waiting = session.waiting[number] = _Waiting(session, number, request, partial(self._ask, session, number))
         if request.timeout is not None:
             self._at(request.timeout, waiting.expire)
+        if session.is_closed:  # while another thread served, and this one was held up
+            waiting.cancel()
         return waiting
 
     def hand(self, session: Session, number: int, request: Hand) -> None:
         """Hand what has come to a receive that waits."""
         store = self._registry.by_destination.get(request.destination)
+        hand = partial(self._hand, request, store)
         if store is None or not self._writes.is_prompt(store):
-            shared().lead(request.hand)
+            shared().lead(hand)
             return
         self._writes.waited_for = store
         try:
-            request.hand()
+            hand()
         finally:
             self._writes.waited_for = None
+
+    def _hand(self, request: Hand, store: Store | None) -> None:
+        try:
+            request.hand()
+        except Exception:  # of a defect: nobody asked, who could be answered
+            log.exception("a message of %s was not handed to a client that waits", request.destination)
+        finally:
+            if store is not None:
+                self._writes.slow.discard(store)
 
     def cancel(self, session: Session, number: int, request: protocol.Cancel) -> None:
         """End a receive that waits, whose caller was interrupted."""
