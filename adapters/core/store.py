@@ -123,6 +123,8 @@ class Store:
     whose outcome this process's decision log alone knows is refused (rule T6)."""
     limited: bool
     """True: a transaction reserves room here before it prepares."""
+    is_prompt: bool
+    """True if who waits for a write does it: nothing but the disk, or nothing, is waited for."""
     descriptors: int
     """How many files and sockets it keeps open."""
 
@@ -150,6 +152,7 @@ class Store:
         engine.owner = owner
         self._usage: Recorder | None = None
         self._writer: Writer = self.backend.writer(engine)
+        self.is_prompt = not isinstance(self._writer, Threaded)
         self._sending = Sending(engine, self._writer)
         self._settling = Settling(self, engine, self._writer, self._sending.write)
         self._failures = Failures()
@@ -215,11 +218,6 @@ class Store:
     def usage(self, usage: Recorder | None) -> None:
         before, self._usage = self._usage, usage
         self._engine.hooks.watch(usage, instead=before)
-
-    @property
-    def is_prompt(self) -> bool:
-        """True if who waits for a write does it: nothing but the disk, or nothing, is waited for."""
-        return not isinstance(self._writer, Threaded)
 
     @property
     def maps(self) -> KeyedValues:

@@ -58,7 +58,8 @@ class Arrived:
 
     def receive(self, sock: socket.socket, size: int) -> bytes:
         """Return what has come, of so many bytes at most. Raises OSError."""
-        return self.note(sock.recvmsg(size, SPACE, CLOSED_ON_EXEC))
+        received = sock.recvmsg(size, SPACE, CLOSED_ON_EXEC)
+        return self.note(received) if received[1] else received[0]
 
     def note(self, received: tuple[bytes, list[tuple[int, int, bytes]], int, Any]) -> bytes:
         """Keep the descriptors of what has come; returns its bytes."""

@@ -149,7 +149,7 @@ class Connection(Exchange):
     def _asked(self, request: protocol.Request, on_answer: Callable[[Any], Any] | None = None) -> Asked:
         if self._is_forked:
             self._begin_in_child()
-        return super()._asked(request, on_answer)
+        return Asked(next(self._numbers), request, on_answer)
 
     def _cancel(self, asked: Asked) -> None:
         """Let go of a request whose caller was interrupted, and of what comes all the same."""
@@ -167,7 +167,8 @@ class Connection(Exchange):
         with self._sending:
             if self.is_closed:
                 raise router_closed()
-            self._require_life(asked)
+            if self._is_silent:
+                self._require_life(asked)
             link = self._link
             if self._connects:
                 self._refuse_within(Connection._connect)
@@ -230,7 +231,8 @@ class Connection(Exchange):
         read = partial(self._read_for, asked)
         while not asked.done:
             if unless_busy(self._reading, read):
-                self._hand_over()
+                if self._unanswered:
+                    self._hand_over()
             else:
                 if asked.lock is None:
                     asked.lock = threading.Lock()

@@ -277,7 +277,8 @@ class Exchange(ABC):
         """Take the whole frames at the head of a buffer. Raises ProtocolError."""
         for frame in protocol.unpack(buffer):
             self._take(*frame)
-        self._resolve()
+        if self._outcomes:
+            self._resolve()
         self.arrived.let_go()
 
     def _take(self, number: int, ok: Any, value: Any, error: list[Any] | None = None) -> None:
@@ -313,7 +314,7 @@ class Exchange(ABC):
             self._outcomes[asked.number] = asked.future, asked.value, asked.error
         elif asked.on_done is not None:
             asked.on_done()
-        else:
+        elif asked.lock is not None:
             asked.wake()
         self._unanswered.pop(asked.number, None)
 

@@ -68,6 +68,8 @@ class Answers:
 
     def flush(self, leader: int | None = None) -> None:
         """Send what was gathered; with a leader, another thread gathers from now on."""
+        if leader is None and not self._frames:
+            return
         with self._lock:
             frames, self._frames = self._frames, {}
             if leader is not None:

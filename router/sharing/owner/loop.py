@@ -69,13 +69,19 @@ class Loop:
         least = min(due, WAIT_MAX if seconds is None else seconds)
         return [(key.data, events) for key, events in self._selector.select(max(least, 0))]
 
-    def run_due(self, goes_on: Callable[[], bool]) -> None:
-        """Do what other threads have left to be done, and what is due, while this thread is to go on."""
-        while goes_on() and self._woken:
+    def run_due(self, goes_on: Callable[[], bool]) -> bool:
+        """Do what other threads have left to be done, and what is due, while this thread is to go on; return whether it
+        is still."""
+        while self._woken:
             self._woken.popleft()()
+            if not goes_on():
+                return False
         now = time.monotonic()
-        while goes_on() and self._timers and self._timers[0][0] <= now:
+        while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
+            if not goes_on():
+                return False
+        return True
 
     def at(self, seconds: float, call: Callable[[], object]) -> None:
         """Let something be done in so many seconds."""

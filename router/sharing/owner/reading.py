@@ -229,6 +229,8 @@ class _Waiting:
         self._lock = threading.Lock()
         self._over = self._late = False
         self._listener: Listener | None = None
+        self._starts = 0
+        """The thread that lets it stand in line just now."""
 
     def start(self) -> None:
         """Stand in line. On a thread of the library: the store may have to be opened."""
@@ -242,12 +244,16 @@ class _Waiting:
 
     def start_in(self, store: Store) -> None:
         """Stand in line of an open store, in which nothing was found."""
+        self._starts = threading.get_ident()
         try:
             self._stand(self._listen(store))
         except ClosedError:
+            self._starts = 0
             shared().lead(self.start)
         except Exception as error:
             self._failed(error)
+        finally:
+            self._starts = 0
 
     def _stand(self, listener: Listener) -> None:
         with self._lock:
@@ -271,7 +277,10 @@ class _Waiting:
         return store.listen(self._destination, self._came, 1, request.key, self._failed, request.lease, self._ask_for)
 
     def _ask_for(self, hand: Callable[[], None]) -> None:
-        self._ask(Hand(self._destination, hand))
+        if self._starts == threading.get_ident():  # it looks for the first time
+            hand()
+        else:
+            self._ask(Hand(self._destination, hand))
 
     def expire(self) -> None:
         """Answer that nothing has come, unless something has, once it was looked for."""

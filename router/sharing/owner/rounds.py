@@ -114,7 +114,8 @@ class Rounds:
                 writes.ack(session, number, request, gathered, begun)  # type: ignore[arg-type]
             except Exception as error:
                 self.answers.refuse(session, number, error)
-        writes.begin_acks(gathered, begun)
+        if acks:
+            writes.begin_acks(gathered, begun)
         asked.clear()
         with self._holding:  # else somebody may just be looking
             for session in held_up:

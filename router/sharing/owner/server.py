@@ -130,11 +130,14 @@ class Server:
             self._thread.join()
 
     def _run(self, turn: int) -> None:
+        def goes_on() -> bool:
+            return self._rounds.turn == turn
+
         self._loop.thread = threading.get_ident()
         self._rounds.answers.flush(self._loop.thread)
         try:
             while not self._loop.closing and self._rounds.turn == turn:
-                self._step(lambda: self._rounds.turn == turn)
+                self._step(goes_on)
         except BaseException as error:
             self.failure, self._loop.closing = error, True
             log.exception("the clients of %s are not served any more", self.directory)
@@ -181,9 +184,8 @@ class Server:
         for handle, _ in come:
             if type(handle) is not Session:
                 handle()
-        self._loop.run_due(goes_on)
-        if not goes_on():  # a round was among it that took long: another thread serves, and reads what has come
-            return
+        if not self._loop.run_due(goes_on):
+            return  # a round was among it that took long: another thread serves, and reads what has come
         requests: list[Asked] = []
         for handle, events in come:
             if type(handle) is Session and not handle.is_closed:
@@ -192,7 +194,7 @@ class Server:
                     self._watch(handle)
                 if events & selectors.EVENT_READ:
                     self._read(handle, requests)
-        if self._until_end() == 0:
+        if not come and self._until_end() == 0:
             self._loop.closing = True
         if requests:
             self._round(requests)

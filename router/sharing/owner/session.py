@@ -185,7 +185,7 @@ class Session:
         """True if no more is to be read of it for now."""
         return (
             self.is_held_up
-            or self.in_hand > UNANSWERED_MAX
+            or self.unanswered - len(self.waiting) - self._long > UNANSWERED_MAX  # as `in_hand`, less a call
             or len(self.out) > UNREAD_MAX
             or self._large_bytes > IN_HAND_MAX
         )
@@ -278,8 +278,9 @@ class Session:
                 return
             if not self.out:
                 try:
-                    with suppress(BlockingIOError):
-                        frames = frames[self.sock.send(frames) :]
+                    frames = frames[self.sock.send(frames) :]
+                except BlockingIOError:
+                    pass
                 except OSError:
                     return  # its end is read soon
             self.out += frames
