@@ -85,10 +85,10 @@ def test_what_is_received_soon_is_not_read(store: Store, monkeypatch: pytest.Mon
     assert asked == []
 
 
-def test_who_waits_is_handed_what_comes_and_nothing_is_looked_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_is_handed_what_comes_and_it_is_not_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.send(A, b"first")
     assert drain(store) == [b"first"]
-    asked = lookups(store, monkeypatch, "rows", "bodies", "apply")
+    asked = lookups(store, monkeypatch, "bodies")
     came: SimpleQueue[bytes] = SimpleQueue()
 
     def receive() -> None:
@@ -98,27 +98,32 @@ def test_who_waits_is_handed_what_comes_and_nothing_is_looked_up(store: Store, m
         came.put(message.body)
 
     channel = store._engine.catalog.destinations[A].channel
+
+    def until_one_waits() -> None:
+        eventually(lambda: channel.waiting)
+        with store._engine.lock:  # it has looked, too
+            pass
+
     for number in range(10):
         thread = threading.Thread(target=receive)
         thread.start()
-        eventually(lambda: channel.waiting)
+        until_one_waits()
         store.send(A, b"%d" % number)
         assert came.get(timeout=30.0) == b"%d" % number
         thread.join()
         assert store.receive(A) is None
-    assert asked == []
 
     def on_message(message: Message) -> None:
         message.ack()
         came.put(message.body)
 
     listener = store.listen(A, on_message, credit=100)
-    eventually(lambda: channel.waiting)
     for number in range(10):
+        until_one_waits()
         store.send(A, b"%d" % number)
         assert came.get(timeout=30.0) == b"%d" % number
     listener.close()
-    assert asked == []
+    assert len(asked) < 10  # a checkpoint may come between
 
 
 @pytest.mark.parametrize("kind", ["receive", "listen"])

@@ -310,29 +310,18 @@ class Engine:
             return not channel.receivers and delivery.lease_ready(channel, receiver)
 
     def lease_in_line(self, channel: Channel, receiver: Receiver) -> bool:
-        """As `lease_ready`, with the lock held, for who stands in line, and leaves it then."""
-        if (
-            not self._is_passed_on(channel) or self.sequencer.gates or channel.state.removed
-            or not channel.is_next(receiver) or not self.delivery.lease_ready(channel, receiver)
-        ):  # fmt: skip
-            return False
-        channel.receivers.pop(receiver, None)
-        channel.wake()
-        return True
-
-    def is_used_up(self, channel: Channel) -> bool:
-        """Return, with the lock held, whether it is known, and nothing is to be applied for it, that nothing is free in
-        a channel."""
-        return self._is_passed_on(channel) and self.delivery.is_used_up(channel)
-
-    def _is_passed_on(self, channel: Channel) -> bool:
-        """Return whether what has come to a channel was passed on (arrivals.py)."""
+        """As `lease_ready`, with the lock held, for who stands in line, and leaves it then. Not for a subscription:
+        nothing is passed on to one (arrivals.py)."""
         if (
             not self._passes_on or channel.subscription is not None or self.closed or self.interrupted
-            or self.written is not None or self.failed is not None
+            or self.written is not None or self.failed is not None or self.sequencer.gates
         ):  # fmt: skip
             return False
         self.look()
+        if channel.state.removed or not channel.is_next(receiver) or not self.delivery.lease_ready(channel, receiver):
+            return False
+        channel.receivers.pop(receiver, None)
+        channel.wake()
         return True
 
     @inner_loop

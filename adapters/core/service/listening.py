@@ -190,8 +190,7 @@ class Listener(Receiver):
             if self.lease is None and self._credit > 0 and not self._ended and engine.lease_in_line(channel, self):
                 self._credit -= 1
                 return self.lease
-            used_up = engine.is_used_up(channel)
-            engine.current(drained=not used_up)
+            engine.current()
             if engine.sequencer.gates and self.lease is None:
                 engine.require_here(channel.state.destination)
             if engine.is_gone(channel):
@@ -202,11 +201,7 @@ class Listener(Receiver):
                 channel = self._follow(channel)
             if self.lease is None and self._credit > 0:
                 channel.receivers.setdefault(self)
-                if used_up and not engine.is_used_up(channel):  # what came before it stood in line told nobody
-                    engine.current()
-                    used_up = False
-                if not used_up:
-                    engine.hand_over(channel)
+                engine.hand_over(channel)
             if self.lease is not None:
                 channel.receivers.pop(self, None)  # Ctrl-C may have struck who gave it
             self._credit -= self.lease is not None

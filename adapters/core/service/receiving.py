@@ -182,8 +182,7 @@ class Receiving:
         engine = self.engine
         engine.settle()
         with engine.lock:
-            used_up = engine.is_used_up(channel)
-            engine.current(drained=not used_up)
+            engine.current()
             delivery, rows = engine.delivery, engine.rows
             if not bring or not delivery.next_due or delivery.next_due > wall_ms():
                 if engine.sequencer.gates:
@@ -193,17 +192,13 @@ class Receiving:
                 if channel.state.removed:
                     return None
                 delivery.require_room(channel)
-                if not used_up and not channel.receivers and delivery.lease(channel, rows, receiver):
+                if not channel.receivers and delivery.lease(channel, rows, receiver):
                     return True
                 if wait and engine.catalog.current(channel.state) is not channel.state:
                     return None  # it was dropped, and is there anew
                 if wait:
                     receiver.prepare()
                     channel.receivers[receiver] = None
-                if used_up:
-                    if not wait or engine.is_used_up(channel):
-                        return False
-                    engine.current()  # what came before it stood in line told nobody
                 if channel.receivers:  # those who came before get theirs first
                     engine.hand_over(channel)
                     return receiver.lease is not None or (not wait and delivery.lease(channel, rows, receiver))

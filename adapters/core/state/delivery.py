@@ -170,15 +170,6 @@ class Delivery:
         self._give_first(channel, ready, receiver)
         return True
 
-    def is_used_up(self, channel: Channel) -> bool:
-        """Return whether nothing of a queue is free, and that is known without the rows (rule Y1). False where it is
-        not known, or as much is leased as may be."""
-        first = channel.first
-        return (
-            first.end == self.epoch and not first.ready and not channel.returned and not channel.passed_at
-            and not channel.purging and not self.next_due and self.has_room(channel)
-        )  # fmt: skip
-
     def _give_first(self, channel: Channel, ready: deque[Place], receiver: Receiver) -> None:
         """Give `receiver` the first ready message. An interruption may strike another thread than the consumer's, which
         acks it. The message must not be ready then."""
