@@ -70,10 +70,10 @@ class Asked:
     """Called once it is answered, instead."""
 
     def wake(self) -> None:
-        """Let the thread that waits look again."""
-        if self.lock is not None:  # else nobody waits yet, who looks first
-            with suppress(RuntimeError):
-                self.lock.release()
+        """Let the thread that waits, which has a lock here, look again."""
+        assert self.lock is not None
+        with suppress(RuntimeError):
+            self.lock.release()
 
 
 class Exchange(ABC):
@@ -314,7 +314,7 @@ class Exchange(ABC):
             self._outcomes[asked.number] = asked.future, asked.value, asked.error
         elif asked.on_done is not None:
             asked.on_done()
-        elif asked.lock is not None:
+        elif asked.lock is not None:  # else nobody waits yet, who looks first
             asked.wake()
         self._unanswered.pop(asked.number, None)
 

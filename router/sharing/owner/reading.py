@@ -248,7 +248,6 @@ class _Waiting:
         try:
             self._stand(self._listen(store))
         except ClosedError:
-            self._starts = 0
             shared().lead(self.start)
         except Exception as error:
             self._failed(error)

@@ -36,7 +36,7 @@ SLOW_SECONDS: Final = 0.5
 """A round that takes longer is left to its thread."""
 
 Asked = tuple[Session, int, protocol.Request | Hand]
-"""A client's request, and its number."""
+"""A client's request, or what is to be handed to one that waits, and the request's number."""
 
 
 class Rounds:
