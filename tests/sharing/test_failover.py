@@ -25,6 +25,7 @@ import anabranch
 from anabranch import Xid
 from anabranch.adapters.core.store_types import Settlement
 from anabranch.policies.errors import ClosedError, OutcomeUnknownError, TransactionError, UnknownMessageError
+from anabranch.router.sharing.client import connection
 from anabranch.router.sharing.client.connection import Connection
 from anabranch.router.sharing.owner import presence
 
@@ -53,8 +54,8 @@ def stores(striking: Striking, kind: str) -> None:
 
 def connection_of(router: Any) -> Connection:
     """Return a client's connection."""
-    connection: Connection = router._store.connection
-    return connection
+    found: Connection = router._store.connection
+    return found
 
 
 def bodies(router: Router, name: str = "q") -> list[bytes]:
@@ -473,6 +474,31 @@ def test_a_receive_that_waits_goes_on_at_the_next_owner(striking: Striking) -> N
         assert (taken.body, taken.deliveries) == (b"x", 1)
         taken.ack()
         assert bodies(other) == []
+
+
+def test_who_asks_while_another_thread_connects_reads_on_at_once(
+    striking: Striking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that watches for the end of a link has found it, and reads no more once it has connected."""
+    monkeypatch.setattr(connection, "LOOK_SECONDS", 3600.0)
+    with striking.client() as router:
+        router.queue("q").send(b"1")
+        greeter = connection_of(router)._greeter
+        connects, may_connect, connect = threading.Event(), threading.Event(), greeter.connect
+
+        def slow_connect(exchange: Any) -> Any:
+            connects.set()
+            assert may_connect.wait(PATIENCE)
+            return connect(exchange)
+
+        monkeypatch.setattr(greeter, "connect", slow_connect)
+        os.kill(striking.owners[-1].pid or 0, signal.SIGKILL)
+        assert connects.wait(PATIENCE)
+        with Parallel(lambda: router.queue("q").send(b"2")) as sending:
+            eventually(lambda: any(asked.lock for asked in connection_of(router)._unanswered.values()))
+            may_connect.set()
+            sending.result()
+        assert bodies(router) == [b"1", b"2"]
 
 
 def test_a_value_that_is_waited_for_is_seen_at_the_next_owner(striking: Striking) -> None:

@@ -61,13 +61,13 @@ def is_alive(pid: int) -> bool:
 
 def serving(directory: Path) -> list[int]:
     """Return the processes that serve a directory, or stand by to."""
-    found, names = [], {b"anabranch.router.sharing.owner", os.fsencode(directory)}
+    found, sources = [], {os.fsencode(directory), os.fsencode(directory / "stores.yaml")}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = {*path.read_bytes().split(b"\0")}
         except OSError:
             continue
-        if names <= words and is_alive(int(path.parent.name)):
+        if b"anabranch.router.sharing.owner" in words and words & sources and is_alive(int(path.parent.name)):
             found.append(int(path.parent.name))
     return found
 
@@ -206,6 +206,22 @@ def test_an_owner_that_is_killed_while_it_starts_is_replaced(directory: Path, mo
     with anabranch.open(directory, shared=True) as router:
         router.queue("q").send(b"x")
     assert len(killed) == 2
+
+
+def test_a_successor_goes_by_the_configuration_as_it_is_when_it_takes_over(directory: Path) -> None:
+    directory.mkdir()
+    file = directory / "stores.yaml"
+    other = "{name: other, match: [other.>]}, "
+    file.write_text("directory: .\nstores: [{name: all, match: ['>']}]\n")
+    with anabranch.open(directory, shared=True) as router:
+        for n, more in enumerate(["", other, other]):
+            file.write_text(f"directory: .\nstores: [{more}{{name: all, match: ['>']}}]\n")
+            before = owner_pid(directory)
+            os.kill(before, signal.SIGKILL)
+            wait_for(lambda before=before: owner_pid(directory) != before)  # type: ignore[misc]
+            router.queue(f"{'other' if more else 'all'}.{n}").send(b"x")
+            assert (directory / "stores" / "other").is_dir() == bool(more)
+        assert [router.queue(name).depth() for name in ("all.0", "other.1", "other.2")] == [1] * 3
 
 
 def test_a_successor_leaves_alone_what_its_owner_may_have_died_of(

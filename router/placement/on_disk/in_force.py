@@ -114,6 +114,13 @@ def file_of(path: Path) -> Path:
     return next((path / name for name in (FILE, NAME) if (path / name).is_file()), path)
 
 
+def bytes_of(source: str) -> bytes | None:
+    """Return the bytes that `configuration_of` would parse; None if there is no file yet, or it cannot be read."""
+    with suppress(OSError):
+        return read_file(file_of(from_home(source)))
+    return None
+
+
 def of_directory(directory: Path) -> Config:
     """Return the configuration of a data directory, existing or new. Raises ConfigError, OSError."""
     directory = Path(os.path.abspath(directory))  # noqa: PTH100  `..` too

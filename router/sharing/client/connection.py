@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 
 FINISH_SECONDS: Final = 5.0
 """For so long a connection that is closed waits for the answers to what was begun."""
+LOOK_SECONDS: Final = 0.05
+"""A thread that waits while another reads looks so often whether that still does. It is woken where it does not, unless
+that one was interrupted."""
 PUMP_SECONDS: Final = 0.1
 """For so long another Future is expected after one."""
 
@@ -236,9 +239,9 @@ class Connection(Exchange):
             else:
                 if asked.lock is None:
                     asked.lock = threading.Lock()
-                    asked.lock.acquire()
-                if not asked.done:
-                    asked.lock.acquire(timeout=0.05)
+                    asked.lock.acquire()  # whoever ends reading from here on wakes this one: it looks once more
+                elif not asked.done:
+                    asked.lock.acquire(timeout=LOOK_SECONDS)
 
     def _read_for(self, asked: Asked) -> bool:
         link = self._link
@@ -321,6 +324,7 @@ class Connection(Exchange):
             with self._reading:
                 if self._link is link:
                     self._read()
+        self._hand_over()
 
     def _read(self, asked: Asked | None = None) -> None:
         """Read what has come, and give each answer to who waits for it; connect if the link has ended, unless this

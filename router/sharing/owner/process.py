@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from io import FileIO
 from typing import TYPE_CHECKING, Final
@@ -17,7 +17,7 @@ from ....adapters.system.files import disk_errors
 from ....adapters.system.signals import ended_by_signals, exit_code
 from ....policies.config.adapters import load_adapter
 from ....policies.errors import AnabranchError, StoreLockedError
-from ...placement.on_disk.in_force import configuration_of
+from ...placement.on_disk.in_force import bytes_of, configuration_of
 from ...router import Router
 from ..starting import SUCCESSION_SECONDS, Successor, hold_place, tell
 from .control import ControlSocket
@@ -91,19 +91,28 @@ def _tell_that_it_serves(told: FileIO, successor: Successor) -> None:
     successor.owner_serves()
 
 
+def _load_adapters(config: Config) -> None:
+    """Load what the stores open with: a successor has what is loaded before it is forked."""
+    for store in {store.kind: store for store in config.stores}.values():
+        check = getattr(load_adapter(store.kind), "check_options", None)
+        if check is not None:
+            with suppress(AnabranchError):  # whoever opens the store is told
+                check(store.options)
+
+
 def _own_in_turn(source: str, linger: float, told: FileIO) -> int:
     successor, failure, patience = None, None, 0.0
     try:
+        read = bytes_of(source)
         config = configuration_of(source)
-        for store in config.stores:
-            load_adapter(store.kind)  # now: a successor has what is loaded before it is forked
+        _load_adapters(config)
         gc.collect()
         gc.freeze()  # all of it stays, so that no collection looks at it again while a successor opens
         with disk_errors(f"no owner of {config.directory} can be started"):
             hold_place(config.directory)
         while (successor := Successor.forked(told)) is None:  # this process is that one, and its owner has ended
             patience = SUCCESSION_SECONDS
-        if patience:
+        if patience and (read is None or bytes_of(source) != read):
             config = configuration_of(source)  # as it is now
         failure = own(config, linger, patience, partial(_tell_that_it_serves, told, successor))
         if failure is None:
