@@ -542,7 +542,8 @@ class Router:
 
     def recover(self) -> list[Xid]:
         """Return the external transactions that are prepared and wait for commit or rollback, oldest first. Raises
-        StoreFailedError if the decision log cannot be read."""
+        StoreFailedError if the decision log cannot be read, or an SQL store with a lease cannot tell, and
+        StoreLockedError if another node has such a store now: ask there."""
         self._registry.require_open()
         return self._outcomes.held()
 

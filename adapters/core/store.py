@@ -197,6 +197,11 @@ class Store:
         destination."""
         return cls.backend_type.is_contained(options)
 
+    @classmethod
+    def is_shared(cls, options: Any) -> bool:
+        """Return what `shared` says of a store with these options."""
+        return cls.backend_type.is_shared(options)
+
     @property
     def owner(self) -> object:
         """Set by the router that opens it, which the store keeps alive and never looks at: while anything can reach the
@@ -894,6 +899,7 @@ class Store:
         room: Grant | None = None,
         changes: Sequence[Change] = (),
         mark: str | None = None,
+        xid: bytes = b"",
     ) -> Pending[None]:
         """Make a branch durable without letting anything of it be seen.
 
@@ -904,9 +910,9 @@ class Store:
         Raises, itself or in `wait`, what `commit` raises; the acks are then still claimed. If it was
         OutcomeUnknownError, the branch may be prepared. Branches of different transactions may be prepared at once, in
         this store and in others; calls come in any order from any threads. `mark`: as of `commit`, once the branch is
-        committed.
+        committed. `xid`: kept with it, for whoever asks `recover_prepared`, in another process perhaps.
         """
-        return self._transactions.prepare(transaction, participants, sends, acks, sync, room, changes, mark)
+        return self._transactions.prepare(transaction, participants, sends, acks, sync, room, changes, mark, xid)
 
     def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
         """Let the branch take effect: its changes, its sends at the ends of their destinations, in order, its acks; all

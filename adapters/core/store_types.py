@@ -169,6 +169,8 @@ class Prepared(NamedTuple):
     """The ids of all the stores that take part, this one too."""
     sends: int
     acks: int
+    xid: bytes = b""
+    """As `Store.prepare` was given it."""
 
 
 T_co = TypeVar("T_co", covariant=True)

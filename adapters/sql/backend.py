@@ -80,7 +80,7 @@ class SqlBackend(WrittenBackend):
             gather_seconds=options.sync_period,
             outcome_timeout=options.outcome_timeout,
         )
-        self.shared = options.lease_expiration is not None
+        self.shared = self.is_shared(options)
         self.descriptors = _descriptors(options)
         self._directory = StoreDirectory(name, directory, options.file_mode, self._lose_directory)
         self._host: Host | None = None
@@ -122,6 +122,10 @@ class SqlBackend(WrittenBackend):
     @classmethod
     def is_contained(cls, options: SqlOptions) -> bool:
         return options.url is None
+
+    @classmethod
+    def is_shared(cls, options: SqlOptions) -> bool:
+        return options.lease_expiration is not None
 
     @classmethod
     def identify(cls, directory: Path) -> bytes | None:

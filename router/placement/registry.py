@@ -481,6 +481,22 @@ class StoreRegistry:
             raise PlacementError(f"no store {store_id.hex()} is recorded in {self.config.directory}")
         return self.with_row(row, call)
 
+    def shared_rows(self) -> list[StoreRow]:
+        """Return the stores that another process may have had before (Store.shared). One that was never used from here
+        is made and recorded: its tables may be there."""
+        rows = [row for row in self.table.stores.values() if self._is_shared(self._directories.options_of(row))]
+        for config in self.config.stores:
+            path = self.config.directory_of(config)
+            if not config.per_destination and self._is_shared(config):
+                with self._stores.exclusive(self._directories.recorded(path)):
+                    if self.table.store_at(self._directories.recorded(path)) is None:
+                        rows.append(self._made(config, path, config.name))
+        return rows
+
+    def _is_shared(self, config: StoreConfig) -> bool:
+        asked = getattr(self._stores.adapter(config.kind), "is_shared", None)
+        return asked is not None and bool(asked(config.options))
+
     def open_store_of(self, destination: Destination) -> Store | None:
         """Return the store that a destination is recorded in, if it is open. Never waits."""
         known = self.table.destinations.get(destination)
@@ -542,8 +558,12 @@ class StoreRegistry:
             raise UnknownMessageError(f"{message!r} was received from another router; ack it there")
 
     def all_stores(self) -> list[Store]:
-        """Return every store that can be opened."""
+        """Return every store that can be opened, those of `shared_rows` too."""
         stores = []
+        try:
+            self.shared_rows()
+        except (AnabranchError, OSError) as error:
+            log.warning("a store that other processes use too cannot be made here: %s", error)
         for name, row in self.rows_by_name().items():
             try:
                 stores.append(self._stores.open(row))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import filterfalse
 from operator import attrgetter, methodcaller
@@ -42,7 +43,7 @@ from .participant import Participant, is_limited, reserve_all
 from .resolver import Resolver
 from .states import DONE, IN_DOUBT, PREPARED, PREPARING
 from .table import TransactionTable
-from .xid import Xid
+from .xid import Xid, pack_xid
 
 if TYPE_CHECKING:
     from ...policies.config import TransactionOptions
@@ -231,6 +232,8 @@ class Coordinator:
         """Prepare in these stores, under a new id. If that fails anywhere all is rolled back. A write of unknown
         outcome, in one store or in the decision log, is a StoreFailedError then: the transaction's outcome is known."""
         registry, steps = self._registry, list[Pending[None]]()
+        kept = transaction.xid if transaction.kept_by_store else None
+        xid = b"" if kept is None else pack_xid(kept)
         transaction.move(PREPARING)
         try:
             transaction.id = name = new_id(transaction)
@@ -239,7 +242,7 @@ class Coordinator:
                 reserve_all(participants, registry)
             remembering, sync, mark = transaction.remembering, self._sync, transaction.mark
             for participant in participants:
-                steps.append(participant.call(registry, participant.prepare, name, remembering, sync, mark))
+                steps.append(participant.call(registry, participant.prepare, name, remembering, sync, mark, xid))
             for step in steps[:-1]:  # not before all are there: other threads would take turns with this one
                 step.proceed()
             for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
@@ -255,10 +258,27 @@ class Coordinator:
     def hold(self, transaction: GlobalTransaction, xid: Xid) -> None:
         """Prepare an external transaction, the first phase, until its outcome is said. One that has done nothing is
         held too: its manager, which knows nothing of that, says its outcome. Errors as those of `commit`."""
+        durable = list(filterfalse(_is_volatile, transaction.participants.values()))
+        if len(durable) == 1 and _is_shared(durable[0]):
+            self._hold_in_store(transaction, xid)
+            return
         self._prepare_all(transaction)
         transaction.external = True
         self._hand_over(transaction, External(transaction.id, transaction.remembering, xid))
         transaction.move(PREPARED)
+        transaction.running = False
+
+    def _hold_in_store(self, transaction: GlobalTransaction, xid: Xid) -> None:
+        """Prepare in one store that other processes may take over, beside volatile ones. It keeps the xid, by which its
+        next owner tells the manager of it."""
+        try:
+            self.table.require_unused(xid)  # it may have come with the store, which was not open when this one began
+        except TransactionError:
+            self.roll_back(transaction)
+            raise
+        transaction.kept_by_store = True
+        self._prepare_all(transaction)
+        transaction.external = True
         transaction.running = False
 
     def roll_back(self, transaction: GlobalTransaction) -> None:
@@ -286,6 +306,9 @@ class Coordinator:
         """Return an id for a transaction that all its stores can prepare."""
         self._require_open()
         durable = filterfalse(_is_volatile, transaction.participants.values())
+        if transaction.kept_by_store:
+            (keeper,) = transaction.remembering
+            return keeper + time.time_ns().to_bytes(8, "big") + os.urandom(8)
         if any(map(_is_shared, durable)):
             raise _shared(transaction)
         try:
@@ -401,9 +424,9 @@ def _shared(transaction: GlobalTransaction) -> TransactionError:
     others = ", ".join(repr(name) for name in transaction.stores if name != store.name)
     if not others:
         return TransactionError(
-            f"store {store.name!r} is shared with other processes by a lease, so nothing can be prepared in it: "
-            "its next owner could not ask this process for the outcome; commit in one step, without prepare() "
-            "or vote(), or give the store no lease"
+            f"store {store.name!r} is shared with other processes by a lease, so nothing can vote in it: its next "
+            "owner could not ask this process for the outcome; commit in one step, without vote(), or begin the "
+            "transaction with an xid and prepare() it"
         )
     return TransactionError(
         f"store {store.name!r} is shared with other processes by a lease, so a transaction over it and {others} cannot "

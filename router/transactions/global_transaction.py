@@ -42,6 +42,9 @@ class GlobalTransaction:
     """True while a thread has it in hand, which tells the stores and gets the receipts: nobody else may."""
     external = False
     """True if it is prepared under its xid, or about to be: a transaction manager decides it (rule T4)."""
+    kept_by_store = False
+    """True if its one store that remembers, which another process may take over, keeps its xid with the branch: no
+    decision log knows of it, and what that store does with the branch is the outcome (rule T4)."""
     recorded = False
     """True if its outcome is in the decision log, to be forgotten there."""
     by_hand = False

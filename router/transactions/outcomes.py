@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -11,7 +12,13 @@ from operator import attrgetter
 from ...adapters.core import Store
 from ...adapters.core.store_types import TRANSACTION_BYTES, Prepared
 from ...adapters.system.background import shared
-from ...policies.errors import AnabranchError, OutcomeUnknownError, TransactionError, TransactionInDoubt
+from ...policies.errors import (
+    AnabranchError,
+    OutcomeUnknownError,
+    StoreFailedError,
+    TransactionError,
+    TransactionInDoubt,
+)
 from ..placement.registry import StoreRegistry
 from .coordinator import Coordinator
 from .decision_log import Decision
@@ -64,10 +71,17 @@ class Outcomes:
 
     def held(self) -> list[Xid]:
         """Return the external transactions that wait for their outcome, oldest first. Raises StoreFailedError where the
-        log cannot tell: a manager takes what is not listed for ended."""
+        log, or a store that other processes may take over, cannot tell, and StoreLockedError where one has done so: a
+        manager takes what is not listed for ended."""
         self._log.require_usable()
-        held = sorted((transaction for transaction in self._table.all() if transaction.held), key=_by_id)
+        self._look_into_shared()
+        held = sorted((transaction for transaction in self._table.all() if transaction.held), key=_by_age)
         return [transaction.xid for transaction in held if transaction.xid is not None]
+
+    def _look_into_shared(self) -> None:
+        """Learn what is prepared in stores that other processes may have had since: to open them is enough."""
+        for row in self._registry.shared_rows():
+            self._registry.with_row(row, lambda store: store.recover_prepared())
 
     def commit(self, xid: Xid, one_phase: bool) -> None:
         """Commit a prepared transaction; with `one_phase` one that is open and not prepared. Raises as `end`."""
@@ -92,9 +106,12 @@ class Outcomes:
         again it changes nothing. Raises TransactionError for a transaction that is not prepared here or had the other
         outcome, by hand say, and TransactionInDoubt as a commit does."""
         transaction = self._table.by_xid(xid)
-        if transaction is not None and transaction.outcome is not None:
+        if transaction is None:
+            self._look_into_shared()
+            transaction = self._table.by_xid(xid)
+        if transaction is not None and transaction.outcome is not None and not transaction.kept_by_store:
             _require_same(transaction, commit)
-        elif transaction is not None and transaction.id in self._log.externals:
+        elif transaction is not None and (transaction.kept_by_store or transaction.id in self._log.externals):
             self._record(transaction, commit, by_hand=False)
         else:
             prepared = ", ".join(map(str, self.held()[:10])) or "none"
@@ -103,9 +120,13 @@ class Outcomes:
     def _record(self, transaction: GlobalTransaction, commit: bool, by_hand: bool) -> None:
         """Make the outcome durable, and carry it out. A rollback is recorded as a commit is: a rollback carried out in
         one store must not become a commit in another."""
-        self._log.require_usable()
+        if not transaction.kept_by_store:
+            self._log.require_usable()
         xid = transaction.xid if transaction.external else None
         try:
+            if transaction.kept_by_store:
+                self._end_in_store(transaction, commit)
+                return
             decision = self._log.decide(Decision(transaction.id, commit, list(transaction.remembering), xid, by_hand))
             transaction = self._table.by_id.setdefault(transaction.id, transaction)  # the log may have been read again
             self._table.note_decision(transaction, decision)
@@ -124,6 +145,22 @@ class Outcomes:
             shared().schedule(0, partial(self._resolver.resolve_later, transaction))
             raise
         _require_same(transaction, commit)  # not another's, said just now
+
+    def _end_in_store(self, transaction: GlobalTransaction, commit: bool) -> None:
+        """Let the one store that keeps a transaction carry the outcome out, which is then recorded there. Where it
+        cannot it does so later, or its next owner, who is asked again by the manager: it has no answer yet."""
+        with self._table.lock:
+            transaction.decide(commit)
+        _require_same(transaction, commit)
+        self._resolver.resolve(transaction)
+        if transaction.waiting:
+            (name, *_) = map(self._registry.name_of, transaction.waiting)
+            raise StoreFailedError(
+                f"transaction {transaction.xid}: store {name!r} cannot carry out the {transaction.outcome} now; say it "
+                "again once the store can be reached, there or at its next owner"
+            )
+        for store_id in transaction.remembering:
+            self._registry.with_id(store_id, partial(_forget, transaction=transaction.id))
 
     # By an operator
 
@@ -208,6 +245,18 @@ class Outcomes:
         if not cleanup.made_durable([transaction]):
             raise TransactionError(f"{cannot}: a store of it has failed; reopen that first")
         cleanup.forget([transaction])
+
+
+def _by_age(transaction: GlobalTransaction) -> bytes:
+    """Return what is behind the id of the log, or of the store, in a transaction's id: its age there."""
+    return transaction.id[16:]
+
+
+def _forget(store: Store, transaction: bytes) -> None:
+    """Let a store forget that it has committed this, once that is durable: nobody will ask."""
+    store.sync()
+    with suppress(AnabranchError):  # then it remembers one more
+        store.forget([transaction])
 
 
 def _transaction_id(text: str) -> bytes:

@@ -34,6 +34,7 @@ _is_volatile = attrgetter("volatile")
 RETRY_SECONDS: Final = 1.0
 RETRY_SECONDS_MAX: Final = 30.0
 _RUNNING: Final = "it is being committed"
+_HELD: Final = "its transaction manager has not said the outcome: commit(xid) or rollback(xid)"
 _UNREADABLE: Final = "the decision log cannot be read; see to it and call reopen_decisions()"
 _TROUBLE: Final = (AnabranchError, OSError, RuntimeError)
 """Errors that keep a store from being told. RuntimeError: a signal handler has interrupted that very store (rule
@@ -110,6 +111,8 @@ class Resolver:
             return ""
         if transaction.running:  # who commits it tells the stores, and gets the receipts
             return _RUNNING
+        if transaction.kept_by_store:
+            return _HELD
         opening, unusable = self._log.openings, self._log.unusable  # before: of what is half read nothing is known
         decision, held = self._log.decisions.get(transaction.id), self._log.externals.get(transaction.id)
         why = "" if decision is not None else self._why_unknown(transaction.id, held is not None, unusable)
@@ -130,7 +133,7 @@ class Resolver:
         """Return why nobody can say the outcome of a transaction without a decision; empty if it is rolled back."""
         coordinator, epoch = transaction[:16], int.from_bytes(transaction[16:24], "big")
         if held:
-            return "its transaction manager has not said the outcome: commit(xid) or rollback(xid)"
+            return _HELD
         if unusable is not None:
             return _UNREADABLE
         if coordinator != self._log.id:
@@ -190,6 +193,9 @@ class Resolver:
         # In the order of their decisions, as they were seen before: an external one is older than its decision.
         place = {transaction: number for number, transaction in enumerate(list(self._log.decisions))}
         branches = [self._table.of(prepared) for prepared in store.recover_prepared()]
+        for other in self._table.all():
+            if other.kept_by_store and other.held and store.store_id in other.participants and other not in branches:
+                self._table.remove(other)  # the store was another process's meanwhile, which has ended it
         branches.sort(key=lambda transaction: place.get(transaction.id, len(place)))
         for transaction in branches:
             if not transaction.running:
@@ -216,8 +222,9 @@ class Resolver:
                 with self._table.lock:
                     transaction.decide(True)
                 why = self.resolve(transaction)
-        if why and not transaction.held:
+        if why and (transaction.kept_by_store or not transaction.held):
             self._table.by_id.setdefault(transaction.id, transaction)
+        if why and not transaction.held:
             self.retry_later()
         elif not why and participant.carried_out:
             log.info("store %s: transaction %s: %s", store.name, transaction.id.hex(), transaction.outcome)

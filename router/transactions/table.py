@@ -13,7 +13,7 @@ from ...policies.errors import TransactionError
 from .decision_log import Decision, DecisionLog, External
 from .global_transaction import GlobalTransaction
 from .states import ACTIVE, IN_DOUBT, PREPARED
-from .xid import Xid
+from .xid import Xid, unpack_xid
 
 if TYPE_CHECKING:
     from ...policies.config import TransactionOptions
@@ -111,6 +111,10 @@ class TransactionTable:
     def _require_free(self, xid: Xid) -> None:
         if any(other.xid == xid for other in list(self.begun)):
             raise TransactionError(f"xid {xid} is in use; commit or roll back that transaction first")
+        self.require_unused(xid)
+
+    def require_unused(self, xid: Xid) -> None:
+        """Raise TransactionError for the xid of a transaction that is prepared, or has just ended."""
         other = self.by_xid(xid)
         if other is None:
             return
@@ -166,7 +170,13 @@ class TransactionTable:
     def of(self, prepared: Prepared) -> GlobalTransaction:
         """Return the transaction of a branch that was found in a store; one that is not known is in doubt."""
         other = self.by_id.get(prepared.transaction)
-        return other or GlobalTransaction.recovered(prepared.transaction, prepared.participants, IN_DOUBT)
+        if other is not None:
+            return other
+        found = GlobalTransaction.recovered(prepared.transaction, prepared.participants, IN_DOUBT)
+        if prepared.xid:
+            found.xid, found.external, found.kept_by_store = unpack_xid(prepared.xid), True, True
+            found.move(PREPARED)
+        return found
 
     def by_xid(self, xid: Xid) -> GlobalTransaction | None:
         """Return the external transaction of that name that is prepared or decided."""

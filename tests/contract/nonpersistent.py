@@ -326,8 +326,8 @@ class NonpersistentContract:
         alternate(store, 4)
         acked = [claim(store), claim(store)]
         branch = prepare(store, 1, [(A, passing(b"4")), (A, Outgoing(b"5")), (A, passing(b"6"))], acked)
-        ((_, _, sends, acks),) = store.recover_prepared()
-        assert (sends, acks) == (3, 2)
+        (prepared,) = store.recover_prepared()
+        assert (prepared.sends, prepared.acks) == (3, 2)
         assert [message.body for message in store.browse(A)] == [b"0", b"1", b"2", b"3"]
         later = disk.later(store, place)
         receipts = later.commit_prepared(branch).wait()

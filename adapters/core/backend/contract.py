@@ -139,6 +139,11 @@ class Backend(Rows, Writing, Upkeep, Protocol):
         destination."""
         return False
 
+    @classmethod
+    def is_shared(cls, options: Any) -> bool:
+        """Return whether another process may own the same data next, as `Store.shared`."""
+        return False
+
 
 class WrittenBackend(Backend, Writes, Protocol):
     """A backend that a thread of ours calls to write, where no Ctrl-C strikes: `write` is all that a small kind of

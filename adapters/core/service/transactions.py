@@ -234,7 +234,8 @@ class Transactions:
         the two steps there is neither: as copying.py has it, nobody else uses the store. Idempotent."""
         branch = self._engine.sequencer.prepared.get(transaction)
         if branch is not None:
-            if payload_of(branch.participants, branch.changes) == payload:  # a backend may have let go of its bytes
+            # Made anew, since a backend may have let go of its bytes.
+            if payload_of(branch.participants, branch.changes, branch.xid) == payload:
                 return
             Step(self._engine, self._writer, Rollback(branch), _told).wait()  # `returned` is empty: none counts
         if payload:
@@ -286,6 +287,7 @@ class Transactions:
         room: Grant | None,
         changes: Sequence[store_types.Change],
         mark: str | None,
+        xid: bytes,
     ) -> Pending[None]:
         engine, sending, backend = self._engine, self._sending, self._backend
         try:
@@ -308,7 +310,7 @@ class Transactions:
                 engine.asked(partial(engine.transient.prepare, branch))
                 return Done(None)
             if not backend.volatile:  # else nobody ever reads it back
-                branch.payload = payload_of(participants, first)
+                branch.payload, branch.xid = payload_of(participants, first, xid), xid
             branch.keep_free(backend.settings.promise_max)
             return Step(engine, self._writer, Prepare(branch), None, sync)
         except AnabranchError:

@@ -1,0 +1,234 @@
+"""Transactions that are prepared under an xid in a store which other processes may take over: the store keeps the xid,
+and whoever opens it next lists them and gives the outcome (rules T4, T6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch import Xid
+from anabranch.adapters.core.store import Store
+from anabranch.policies.errors import StoreFailedError, StoreLockedError, TransactionError
+
+XID = Xid(1, "order", "7")
+KINDS = ("sqlite", "postgresql")
+
+
+class Shared:
+    """A database that routers of several directories have in turn."""
+
+    def __init__(self, directory: Path, url: str) -> None:
+        self.directory, self.url, self.stack = directory, url, ExitStack()
+
+    def router(self, name: str, **more: Any) -> anabranch.Router:
+        """Return a router of one node: the leased store for everything, but `local.>` and `memory.>`."""
+        config = anabranch.Config(
+            self.directory / name,
+            [
+                anabranch.StoreConfig("local", ["local.>"], kind="journal"),
+                anabranch.StoreConfig("memory", ["memory.>"], kind="memory"),
+                anabranch.StoreConfig(
+                    "rest", [">"], kind="sql", options={"url": self.url, "lease_expiration": 60.0, **more}
+                ),
+            ],
+        )
+        return self.stack.enter_context(anabranch.open(config))
+
+    def killed(self, router: anabranch.Router) -> None:
+        """Let a node be gone: it has closed nothing that another could see but its connections."""
+        for store in router._registry.open_stores():
+            store.backend.close(clean=False)
+        router._registry.stop(StoreFailedError("the process was killed"))
+
+
+@pytest.fixture(params=KINDS)
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shared]:
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgres_url")
+    made = Shared(tmp_path, url)
+    with made.stack:
+        yield made
+
+
+def bodies(router: anabranch.Router, name: str = "q") -> list[bytes]:
+    return [message.body for message in router.queue(name).browse()]
+
+
+def ready(router: anabranch.Router, name: str = "q") -> list[bytes]:
+    """Return what a queue has that nobody holds."""
+    messages = router.queue(name).receive_many(100)
+    router.release(messages, delivered=False)
+    return [message.body for message in messages]
+
+
+def prepared(router: anabranch.Router, xid: Xid = XID) -> None:
+    """Prepare a transaction that acks the first message of `q` and sends two."""
+    tx = router.transaction(xid)
+    message = router.queue("q").receive()
+    assert message is not None
+    tx.ack(message)
+    tx.send("q", b"2")
+    tx.send("p", b"3")
+    tx.prepare()
+
+
+def begun(shared: Shared, name: str = "first") -> anabranch.Router:
+    router = shared.router(name)
+    router.queue("q").send(b"1")
+    prepared(router)
+    return router
+
+
+@pytest.mark.parametrize("end", ["closed", "killed", "here", "opened again"])
+@pytest.mark.parametrize("commit", [True, False])
+def test_whoever_has_the_store_next_gives_the_outcome(shared: Shared, end: str, commit: bool) -> None:
+    router = begun(shared)
+    if end == "killed":
+        shared.killed(router)
+    elif end != "here":
+        router.close()
+    if end != "here":
+        router = shared.router("first" if end == "opened again" else "second")
+    assert router.recover() == [XID]
+    assert ready(router) == [] and bodies(router, "p") == []
+    (router.commit if commit else router.rollback)(XID)
+    assert router.recover() == []
+    assert ready(router) == ([b"2"] if commit else [b"1"])
+    assert bodies(router, "p") == ([b"3"] if commit else [])
+    router.close()
+    last = shared.router("third")
+    assert last.recover() == [] and last.in_doubt() == []
+    assert ready(last) == ([b"2"] if commit else [b"1"])
+    with pytest.raises(TransactionError, match="no transaction 1:order:7 is prepared here"):
+        last.commit(XID)
+
+
+def test_the_outcome_may_be_said_before_anything_else(shared: Shared) -> None:
+    """No store is open yet."""
+    begun(shared).close()
+    router = shared.router("second")
+    router.commit(XID)
+    assert bodies(router) == [b"2"]
+
+
+def test_the_xid_of_one_that_is_prepared_there_is_in_use(shared: Shared) -> None:
+    begun(shared).close()
+    router = shared.router("second")
+    tx = router.transaction(XID)  # the store is not open yet
+    tx.send("q", b"9")
+    with pytest.raises(TransactionError, match="xid 1:order:7 is in use"):
+        tx.prepare()
+    assert tx.state == "rolled back"
+    with pytest.raises(TransactionError, match="xid 1:order:7 is in use"):
+        router.transaction(XID)
+    assert router.recover() == [XID]
+    router.rollback(XID)
+    assert ready(router) == [b"1"]
+
+
+def test_who_has_lost_the_store_cannot_tell_and_forgets_what_its_next_owner_has_ended(shared: Shared) -> None:
+    first = begun(shared)
+    first._registry._stores.close_at(first._registry.rows_by_name()["rest"].path)
+    second = shared.router("second")
+    assert second.recover() == [XID]
+    for call in (first.recover, lambda: first.commit(Xid(1, "other"))):
+        with pytest.raises(StoreLockedError, match="store 'rest' belongs to process"):
+            call()
+    with pytest.raises(StoreFailedError, match=r"cannot carry out the commit now; say it again"):
+        first.commit(XID)
+    second.rollback(XID)
+    second.close()
+    assert first.recover() == []
+    assert ready(first) == [b"1"]
+
+
+def test_it_is_in_doubt_and_may_be_ended_by_hand(shared: Shared) -> None:
+    begun(shared).close()
+    router = shared.router("second")
+    (one,) = router.in_doubt()
+    assert (one.xid, one.outcome, one.stores, one.sends, one.acks) == (XID, None, ("rest",), 2, 1)
+    assert "its transaction manager has not said the outcome" in one.reason
+    router.resolve(one.transaction, "commit")
+    assert router.in_doubt() == [] and router.recover() == [] and bodies(router) == [b"2"]
+
+
+def test_a_memory_store_may_take_part(shared: Shared) -> None:
+    router = shared.router("first")
+    tx = router.transaction(XID)
+    tx.send("q", b"1")
+    tx.send("memory.q", b"2")
+    tx.prepare()
+    assert router.recover() == [XID]
+    router.commit(XID)
+    assert bodies(router) == [b"1"] and bodies(router, "memory.q") == [b"2"]
+
+
+def test_what_needs_a_decision_log_is_refused_as_ever(shared: Shared) -> None:
+    router = shared.router("first")
+    for xid, others in ((XID, ["local.q"]), (None, [])):
+        tx = router.transaction(xid)
+        for name in ("q", *others):
+            tx.send(name, b"1")
+        with pytest.raises(TransactionError, match="shared with other processes by a lease"):
+            tx.prepare() if xid else tx.vote()
+        assert tx.state == "rolled back"
+    assert router.recover() == [] and bodies(router) == [] and bodies(router, "local.q") == []
+
+
+def test_xids_of_other_stores_are_listed_beside(shared: Shared) -> None:
+    router = shared.router("first")
+    for number, name in enumerate(("local.q", "q", "local.q", "q")):
+        tx = router.transaction(Xid(number, "x"))
+        tx.send(name, b"%d" % number)
+        tx.prepare()
+    assert sorted(router.recover()) == [Xid(number, "x") for number in range(4)]
+    for number in range(4):
+        router.commit(Xid(number, "x"))
+    assert bodies(router) == [b"1", b"3"] and bodies(router, "local.q") == [b"0", b"2"]
+
+
+@pytest.mark.parametrize("step", ["prepare", "commit_prepared", "rollback_prepared"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_node_may_die_at_each_step(shared: Shared, monkeypatch: pytest.MonkeyPatch, step: str, moment: str) -> None:
+    """The next one finds the transaction prepared, or its outcome."""
+    router = shared.router("first")
+    router.queue("q").send(b"1")
+    original = getattr(Store, step)
+
+    def dies(self: Any, *given: Any) -> Any:
+        if moment == "after":
+            original(self, *given).wait()
+        raise StoreFailedError("the process was killed")
+
+    commit = step != "rollback_prepared"
+    if step == "prepare":
+        monkeypatch.setattr(Store, step, dies)
+        monkeypatch.setattr(Store, "rollback_prepared", dies if moment == "before" else _dead)
+        with pytest.raises(StoreFailedError):
+            prepared(router)
+    else:
+        prepared(router)
+        monkeypatch.setattr(Store, step, dies)
+        with pytest.raises(StoreFailedError, match="say it again"):
+            (router.commit if commit else router.rollback)(XID)
+    shared.killed(router)
+    monkeypatch.undo()
+    second = shared.router("second")
+    is_there = moment == ("after" if step == "prepare" else "before")
+    assert second.recover() == ([XID] if is_there else [])
+    if is_there:
+        assert ready(second) == []
+        (second.commit if commit else second.rollback)(XID)
+    is_committed = commit and (is_there or step == "commit_prepared")
+    assert ready(second) == ([b"2"] if is_committed else [b"1"])
+    assert bodies(second, "p") == ([b"3"] if is_committed else [])
+
+
+def _dead(*_: Any) -> Any:
+    raise StoreFailedError("the process was killed")
