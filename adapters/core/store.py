@@ -202,6 +202,14 @@ class Store:
         """Return what `shared` says of a store with these options."""
         return cls.backend_type.is_shared(options)
 
+    @classmethod
+    def peek(cls, directory: Path, options: Any, store_id: bytes, transaction: bytes) -> bool | None:
+        """Return whether a store that `is_shared` has committed a transaction, without opening it: another process may
+        have it open. None: it is prepared there still, or that cannot be told so. Raises StoreFailedError, also where
+        the store is another."""
+        with disk_errors(f"the store in {directory} cannot be asked for a transaction"):
+            return cls.backend_type.peek(directory, options, store_id, transaction)
+
     @property
     def owner(self) -> object:
         """Set by the router that opens it, which the store keeps alive and never looks at: while anything can reach the
@@ -899,7 +907,7 @@ class Store:
         room: Grant | None = None,
         changes: Sequence[Change] = (),
         mark: str | None = None,
-        xid: bytes = b"",
+        note: bytes = b"",
     ) -> Pending[None]:
         """Make a branch durable without letting anything of it be seen.
 
@@ -910,9 +918,9 @@ class Store:
         Raises, itself or in `wait`, what `commit` raises; the acks are then still claimed. If it was
         OutcomeUnknownError, the branch may be prepared. Branches of different transactions may be prepared at once, in
         this store and in others; calls come in any order from any threads. `mark`: as of `commit`, once the branch is
-        committed. `xid`: kept with it, for whoever asks `recover_prepared`, in another process perhaps.
+        committed. `note`: kept with it for whoever asks `recover_prepared`, in another process perhaps.
         """
-        return self._transactions.prepare(transaction, participants, sends, acks, sync, room, changes, mark, xid)
+        return self._transactions.prepare(transaction, participants, sends, acks, sync, room, changes, mark, note)
 
     def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
         """Let the branch take effect: its changes, its sends at the ends of their destinations, in order, its acks; all
@@ -939,6 +947,10 @@ class Store:
         """Return the transactions that commit_prepared has committed, not yet forgotten, oldest first; if they are very
         many, the latest. They survive restarts: when the coordinator's decisions are lost, they tell the outcome."""
         return self._engine.asked(lambda: sorted(self._engine.committed))
+
+    def has_committed(self, transaction: bytes) -> bool:
+        """Return whether `committed` has a transaction."""
+        return self._engine.asked(lambda: transaction in self._engine.committed)
 
     def forget(self, transactions: Sequence[bytes]) -> None:
         """Forget that these are committed: all their participants are, durably."""

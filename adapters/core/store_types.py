@@ -169,7 +169,7 @@ class Prepared(NamedTuple):
     """The ids of all the stores that take part, this one too."""
     sends: int
     acks: int
-    xid: bytes = b""
+    note: bytes = b""
     """As `Store.prepare` was given it."""
 
 

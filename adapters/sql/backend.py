@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -130,6 +131,31 @@ class SqlBackend(WrittenBackend):
     @classmethod
     def identify(cls, directory: Path) -> bytes | None:
         return StoreDirectory("", directory).identify()
+
+    @classmethod
+    def peek(cls, directory: Path, options: SqlOptions, store_id: bytes, transaction: bytes) -> bool | None:
+        tables = schema(options.schema_prefix, options.table_names)
+        engine = open_single(options, directory)
+        dialects.require_sqlite_file(engine.url)
+
+        def has(connection: Connection, column: ColumnElement[str], value: bytes) -> bool:
+            found = connection.execute(select(column).where(column == value.hex())).first() is not None
+            connection.rollback()  # the next question is to be answered anew, whatever the isolation
+            return found
+
+        def ask(connection: Connection) -> bool | None:
+            if not has(connection, tables.store.c.storeid, store_id):
+                raise StoreFailedError(f"the database {shown_url(engine.url)} holds no store {store_id.hex()}")
+            # In this order: with the commit the row goes from the one to the other.
+            is_prepared = has(connection, tables.xalog.c.xid, transaction)
+            return has(connection, tables.committed.c.xid, transaction) or (None if is_prepared else False)
+
+        try:
+            return on_connection(engine, ask)
+        except SQLAlchemyError as error:
+            raise Database(directory.name, engine).error(error) from None
+        finally:
+            engine.dispose()
 
     # Opening and closing
 

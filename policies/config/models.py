@@ -359,7 +359,8 @@ def _shared_tables(stores: Sequence[StoreConfig]) -> Iterator[Located]:
 
 
 def _leased_dead_letters(stores: Sequence[StoreConfig]) -> Iterator[Located]:
-    """Yield dead letters of a leased store that would go to another: no transaction is over both (rule T6)."""
+    """Yield dead letters of a leased store that would go to another leased one: no transaction is over both (rule
+    T6)."""
     leased = [
         (place, store, options)
         for place, store in enumerate(stores)
@@ -371,9 +372,9 @@ def _leased_dead_letters(stores: Sequence[StoreConfig]) -> Iterator[Located]:
         if options.dead_letter is None:
             continue
         found = routes.route(Destination.parse(dead_letter_name(options.dead_letter, "a.b")))
-        if found is not None and found.target is not store:
-            text = f"{options.dead_letter!r} lives in store {found.target.name!r}, but a leased store takes part in no "
-            text += "transaction with another, so its dead letters cannot move there; give it a `match` for them"
+        if found is not None and found.target is not store and any(found.target is other for _, other, _ in leased):
+            text = f"{options.dead_letter!r} lives in store {found.target.name!r}, and no transaction is over two "
+            text += "leased stores, so dead letters cannot move there; give this store a `match` for them"
             yield Located(("stores", place, store.kind, "dead_letter"), text)
 
 

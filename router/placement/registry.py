@@ -314,6 +314,8 @@ class StoreRegistry:
         """Return the store of a destination without a row; None if nothing is there. An old backup of the record may
         lack the row: then the messages are in the store that the destination is routed to, and it is recorded again."""
         row = self._routed_row(destination, match)
+        if row is None and not match.target.per_destination and self._is_shared(match.target):
+            row = self.target(destination, match)  # other processes may have used its tables
         if row is None or not self.with_row(row, lambda store: store.depth(destination)):
             return None
         return self.store_for(destination)
@@ -492,6 +494,18 @@ class StoreRegistry:
                     if self.table.store_at(self._directories.recorded(path)) is None:
                         rows.append(self._made(config, path, config.name))
         return rows
+
+    def peek(self, store_id: bytes, transaction: bytes) -> bool | None:
+        """Return whether a store has committed a transaction, as Store.peek. Raises PlacementError for one that is not
+        recorded, StoreFailedError."""
+        row = self.table.stores.get(store_id)
+        if row is None:
+            raise PlacementError(f"no store {store_id.hex()} is recorded in {self.config.directory}")
+        options = self._directories.options_of(row).options
+        found: bool | None = self._stores.adapter(row.kind).peek(
+            self._directories.path(row), options, store_id, transaction
+        )
+        return found
 
     def _is_shared(self, config: StoreConfig) -> bool:
         asked = getattr(self._stores.adapter(config.kind), "is_shared", None)

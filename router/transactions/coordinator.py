@@ -8,7 +8,8 @@
 
 Before the decision is handed to its log everything can be undone, afterwards nothing. A store that cannot carry it out
 stays in doubt and is told again, in the background and when it is opened. Without a decision a prepared transaction is
-rolled back, if this log would know of one. For one store alone its own commit is the decision.
+rolled back, if this log would know of one. For one store alone its own commit is the decision. So it is for one that
+another process may take over, the keeper, beside others that are prepared (keeper.py).
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ from ..placement.registry import StoreRegistry
 from .decision_cleanup import DecisionCleanup
 from .decision_log import READ_AGAIN, Decision, DecisionLog, External
 from .global_transaction import GlobalTransaction
+from .keeper import packed
 from .participant import Participant, is_limited, reserve_all
 from .resolver import Resolver
 from .states import DONE, IN_DOUBT, PREPARED, PREPARING
 from .table import TransactionTable
-from .xid import Xid, pack_xid
+from .xid import Xid
 
 if TYPE_CHECKING:
     from ...policies.config import TransactionOptions
@@ -220,20 +222,23 @@ class Coordinator:
     def _prepare_all(self, transaction: GlobalTransaction) -> None:
         """Prepare in all its stores, of which there may be none."""
         participants = sorted(transaction.participants.values(), key=_by_store_name)
-        transaction.remembering = list(map(_id_of, filterfalse(_is_volatile, participants)))
-        self._prepare(transaction, participants, self._new_id)
+        durable = list(filterfalse(_is_volatile, participants))
+        shared = list(map(_id_of, filter(_is_shared, durable)))
+        transaction.keeper = shared[0] if shared else b""
+        transaction.remembering = [store_id for store_id in map(_id_of, durable) if store_id != transaction.keeper]
+        self._prepare(transaction, participants, self._new_id, packed(None, transaction.keeper))
 
     def _prepare(
         self,
         transaction: GlobalTransaction,
         participants: Sequence[Participant],
         new_id: Callable[[GlobalTransaction], bytes],
+        note: bytes = b"",
     ) -> None:
-        """Prepare in these stores, under a new id. If that fails anywhere all is rolled back. A write of unknown
-        outcome, in one store or in the decision log, is a StoreFailedError then: the transaction's outcome is known."""
+        """Prepare in these stores, which keep the note, under a new id. If that fails anywhere all is rolled back. A
+        write of unknown outcome, in one store or in the decision log, is a StoreFailedError then: the transaction's
+        outcome is known."""
         registry, steps = self._registry, list[Pending[None]]()
-        kept = transaction.xid if transaction.kept_by_store else None
-        xid = b"" if kept is None else pack_xid(kept)
         transaction.move(PREPARING)
         try:
             transaction.id = name = new_id(transaction)
@@ -242,7 +247,8 @@ class Coordinator:
                 reserve_all(participants, registry)
             remembering, sync, mark = transaction.remembering, self._sync, transaction.mark
             for participant in participants:
-                steps.append(participant.call(registry, participant.prepare, name, remembering, sync, mark, xid))
+                store_ids = [participant.store_id] if participant.store_id == transaction.keeper else remembering
+                steps.append(participant.call(registry, participant.prepare, name, store_ids, sync, mark, note))
             for step in steps[:-1]:  # not before all are there: other threads would take turns with this one
                 step.proceed()
             for step in reversed(steps):  # the last is led by this thread, the others by others meanwhile
@@ -259,8 +265,8 @@ class Coordinator:
         """Prepare an external transaction, the first phase, until its outcome is said. One that has done nothing is
         held too: its manager, which knows nothing of that, says its outcome. Errors as those of `commit`."""
         durable = list(filterfalse(_is_volatile, transaction.participants.values()))
-        if len(durable) == 1 and _is_shared(durable[0]):
-            self._hold_in_store(transaction, xid)
+        if any(map(_is_shared, durable)):
+            self._hold_in_keeper(transaction, durable, xid)
             return
         self._prepare_all(transaction)
         transaction.external = True
@@ -268,16 +274,19 @@ class Coordinator:
         transaction.move(PREPARED)
         transaction.running = False
 
-    def _hold_in_store(self, transaction: GlobalTransaction, xid: Xid) -> None:
+    def _hold_in_keeper(self, transaction: GlobalTransaction, durable: Sequence[Participant], xid: Xid) -> None:
         """Prepare in one store that other processes may take over, beside volatile ones. It keeps the xid, by which its
         next owner tells the manager of it."""
         try:
+            if len(durable) > 1:
+                raise _shared(transaction, "cannot be prepared under an xid, and wait for its manager")
             self.table.require_unused(xid)  # it may have come with the store, which was not open when this one began
         except TransactionError:
             self.roll_back(transaction)
             raise
-        transaction.kept_by_store = True
-        self._prepare_all(transaction)
+        transaction.keeper = durable[0].store_id
+        participants = sorted(transaction.participants.values(), key=_by_store_name)
+        self._prepare(transaction, participants, self._new_id, packed(xid, transaction.keeper))
         transaction.external = True
         transaction.running = False
 
@@ -306,11 +315,10 @@ class Coordinator:
         """Return an id for a transaction that all its stores can prepare."""
         self._require_open()
         durable = filterfalse(_is_volatile, transaction.participants.values())
-        if transaction.kept_by_store:
-            (keeper,) = transaction.remembering
-            return keeper + time.time_ns().to_bytes(8, "big") + os.urandom(8)
-        if any(map(_is_shared, durable)):
-            raise _shared(transaction)
+        if sum(map(_is_shared, durable)) > 1:
+            raise _shared(transaction, "cannot be made atomic: each could be another process's while it commits")
+        if transaction.keeper and not transaction.remembering:
+            return transaction.keeper + time.time_ns().to_bytes(8, "big") + os.urandom(8)
         try:
             return self.log.new_transaction()
         except OutcomeUnknownError:
@@ -333,8 +341,49 @@ class Coordinator:
         self._decide(transaction)
 
     def _decide(self, transaction: GlobalTransaction) -> None:
-        self._hand_over(transaction, Decision(transaction.id, True, transaction.remembering))
+        if transaction.keeper:
+            self._decide_in_keeper(transaction)
+        else:
+            self._hand_over(transaction, Decision(transaction.id, True, transaction.remembering))
         self.resolver.resolve(transaction)
+
+    def _decide_in_keeper(self, transaction: GlobalTransaction) -> None:
+        """Commit in the keeper, which is the decision; the log has it afterwards, so that the others need not ask.
+        Raises what has kept the keeper from it, once all is rolled back, and TransactionInDoubt if nobody can tell."""
+        keeper = transaction.participants[transaction.keeper]
+        store = keeper.store
+        assert store is not None
+        transaction.move(IN_DOUBT)
+        try:
+            keeper.receipts = store.commit_prepared(transaction.id).wait() or ()
+            store.sync()
+            if not store.has_committed(transaction.id):
+                raise StoreFailedError(f"store {store.name!r}: what was prepared there is there no more")
+        except (AnabranchError, RuntimeError) as error:
+            transaction.running = False  # so that it may be asked
+            why = self.resolver.outcome_of(transaction)
+            if why:
+                self.resolver.retry_later()
+                raise TransactionInDoubt(
+                    f"transaction {transaction.id.hex()} over {', '.join(map(repr, transaction.stores))} is in doubt: "
+                    f"{error}. The others keep it prepared until store {store.name!r} can be asked",
+                    transaction.id.hex(),
+                    transaction.stores,
+                ) from error
+            if not transaction.commit:
+                self.resolver.resolve(transaction)
+                if isinstance(error, OutcomeUnknownError):
+                    raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error
+                raise
+        keeper.carried_out = True
+        transaction.decide(True)
+        try:
+            if not transaction.remembering:  # nobody else will ask
+                store.forget([transaction.id])
+                return
+            self._write(transaction, Decision(transaction.id, True, transaction.remembering))
+        except (AnabranchError, RuntimeError) as error:
+            log.debug("transaction %s: its keeper alone knows the outcome: %s", transaction.id.hex(), error)
 
     def _write(self, transaction: GlobalTransaction, record: Decision | External) -> None:
         """Write to the decision log, unless the router was closed since. A decision then stands."""
@@ -381,6 +430,9 @@ class Coordinator:
                 self.log.flush()  # first: what is not in the log by then is rolled back, by whoever looks
                 transaction.running = False  # not held once more: its manager may have said the outcome since
                 self.resolver.resolve(transaction)
+            elif transaction.state is IN_DOUBT and transaction.keeper:
+                transaction.running = False
+                self.resolver.resolve(transaction)
             elif transaction.state is IN_DOUBT:
                 self._take_over_in_doubt(transaction)
             elif transaction.commit is None or not transaction.commit:
@@ -417,18 +469,14 @@ def _random_id(_: GlobalTransaction) -> bytes:
     return os.urandom(TRANSACTION_BYTES)
 
 
-def _shared(transaction: GlobalTransaction) -> TransactionError:
-    """Return the error for a shared store: a process that takes it over could not ask this one's decision log (rule
+def _shared(transaction: GlobalTransaction, why: str) -> TransactionError:
+    """Return the error for stores that other processes may take over, which could not ask this one's decision log (rule
     T6)."""
-    store = next(filter(attrgetter("shared"), map(attrgetter("store"), transaction.participants.values())))
-    others = ", ".join(repr(name) for name in transaction.stores if name != store.name)
-    if not others:
-        return TransactionError(
-            f"store {store.name!r} is shared with other processes by a lease, so nothing can vote in it: its next "
-            "owner could not ask this process for the outcome; commit in one step, without vote(), or begin the "
-            "transaction with an xid and prepare() it"
-        )
+    names = ", ".join(map(repr, transaction.stores))
+    shared = ", ".join(
+        repr(p.store.name) for p in transaction.participants.values() if p.store is not None and p.store.shared
+    )
     return TransactionError(
-        f"store {store.name!r} is shared with other processes by a lease, so a transaction over it and {others} cannot "
-        "be made atomic; keep these destinations in one store, or give it no lease"
+        f"a transaction over {names}, of which {shared} may be taken over by other processes, {why}; keep these "
+        "destinations in one store, or give them no lease"
     )

@@ -99,8 +99,12 @@ class DecisionCleanup:
         """Drop the decisions of these transactions."""
         if transactions:
             self._log.forget([transaction.id for transaction in transactions])
+        kept: dict[bytes, list[bytes]] = {}
         for transaction in transactions:
             self._table.remove(transaction)
+            if self._registry.open_store(transaction.keeper) is not None:  # else it remembers one more
+                kept.setdefault(transaction.keeper, []).append(transaction.id)
+        _for_each(kept, self._forget_in, SYNC_SECONDS)
 
     def made_durable(
         self, transactions: Sequence[GlobalTransaction], timeout: float | None = None

@@ -42,9 +42,8 @@ class GlobalTransaction:
     """True while a thread has it in hand, which tells the stores and gets the receipts: nobody else may."""
     external = False
     """True if it is prepared under its xid, or about to be: a transaction manager decides it (rule T4)."""
-    kept_by_store = False
-    """True if its one store that remembers, which another process may take over, keeps its xid with the branch: no
-    decision log knows of it, and what that store does with the branch is the outcome (rule T4)."""
+    keeper = b""
+    """The id of the store whose own commit is the decision (keeper.py); empty: the decision log decides."""
     recorded = False
     """True if its outcome is in the decision log, to be forgotten there."""
     by_hand = False
@@ -122,6 +121,11 @@ class GlobalTransaction:
     def concerns(self, destination: Destination) -> bool:
         """Return whether the transaction does anything to a destination. May be asked by other threads."""
         return any(participant.concerns(destination) for participant in list(self.participants.values()))
+
+    @property
+    def kept(self) -> bool:
+        """True if it is prepared under its xid in its keeper alone, or about to be: no decision log knows of it."""
+        return self.external and bool(self.keeper)
 
     @property
     def held(self) -> bool:

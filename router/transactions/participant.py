@@ -88,13 +88,13 @@ class Participant:
         self.room_in = store
 
     def prepare(
-        self, store: Store, transaction: bytes, remembering: Sequence[bytes], sync: bool, mark: str | None, xid: bytes
+        self, store: Store, transaction: bytes, remembering: Sequence[bytes], sync: bool, mark: str | None, note: bytes
     ) -> Pending[None]:
         """Begin to prepare in its store, which has its room from here on. By `call`."""
         if store.limited and self.room_in is not store:
             self.let_go_of_room()
             self.reserve(store, monotonic(), False)  # it waits for none while others have room, or are prepared
-        step = store.prepare(transaction, remembering, self.sends, self.acks, sync, self.room, self.changes, mark, xid)
+        step = store.prepare(transaction, remembering, self.sends, self.acks, sync, self.room, self.changes, mark, note)
         self.room = None
         return step
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from itertools import filterfalse
 from operator import attrgetter
+from time import monotonic
 from typing import Any, Final
 
 from ...adapters.core import Store
@@ -21,8 +23,9 @@ from ...adapters.system.background import shared
 from ...policies.errors import AnabranchError, ClosedError, PlacementError
 from ..placement.registry import StoreRegistry
 from .decision_cleanup import DecisionCleanup
-from .decision_log import DecisionLog
+from .decision_log import Decision, DecisionLog
 from .global_transaction import GlobalTransaction
+from .keeper import outcome_in
 from .participant import Participant
 from .states import DECIDED, DONE
 from .table import TransactionTable
@@ -33,6 +36,8 @@ _is_volatile = attrgetter("volatile")
 
 RETRY_SECONDS: Final = 1.0
 RETRY_SECONDS_MAX: Final = 30.0
+ASK_SECONDS: Final = 0.5
+"""A store that could not be asked is not asked again so soon: each time may last for as long as a connection does."""
 _RUNNING: Final = "it is being committed"
 _HELD: Final = "its transaction manager has not said the outcome: commit(xid) or rollback(xid)"
 _UNREADABLE: Final = "the decision log cannot be read; see to it and call reopen_decisions()"
@@ -56,6 +61,8 @@ class Resolver:
         """Begin anew: the router is opened."""
         self._retry_due = False
         self._retry_seconds = RETRY_SECONDS
+        self._silent: dict[bytes, tuple[float, str]] = {}
+        """Keepers that could not be asked: when that was (monotonic), and why."""
 
     # One transaction
 
@@ -64,7 +71,7 @@ class Resolver:
         which is being opened. Returns why there is no outcome yet, else an empty text. A store that cannot carry it out
         undoes nothing: it is told again later. For a transaction in the hand of the calling thread, which lets go of it
         by that, or of none. Never raises but for a signal."""
-        if transaction.state is not DECIDED and (why := self.outcome_of(transaction)):
+        if transaction.state is not DECIDED and (why := self.outcome_of(transaction, may_open=store is None)):
             return why
         failed: list[tuple[Participant, Exception]] = []
         participants = list(transaction.participants.values())  # a store that is opened may find that it is one
@@ -105,13 +112,14 @@ class Resolver:
             elif not transaction.by_hand:
                 self._cleanup.add()
 
-    def outcome_of(self, transaction: GlobalTransaction) -> str:
-        """Find out the outcome (rule T3). Returns why there is none yet, else an empty text."""
+    def outcome_of(self, transaction: GlobalTransaction, may_open: bool = True) -> str:
+        """Find out the outcome (rule T3). Returns why there is none yet, else an empty text. Unless `may_open` no other
+        store is opened for it."""
         if transaction.state is DECIDED or transaction.state is DONE:
             return ""
         if transaction.running:  # who commits it tells the stores, and gets the receipts
             return _RUNNING
-        if transaction.kept_by_store:
+        if transaction.kept:
             return _HELD
         opening, unusable = self._log.openings, self._log.unusable  # before: of what is half read nothing is known
         decision, held = self._log.decisions.get(transaction.id), self._log.externals.get(transaction.id)
@@ -124,10 +132,35 @@ class Resolver:
             self._table.note_decision(transaction, decision)
         elif held is not None:
             self._table.note_held(transaction, held)
+        elif transaction.keeper:
+            return self._ask_keeper(transaction, may_open)
         elif not why:
             with self._table.lock:
                 transaction.decide(False)
         return why
+
+    def _ask_keeper(self, transaction: GlobalTransaction, may_open: bool) -> str:
+        """Find out the outcome from the store whose commit is the decision, as `outcome_of`."""
+        asked, why = self._silent.get(transaction.keeper, (0.0, ""))
+        if monotonic() < asked + ASK_SECONDS:
+            return why
+        try:
+            committed = outcome_in(self._registry, transaction.keeper, transaction.id, may_open)
+        except _TROUBLE as error:
+            name = self._registry.name_of(transaction.keeper)
+            why = f"store {name!r}, whose own commit decides, cannot be asked now: {error}"
+            if may_open:
+                self._silent[transaction.keeper] = monotonic(), why
+            return why
+        try:
+            if committed:  # it need not be asked again, and may forget
+                decision = Decision(transaction.id, True, list(transaction.remembering))
+                self._table.note_decision(transaction, self._log.decide(decision))
+        except AnabranchError as error:
+            log.debug("transaction %s: its keeper alone knows the outcome: %s", transaction.id.hex(), error)
+        with self._table.lock:
+            transaction.decide(committed)
+        return ""
 
     def _why_unknown(self, transaction: bytes, held: bool, unusable: BaseException | None) -> str:
         """Return why nobody can say the outcome of a transaction without a decision; empty if it is rolled back."""
@@ -194,12 +227,15 @@ class Resolver:
         place = {transaction: number for number, transaction in enumerate(list(self._log.decisions))}
         branches = [self._table.of(prepared) for prepared in store.recover_prepared()]
         for other in self._table.all():
-            if other.kept_by_store and other.held and store.store_id in other.participants and other not in branches:
+            if other.kept and other.held and store.store_id == other.keeper and other not in branches:
                 self._table.remove(other)  # the store was another process's meanwhile, which has ended it
         branches.sort(key=lambda transaction: place.get(transaction.id, len(place)))
         for transaction in branches:
             if not transaction.running:
                 self._recover_branch(transaction, store, ask_others)
+        if store.shared and (decided := [one for one in store.committed() if one in self._log.decisions]):
+            with suppress(AnabranchError):  # it need not be asked for these; else it remembers some more
+                store.forget(decided)
         for transaction in expected:  # those that are not prepared here have been carried out
             if not transaction.running:
                 self.resolve(transaction, store)
@@ -211,6 +247,9 @@ class Resolver:
             participant.carried_out = False
             if transaction.state is DONE:
                 transaction.move(DECIDED)
+        if transaction.keeper == store.store_id and not transaction.external:  # who could commit it has gone
+            with self._table.lock:
+                transaction.decide(False)
         why = self.resolve(transaction, store)
         if why and ask_others and not transaction.held:
             other = self.committed_elsewhere(transaction, store)
@@ -222,7 +261,7 @@ class Resolver:
                 with self._table.lock:
                     transaction.decide(True)
                 why = self.resolve(transaction)
-        if why and (transaction.kept_by_store or not transaction.held):
+        if why and (transaction.kept or not transaction.held):
             self._table.by_id.setdefault(transaction.id, transaction)
         if why and not transaction.held:
             self.retry_later()

@@ -35,8 +35,8 @@ class State(Enum):
     )
     IN_DOUBT = (
         "in doubt",
-        "the decision is handed to its log, and not known to be there",
-        "committed if the decision reached the log, else as it was before",
+        "the decision is handed to its log, or its keeper, and not known to be there",
+        "committed if the decision reached it, else as it was before",
     )
     DECIDED = "decided", "its outcome stands; a store has yet to carry it out", "carried out, as decided"
     DONE = "done", "every store has carried it out", "as it is; its decision is forgotten once that is on disk"

@@ -12,8 +12,9 @@ from ...adapters.system.background import shared
 from ...policies.errors import TransactionError
 from .decision_log import Decision, DecisionLog, External
 from .global_transaction import GlobalTransaction
+from .keeper import unpacked
 from .states import ACTIVE, IN_DOUBT, PREPARED
-from .xid import Xid, unpack_xid
+from .xid import Xid
 
 if TYPE_CHECKING:
     from ...policies.config import TransactionOptions
@@ -173,8 +174,10 @@ class TransactionTable:
         if other is not None:
             return other
         found = GlobalTransaction.recovered(prepared.transaction, prepared.participants, IN_DOUBT)
-        if prepared.xid:
-            found.xid, found.external, found.kept_by_store = unpack_xid(prepared.xid), True, True
+        note = unpacked(prepared.note)
+        found.keeper = note.keeper
+        if note.xid is not None:
+            found.xid, found.external = note.xid, True
             found.move(PREPARED)
         return found
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-import msgspec
-
 from ...policies.errors import TransactionError
 
 FORMAT_ID_MAX: Final = (1 << 31) - 1
@@ -24,16 +22,6 @@ class Xid(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.format_id}:{self.global_id}:{self.branch}"
-
-
-def pack_xid(xid: Xid) -> bytes:
-    """Return an xid as a store keeps it with a branch."""
-    return msgspec.msgpack.encode(xid)
-
-
-def unpack_xid(packed: bytes) -> Xid:
-    """Return the xid that a store has kept."""
-    return msgspec.msgpack.decode(packed, type=Xid)
 
 
 def checked_xid(format_id: object, global_id: object, branch: object = "") -> Xid:

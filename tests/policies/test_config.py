@@ -575,18 +575,20 @@ stores:
     assert "secret" not in str(caught.value)
 
 
-def test_a_leased_store_keeps_its_own_dead_letters() -> None:
+def test_dead_letters_do_not_go_from_one_leased_store_to_another() -> None:
     text = """
 directory: d
 stores:
 - {name: a, match: [a, "%s"], sql: {url: "postgresql+psycopg://h/d", lease_expiration: 10s, dead_letter: dead}}
-- {name: b, match: [">"]}
+- {name: b, match: [">"], %s}
 """
-    loads(text % "dead", Path("/"))
-    with pytest.raises(ConfigError, match=r"line 4: .*'dead' lives in store 'b'.*give it a `match`"):
-        loads(text % "other", Path("/"))
+    leased = 'sql: {url: "postgresql+psycopg://h/other", lease_expiration: 10s}'
+    loads(text % ("dead", leased), Path("/"))
+    loads(text % ("other", "journal: {}"), Path("/"))
+    with pytest.raises(ConfigError, match=r"line 4: .*'dead' lives in store 'b'.*give this store a `match`"):
+        loads(text % ("other", leased), Path("/"))
     with pytest.raises(ConfigError) as caught:  # beside others
-        loads((text % "other").replace('">"', '">", a'), Path("/"))
+        loads((text % ("other", leased)).replace('">"', '">", a'), Path("/"))
     assert [problem.line for problem in caught.value.problems] == [4, 5]
 
 

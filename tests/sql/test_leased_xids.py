@@ -169,18 +169,6 @@ def test_a_memory_store_may_take_part(shared: Shared) -> None:
     assert bodies(router) == [b"1"] and bodies(router, "memory.q") == [b"2"]
 
 
-def test_what_needs_a_decision_log_is_refused_as_ever(shared: Shared) -> None:
-    router = shared.router("first")
-    for xid, others in ((XID, ["local.q"]), (None, [])):
-        tx = router.transaction(xid)
-        for name in ("q", *others):
-            tx.send(name, b"1")
-        with pytest.raises(TransactionError, match="shared with other processes by a lease"):
-            tx.prepare() if xid else tx.vote()
-        assert tx.state == "rolled back"
-    assert router.recover() == [] and bodies(router) == [] and bodies(router, "local.q") == []
-
-
 def test_xids_of_other_stores_are_listed_beside(shared: Shared) -> None:
     router = shared.router("first")
     for number, name in enumerate(("local.q", "q", "local.q", "q")):

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-import anabranch
 from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.sql import SqlStore
 from anabranch.policies.errors import PlacementError, StoreFailedError, StoreLockedError
@@ -199,29 +198,3 @@ def test_an_owner_whose_server_is_gone_stops_in_time(nodes: Nodes, postgres: Pos
     store.close()
     store.open()  # at once, though the lease may have been renewed when the server went on: it is its own
     assert bodies(store)[0] == b"1"
-
-
-def test_a_transaction_over_a_shared_store_and_another_is_refused(nodes: Nodes, tmp_path: Path) -> None:
-    """Rule T6: its decision would be in a log that the next node does not have."""
-    config = anabranch.Config(
-        tmp_path / "data",
-        [
-            anabranch.StoreConfig("shared", ["queue://s.>"], sql=options(nodes.url, LONG, 0)),
-            anabranch.StoreConfig("own", [">"]),
-        ],
-    )
-    with anabranch.open(config) as router:
-        with router.transaction() as tx:
-            tx.send("queue://s.a", b"alone")
-        refused = r"'shared' is shared .* a transaction over it and 'own' cannot be made atomic"
-        with pytest.raises(anabranch.TransactionError, match=refused), router.transaction() as tx:
-            tx.send("queue://s.a", b"x")
-            tx.send("queue://a", b"x")
-        for xid in (None, anabranch.Xid(1, "x")):
-            alone = router.transaction(xid)
-            alone.send("queue://s.a", b"x")
-            with pytest.raises(anabranch.TransactionError, match=r"'shared' is shared .* nothing can vote in it: .*"):
-                alone.vote()
-            assert (alone.state, router.recover()) == ("rolled back", [])
-        assert [message.body for message in router.queue("s.a").browse()] == [b"alone"]
-        assert router.queue("a").depth() == 0

@@ -144,6 +144,11 @@ class Backend(Rows, Writing, Upkeep, Protocol):
         """Return whether another process may own the same data next, as `Store.shared`."""
         return False
 
+    @classmethod
+    def peek(cls, directory: Path, options: Any, store_id: bytes, transaction: bytes) -> bool | None:
+        """Return what became of a transaction, as `Store.peek`; also None where only an open store can tell."""
+        return None
+
 
 class WrittenBackend(Backend, Writes, Protocol):
     """A backend that a thread of ours calls to write, where no Ctrl-C strikes: `write` is all that a small kind of

@@ -53,7 +53,7 @@ def without(store: Store, transaction: bytes, destination: Destination) -> bytes
     """Return a store's branch but for what it does to this destination."""
     branch = store._engine.sequencer.prepared.get(transaction)
     rest = [] if branch is None else [one for one in branch.changes if not _is_of(destination, one)]
-    return payload_of(branch.participants, rest, branch.xid) if branch is not None and rest else NOTHING
+    return payload_of(branch.participants, rest, branch.note) if branch is not None and rest else NOTHING
 
 
 def with_part(source: Store, target: Store, branch: Branch, destination: Destination) -> bytes:

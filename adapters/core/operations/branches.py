@@ -41,8 +41,8 @@ class Branch:
     """Places among its sends, and destinations, of messages that are not stored for want of room."""
     payload = b""
     """All of it in bytes."""
-    xid = b""
-    """What its manager calls the transaction, if the store keeps that (Store.prepare)."""
+    note = b""
+    """The coordinator's, as `Store.prepare` was given it."""
     returned: Sequence[Change] = ()
     """Changes that a rollback writes of the messages that are given back."""
     promise = 0
@@ -72,7 +72,7 @@ class Branch:
         """Return what the coordinator is told."""
         changes = [change.inner for change in self.changes]
         sends, acks = (sum(type(change) is kind for change in changes) for kind in (Send, Ack))
-        return Prepared(self.transaction, tuple(self.participants), sends, acks, self.xid)
+        return Prepared(self.transaction, tuple(self.participants), sends, acks, self.note)
 
     @property
     def outcome_size(self) -> int:
@@ -210,8 +210,8 @@ class _Payload(msgspec.Struct, frozen=True, array_like=True):
     marks: list[tuple[int, bytes, bool]] = []
     """Names under which the transaction is remembered: place in `destinations`, name, and whether it sends there. A
     version before these takes no note of them."""
-    xid: bytes = b""
-    """What the transaction's manager calls it; likewise."""
+    note: bytes = b""
+    """The coordinator's; likewise."""
 
 
 _KEPT: Final = (Send, Ack, Subscribe, Unsubscribe, Mark)
@@ -221,7 +221,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Payload).decode
 
 
-def payload_of(participants: Sequence[bytes], changes: Sequence[Change], xid: bytes = b"") -> bytes:
+def payload_of(participants: Sequence[bytes], changes: Sequence[Change], note: bytes = b"") -> bytes:
     """Return a branch's changes: marks, those of subscriptions, sends and acks."""
     numbers: dict[DestinationState, int] = {}
     destinations: list[tuple[int, str]] = []
@@ -256,8 +256,8 @@ def payload_of(participants: Sequence[bytes], changes: Sequence[Change], xid: by
         else:
             others.append((number, False, *change.key, None, False, False))
     fields: list[object] = [participants, destinations, sends, acks, others]
-    if xid:
-        fields += (delays, drops, marks, xid)
+    if note:
+        fields += (delays, drops, marks, note)
     elif delays or drops or marks:
         fields += (delays, drops, marks) if marks else (delays, drops) if drops else (delays,)
     return _encode(fields)
@@ -289,7 +289,7 @@ def branch_of(transaction: bytes, payload: bytes, catalog: Catalog, priorities: 
         for at, (number, seq, subscriber) in enumerate(content.acks)
     ]
     branch = Branch(transaction, tuple(content.participants), changes)
-    branch.payload, branch.xid = payload, content.xid
+    branch.payload, branch.note = payload, content.note
     return branch
 
 

@@ -235,7 +235,7 @@ class Transactions:
         branch = self._engine.sequencer.prepared.get(transaction)
         if branch is not None:
             # Made anew, since a backend may have let go of its bytes.
-            if payload_of(branch.participants, branch.changes, branch.xid) == payload:
+            if payload_of(branch.participants, branch.changes, branch.note) == payload:
                 return
             Step(self._engine, self._writer, Rollback(branch), _told).wait()  # `returned` is empty: none counts
         if payload:
@@ -287,7 +287,7 @@ class Transactions:
         room: Grant | None,
         changes: Sequence[store_types.Change],
         mark: str | None,
-        xid: bytes,
+        note: bytes,
     ) -> Pending[None]:
         engine, sending, backend = self._engine, self._sending, self._backend
         try:
@@ -310,7 +310,7 @@ class Transactions:
                 engine.asked(partial(engine.transient.prepare, branch))
                 return Done(None)
             if not backend.volatile:  # else nobody ever reads it back
-                branch.payload, branch.xid = payload_of(participants, first, xid), xid
+                branch.payload, branch.note = payload_of(participants, first, note), note
             branch.keep_free(backend.settings.promise_max)
             return Step(engine, self._writer, Prepare(branch), None, sync)
         except AnabranchError:

@@ -60,6 +60,12 @@ def make_sqlite_file(url: URL, file_mode: int) -> None:
             os.close(open_file(path, os.O_RDWR | os.O_CREAT, file_mode))
 
 
+def require_sqlite_file(url: URL) -> None:
+    """Raise FileNotFoundError where SQLite would make a new file."""
+    if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith("file:"):
+        Path(url.database).stat()
+
+
 def configure(engine: Engine) -> None:
     """Make every connection and transaction of this engine as durable as it must be (rule T6)."""
     if engine.dialect.name == "sqlite":

@@ -1,0 +1,333 @@
+"""Transactions over a store that other processes may take over, and others: its own commit is the decision
+(router/transactions/keeper.py, rule T6)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import MetaData, create_engine, text
+
+import anabranch
+from anabranch.adapters.core.store import Store
+from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError, TransactionError, TransactionInDoubt
+from anabranch.router.transactions import resolver
+
+from ..contract.children import forked, reaped
+from ..contract.disk import eventually
+from ..crash.steps import Steps
+
+KINDS = ("sqlite", "postgresql")
+Router = anabranch.Router
+
+
+class Shared:
+    """A database that routers of several directories have in turn, beside local stores of theirs."""
+
+    def __init__(self, directory: Path, url: str) -> None:
+        self.directory, self.url, self.stack = directory, url, ExitStack()
+
+    def config(self, name: str) -> anabranch.Config:
+        """Return what a node has: two journals, a memory store, and the leased store for everything else."""
+        leased = {"url": self.url, "lease_expiration": 60.0, "pool_min": 0}
+        return anabranch.Config(
+            self.directory / name,
+            [
+                anabranch.StoreConfig("a", ["a.>"], kind="journal"),
+                anabranch.StoreConfig("b", ["b.>"], kind="journal"),
+                anabranch.StoreConfig("memory", ["memory.>"], kind="memory"),
+                anabranch.StoreConfig("keeper", [">"], kind="sql", options=leased),
+            ],
+        )
+
+    def router(self, name: str) -> Router:
+        return self.stack.enter_context(anabranch.open(self.config(name)))
+
+    def expire(self) -> None:
+        """Whoever has the lease has it no more: its process has gone."""
+        engine = create_engine(self.url)
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE lease SET expires = 1"))
+        engine.dispose()
+
+
+@pytest.fixture(params=KINDS)
+def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
+    monkeypatch.setattr(resolver, "RETRY_SECONDS", 0.02)
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgres_url")
+    made = Shared(tmp_path, url)
+    with made.stack:
+        yield made
+
+
+def bodies(router: Router, name: str) -> list[bytes]:
+    return [message.body for message in router.queue(name).browse()]
+
+
+def ready(router: Router, name: str) -> list[bytes]:
+    """Return what a queue has that nobody holds."""
+    messages = router.queue(name).receive_many(100)
+    router.release(messages, delivered=False)
+    return [message.body for message in messages]
+
+
+def filled(router: Router) -> None:
+    """Let there be a message in the keeper and in a journal."""
+    router.queue("q").send(b"1")
+    router.queue("a.q").send(b"2")
+    for name in ("p", "a.p", "b.p"):
+        router.queue(name).declare()
+
+
+def move(router: Router, finish: Callable[[anabranch.Transaction], object] = anabranch.Transaction.commit) -> Any:
+    """Ack the two, and send one to the keeper and to each journal, in one transaction."""
+    tx = router.transaction()
+    for name in ("q", "a.q"):
+        message = router.queue(name).receive(timeout=10)
+        assert message is not None
+        tx.ack(message)
+    for name in ("p", "a.p", "b.p"):
+        tx.send(name, b"3")
+    finish(tx)
+    return tx
+
+
+def has_moved(router: Router, names: tuple[str, ...] = ("q", "a.q", "p", "a.p", "b.p")) -> bool:
+    """Return whether the transaction is committed: in all of its stores, or in none."""
+    found = {name: ready(router, name) for name in names}
+    moved = {"q": [], "a.q": [], "p": [b"3"], "a.p": [b"3"], "b.p": [b"3"]}
+    before: dict[str, list[bytes]] = {"q": [b"1"], "a.q": [b"2"], "p": [], "a.p": [], "b.p": []}
+    assert found in ({name: moved[name] for name in names}, {name: before[name] for name in names})
+    return found == {name: moved[name] for name in names}
+
+
+def wait_settled(router: Router) -> None:
+    eventually(lambda: router.in_doubt() == [])
+    eventually(lambda: not any(store.recover_prepared() for store in router._registry.open_stores()))
+
+
+def committed_rows(shared: Shared) -> int:
+    engine = create_engine(shared.url)
+    with engine.connect() as connection:
+        count: int = connection.execute(text("SELECT count(*) FROM committed")).scalar_one()
+    engine.dispose()
+    return count
+
+
+def test_it_is_one_transaction(shared: Shared) -> None:
+    router = shared.router("first")
+    filled(router)
+    tx = move(router)
+    assert tx.state == "committed"
+    assert has_moved(router)
+    assert router.in_doubt() == []
+    router.close()
+    assert committed_rows(shared) == 0, "the keeper forgets what all have carried out"
+    second = shared.router("second")
+    assert bodies(second, "p") == [b"3"]
+
+
+def test_a_rollback_and_a_vote(shared: Shared) -> None:
+    router = shared.router("first")
+    filled(router)
+    move(router, anabranch.Transaction.rollback)
+    assert not has_moved(router)
+
+    def voted(tx: anabranch.Transaction) -> None:
+        tx.vote()
+        assert tx.state == "voted" and ready(router, "q") == [] and bodies(router, "p") == []
+
+    tx = move(router, voted)
+    tx.rollback()
+    assert not has_moved(router)
+    tx = move(router, voted)
+    tx.commit()
+    assert has_moved(router)
+
+
+def test_what_has_voted_in_the_keeper_alone_goes_with_its_process(shared: Shared) -> None:
+    router = shared.router("first")
+    router.queue("q").send(b"1")
+    for commit in (False, True):
+        tx = router.transaction()
+        tx.send("p", b"3")
+        tx.vote()
+        assert bodies(router, "p") == []
+        if commit:
+            tx.commit()
+            assert bodies(router, "p") == [b"3"]
+        else:
+            router.close()
+            second = shared.router("second")
+            assert bodies(second, "p") == [] and second.in_doubt() == []
+            second.close()
+            router.open()
+
+
+def test_a_memory_store_takes_part_too(shared: Shared) -> None:
+    router = shared.router("first")
+    filled(router)
+    tx = move(router, lambda tx: (tx.send("memory.q", b"4"), tx.commit()))
+    assert tx.state == "committed" and has_moved(router) and bodies(router, "memory.q") == [b"4"]
+
+
+def test_dead_letters_go_from_it_to_another_store(shared: Shared) -> None:
+    config = shared.config("first")
+    stores = [
+        anabranch.StoreConfig("a", ["a.>"], kind="journal"),
+        anabranch.StoreConfig(
+            "keeper", [">"], kind="sql",
+            options={"url": shared.url, "lease_expiration": 60.0, "max_deliveries": 1, "dead_letter": "a.dead"},
+        ),
+    ]  # fmt: skip
+    with anabranch.open(anabranch.Config(config.directory, stores)) as router:
+        router.queue("q").send(b"1")
+        message = router.queue("q").receive()
+        assert message is not None
+        message.reject("no")
+        assert bodies(router, "a.dead") == [b"1"] and bodies(router, "q") == []
+
+
+@pytest.mark.parametrize("error", [StoreFailedError, OutcomeUnknownError])
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_keeper_that_fails_is_asked_before_anything_is_decided(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, error: type[Exception], is_done: bool
+) -> None:
+    router = shared.router("first")
+    filled(router)
+    commit = Store.commit_prepared
+
+    def fails(self: Store, transaction: bytes) -> Any:
+        if self.name != "keeper":
+            return commit(self, transaction)
+        if is_done:
+            commit(self, transaction).wait()
+        raise error("the network is gone")
+
+    monkeypatch.setattr(Store, "commit_prepared", fails)
+    if is_done:
+        assert move(router).state == "committed"
+    else:
+        with pytest.raises(StoreFailedError, match="the network is gone"):
+            move(router)
+    monkeypatch.undo()
+    assert has_moved(router) == is_done
+    assert router.in_doubt() == []
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_while_the_keeper_cannot_be_asked_it_is_in_doubt(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, is_done: bool
+) -> None:
+    router = shared.router("first")
+    filled(router)
+    commit, gone = Store.commit_prepared, [True]
+
+    def fails(self: Store, transaction: bytes) -> Any:
+        if self.name != "keeper":
+            return commit(self, transaction)
+        if is_done:
+            commit(self, transaction).wait()
+        raise StoreFailedError("the network is gone")
+
+    def has_committed(self: Store, transaction: bytes) -> bool:
+        if gone and self.name == "keeper":
+            raise StoreFailedError("the network is gone")
+        return transaction in self._engine.committed
+
+    monkeypatch.setattr(Store, "commit_prepared", fails)
+    monkeypatch.setattr(Store, "has_committed", has_committed)
+    with pytest.raises(TransactionInDoubt, match="until store 'keeper' can be asked"):
+        move(router)
+    (one,) = router.in_doubt()
+    assert "store 'keeper', whose own commit decides, cannot be asked now: the network is gone" in one.reason
+    assert ready(router, "a.q") == [] and bodies(router, "a.p") == []
+    monkeypatch.setattr(Store, "commit_prepared", commit)
+    gone.clear()
+    wait_settled(router)
+    assert has_moved(router) == is_done
+
+
+def test_two_leased_stores_and_an_xid_over_several_are_refused(shared: Shared, tmp_path: Path) -> None:
+    leased = {"lease_expiration": 60.0}
+    stores = [
+        anabranch.StoreConfig("a", ["a.>"], kind="journal"),
+        anabranch.StoreConfig("other", ["other.>"], kind="sql", options=leased),
+        anabranch.StoreConfig("keeper", [">"], kind="sql", options={"url": shared.url, **leased}),
+    ]
+    with anabranch.open(anabranch.Config(tmp_path / "two", stores)) as router:
+        for names, xid, why in (
+            (("q", "other.q"), None, "'keeper', 'other' may be taken over by other processes, cannot be made atomic"),
+            (("q", "a.q"), anabranch.Xid(1, "x"), "cannot be prepared under an xid"),
+        ):
+            tx = router.transaction(xid)
+            for name in names:
+                tx.send(name, b"1")
+            with pytest.raises(TransactionError, match=why):
+                tx.prepare() if xid else tx.commit()
+            assert tx.state == "rolled back" and router.recover() == []
+            assert all(bodies(router, name) == [] for name in names)
+
+
+def _child(shared: Shared, steps: Steps, done: Path) -> None:
+    with anabranch.open(shared.config("first")) as router:
+        filled(router)
+        steps.wrap_all()
+        move(router)
+        done.write_text("\n".join(steps.log) or "nothing")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.weight(3)
+@pytest.mark.parametrize("kind", ["killed", "killed-after"])
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_node_may_die_at_each_step(tmp_path: Path, shared: Shared, kind: str, is_taken: bool) -> None:
+    """All of its stores have it or none, whichever node has the keeper next, and what was acknowledged is there. The
+    other node settles what it finds; the first one asks, without the keeper if the other has that by then."""
+    done, at, counts = tmp_path / "done", 0, {True: 0, False: 0}
+    while True:
+        at += 1
+        if done.exists():
+            break
+        for name in ("first", "second"):
+            shutil.rmtree(shared.directory / name, ignore_errors=True)
+        _empty(shared)
+        reaped(forked(lambda: _child(shared, Steps(kind, at), done)))  # noqa: B023
+        shared.expire()
+        with ExitStack() as stack:
+            second = stack.enter_context(anabranch.open(shared.config("second"))) if is_taken else None
+            found = None
+            if second is not None:
+                wait_settled(second)
+                found = has_moved(second, ("q", "p"))
+            first = stack.enter_context(anabranch.open(shared.config("first")))
+            for name in ("a.q", "b.p"):
+                first.queue(name).depth()  # which opens the stores
+            wait_settled(first)
+            moved = has_moved(first, ("a.q", "a.p", "b.p"))
+            if second is not None:
+                assert moved == found
+                second.close()
+            assert has_moved(first) == moved
+            counts[moved] += 1
+            if done.exists():
+                assert moved
+    assert at > 12 and all(counts.values()), (at, counts)
+
+
+def _empty(shared: Shared) -> None:
+    """Let there be no tables."""
+    engine = create_engine(shared.url)
+    with engine.begin() as connection:
+        tables = MetaData()
+        tables.reflect(connection)
+        tables.drop_all(connection)
+    engine.dispose()
