@@ -49,7 +49,7 @@ class MovedBranches:
             what = f"{destination}: transaction {branch.transaction.hex()} is prepared in store {row.name!r}"
             if transaction is None or not transaction.held:
                 wrong.append(f"{what} and would change it, and waits for no transaction manager; {OUTCOME_FIRST}")
-            elif transaction.kept:
+            elif transaction.held_by_primary:
                 wrong.append(f"{what}, which alone knows of it, since other processes share it; {OUTCOME_FIRST}")
             elif not routed:
                 wrong.append(f"{what}, and no store that keeps messages is to have it; {OUTCOME_FIRST}")

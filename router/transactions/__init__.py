@@ -17,7 +17,7 @@ moves between them are written down in `states`, and nowhere else:
 | `operations` | what an open transaction does, in order, before a store hears of it |
 | `api/transaction` | what a user holds: sends, acks, savepoints, commit |
 | `coordinator` | the two phases around a record in the decision log; what Ctrl-C has cut off |
-| `keeper` | a store that other processes may take over, whose own commit is the decision |
+| `primary` | a store that other processes may take over, whose own commit is the decision |
 | `resolver` | `resolve`, which commit, reopening, retry and operator call: to the end that can be reached now |
 | `outcomes` | what transaction managers (XA) and operators decide; what waits for them |
 | `decision_cleanup` | decisions are forgotten once all their stores have them on disk |

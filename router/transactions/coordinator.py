@@ -9,7 +9,7 @@
 Before the decision is handed to its log everything can be undone, afterwards nothing. A store that cannot carry it out
 stays in doubt and is told again, in the background and when it is opened. Without a decision a prepared transaction is
 rolled back, if this log would know of one. For one store alone its own commit is the decision. So it is for one that
-another process may take over, the keeper, beside others that are prepared (keeper.py).
+another process may take over, the primary, beside others that are prepared (primary.py).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from ..placement.registry import StoreRegistry
 from .decision_cleanup import DecisionCleanup
 from .decision_log import READ_AGAIN, Decision, DecisionLog, External
 from .global_transaction import GlobalTransaction
-from .keeper import packed
 from .participant import Participant, is_limited, reserve_all
+from .primary import packed
 from .resolver import Resolver
 from .states import DONE, IN_DOUBT, PREPARED, PREPARING
 from .table import TransactionTable
@@ -224,9 +224,9 @@ class Coordinator:
         participants = sorted(transaction.participants.values(), key=_by_store_name)
         durable = list(filterfalse(_is_volatile, participants))
         shared = list(map(_id_of, filter(_is_shared, durable)))
-        transaction.keeper = shared[0] if shared else b""
-        transaction.remembering = [store_id for store_id in map(_id_of, durable) if store_id != transaction.keeper]
-        self._prepare(transaction, participants, self._new_id, packed(None, transaction.keeper))
+        transaction.primary = shared[0] if shared else b""
+        transaction.remembering = [store_id for store_id in map(_id_of, durable) if store_id != transaction.primary]
+        self._prepare(transaction, participants, self._new_id, packed(None, transaction.primary))
 
     def _prepare(
         self,
@@ -247,7 +247,7 @@ class Coordinator:
                 reserve_all(participants, registry)
             remembering, sync, mark = transaction.remembering, self._sync, transaction.mark
             for participant in participants:
-                store_ids = [participant.store_id] if participant.store_id == transaction.keeper else remembering
+                store_ids = [participant.store_id] if participant.store_id == transaction.primary else remembering
                 steps.append(participant.call(registry, participant.prepare, name, store_ids, sync, mark, note))
             for step in steps[:-1]:  # not before all are there: other threads would take turns with this one
                 step.proceed()
@@ -266,7 +266,7 @@ class Coordinator:
         held too: its manager, which knows nothing of that, says its outcome. Errors as those of `commit`."""
         durable = list(filterfalse(_is_volatile, transaction.participants.values()))
         if any(map(_is_shared, durable)):
-            self._hold_in_keeper(transaction, durable, xid)
+            self._hold_in_primary(transaction, durable, xid)
             return
         self._prepare_all(transaction)
         transaction.external = True
@@ -274,7 +274,7 @@ class Coordinator:
         transaction.move(PREPARED)
         transaction.running = False
 
-    def _hold_in_keeper(self, transaction: GlobalTransaction, durable: Sequence[Participant], xid: Xid) -> None:
+    def _hold_in_primary(self, transaction: GlobalTransaction, durable: Sequence[Participant], xid: Xid) -> None:
         """Prepare in one store that other processes may take over, beside volatile ones. It keeps the xid, by which its
         next owner tells the manager of it."""
         try:
@@ -284,9 +284,9 @@ class Coordinator:
         except TransactionError:
             self.roll_back(transaction)
             raise
-        transaction.keeper = durable[0].store_id
+        transaction.primary = durable[0].store_id
         participants = sorted(transaction.participants.values(), key=_by_store_name)
-        self._prepare(transaction, participants, self._new_id, packed(xid, transaction.keeper))
+        self._prepare(transaction, participants, self._new_id, packed(xid, transaction.primary))
         transaction.external = True
         transaction.running = False
 
@@ -317,8 +317,8 @@ class Coordinator:
         durable = filterfalse(_is_volatile, transaction.participants.values())
         if sum(map(_is_shared, durable)) > 1:
             raise _shared(transaction, "cannot be made atomic: each could be another process's while it commits")
-        if transaction.keeper and not transaction.remembering:
-            return transaction.keeper + time.time_ns().to_bytes(8, "big") + os.urandom(8)
+        if transaction.primary and not transaction.remembering:
+            return transaction.primary + time.time_ns().to_bytes(8, "big") + os.urandom(8)
         try:
             return self.log.new_transaction()
         except OutcomeUnknownError:
@@ -341,21 +341,21 @@ class Coordinator:
         self._decide(transaction)
 
     def _decide(self, transaction: GlobalTransaction) -> None:
-        if transaction.keeper:
-            self._decide_in_keeper(transaction)
+        if transaction.primary:
+            self._decide_in_primary(transaction)
         else:
             self._hand_over(transaction, Decision(transaction.id, True, transaction.remembering))
         self.resolver.resolve(transaction)
 
-    def _decide_in_keeper(self, transaction: GlobalTransaction) -> None:
-        """Commit in the keeper, which is the decision; the log has it afterwards, so that the others need not ask.
-        Raises what has kept the keeper from it, once all is rolled back, and TransactionInDoubt if nobody can tell."""
-        keeper = transaction.participants[transaction.keeper]
-        store = keeper.store
+    def _decide_in_primary(self, transaction: GlobalTransaction) -> None:
+        """Commit in the primary, which is the decision; the log has it afterwards, so that the others need not ask.
+        Raises what has kept the primary from it, once all is rolled back, and TransactionInDoubt if nobody can tell."""
+        primary = transaction.participants[transaction.primary]
+        store = primary.store
         assert store is not None
         transaction.move(IN_DOUBT)
         try:
-            keeper.receipts = store.commit_prepared(transaction.id).wait() or ()
+            primary.receipts = store.commit_prepared(transaction.id).wait() or ()
             store.sync()
             if not store.has_committed(transaction.id):
                 raise StoreFailedError(f"store {store.name!r}: what was prepared there is there no more")
@@ -375,7 +375,7 @@ class Coordinator:
                 if isinstance(error, OutcomeUnknownError):
                     raise StoreFailedError(f"the transaction was rolled back: {error.__cause__ or error}") from error
                 raise
-        keeper.carried_out = True
+        primary.carried_out = True
         transaction.decide(True)
         try:
             if not transaction.remembering:  # nobody else will ask
@@ -383,7 +383,7 @@ class Coordinator:
                 return
             self._write(transaction, Decision(transaction.id, True, transaction.remembering))
         except (AnabranchError, RuntimeError) as error:
-            log.debug("transaction %s: its keeper alone knows the outcome: %s", transaction.id.hex(), error)
+            log.debug("transaction %s: its primary alone knows the outcome: %s", transaction.id.hex(), error)
 
     def _write(self, transaction: GlobalTransaction, record: Decision | External) -> None:
         """Write to the decision log, unless the router was closed since. A decision then stands."""
@@ -430,7 +430,7 @@ class Coordinator:
                 self.log.flush()  # first: what is not in the log by then is rolled back, by whoever looks
                 transaction.running = False  # not held once more: its manager may have said the outcome since
                 self.resolver.resolve(transaction)
-            elif transaction.state is IN_DOUBT and transaction.keeper:
+            elif transaction.state is IN_DOUBT and transaction.primary:
                 transaction.running = False
                 self.resolver.resolve(transaction)
             elif transaction.state is IN_DOUBT:

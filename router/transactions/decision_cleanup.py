@@ -102,8 +102,8 @@ class DecisionCleanup:
         kept: dict[bytes, list[bytes]] = {}
         for transaction in transactions:
             self._table.remove(transaction)
-            if self._registry.open_store(transaction.keeper) is not None:  # else it remembers one more
-                kept.setdefault(transaction.keeper, []).append(transaction.id)
+            if self._registry.open_store(transaction.primary) is not None:  # else it remembers one more
+                kept.setdefault(transaction.primary, []).append(transaction.id)
         _for_each(kept, self._forget_in, SYNC_SECONDS)
 
     def made_durable(

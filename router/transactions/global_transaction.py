@@ -42,8 +42,8 @@ class GlobalTransaction:
     """True while a thread has it in hand, which tells the stores and gets the receipts: nobody else may."""
     external = False
     """True if it is prepared under its xid, or about to be: a transaction manager decides it (rule T4)."""
-    keeper = b""
-    """The id of the store whose own commit is the decision (keeper.py); empty: the decision log decides."""
+    primary = b""
+    """The id of the store whose own commit is the decision (primary.py); empty: the decision log decides."""
     recorded = False
     """True if its outcome is in the decision log, to be forgotten there."""
     by_hand = False
@@ -123,9 +123,9 @@ class GlobalTransaction:
         return any(participant.concerns(destination) for participant in list(self.participants.values()))
 
     @property
-    def kept(self) -> bool:
-        """True if it is prepared under its xid in its keeper alone, or about to be: no decision log knows of it."""
-        return self.external and bool(self.keeper)
+    def held_by_primary(self) -> bool:
+        """True if it is prepared under its xid in its primary alone, or about to be: no decision log knows of it."""
+        return self.external and bool(self.primary)
 
     @property
     def held(self) -> bool:

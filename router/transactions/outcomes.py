@@ -109,9 +109,9 @@ class Outcomes:
         if transaction is None:
             self._look_into_shared()
             transaction = self._table.by_xid(xid)
-        if transaction is not None and transaction.outcome is not None and not transaction.kept:
+        if transaction is not None and transaction.outcome is not None and not transaction.held_by_primary:
             _require_same(transaction, commit)
-        elif transaction is not None and (transaction.kept or transaction.id in self._log.externals):
+        elif transaction is not None and (transaction.held_by_primary or transaction.id in self._log.externals):
             self._record(transaction, commit, by_hand=False)
         else:
             prepared = ", ".join(map(str, self.held()[:10])) or "none"
@@ -120,12 +120,12 @@ class Outcomes:
     def _record(self, transaction: GlobalTransaction, commit: bool, by_hand: bool) -> None:
         """Make the outcome durable, and carry it out. A rollback is recorded as a commit is: a rollback carried out in
         one store must not become a commit in another."""
-        if not transaction.kept:
+        if not transaction.held_by_primary:
             self._log.require_usable()
         xid = transaction.xid if transaction.external else None
         try:
-            if transaction.kept:
-                self._end_in_keeper(transaction, commit)
+            if transaction.held_by_primary:
+                self._end_in_primary(transaction, commit)
                 return
             decision = self._log.decide(Decision(transaction.id, commit, list(transaction.remembering), xid, by_hand))
             transaction = self._table.by_id.setdefault(transaction.id, transaction)  # the log may have been read again
@@ -146,7 +146,7 @@ class Outcomes:
             raise
         _require_same(transaction, commit)  # not another's, said just now
 
-    def _end_in_keeper(self, transaction: GlobalTransaction, commit: bool) -> None:
+    def _end_in_primary(self, transaction: GlobalTransaction, commit: bool) -> None:
         """Let the one store that keeps a transaction carry the outcome out, which is then recorded there. Where it
         cannot it does so later, or its next owner, who is asked again by the manager: it has no answer yet."""
         with self._table.lock:
@@ -159,7 +159,7 @@ class Outcomes:
                 f"transaction {transaction.xid}: store {name!r} cannot carry out the {transaction.outcome} now; say it "
                 "again once the store can be reached, there or at its next owner"
             )
-        self._registry.with_id(transaction.keeper, partial(_forget, transaction=transaction.id))
+        self._registry.with_id(transaction.primary, partial(_forget, transaction=transaction.id))
 
     # By an operator
 

@@ -25,8 +25,8 @@ from ..placement.registry import StoreRegistry
 from .decision_cleanup import DecisionCleanup
 from .decision_log import Decision, DecisionLog
 from .global_transaction import GlobalTransaction
-from .keeper import outcome_in
 from .participant import Participant
+from .primary import outcome_in
 from .states import DECIDED, DONE
 from .table import TransactionTable
 
@@ -62,7 +62,7 @@ class Resolver:
         self._retry_due = False
         self._retry_seconds = RETRY_SECONDS
         self._silent: dict[bytes, tuple[float, str]] = {}
-        """Keepers that could not be asked: when that was (monotonic), and why."""
+        """Primaries that could not be asked: when that was (monotonic), and why."""
 
     # One transaction
 
@@ -119,7 +119,7 @@ class Resolver:
             return ""
         if transaction.running:  # who commits it tells the stores, and gets the receipts
             return _RUNNING
-        if transaction.kept:
+        if transaction.held_by_primary:
             return _HELD
         opening, unusable = self._log.openings, self._log.unusable  # before: of what is half read nothing is known
         decision, held = self._log.decisions.get(transaction.id), self._log.externals.get(transaction.id)
@@ -132,32 +132,32 @@ class Resolver:
             self._table.note_decision(transaction, decision)
         elif held is not None:
             self._table.note_held(transaction, held)
-        elif transaction.keeper:
-            return self._ask_keeper(transaction, may_open)
+        elif transaction.primary:
+            return self._ask_primary(transaction, may_open)
         elif not why:
             with self._table.lock:
                 transaction.decide(False)
         return why
 
-    def _ask_keeper(self, transaction: GlobalTransaction, may_open: bool) -> str:
+    def _ask_primary(self, transaction: GlobalTransaction, may_open: bool) -> str:
         """Find out the outcome from the store whose commit is the decision, as `outcome_of`."""
-        asked, why = self._silent.get(transaction.keeper, (0.0, ""))
+        asked, why = self._silent.get(transaction.primary, (0.0, ""))
         if monotonic() < asked + ASK_SECONDS:
             return why
         try:
-            committed = outcome_in(self._registry, transaction.keeper, transaction.id, may_open)
+            committed = outcome_in(self._registry, transaction.primary, transaction.id, may_open)
         except _TROUBLE as error:
-            name = self._registry.name_of(transaction.keeper)
+            name = self._registry.name_of(transaction.primary)
             why = f"store {name!r}, whose own commit decides, cannot be asked now: {error}"
             if may_open:
-                self._silent[transaction.keeper] = monotonic(), why
+                self._silent[transaction.primary] = monotonic(), why
             return why
         try:
             if committed:  # it need not be asked again, and may forget
                 decision = Decision(transaction.id, True, list(transaction.remembering))
                 self._table.note_decision(transaction, self._log.decide(decision))
         except AnabranchError as error:
-            log.debug("transaction %s: its keeper alone knows the outcome: %s", transaction.id.hex(), error)
+            log.debug("transaction %s: its primary alone knows the outcome: %s", transaction.id.hex(), error)
         with self._table.lock:
             transaction.decide(committed)
         return ""
@@ -227,7 +227,7 @@ class Resolver:
         place = {transaction: number for number, transaction in enumerate(list(self._log.decisions))}
         branches = [self._table.of(prepared) for prepared in store.recover_prepared()]
         for other in self._table.all():
-            if other.kept and other.held and store.store_id == other.keeper and other not in branches:
+            if other.held_by_primary and other.held and store.store_id == other.primary and other not in branches:
                 self._table.remove(other)  # the store was another process's meanwhile, which has ended it
         branches.sort(key=lambda transaction: place.get(transaction.id, len(place)))
         for transaction in branches:
@@ -247,7 +247,7 @@ class Resolver:
             participant.carried_out = False
             if transaction.state is DONE:
                 transaction.move(DECIDED)
-        if transaction.keeper == store.store_id and not transaction.external:  # who could commit it has gone
+        if transaction.primary == store.store_id and not transaction.external:  # who could commit it has gone
             with self._table.lock:
                 transaction.decide(False)
         why = self.resolve(transaction, store)
@@ -261,7 +261,7 @@ class Resolver:
                 with self._table.lock:
                     transaction.decide(True)
                 why = self.resolve(transaction)
-        if why and (transaction.kept or not transaction.held):
+        if why and (transaction.held_by_primary or not transaction.held):
             self._table.by_id.setdefault(transaction.id, transaction)
         if why and not transaction.held:
             self.retry_later()

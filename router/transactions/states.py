@@ -35,7 +35,7 @@ class State(Enum):
     )
     IN_DOUBT = (
         "in doubt",
-        "the decision is handed to its log, or its keeper, and not known to be there",
+        "the decision is handed to its log, or its primary, and not known to be there",
         "committed if the decision reached it, else as it was before",
     )
     DECIDED = "decided", "its outcome stands; a store has yet to carry it out", "carried out, as decided"

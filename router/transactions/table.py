@@ -12,7 +12,7 @@ from ...adapters.system.background import shared
 from ...policies.errors import TransactionError
 from .decision_log import Decision, DecisionLog, External
 from .global_transaction import GlobalTransaction
-from .keeper import unpacked
+from .primary import unpacked
 from .states import ACTIVE, IN_DOUBT, PREPARED
 from .xid import Xid
 
@@ -175,7 +175,7 @@ class TransactionTable:
             return other
         found = GlobalTransaction.recovered(prepared.transaction, prepared.participants, IN_DOUBT)
         note = unpacked(prepared.note)
-        found.keeper = note.keeper
+        found.primary = note.primary
         if note.xid is not None:
             found.xid, found.external = note.xid, True
             found.move(PREPARED)

@@ -1,5 +1,5 @@
 """Transactions over a store that other processes may take over, and others: its own commit is the decision
-(router/transactions/keeper.py, rule T6)."""
+(router/transactions/primary.py, rule T6)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Shared:
                 anabranch.StoreConfig("a", ["a.>"], kind="journal"),
                 anabranch.StoreConfig("b", ["b.>"], kind="journal"),
                 anabranch.StoreConfig("memory", ["memory.>"], kind="memory"),
-                anabranch.StoreConfig("keeper", [">"], kind="sql", options=leased),
+                anabranch.StoreConfig("primary", [">"], kind="sql", options=leased),
             ],
         )
 
@@ -80,7 +80,7 @@ def ready(router: Router, name: str) -> list[bytes]:
 
 
 def filled(router: Router) -> None:
-    """Let there be a message in the keeper and in a journal."""
+    """Let there be a message in the primary and in a journal."""
     router.queue("q").send(b"1")
     router.queue("a.q").send(b"2")
     for name in ("p", "a.p", "b.p"):
@@ -88,7 +88,7 @@ def filled(router: Router) -> None:
 
 
 def move(router: Router, finish: Callable[[anabranch.Transaction], object] = anabranch.Transaction.commit) -> Any:
-    """Ack the two, and send one to the keeper and to each journal, in one transaction."""
+    """Ack the two, and send one to the primary and to each journal, in one transaction."""
     tx = router.transaction()
     for name in ("q", "a.q"):
         message = router.queue(name).receive(timeout=10)
@@ -130,7 +130,7 @@ def test_it_is_one_transaction(shared: Shared) -> None:
     assert has_moved(router)
     assert router.in_doubt() == []
     router.close()
-    assert committed_rows(shared) == 0, "the keeper forgets what all have carried out"
+    assert committed_rows(shared) == 0, "the primary forgets what all have carried out"
     second = shared.router("second")
     assert bodies(second, "p") == [b"3"]
 
@@ -153,7 +153,7 @@ def test_a_rollback_and_a_vote(shared: Shared) -> None:
     assert has_moved(router)
 
 
-def test_what_has_voted_in_the_keeper_alone_goes_with_its_process(shared: Shared) -> None:
+def test_what_has_voted_in_the_primary_alone_goes_with_its_process(shared: Shared) -> None:
     router = shared.router("first")
     router.queue("q").send(b"1")
     for commit in (False, True):
@@ -184,7 +184,7 @@ def test_dead_letters_go_from_it_to_another_store(shared: Shared) -> None:
     stores = [
         anabranch.StoreConfig("a", ["a.>"], kind="journal"),
         anabranch.StoreConfig(
-            "keeper", [">"], kind="sql",
+            "primary", [">"], kind="sql",
             options={"url": shared.url, "lease_expiration": 60.0, "max_deliveries": 1, "dead_letter": "a.dead"},
         ),
     ]  # fmt: skip
@@ -198,7 +198,7 @@ def test_dead_letters_go_from_it_to_another_store(shared: Shared) -> None:
 
 @pytest.mark.parametrize("error", [StoreFailedError, OutcomeUnknownError])
 @pytest.mark.parametrize("is_done", [False, True])
-def test_a_keeper_that_fails_is_asked_before_anything_is_decided(
+def test_a_primary_that_fails_is_asked_before_anything_is_decided(
     shared: Shared, monkeypatch: pytest.MonkeyPatch, error: type[Exception], is_done: bool
 ) -> None:
     router = shared.router("first")
@@ -206,7 +206,7 @@ def test_a_keeper_that_fails_is_asked_before_anything_is_decided(
     commit = Store.commit_prepared
 
     def fails(self: Store, transaction: bytes) -> Any:
-        if self.name != "keeper":
+        if self.name != "primary":
             return commit(self, transaction)
         if is_done:
             commit(self, transaction).wait()
@@ -224,7 +224,7 @@ def test_a_keeper_that_fails_is_asked_before_anything_is_decided(
 
 
 @pytest.mark.parametrize("is_done", [False, True])
-def test_while_the_keeper_cannot_be_asked_it_is_in_doubt(
+def test_while_the_primary_cannot_be_asked_it_is_in_doubt(
     shared: Shared, monkeypatch: pytest.MonkeyPatch, is_done: bool
 ) -> None:
     router = shared.router("first")
@@ -232,23 +232,23 @@ def test_while_the_keeper_cannot_be_asked_it_is_in_doubt(
     commit, gone = Store.commit_prepared, [True]
 
     def fails(self: Store, transaction: bytes) -> Any:
-        if self.name != "keeper":
+        if self.name != "primary":
             return commit(self, transaction)
         if is_done:
             commit(self, transaction).wait()
         raise StoreFailedError("the network is gone")
 
     def has_committed(self: Store, transaction: bytes) -> bool:
-        if gone and self.name == "keeper":
+        if gone and self.name == "primary":
             raise StoreFailedError("the network is gone")
         return transaction in self._engine.committed
 
     monkeypatch.setattr(Store, "commit_prepared", fails)
     monkeypatch.setattr(Store, "has_committed", has_committed)
-    with pytest.raises(TransactionInDoubt, match="until store 'keeper' can be asked"):
+    with pytest.raises(TransactionInDoubt, match="until store 'primary' can be asked"):
         move(router)
     (one,) = router.in_doubt()
-    assert "store 'keeper', whose own commit decides, cannot be asked now: the network is gone" in one.reason
+    assert "store 'primary', whose own commit decides, cannot be asked now: the network is gone" in one.reason
     assert ready(router, "a.q") == [] and bodies(router, "a.p") == []
     monkeypatch.setattr(Store, "commit_prepared", commit)
     gone.clear()
@@ -261,11 +261,11 @@ def test_two_leased_stores_and_an_xid_over_several_are_refused(shared: Shared, t
     stores = [
         anabranch.StoreConfig("a", ["a.>"], kind="journal"),
         anabranch.StoreConfig("other", ["other.>"], kind="sql", options=leased),
-        anabranch.StoreConfig("keeper", [">"], kind="sql", options={"url": shared.url, **leased}),
+        anabranch.StoreConfig("primary", [">"], kind="sql", options={"url": shared.url, **leased}),
     ]
     with anabranch.open(anabranch.Config(tmp_path / "two", stores)) as router:
         for names, xid, why in (
-            (("q", "other.q"), None, "'keeper', 'other' may be taken over by other processes, cannot be made atomic"),
+            (("q", "other.q"), None, "'primary', 'other' may be taken over by other processes, cannot be made atomic"),
             (("q", "a.q"), anabranch.Xid(1, "x"), "cannot be prepared under an xid"),
         ):
             tx = router.transaction(xid)
@@ -290,8 +290,8 @@ def _child(shared: Shared, steps: Steps, done: Path) -> None:
 @pytest.mark.parametrize("kind", ["killed", "killed-after"])
 @pytest.mark.parametrize("is_taken", [True, False])
 def test_a_node_may_die_at_each_step(tmp_path: Path, shared: Shared, kind: str, is_taken: bool) -> None:
-    """All of its stores have it or none, whichever node has the keeper next, and what was acknowledged is there. The
-    other node settles what it finds; the first one asks, without the keeper if the other has that by then."""
+    """All of its stores have it or none, whichever node has the primary next, and what was acknowledged is there. The
+    other node settles what it finds; the first one asks, without the primary if the other has that by then."""
     done, at, counts = tmp_path / "done", 0, {True: 0, False: 0}
     while True:
         at += 1
