@@ -502,10 +502,8 @@ class StoreRegistry:
         if row is None:
             raise PlacementError(f"no store {store_id.hex()} is recorded in {self.config.directory}")
         options = self._directories.options_of(row).options
-        found: bool | None = self._stores.adapter(row.kind).peek(
-            self._directories.path(row), options, store_id, transaction
-        )
-        return found
+        peek = getattr(self._stores.adapter(row.kind), "peek", None)
+        return None if peek is None else peek(self._directories.path(row), options, store_id, transaction)
 
     def _is_shared(self, config: StoreConfig) -> bool:
         asked = getattr(self._stores.adapter(config.kind), "is_shared", None)

@@ -18,16 +18,20 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import filterfalse
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...adapters.core import Store
+from ...adapters.core.messages import Receipt
 from ...adapters.core.store_types import TRANSACTION_BYTES, Pending
 from ...adapters.system.files import FILE_MODE, disk_errors
 from ...policies.config.durability import Sync
 from ...policies.errors import (
     AnabranchError,
+    ClosedError,
     CorruptionError,
     OutcomeUnknownError,
     PlacementError,
@@ -287,6 +291,9 @@ class Coordinator:
         transaction.primary = durable[0].store_id
         participants = sorted(transaction.participants.values(), key=_by_store_name)
         self._prepare(transaction, participants, self._new_id, packed(xid, transaction.primary))
+        if not self.table.has(transaction):  # the router was closed and opened since, and knows nothing of it
+            self.roll_back(transaction)
+            raise StoreFailedError(READ_AGAIN)
         transaction.external = True
         transaction.running = False
 
@@ -355,15 +362,18 @@ class Coordinator:
         assert store is not None
         transaction.move(IN_DOUBT)
         try:
-            primary.receipts = store.commit_prepared(transaction.id).wait() or ()
-            store.sync()
-            if not store.has_committed(transaction.id):
-                raise StoreFailedError(f"store {store.name!r}: what was prepared there is there no more")
+            if not self.table.has(transaction):  # the others may have been rolled back
+                raise StoreFailedError(READ_AGAIN)
+            commit = partial(_commit_in, transaction=transaction.id)
+            try:
+                primary.receipts = commit(store)
+            except ClosedError:  # it was opened again since
+                primary.receipts = self._registry.with_id(transaction.primary, commit)
         except (AnabranchError, RuntimeError) as error:
+            self.resolver.retry_later()  # first: Ctrl-C may strike while it is asked
             transaction.running = False  # so that it may be asked
             why = self.resolver.outcome_of(transaction)
             if why:
-                self.resolver.retry_later()
                 raise TransactionInDoubt(
                     f"transaction {transaction.id.hex()} over {', '.join(map(repr, transaction.stores))} is in doubt: "
                     f"{error}. The others keep it prepared until store {store.name!r} can be asked",
@@ -379,7 +389,7 @@ class Coordinator:
         transaction.decide(True)
         try:
             if not transaction.remembering:  # nobody else will ask
-                store.forget([transaction.id])
+                self._registry.with_id(transaction.primary, methodcaller("forget", [transaction.id]))
                 return
             self._write(transaction, Decision(transaction.id, True, transaction.remembering))
         except (AnabranchError, RuntimeError) as error:
@@ -432,7 +442,8 @@ class Coordinator:
                 self.resolver.resolve(transaction)
             elif transaction.state is IN_DOUBT and transaction.primary:
                 transaction.running = False
-                self.resolver.resolve(transaction)
+                if self.resolver.resolve(transaction):
+                    self.resolver.retry_later()
             elif transaction.state is IN_DOUBT:
                 self._take_over_in_doubt(transaction)
             elif transaction.commit is None or not transaction.commit:
@@ -462,6 +473,16 @@ class Coordinator:
         except AnabranchError as error:
             log.debug("store %s cannot say what became of a commit: %s", participant.store_id.hex(), error)
         participant.unclaim()
+
+
+def _commit_in(store: Store, transaction: bytes) -> Sequence[Receipt]:
+    """Commit what is prepared in a primary, durably. Raises what the store raises, and StoreFailedError if it is there
+    no more."""
+    receipts: Sequence[Receipt] = store.commit_prepared(transaction).wait()
+    store.sync()
+    if not store.has_committed(transaction):
+        raise StoreFailedError(f"store {store.name!r}: what was prepared there is there no more")
+    return receipts
 
 
 def _random_id(_: GlobalTransaction) -> bytes:

@@ -81,7 +81,15 @@ class Outcomes:
     def _look_into_shared(self) -> None:
         """Learn what is prepared in stores that other processes may have had since: to open them is enough."""
         for row in self._registry.shared_rows():
-            self._registry.with_row(row, lambda store: store.recover_prepared())
+            for branch in self._registry.with_row(row, lambda store: store.recover_prepared()):
+                transaction = self._table.of(branch)
+                if transaction.held_by_primary:
+                    self._table.by_id.setdefault(transaction.id, transaction)
+
+    def holds(self, xid: Xid) -> bool:
+        """Return whether an external transaction waits for its outcome. Raises as `held` if that cannot be told."""
+        transaction = self._table.by_xid(xid)
+        return (transaction is not None and transaction.held) or xid in self.held()
 
     def commit(self, xid: Xid, one_phase: bool) -> None:
         """Commit a prepared transaction; with `one_phase` one that is open and not prepared. Raises as `end`."""
@@ -212,7 +220,13 @@ class Outcomes:
         for store, branch in prepared_in(self._registry.all_stores()):
             transaction = self._table.of(branch)
             if branch.transaction == transaction_id and not transaction.running:
-                if commit and not self._resolver.outcome_of(transaction) and not transaction.commit:
+                why = self._resolver.outcome_of(transaction) if commit or transaction.primary else ""
+                if not commit and transaction.commit:
+                    raise TransactionError(
+                        f"transaction {transaction_id.hex()} cannot be rolled back: it is committed, and its stores "
+                        "follow by themselves"
+                    )
+                if commit and not why and not transaction.commit:
                     raise TransactionError(
                         f"transaction {transaction_id.hex()} cannot be committed: it was never decided, and its stores "
                         "roll it back as soon as they can; some may have done so"

@@ -11,10 +11,12 @@ committed, once nothing is prepared there any more.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 
 from ...adapters.core import Store
-from ...policies.errors import StoreFailedError
+from ...policies.errors import AnabranchError, StoreFailedError
 from ..placement.registry import StoreRegistry
 from .xid import Xid
 
@@ -53,12 +55,16 @@ def settled_in(store: Store, transaction: bytes) -> bool:
 
 def outcome_in(registry: StoreRegistry, primary: bytes, transaction: bytes, may_open: bool) -> bool:
     """Return whether a primary has committed a transaction that nobody is committing any more. Unless `may_open` only
-    an open one is asked. Raises AnabranchError, OSError where that cannot be told now."""
+    what an open one has in memory is asked. Raises AnabranchError, OSError where that cannot be told now."""
     store = registry.open_store(primary)
-    if store is not None and store.failed is None and settled_in(store, transaction):
-        return True
-    if not may_open:
-        raise StoreFailedError("it is not open here")
+    if not may_open:  # nothing is waited for
+        if store is not None and store.failed is None and store.has_committed(transaction):
+            return True
+        raise StoreFailedError("it is asked soon")
+    if store is not None and store.failed is None:
+        with suppress(AnabranchError):  # its database may answer all the same
+            if settled_in(store, transaction):
+                return True
     committed = registry.peek(primary, transaction)  # also where it is open: it has in memory the latest alone
     if committed is not None:
         return committed

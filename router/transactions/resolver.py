@@ -26,7 +26,7 @@ from .decision_cleanup import DecisionCleanup
 from .decision_log import Decision, DecisionLog
 from .global_transaction import GlobalTransaction
 from .participant import Participant
-from .primary import outcome_in
+from .primary import outcome_in, settled_in
 from .states import DECIDED, DONE
 from .table import TransactionTable
 
@@ -133,14 +133,15 @@ class Resolver:
         elif held is not None:
             self._table.note_held(transaction, held)
         elif transaction.primary:
-            return self._ask_primary(transaction, may_open)
+            return self._ask_primary(transaction, may_open, why)
         elif not why:
             with self._table.lock:
                 transaction.decide(False)
         return why
 
-    def _ask_primary(self, transaction: GlobalTransaction, may_open: bool) -> str:
-        """Find out the outcome from the store whose commit is the decision, as `outcome_of`."""
+    def _ask_primary(self, transaction: GlobalTransaction, may_open: bool, unknown: str) -> str:
+        """Find out the outcome from the store whose commit is the decision, as `outcome_of`. Where the log is `unknown`
+        that knew it perhaps, the primary may have forgotten by then that it has committed."""
         asked, why = self._silent.get(transaction.primary, (0.0, ""))
         if monotonic() < asked + ASK_SECONDS:
             return why
@@ -152,6 +153,13 @@ class Resolver:
             if may_open:
                 self._silent[transaction.primary] = monotonic(), why
             return why
+        if unknown and not committed and transaction.remembering:
+            return unknown
+        asked_one = transaction.participants.get(transaction.primary)
+        if asked_one is not None:
+            if not committed:
+                asked_one.unclaim()
+            asked_one.carried_out = True
         try:
             if committed:  # it need not be asked again, and may forget
                 decision = Decision(transaction.id, True, list(transaction.remembering))
@@ -225,9 +233,10 @@ class Resolver:
         expected = [t for t in self._table.all() if store.store_id in t.waiting]
         # In the order of their decisions, as they were seen before: an external one is older than its decision.
         place = {transaction: number for number, transaction in enumerate(list(self._log.decisions))}
+        held = [t for t in self._table.all() if t.held_by_primary and t.held and t.primary == store.store_id]
         branches = [self._table.of(prepared) for prepared in store.recover_prepared()]
-        for other in self._table.all():
-            if other.held_by_primary and other.held and store.store_id == other.primary and other not in branches:
+        for other in held:
+            if other not in branches:
                 self._table.remove(other)  # the store was another process's meanwhile, which has ended it
         branches.sort(key=lambda transaction: place.get(transaction.id, len(place)))
         for transaction in branches:
@@ -247,10 +256,7 @@ class Resolver:
             participant.carried_out = False
             if transaction.state is DONE:
                 transaction.move(DECIDED)
-        if transaction.primary == store.store_id and not transaction.external:  # who could commit it has gone
-            with self._table.lock:
-                transaction.decide(False)
-        why = self.resolve(transaction, store)
+        why = self._settle_in_primary(transaction, store) or self.resolve(transaction, store)
         if why and ask_others and not transaction.held:
             other = self.committed_elsewhere(transaction, store)
             if other is not None:
@@ -269,6 +275,19 @@ class Resolver:
             log.info("store %s: transaction %s: %s", store.name, transaction.id.hex(), transaction.outcome)
         if transaction.waiting and self._table.has(transaction):
             self.retry_later()
+
+    def _settle_in_primary(self, transaction: GlobalTransaction, store: Store) -> str:
+        """Settle a transaction that is prepared in its primary, and that nobody commits any more: it is rolled back,
+        unless its commit was on its way. Returns why that cannot be done now, else an empty text."""
+        if transaction.primary != store.store_id or transaction.external or transaction.state is DECIDED:
+            return ""
+        try:
+            committed = settled_in(store, transaction.id)
+        except _TROUBLE as error:
+            return f"store {store.name!r}, whose own commit decides, cannot say what became of it: {error}"
+        with self._table.lock:
+            transaction.decide(committed)
+        return ""
 
     def committed_elsewhere(self, transaction: GlobalTransaction, store: Store) -> str | None:
         """Return the name of another participant that has committed the transaction, among those that can be asked."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,12 +16,16 @@ import pytest
 from sqlalchemy import MetaData, create_engine, text
 
 import anabranch
+from anabranch.adapters.core.operations.branches import Commit
 from anabranch.adapters.core.store import Store
+from anabranch.adapters.sql.backend import SqlBackend
 from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError, TransactionError, TransactionInDoubt
-from anabranch.router.transactions import resolver
+from anabranch.router.transactions import primary, resolver
+from anabranch.router.transactions.decision_log import DecisionLog
+from anabranch.router.transactions.participant import Participant
 
 from ..contract.children import forked, reaped
-from ..contract.disk import eventually
+from ..contract.disk import Parallel, eventually
 from ..crash.steps import Steps
 
 KINDS = ("sqlite", "postgresql")
@@ -33,9 +38,9 @@ class Shared:
     def __init__(self, directory: Path, url: str) -> None:
         self.directory, self.url, self.stack = directory, url, ExitStack()
 
-    def config(self, name: str) -> anabranch.Config:
+    def config(self, name: str, **more: Any) -> anabranch.Config:
         """Return what a node has: two journals, a memory store, and the leased store for everything else."""
-        leased = {"url": self.url, "lease_expiration": 60.0, "pool_min": 0}
+        leased = {"url": self.url, "lease_expiration": 60.0, "pool_min": 0, **more}
         return anabranch.Config(
             self.directory / name,
             [
@@ -46,8 +51,8 @@ class Shared:
             ],
         )
 
-    def router(self, name: str) -> Router:
-        return self.stack.enter_context(anabranch.open(self.config(name)))
+    def router(self, name: str, **more: Any) -> Router:
+        return self.stack.enter_context(anabranch.open(self.config(name, **more)))
 
     def expire(self) -> None:
         """Whoever has the lease has it no more: its process has gone."""
@@ -243,8 +248,16 @@ def test_while_the_primary_cannot_be_asked_it_is_in_doubt(
             raise StoreFailedError("the network is gone")
         return transaction in self._engine.committed
 
+    peek = SqlBackend.peek
+
+    def peeked(*given: Any) -> bool | None:
+        if gone:
+            raise StoreFailedError("the network is gone")
+        return peek(*given)
+
     monkeypatch.setattr(Store, "commit_prepared", fails)
     monkeypatch.setattr(Store, "has_committed", has_committed)
+    monkeypatch.setattr(SqlBackend, "peek", peeked)
     with pytest.raises(TransactionInDoubt, match="until store 'primary' can be asked"):
         move(router)
     (one,) = router.in_doubt()
@@ -254,6 +267,199 @@ def test_while_the_primary_cannot_be_asked_it_is_in_doubt(
     gone.clear()
     wait_settled(router)
     assert has_moved(router) == is_done
+
+
+def test_a_commit_whose_outcome_nobody_knows_yet_decides_once_it_is_known(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is lost in the COMMIT of the primary, which takes effect; the others wait."""
+    gone: list[int] = []
+    write, took_effect, peek = SqlBackend._write, SqlBackend.took_effect, SqlBackend.peek
+
+    def require() -> None:
+        if gone:
+            raise StoreFailedError("the database is away")
+
+    def cut_off(self: Any, plan: Any) -> Any:
+        require()
+        if any(type(change) is Commit for change in plan.changes) and not gone:
+            gone.append(1)
+            monkeypatch.setattr(self, "_took", lambda effects: setattr(self, "_unknown", effects))
+            write(self, plan)
+            monkeypatch.delattr(self, "_took")
+            raise OutcomeUnknownError("cut off in COMMIT")
+        return write(self, plan)
+
+    def taken(self: Any, plan: Any) -> Any:
+        require()
+        return took_effect(self, plan)
+
+    def peeked(*given: Any) -> bool | None:
+        require()
+        return peek(*given)
+
+    router = shared.router("first", outcome_timeout=0.2)
+    filled(router)
+    for name, call in (("_write", cut_off), ("took_effect", taken), ("peek", peeked)):
+        monkeypatch.setattr(SqlBackend, name, call)
+    with pytest.raises(TransactionInDoubt):
+        move(router)
+    for _ in range(3):  # it is asked in the background meanwhile
+        router._coordinator.resolver._retry()
+        assert ready(router, "a.q") == [] and bodies(router, "a.p") == []
+    gone.clear()
+    monkeypatch.setattr(SqlBackend, "_write", write)
+    wait_settled(router)
+    assert has_moved(router)
+
+
+@pytest.mark.parametrize("xid", [None, anabranch.Xid(1, "x")])
+def test_a_router_that_is_opened_again_amid_prepares_knows_nothing_of_them(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, xid: anabranch.Xid | None
+) -> None:
+    router = shared.router("first")
+    filled(router)
+    prepare, done = Participant.prepare, list[int]()
+
+    def reopened(self: Participant, store: Store, *given: Any) -> Any:
+        if store.name == "primary" and not done:
+            done.append(1)
+            with Parallel(router.close) as other:
+                other.result()
+            router.open()
+            assert bodies(router, "a.p") == bodies(router, "b.p") == []  # which opens these stores
+            eventually(lambda: not any(one.recover_prepared() for one in router._registry.open_stores()))
+        return prepare(self, store, *given)
+
+    monkeypatch.setattr(Participant, "prepare", reopened)
+    tx = router.transaction(xid)
+    for name in ("p",) if xid else ("p", "a.p", "b.p"):
+        tx.send(name, b"3")
+    with pytest.raises(StoreFailedError, match="being read again"):
+        tx.prepare() if xid else tx.commit()
+    assert tx.state == "rolled back" and router.recover() == []
+    assert not has_moved(router)
+
+
+def test_what_the_primary_has_forgotten_is_not_taken_for_rolled_back(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It forgets what the decision log has; then that is lost. What another participant has done tells."""
+    router, commit = shared.router("first"), Store.commit_prepared
+
+    def fails(self: Store, transaction: bytes) -> Any:
+        if self.name == "b":
+            raise StoreFailedError("its disk is gone")
+        return commit(self, transaction)
+
+    monkeypatch.setattr(Store, "commit_prepared", fails)
+    filled(router)
+    assert move(router).state == "committed"
+    router.reopen("primary")
+    router.close()
+    monkeypatch.undo()
+    decisions = shared.directory / "first" / "decisions"
+    decisions.rename(shared.directory / "lost")
+    router.open()
+    for name in ("a.q", "b.p", "q"):
+        router.queue(name).depth()
+    wait_settled(router)
+    assert has_moved(router)
+
+
+def test_a_rollback_by_hand_of_what_the_primary_has_committed_is_refused(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies as the primary has committed; the next one is asked at once."""
+    router = shared.router("first")
+    filled(router)
+
+    def unwritten(*_: Any) -> Any:
+        raise StoreFailedError("the process was killed")
+
+    monkeypatch.setattr(DecisionLog, "decide", unwritten)
+    for name in ("resolve", "retry_later"):
+        monkeypatch.setattr(resolver.Resolver, name, lambda *_: "")
+    tx = move(router)
+    router.close()
+    monkeypatch.undo()
+    router.open()
+    with pytest.raises(TransactionError, match=r"cannot be rolled back: it is committed|decided already: commit"):
+        router.resolve(tx._global.id.hex(), "rollback")
+    wait_settled(router)
+    assert has_moved(router)
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_what_ctrl_c_strikes_while_the_primary_does_not_answer_is_settled_later(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, is_asked: bool
+) -> None:
+    """It strikes as the primary commits, or as it is asked."""
+    router, commit, ask = shared.router("first"), Store.commit_prepared, primary.outcome_in
+    filled(router)
+    gone, main = [1], threading.current_thread()
+
+    def struck() -> None:
+        if gone and threading.current_thread() is main:
+            signal.raise_signal(signal.SIGINT)
+
+    def fails(self: Store, transaction: bytes) -> Any:
+        if self.name == "primary" and gone:
+            if not is_asked:
+                struck()
+            raise StoreFailedError("the network is gone")
+        return commit(self, transaction)
+
+    def asked(*given: Any) -> bool:
+        struck()
+        if gone:
+            raise StoreFailedError("the network is gone")
+        return ask(*given)
+
+    monkeypatch.setattr(Store, "commit_prepared", fails)
+    monkeypatch.setattr(resolver, "outcome_in", asked)
+    with pytest.raises(KeyboardInterrupt):
+        move(router)
+    gone.clear()
+    wait_settled(router)
+    eventually(lambda: ready(router, "q") == [b"1"])
+    assert not has_moved(router)
+
+
+def test_a_store_that_is_looked_at_amid_a_prepare_does_not_lose_it(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = shared.router("first")
+    router.queue("q").send(b"1")
+    tx = router.transaction(anabranch.Xid(1, "x"))
+    tx.send("p", b"3")
+    recover, once = Store.recover_prepared, [1]
+
+    def looked(self: Store) -> Any:
+        found = recover(self)
+        if self.name == "primary" and once:
+            once.clear()
+            with Parallel(tx.prepare) as preparing:
+                preparing.result()
+        return found
+
+    monkeypatch.setattr(Store, "recover_prepared", looked)
+    router._coordinator.resolver.recover_open()
+    assert router.recover() == [anabranch.Xid(1, "x")]
+    router.commit(anabranch.Xid(1, "x"))
+    assert bodies(router, "p") == [b"3"]
+
+
+def test_a_vote_outlives_the_opening_of_its_stores(shared: Shared) -> None:
+    router = shared.router("first")
+    filled(router)
+    tx = router.transaction()
+    for name in ("p", "a.p", "b.p"):
+        tx.send(name, b"3")
+    tx.vote()
+    router.reopen("primary")
+    tx.commit()
+    assert [bodies(router, name) for name in ("p", "a.p", "b.p")] == [[b"3"]] * 3
 
 
 def test_two_leased_stores_and_an_xid_over_several_are_refused(shared: Shared, tmp_path: Path) -> None:

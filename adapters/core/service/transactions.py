@@ -301,6 +301,7 @@ class Transactions:
             if mark is not None:
                 first[:0] = self._marks(mark, sends, acks, changes, room)
             branch = Branch(transaction, participants, first)
+            branch.note = note
             if acks:
                 branch.leases = engine.delivery.take(self._store, acks, CLAIMED, CLAIMED)
                 first += acks_of(branch.leases)
@@ -310,7 +311,7 @@ class Transactions:
                 engine.asked(partial(engine.transient.prepare, branch))
                 return Done(None)
             if not backend.volatile:  # else nobody ever reads it back
-                branch.payload, branch.note = payload_of(participants, first, note), note
+                branch.payload = payload_of(participants, first, note)
             branch.keep_free(backend.settings.promise_max)
             return Step(engine, self._writer, Prepare(branch), None, sync)
         except AnabranchError:

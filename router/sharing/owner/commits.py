@@ -69,7 +69,7 @@ def commit(session: Session, number: int, request: Commit) -> list[Any]:
         if request.again and request.mode == "commit":
             others = (*map(destination_of, request.acked), *(change.subscription.topic for change in request.changes))
             before = _before(session.registry, name, request.sends, others)
-        elif request.again and request.mode == "prepare" and xid in router.recover():
+        elif request.again and request.mode == "prepare" and xid is not None and router._outcomes.holds(xid):
             before = []
         if before is not None:
             session.let_go(request.acks)
