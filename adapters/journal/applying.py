@@ -16,6 +16,7 @@ from ...policies.errors import AnabranchError, StoreFailedError, StoreFullError
 from ..core.backend import Host
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan
+from ..core.operations.table import apply_all
 from ..system.background import CoalescedJob
 from ..system.files import disk_errors, refused
 from ..wal.files.file import FILL_MAX
@@ -26,6 +27,7 @@ from . import snapshot
 from .index.checksums import Files, IndexBrokenError
 from .index.file import is_for_room, remove_file
 from .index.index import VERSION, Checkpoint, Index
+from .index.rows import short_lived
 from .recovery.replay import Replay
 from .snapshot import Start
 
@@ -104,8 +106,15 @@ class Applier:
         it (JournalEncoder.deliver). Raises StoreFailedError."""
         index, before, tail = self._index, self._applied.tail, last.own
         index.table = self._log.table
+        left, dead, marks = short_lived(changes)
         try:
-            index.apply(changes)
+            if dead and index.rows.put_dead(dead, index.table):
+                index.emptied = True
+            if marks and index.rows.put_marks(marks, index.table):
+                index.emptied = True
+            apply_all(left, index)
+            if dead:
+                index.rows.replaced_by(dead)
         except lmdb.Error as error:
             self._damaged(error)
         index.operations += tail.lsn - before.lsn

@@ -133,8 +133,8 @@ def _lazily(self: Any, decision: Any, *_: Any) -> Any:
 
 
 def _unsynced(self: Any, *arguments: Any) -> Any:
-    *before, _, room, changes, mark = arguments
-    return _PREPARE(self, *before, False, room, changes, mark)
+    *before, _, room, changes, mark, note = arguments
+    return _PREPARE(self, *before, False, room, changes, mark, note)
 
 
 _PREPARE: Any = JournalStore.prepare

@@ -30,8 +30,8 @@ import msgspec
 from ....policies.errors import AnabranchError, StoreFullError
 from ....policies.names.destination import Destination, Kind
 from ...core.operations.branches import Branch
-from ...core.operations.changes import Ack, Change, Send
-from ...core.operations.table import AT_ONCE, SEQ_MAX, apply_all
+from ...core.operations.changes import Ack, Send
+from ...core.operations.table import AT_ONCE, SEQ_MAX
 from ...core.record.place import OWN, Place
 from ...core.state.leases import DestinationState, SubscriptionState
 from ...core.state.states import Catalog
@@ -45,7 +45,7 @@ from ..changes import Copied
 from .checksums import Files, IndexBrokenError
 from .file import IndexFile
 from .row_format import ID, note_ids
-from .rows import TABLES, Ask, MessageRows, at_once, short_lived
+from .rows import TABLES, Ask, MessageRows, at_once
 from .states import IndexedSubscription, indexed
 from .transaction_rows import TransactionRows
 
@@ -330,17 +330,6 @@ class Index:
             yield key, seq
 
     # Changing
-
-    def apply(self, changes: Sequence[Change]) -> None:
-        """Apply changes, in order. A message that a later one of them acks gets no row."""
-        left, dead, marks = short_lived(changes)
-        if dead and self.rows.put_dead(dead, self.table):
-            self.emptied = True
-        if marks and self.rows.put_marks(marks, self.table):
-            self.emptied = True
-        apply_all(left, self)
-        if dead:
-            self.rows.replaced_by(dead)
 
     def put(self, sends: Sequence[Send]) -> None:
         self.rows.put(sends, self.table)

@@ -14,7 +14,7 @@ import lmdb
 from ....policies.errors import CorruptionError, DestinationError
 from ....policies.names.destination import Destination, Kind
 from ...core.operations.branches import Forget
-from ...core.operations.changes import Ack, Change, Send
+from ...core.operations.changes import Change, Send
 from ...core.operations.destination_changes import Declare, Remove, Subscribe, Unsubscribe
 from ...core.operations.table import SEQ_MAX, apply_all
 from ...core.state.leases import DestinationState, SubscriptionState
@@ -47,8 +47,6 @@ from ..index.index import Checkpoint, Index
 PARTIAL_OPERATIONS: Final = 200_000
 """A rebuild commits after so many, so that LMDB's transaction stays of bounded size; without a checkpoint in it such a
 file counts for nothing."""
-GATHERED: Final = 4096
-"""So many messages and acks are applied together."""
 
 
 MALFORMED: Final = (struct.error, ValueError, KeyError, DestinationError)
@@ -84,9 +82,7 @@ class Replay:
         """Seqs of all messages whose records were read."""
         self._sent = 0
         """The seq of the message before: one that is not above it may be there already."""
-        self._after: Callable[[Tail], None] | None = None
-        self._gathered: list[Change] = []
-        """Messages and acks that were read and are not applied yet: most messages were acked soon, and need no row."""
+        self._after: Callable[[Tail], None] = lambda position: None
         self.is_mended = False
         """There was a record in the place of which there is none any more: it may have declared a destination."""
         self._counted: set[int] = set()
@@ -98,7 +94,9 @@ class Replay:
         self._reflected_lsn = 0
         """A snapshot tells all that is needed of what comes before, but for the messages that live (rule J6)."""
 
-    def from_checkpoint(self, checkpoint: Checkpoint, end: Tail, after: Callable[[Tail], None] | None = None) -> None:
+    def from_checkpoint(
+        self, checkpoint: Checkpoint, end: Tail, after: Callable[[Tail], None] = lambda position: None
+    ) -> None:
         """Apply all that lies between the index's checkpoint and `end`; `after` is called behind each batch. Raises
         CorruptionError, OSError, and what `after` raises."""
         self._after = after
@@ -245,38 +243,15 @@ class Replay:
             if reflected is not None and batch.last_lsn > self._reflected_lsn:
                 reflected()
                 dead = reflected = None
-            # Each record is read once what comes before it is applied, but for messages and acks: it may speak of what
-            # begins there.
-            if index.checkpointed is not None and self._after is None and not self.is_mended:
-                self._gather(batch)
-            else:
-                self._apply_gathered()
-                self._apply(batch, self._changes(batch) if dead is None else self._live(batch, dead))
+            # Each record is read once what comes before it is applied: it may speak of what begins there.
+            self._apply(batch, self._changes(batch) if dead is None else self._live(batch, dead))
             index.operations += batch.header.count
-            if self._after is not None:
-                self._after(Tail(segment, reader.offset, reader.lsn, self.seq))
+            self._after(Tail(segment, reader.offset, reader.lsn, self.seq))
             if index.operations >= PARTIAL_OPERATIONS and index.checkpointed is None:
                 index.commit_partial()
-        self._apply_gathered()
         require_end(reader, segment, end)
         if reflected is not None:
             reflected()
-
-    def _gather(self, batch: Batch) -> None:
-        """Apply the changes of a batch, those of messages and acks with those of the batches around it."""
-        for change in self._changes(batch):
-            if type(change) is Send or type(change) is Ack:
-                self._gathered.append(change)
-            else:
-                self._apply_gathered()
-                change.apply(self._index)
-        if len(self._gathered) >= GATHERED:
-            self._apply_gathered()
-
-    def _apply_gathered(self) -> None:
-        if self._gathered:
-            self._index.apply(self._gathered)
-            self._gathered = []
 
     def _apply(self, batch: Batch, changes: Iterator[Change]) -> None:
         """Apply the changes of a batch. Where the index is filled from the beginning, it is not the index that is
@@ -303,7 +278,6 @@ class Replay:
                 continue
             if record.kind == w.LOST:
                 self.is_mended = True
-                yield Forget(())  # what is told before is applied first: from here on it is asked what is there
                 continue
             if record.kind == COMPACTED and COMPACTED_PAYLOAD.unpack(record.payload)[0] in self._counted:
                 continue  # that file counts already
