@@ -478,10 +478,13 @@ class StoreRegistry:
 
     def with_id(self, store_id: bytes, call: Callable[[Store], T]) -> T:
         """Call with the store of that id; as `with_row`. Raises PlacementError for one that is not recorded."""
+        return self.with_row(self._row_with_id(store_id), call)
+
+    def _row_with_id(self, store_id: bytes) -> StoreRow:
         row = self.table.stores.get(store_id)
         if row is None:
             raise PlacementError(f"no store {store_id.hex()} is recorded in {self.config.directory}")
-        return self.with_row(row, call)
+        return row
 
     def shared_rows(self) -> list[StoreRow]:
         """Return the stores that another process may have had before (Store.shared). One that was never used from here
@@ -498,9 +501,7 @@ class StoreRegistry:
     def peek(self, store_id: bytes, transaction: bytes) -> bool | None:
         """Return whether a store has committed a transaction, as Store.peek. Raises PlacementError for one that is not
         recorded, StoreFailedError."""
-        row = self.table.stores.get(store_id)
-        if row is None:
-            raise PlacementError(f"no store {store_id.hex()} is recorded in {self.config.directory}")
+        row = self._row_with_id(store_id)
         options = self._directories.options_of(row).options
         peek = getattr(self._stores.adapter(row.kind), "peek", None)
         return None if peek is None else peek(self._directories.path(row), options, store_id, transaction)

@@ -223,14 +223,14 @@ class Coordinator:
             transaction.move(PREPARING)
             transaction.move(PREPARED)
 
-    def _prepare_all(self, transaction: GlobalTransaction) -> None:
-        """Prepare in all its stores, of which there may be none."""
+    def _prepare_all(self, transaction: GlobalTransaction, xid: Xid | None = None) -> None:
+        """Prepare in all its stores, of which there may be none. Given the xid, the primary keeps that."""
         participants = sorted(transaction.participants.values(), key=_by_store_name)
         durable = list(filterfalse(_is_volatile, participants))
         shared = list(map(_id_of, filter(_is_shared, durable)))
         transaction.primary = shared[0] if shared else b""
         transaction.remembering = [store_id for store_id in map(_id_of, durable) if store_id != transaction.primary]
-        self._prepare(transaction, participants, self._new_id, packed(None, transaction.primary))
+        self._prepare(transaction, participants, self._new_id, packed(xid, transaction.primary))
 
     def _prepare(
         self,
@@ -288,9 +288,7 @@ class Coordinator:
         except TransactionError:
             self.roll_back(transaction)
             raise
-        transaction.primary = durable[0].store_id
-        participants = sorted(transaction.participants.values(), key=_by_store_name)
-        self._prepare(transaction, participants, self._new_id, packed(xid, transaction.primary))
+        self._prepare_all(transaction, xid)
         if not self.table.has(transaction):  # the router was closed and opened since, and knows nothing of it
             self.roll_back(transaction)
             raise StoreFailedError(READ_AGAIN)
@@ -388,10 +386,10 @@ class Coordinator:
         primary.carried_out = True
         transaction.decide(True)
         try:
-            if not transaction.remembering:  # nobody else will ask
-                self._registry.with_id(transaction.primary, methodcaller("forget", [transaction.id]))
-                return
-            self._write(transaction, Decision(transaction.id, True, transaction.remembering))
+            if transaction.remembering:
+                self._write(transaction, Decision(transaction.id, True, transaction.remembering))
+            else:  # nobody will ask
+                self.cleanup.forget_in(transaction.primary, [transaction.id])
         except (AnabranchError, RuntimeError) as error:
             log.debug("transaction %s: its primary alone knows the outcome: %s", transaction.id.hex(), error)
 

@@ -104,7 +104,7 @@ class DecisionCleanup:
             self._table.remove(transaction)
             if self._registry.open_store(transaction.primary) is not None:  # else it remembers one more
                 kept.setdefault(transaction.primary, []).append(transaction.id)
-        _for_each(kept, self._forget_in, SYNC_SECONDS)
+        _for_each(kept, self.forget_in, SYNC_SECONDS)
 
     def made_durable(
         self, transactions: Sequence[GlobalTransaction], timeout: float | None = None
@@ -123,7 +123,7 @@ class DecisionCleanup:
         for transaction in durable:
             for store_id in transaction.remembering:
                 ids_in.setdefault(store_id, []).append(transaction.id)
-        _for_each(ids_in, self._forget_in, timeout)
+        _for_each(ids_in, self.forget_in, timeout)
         return durable
 
     def _sync_unless_busy(self, store_id: bytes, transactions: Sequence[GlobalTransaction]) -> None:
@@ -148,7 +148,8 @@ class DecisionCleanup:
             for transaction in transactions:
                 transaction.durable_in |= {store_id}
 
-    def _forget_in(self, store_id: bytes, ids: list[bytes]) -> None:
+    def forget_in(self, store_id: bytes, ids: list[bytes]) -> None:
+        """Let a store forget that it has committed these."""
         self._ask(store_id, lambda store: store.forget(ids))  # one that fails only remembers more than it needs to
 
     def _ask(self, store_id: bytes, call: Callable[[Store], None]) -> Exception | None:

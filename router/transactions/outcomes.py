@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 
 from ...adapters.core import Store
 from ...adapters.core.store_types import TRANSACTION_BYTES, Prepared
@@ -128,13 +127,12 @@ class Outcomes:
     def _record(self, transaction: GlobalTransaction, commit: bool, by_hand: bool) -> None:
         """Make the outcome durable, and carry it out. A rollback is recorded as a commit is: a rollback carried out in
         one store must not become a commit in another."""
-        if not transaction.held_by_primary:
-            self._log.require_usable()
         xid = transaction.xid if transaction.external else None
         try:
             if transaction.held_by_primary:
                 self._end_in_primary(transaction, commit)
                 return
+            self._log.require_usable()
             decision = self._log.decide(Decision(transaction.id, commit, list(transaction.remembering), xid, by_hand))
             transaction = self._table.by_id.setdefault(transaction.id, transaction)  # the log may have been read again
             self._table.note_decision(transaction, decision)
@@ -157,8 +155,7 @@ class Outcomes:
     def _end_in_primary(self, transaction: GlobalTransaction, commit: bool) -> None:
         """Let the one store that keeps a transaction carry the outcome out, which is then recorded there. Where it
         cannot it does so later, or its next owner, who is asked again by the manager: it has no answer yet."""
-        with self._table.lock:
-            transaction.decide(commit)
+        self._table.decide(transaction, commit)
         _require_same(transaction, commit)
         self._resolver.resolve(transaction)
         if transaction.waiting:
@@ -167,7 +164,8 @@ class Outcomes:
                 f"transaction {transaction.xid}: store {name!r} cannot carry out the {transaction.outcome} now; say it "
                 "again once the store can be reached, there or at its next owner"
             )
-        self._registry.with_id(transaction.primary, partial(_forget, transaction=transaction.id))
+        self._registry.with_id(transaction.primary, methodcaller("sync"))
+        self._coordinator.cleanup.forget_in(transaction.primary, [transaction.id])
 
     # By an operator
 
@@ -263,13 +261,6 @@ class Outcomes:
 def _by_age(transaction: GlobalTransaction) -> bytes:
     """Return what is behind the id of the log, or of the store, in a transaction's id: its age there."""
     return transaction.id[16:]
-
-
-def _forget(store: Store, transaction: bytes) -> None:
-    """Let a store forget that it has committed this, once that is durable: nobody will ask."""
-    store.sync()
-    with suppress(AnabranchError):  # then it remembers one more
-        store.forget([transaction])
 
 
 def _transaction_id(text: str) -> bytes:

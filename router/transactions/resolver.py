@@ -135,8 +135,7 @@ class Resolver:
         elif transaction.primary:
             return self._ask_primary(transaction, may_open, why)
         elif not why:
-            with self._table.lock:
-                transaction.decide(False)
+            self._table.decide(transaction, False)
         return why
 
     def _ask_primary(self, transaction: GlobalTransaction, may_open: bool, unknown: str) -> str:
@@ -166,8 +165,7 @@ class Resolver:
                 self._table.note_decision(transaction, self._log.decide(decision))
         except AnabranchError as error:
             log.debug("transaction %s: its primary alone knows the outcome: %s", transaction.id.hex(), error)
-        with self._table.lock:
-            transaction.decide(committed)
+        self._table.decide(transaction, committed)
         return ""
 
     def _why_unknown(self, transaction: bytes, held: bool, unusable: BaseException | None) -> str:
@@ -264,8 +262,7 @@ class Resolver:
                     "transaction %s: store %r has committed it, so store %r does", transaction.id.hex(), other,
                     store.name,
                 )  # fmt: skip
-                with self._table.lock:
-                    transaction.decide(True)
+                self._table.decide(transaction, True)
                 why = self.resolve(transaction)
         if why and (transaction.held_by_primary or not transaction.held):
             self._table.by_id.setdefault(transaction.id, transaction)
@@ -285,8 +282,7 @@ class Resolver:
             committed = settled_in(store, transaction.id)
         except _TROUBLE as error:
             return f"store {store.name!r}, whose own commit decides, cannot say what became of it: {error}"
-        with self._table.lock:
-            transaction.decide(committed)
+        self._table.decide(transaction, committed)
         return ""
 
     def committed_elsewhere(self, transaction: GlobalTransaction, store: Store) -> str | None:

@@ -191,6 +191,11 @@ class TransactionTable:
 
     # A transaction that no thread has in hand goes on under the lock
 
+    def decide(self, transaction: GlobalTransaction, commit: bool) -> None:
+        """Let the outcome of a transaction stand. Said again, or otherwise, it changes nothing."""
+        with self.lock:
+            transaction.decide(commit)
+
     def note_held(self, transaction: GlobalTransaction, external: External) -> None:
         """Note that the log has a transaction as prepared: it waits for its manager."""
         with self.lock:

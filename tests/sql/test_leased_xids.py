@@ -3,9 +3,6 @@ and whoever opens it next lists them and gives the outcome (rules T4, T6)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,56 +12,10 @@ from anabranch import Xid
 from anabranch.adapters.core.store import Store
 from anabranch.policies.errors import StoreFailedError, StoreLockedError, TransactionError
 
+from .leased import Shared, bodies, databases, ready
+
 XID = Xid(1, "order", "7")
-KINDS = ("sqlite", "postgresql")
-
-
-class Shared:
-    """A database that routers of several directories have in turn."""
-
-    def __init__(self, directory: Path, url: str) -> None:
-        self.directory, self.url, self.stack = directory, url, ExitStack()
-
-    def router(self, name: str, **more: Any) -> anabranch.Router:
-        """Return a router of one node: the leased store for everything, but `local.>` and `memory.>`."""
-        config = anabranch.Config(
-            self.directory / name,
-            [
-                anabranch.StoreConfig("local", ["local.>"], kind="journal"),
-                anabranch.StoreConfig("memory", ["memory.>"], kind="memory"),
-                anabranch.StoreConfig(
-                    "rest", [">"], kind="sql", options={"url": self.url, "lease_expiration": 60.0, **more}
-                ),
-            ],
-        )
-        return self.stack.enter_context(anabranch.open(config))
-
-    def killed(self, router: anabranch.Router) -> None:
-        """Let a node be gone: it has closed nothing that another could see but its connections."""
-        for store in router._registry.open_stores():
-            store.backend.close(clean=False)
-        router._registry.stop(StoreFailedError("the process was killed"))
-
-
-@pytest.fixture(params=KINDS)
-def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shared]:
-    url = f"sqlite:///{tmp_path / 'shared.db'}"
-    if request.param == "postgresql":
-        url = request.getfixturevalue("postgres_url")
-    made = Shared(tmp_path, url)
-    with made.stack:
-        yield made
-
-
-def bodies(router: anabranch.Router, name: str = "q") -> list[bytes]:
-    return [message.body for message in router.queue(name).browse()]
-
-
-def ready(router: anabranch.Router, name: str = "q") -> list[bytes]:
-    """Return what a queue has that nobody holds."""
-    messages = router.queue(name).receive_many(100)
-    router.release(messages, delivered=False)
-    return [message.body for message in messages]
+shared = pytest.fixture(databases, params=["sqlite", "postgresql"])
 
 
 def prepared(router: anabranch.Router, xid: Xid = XID) -> None:
@@ -134,11 +85,11 @@ def test_the_xid_of_one_that_is_prepared_there_is_in_use(shared: Shared) -> None
 
 def test_who_has_lost_the_store_cannot_tell_and_forgets_what_its_next_owner_has_ended(shared: Shared) -> None:
     first = begun(shared)
-    first._registry._stores.close_at(first._registry.rows_by_name()["rest"].path)
+    first._registry._stores.close_at(first._registry.rows_by_name()["primary"].path)
     second = shared.router("second")
     assert second.recover() == [XID]
     for call in (first.recover, lambda: first.commit(Xid(1, "other"))):
-        with pytest.raises(StoreLockedError, match="store 'rest' belongs to process"):
+        with pytest.raises(StoreLockedError, match="store 'primary' belongs to process"):
             call()
     with pytest.raises(StoreFailedError, match=r"cannot carry out the commit now; say it again"):
         first.commit(XID)
@@ -152,7 +103,7 @@ def test_it_is_in_doubt_and_may_be_ended_by_hand(shared: Shared) -> None:
     begun(shared).close()
     router = shared.router("second")
     (one,) = router.in_doubt()
-    assert (one.xid, one.outcome, one.stores, one.sends, one.acks) == (XID, None, ("rest",), 2, 1)
+    assert (one.xid, one.outcome, one.stores, one.sends, one.acks) == (XID, None, ("primary",), 2, 1)
     assert "its transaction manager has not said the outcome" in one.reason
     router.resolve(one.transaction, "commit")
     assert router.in_doubt() == [] and router.recover() == [] and bodies(router) == [b"2"]
@@ -171,14 +122,14 @@ def test_a_memory_store_may_take_part(shared: Shared) -> None:
 
 def test_xids_of_other_stores_are_listed_beside(shared: Shared) -> None:
     router = shared.router("first")
-    for number, name in enumerate(("local.q", "q", "local.q", "q")):
+    for number, name in enumerate(("a.q", "q", "a.q", "q")):
         tx = router.transaction(Xid(number, "x"))
         tx.send(name, b"%d" % number)
         tx.prepare()
     assert sorted(router.recover()) == [Xid(number, "x") for number in range(4)]
     for number in range(4):
         router.commit(Xid(number, "x"))
-    assert bodies(router) == [b"1", b"3"] and bodies(router, "local.q") == [b"0", b"2"]
+    assert bodies(router) == [b"1", b"3"] and bodies(router, "a.q") == [b"0", b"2"]
 
 
 @pytest.mark.parametrize("step", ["prepare", "commit_prepared", "rollback_prepared"])

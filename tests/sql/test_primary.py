@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,61 +27,16 @@ from anabranch.router.transactions.participant import Participant
 from ..contract.children import forked, reaped
 from ..contract.disk import Parallel, eventually
 from ..crash.steps import Steps
+from .leased import Shared, bodies, databases, ready
 
-KINDS = ("sqlite", "postgresql")
 Router = anabranch.Router
+shared = pytest.fixture(databases, params=["sqlite", "postgresql"])
 
 
-class Shared:
-    """A database that routers of several directories have in turn, beside local stores of theirs."""
-
-    def __init__(self, directory: Path, url: str) -> None:
-        self.directory, self.url, self.stack = directory, url, ExitStack()
-
-    def config(self, name: str, **more: Any) -> anabranch.Config:
-        """Return what a node has: two journals, a memory store, and the leased store for everything else."""
-        leased = {"url": self.url, "lease_expiration": 60.0, "pool_min": 0, **more}
-        return anabranch.Config(
-            self.directory / name,
-            [
-                anabranch.StoreConfig("a", ["a.>"], kind="journal"),
-                anabranch.StoreConfig("b", ["b.>"], kind="journal"),
-                anabranch.StoreConfig("memory", ["memory.>"], kind="memory"),
-                anabranch.StoreConfig("primary", [">"], kind="sql", options=leased),
-            ],
-        )
-
-    def router(self, name: str, **more: Any) -> Router:
-        return self.stack.enter_context(anabranch.open(self.config(name, **more)))
-
-    def expire(self) -> None:
-        """Whoever has the lease has it no more: its process has gone."""
-        engine = create_engine(self.url)
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE lease SET expires = 1"))
-        engine.dispose()
-
-
-@pytest.fixture(params=KINDS)
-def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits is tried again soon."""
     monkeypatch.setattr(resolver, "RETRY_SECONDS", 0.02)
-    url = f"sqlite:///{tmp_path / 'shared.db'}"
-    if request.param == "postgresql":
-        url = request.getfixturevalue("postgres_url")
-    made = Shared(tmp_path, url)
-    with made.stack:
-        yield made
-
-
-def bodies(router: Router, name: str) -> list[bytes]:
-    return [message.body for message in router.queue(name).browse()]
-
-
-def ready(router: Router, name: str) -> list[bytes]:
-    """Return what a queue has that nobody holds."""
-    messages = router.queue(name).receive_many(100)
-    router.release(messages, delivered=False)
-    return [message.body for message in messages]
 
 
 def filled(router: Router) -> None:

@@ -54,16 +54,23 @@ def make_sqlite_file(url: URL, file_mode: int) -> None:
     """Make SQLite's file before SQLite would, whose own heeds the umask alone. The files that SQLite makes beside it
     get the mode of this one. Nothing is made for a server or for a `file:` URI. A file that is there stays; it may be a
     link where a URL names it. Raises OSError."""
-    if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith("file:"):
-        path = Path(url.database)
-        if not path.exists():
-            os.close(open_file(path, os.O_RDWR | os.O_CREAT, file_mode))
+    path = _sqlite_file(url)
+    if path is not None and not path.exists():
+        os.close(open_file(path, os.O_RDWR | os.O_CREAT, file_mode))
 
 
 def require_sqlite_file(url: URL) -> None:
     """Raise FileNotFoundError where SQLite would make a new file."""
+    path = _sqlite_file(url)
+    if path is not None:
+        path.stat()
+
+
+def _sqlite_file(url: URL) -> Path | None:
+    """Return SQLite's file; None for a server and for a `file:` URI."""
     if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith("file:"):
-        Path(url.database).stat()
+        return Path(url.database)
+    return None
 
 
 def configure(engine: Engine) -> None:
