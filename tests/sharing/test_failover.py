@@ -28,6 +28,8 @@ from anabranch.policies.errors import ClosedError, OutcomeUnknownError, Transact
 from anabranch.router.sharing.client import connection
 from anabranch.router.sharing.client.connection import Connection
 from anabranch.router.sharing.owner import presence
+from anabranch.router.sharing.protocol import pack
+from anabranch.router.sharing.socket_file import bound, remove
 
 from ..children import CONTEXT
 from ..contract.disk import Parallel, eventually
@@ -474,6 +476,26 @@ def test_a_receive_that_waits_goes_on_at_the_next_owner(striking: Striking) -> N
         assert (taken.body, taken.deliveries) == (b"x", 1)
         taken.ack()
         assert bodies(other) == []
+
+
+def test_an_owner_that_leaves_before_it_has_greeted_has_ended(striking: Striking) -> None:
+    """It tells all who have connected that it leaves, whether or not it has read what they have sent."""
+    with anabranch.open(striking.source):
+        pass  # a data directory
+    listening, identity = bound(striking.directory, 1)
+
+    def leave() -> None:
+        sock, _ = listening.accept()
+        sock.recv(1)
+        listening.close()
+        remove(striking.directory, identity)
+        sock.sendall(pack(0, None, None))
+        sock.close()
+
+    with Parallel(leave) as leaving, striking.client() as router:
+        leaving.result()
+        router.queue("q").send(b"x")
+        assert bodies(router) == [b"x"]
 
 
 def test_who_asks_while_another_thread_connects_reads_on_at_once(

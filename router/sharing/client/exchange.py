@@ -139,8 +139,10 @@ class Exchange(ABC):
         return protocol.pack(next(self._numbers), hello)
 
     def greeted(self, answer: list[Any]) -> None:
-        """Take the answer to a greeting. Raises its error."""
+        """Take the answer to a greeting. Raises its error, and EOFError for the word of an owner that leaves."""
         _, ok, value = answer
+        if ok is None:  # as in `_take`: it had not come to the greeting
+            raise EOFError
         if not ok:
             raise protocol.unpack_error(value)
         self._owner, self.owner_pid = value
