@@ -172,6 +172,7 @@ def test_the_queues_own_receivers_come_first(router: anabranch.Router) -> None:
     assert router.receive("a.*") is None
     with Parallel(lambda: router.queue("a.a").receive(None)) as own:
         assert own.outlives(0.02)
+        eventually(lambda: sum(store.waiting for store in router.stats().stores.values()) == 1)
         with Parallel(lambda: router.receive("a.*", None)) as any_of_them:
             assert any_of_them.outlives(0.02)
             router.queue("a.a").send(b"1")
