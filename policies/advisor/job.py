@@ -27,6 +27,7 @@ from .advice.opening import Source, open_engine
 from .advice.options import RecommendOptions
 from .advice.recommendation import PEAK_CAP, Candidate, Recommendation
 from .advice.revision import revised_yaml
+from .advice.sharing import sharing_of
 from .model.cost_model import Partition, Retention, canonical
 from .model.engine import Engine
 from .model.evaluate import SetCosts
@@ -35,11 +36,14 @@ from .search.confirm import improve_exactly
 from .search.current import CurrentConfig
 from .search.search import Constraints, Progress, keeps, search
 from .statistics.destination_usage import destination_usage
+from .trace.events import NodeLog
 from .trace.table import Finding
 
 logger = logging.getLogger(__name__)
 
 _Finalist = tuple[Partition, Retention]
+_SHARED = ("shared",)
+"""The rule of destinations that come together in a store which the nodes share, and which is not there yet."""
 _WEIGHTS = tuple(4.0**power for power in range(7))
 """How dear disk is made, step by step, while the peak is above its cap."""
 
@@ -67,9 +71,11 @@ def recommend_best(
     options: RecommendOptions,
     segment_sizes: Sequence[int],
     progress: Progress | None = None,
+    logs: Sequence[NodeLog] = (),
 ) -> Recommendation:
     """Recommend the best of several sizes of a journal file, in bytes. The cap on the peak comes first, then the cost.
-    `parameters["segment_sizes"]` has what each came to. Raises as `recommend`.
+    `parameters["segment_sizes"]` has what each came to. Raises as `recommend`. `logs`: of the nodes, how their clocks
+    compare, for the answer.
 
     The trace is opened once, and what the report alone shows is worked out for the best alone."""
     if not segment_sizes:
@@ -90,7 +96,10 @@ def recommend_best(
             choice = _choose(engine, constraints, current, each, report)
             tried.append(choice.as_row())
             best = min(best, choice, key=lambda one: (not one.cap_kept, one.recommended.cost))
-        return _answer(engine, constraints, best, tried, report)
+        return replace(
+            _answer(engine, constraints, best, tried, report),
+            sharing=sharing_of(engine, options.current, logs, options.clock == "ts"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +144,7 @@ def _answer(
         figures=_figures(choice.set_costs, engine, constraints, partitions, candidates, options, report),
         render=render_files,
         revised=_revised(candidates[0], engine, options),
-        directory=None if options.current is None else str(options.current.config.directory),
+        directory=None if options.current is None or engine.use else str(options.current.config.directory),
     )
 
 
@@ -161,7 +170,10 @@ def _constraints(engine: Engine, options: RecommendOptions) -> Constraints:
             pinned.append(members)
     current = options.current
     rules = [None if current is None else current.rules_of(name) for name in engine.destinations]
-    pairs = list(zip(policies_of(engine, options), rules, strict=True))
+    pairs: list[object] = [*zip(policies_of(engine, options), rules, strict=True)]
+    for number in engine.use.crossed if engine.use else ():
+        if current is None or not current.is_shared(engine.destinations[number]):
+            pairs[number] = rules[number] = _SHARED
     number_of = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
     groups = tuple(number_of[pair] for pair in pairs)
     places = dict.fromkeys(rule for rule in rules if isinstance(rule, tuple))
@@ -278,7 +290,8 @@ def _revised(recommended: Candidate, engine: Engine, options: RecommendOptions) 
         return None
     weights = {total.name: total.bytes for total in engine.totals}
     resized = options.segment_bytes if options.segment_bytes != options.current.segment_bytes else None
-    return revised_yaml(options.current, recommended.stores, weights, resized)
+    crossed = frozenset(engine.destinations[number] for number in (engine.use.crossed if engine.use else ()))
+    return revised_yaml(options.current, recommended.stores, weights, resized, crossed)
 
 
 def _figures(

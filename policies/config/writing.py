@@ -37,9 +37,9 @@ def dump_yaml(config: Config, base: Path | None = None) -> str:
     return document(_top(config, base), [_store(store, base) for store in config.stores])
 
 
-def plain_data(config: Config) -> dict[str, Any]:
+def plain_data(config: Config, base: Path | None = None) -> dict[str, Any]:
     """Return the data that `dump_yaml` writes, without its comments."""
-    return {**_top(config, None), "stores": [_store(store, None)[0] for store in config.stores]}
+    return {**_top(config, base), "stores": [_store(store, base)[0] for store in config.stores]}
 
 
 def document(top: Mapping[str, Any], stores: Iterable[tuple[Mapping[str, Any], Notes]], head: Notes = ()) -> str:

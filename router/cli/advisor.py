@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
+from ...policies.advisor.trace.events import NodeLog
+from ...policies.config import loads
 from ...policies.config.options import JournalOptions
 from ...policies.errors import ConfigError, TraceError
-from ...policies.outputs import check_file, scratch_directory, write_file
+from ...policies.outputs import check_file, is_elsewhere, scratch_directory, write_file
 from ...policies.text import count_of
 from ...policies.units import parse_size
 from ..usage.reading import UsageTrace, directory_of, find_logs, usage_trace
@@ -27,9 +31,19 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv")
 
+
+def _listed(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> tuple[Path | str, ...]:
+    """Return the paths and URLs of an option that takes several, with commas between them or one by one."""
+    given = [part for value in values for part in ([value] if Path(value).exists() else value.split(","))]
+    if "" in given:
+        raise ConfigError([f"--usage {','.join(values)} has nothing before or behind a comma; give a path there"])
+    return tuple(PathOrUrl().convert(part, param, ctx) for part in given)
+
+
 usage_option = click.option(
-    "--usage", "usage_directories", type=LocalPath(), metavar="DIR", multiple=True,
-    help="A usage log: the directory usage/ of a data directory, or that itself. Several are merged by their clocks.",
+    "--usage", "usage_directories", callback=_listed, metavar="DIR,...", multiple=True,
+    help="A usage log: the directory usage/ of a data directory, or that itself, or its hdfs:// URL. Those of several "
+         "nodes, or a directory that holds them, are read as one trace.",
 )  # fmt: skip
 workload_option = click.option(
     "--workload", "workload_path", type=LocalPath(), metavar="FILE",
@@ -63,7 +77,7 @@ def check_engine(engine: str, master: str | None) -> None:
 @engine_options
 @json_option
 def trace_command(
-    usage_directories: tuple[Path, ...],
+    usage_directories: tuple[Path | str, ...],
     workload_path: Path | None,
     out: Path | str,
     force: bool,
@@ -77,13 +91,16 @@ def trace_command(
     only read, also while they are written. docs/advisor.md says what the trace's columns mean. `anabranch recommend`
     reads logs and workloads itself. A trace is for other programs, for Spark, or to be kept.
 
+    The logs of several nodes make one trace, which says in the column node where each operation was. Clocks that
+    differ are merged by the messages that were sent on one node and acked on another.
+
     Spark generates the trace of a large workload: more than 10 million operations, or with --engine spark or --master.
     Its workers write a directory of Parquet files.
 
     \b
     Example:
       anabranch trace --usage data/usage --out trace.parquet
-      anabranch trace --usage node1/usage --usage node2/usage --out trace.parquet
+      anabranch trace --usage node1/usage,node2/usage --out trace.parquet
       anabranch trace --workload workload.yaml --out trace.parquet
       anabranch trace --workload workload.yaml --out hdfs://namenode/trace --master spark://host:7077
     """
@@ -98,6 +115,11 @@ def trace_command(
         _check_out(out, force)
         table, usage = usage_table(usage_directories)
         warnings = usage.warnings
+        if usage.logs:
+            from ...policies.advisor.advice.sharing import clock_sentence
+
+            for log in usage.logs[1:]:
+                click.echo(f"Note: {clock_sentence(log)}", err=True)
         count = _write(table, out, force)
     else:
         count = _write_workload(workload_path, out, force, master, engine)
@@ -174,32 +196,56 @@ def _generated(workload: Workload, path: Path) -> pa.Table:
             raise ConfigError(error.problems, str(path)) from error
 
 
-def require_outside(out: Path | str, usage_directories: tuple[Path, ...]) -> None:
+def require_outside(out: Path | str, usage_directories: tuple[Path | str, ...]) -> None:
     """Raise ConfigError for an --out within a usage log, where its router keeps files; TraceError where there is no
     log."""
     if not isinstance(out, Path):
         return  # on another file system
     place = out.resolve()
     for directory in usage_directories:
-        for journal in find_logs(directory):
+        for journal in find_logs(directory) if isinstance(directory, Path) else ():
             log = directory_of(journal)
             if log.resolve() in (place, *place.parents):
                 raise ConfigError([f"--out {out} lies in the usage log {log}, which is only read; give another place"])
 
 
-def usage_table(directories: tuple[Path, ...]) -> tuple[pa.Table, UsageTrace]:
-    """Return the trace of usage logs, as a table too. Raises TraceError, also for one that holds nothing."""
+def usage_table(given: Sequence[Path | str], master: str | None = None) -> tuple[pa.Table, UsageTrace]:
+    """Return the trace of usage logs, as a table too, by one clock. Logs of URLs are read in copies. Raises TraceError,
+    also where nothing is recorded."""
     from ...policies.advisor import from_events
+    from ...policies.advisor.trace.nodes import merge_clocks
 
-    with working(f"Reading {directories[0].name}") as progress:
+    with _on_this_machine(given, master) as directories, working(f"Reading {directories[0].name}") as progress:
         usage = usage_trace(directories, progress)
         table = from_events(usage)
+        if len(usage.nodes) > 1:
+            table, logs = merge_clocks(table, usage.nodes)
+            usage.logs = tuple(log._replace(sampled=usage.sampled[log.node]) for log in logs)
     if not table.num_rows:
-        named = " and ".join(str(directory) for directory in directories)
+        named = " and ".join(map(str, given))
         if usage.warnings:
             raise TraceError(f"{named}: no operation can be read there: {'; '.join(usage.warnings)}")
         raise TraceError(f"{named}: nothing is recorded there yet; let the router run for some days of ordinary use")
     return table, usage
+
+
+@contextmanager
+def _on_this_machine(given: Sequence[Path | str], master: str | None) -> Iterator[list[Path]]:
+    """Give the paths, and for each URL that of a copy, which goes at the end."""
+    if not any(is_elsewhere(one) for one in given):
+        yield [Path(one) for one in given]
+        return
+    from ...policies.advisor.spark.hadoop import file_system
+
+    with scratch_directory(Path(tempfile.gettempdir()), "anabranch") as scratch:
+        places = [Path(one) for one in given]
+        for number, url in enumerate(given):
+            if is_elsewhere(url):
+                places[number] = scratch / str(number) / urlsplit(str(url)).path.strip("/")
+                click.echo(f"Note: {url} is copied to be read, and is called {places[number]} here.", err=True)
+                with file_system(str(url), master, read=True) as files:
+                    files.fetch(str(url), places[number])
+        yield places
 
 
 class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.3
@@ -260,7 +306,7 @@ def recommend_command(
     kahadb_directory: Path | None,
     trace_path: Path | str | None,
     workload_path: Path | None,
-    usage_directories: tuple[Path, ...],
+    usage_directories: tuple[Path | str, ...],
     out: Path | str,
     force: bool,
     mkahadb_xml: Path | None,
@@ -282,9 +328,13 @@ def recommend_command(
     If no partitioning keeps the cap of --peak-max, the one with the lowest peak is written. Then the summary says so
     first, and the exit code is 1.
 
+    Of the usage logs of several nodes it also says which destinations need a store that the nodes share, since messages
+    were sent on one and acked on another. The other stores are each node's own.
+
     \b
     Example:
       anabranch recommend --usage data/usage --out advice
+      anabranch recommend --usage node1/usage,node2/usage --out advice
       anabranch recommend --from-kahadb /var/lib/activemq/kahadb --out advice --segment-size 512KiB
       anabranch recommend --from-kahadb /var/lib/activemq/kahadb --out advice --model kahadb --mkahadb-xml mkahadb.xml
       anabranch recommend --trace usage.csv --out advice --json
@@ -317,13 +367,14 @@ def recommend_command(
     if mkahadb_xml is not None:
         check_file(mkahadb_xml, overwrite=force)
     warnings: tuple[str, ...] = ()
+    logs: tuple[NodeLog, ...] = ()
     trace: Path | str | pa.Table | Workload
     if kahadb_directory is not None:
         trace, warnings = _kahadb_trace(kahadb_directory)
     elif usage_directories:
-        trace, usage = usage_table(usage_directories)
-        warnings = usage.warnings
-        if options.current is None and (current := _remembered(usage)) is not None:
+        trace, usage = usage_table(usage_directories, options.master)
+        warnings, logs = usage.warnings, usage.logs
+        if options.current is None and (current := _remembered(usage, usage_directories)) is not None:
             options = replace(options, current=current, segment_bytes=_sizes(segment_sizes, current)[0])
     else:
         trace = _trace(trace_path, workload_path, options)
@@ -332,7 +383,7 @@ def recommend_command(
         click.echo(f"Engine: {choice.name}, since {choice.why}.", err=True)
     options = replace(options, engine=choice.name)
     with warnings_shown(), working("Recommending") as progress:
-        answer = recommend_best(trace, options, _sizes(segment_sizes, options.current), progress.stage)
+        answer = recommend_best(trace, options, _sizes(segment_sizes, options.current), progress.stage, logs)
     paths = answer.write(out, overwrite=force, master=options.master)
     if mkahadb_xml is not None:
         notes = _for_mkahadb(answer, mkahadb_xml, force)
@@ -383,18 +434,22 @@ def _print(answer: Recommendation, out: Path | str, paths: Sequence[Path | str],
     click.echo(f"The report, for a browser: {paths[-1]}")
 
 
-def _remembered(usage: UsageTrace) -> CurrentConfig | None:
+def _remembered(usage: UsageTrace, given: Sequence[Path | str]) -> CurrentConfig | None:
     """Return the configuration that a usage log was recorded under. Prints what is taken for the one in force, and
     why."""
     from ...policies.advisor import CurrentConfig
+    from ...policies.config.writing import plain_data
 
     for note in usage.notes:
         click.echo(f"Note: {note}.", err=True)
     if usage.remembered is None:
         return None
-    path = usage.remembered.path
+    path, config, data = usage.remembered.path, usage.remembered.config, None
     click.echo(f"In force: {path}, under which this was recorded; --current FILE says otherwise.", err=True)
-    return CurrentConfig(usage.remembered.config, name=str(path))
+    if usage.logs or any(map(is_elsewhere, given)):  # it goes back to other directories
+        config = loads(usage.remembered.text, "/data", names_suffice=True)
+        data = plain_data(config, Path("/"))
+    return CurrentConfig(config, data, str(path))
 
 
 def _kahadb_trace(directory: Path) -> tuple[pa.Table, tuple[str, ...]]:

@@ -7,7 +7,8 @@ one has left.
   is closed) acks each that was sent since the log begins.
 - `ts` follows each machine's steady clock from the time at which a recording was begun. A later recording of the same
   router that says it was begun earlier goes on where the one before it ended.
-- Several logs are merged by their clocks; each keeps its own order.
+- Several logs, one of each node, are merged by their clocks; each keeps its own order. A message of a store that
+  nodes share has the same id in the logs of all, since they know the store by one id.
 - Where a part of the messages is recorded, their sizes are scaled up, so that files fill as they would.
 - `UsageTrace.remembered` is the configuration that it was recorded under.
 """
@@ -15,10 +16,10 @@ one has left.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, repeat
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,7 @@ from ...adapters.wal.files.watermark import Watermark, WatermarkFile
 from ...adapters.wal.format import BATCH_HEADER, BATCH_MAGIC, HEADER_BYTES, RECORD_HEADER, SegmentHeader
 from ...adapters.wal.reader import BatchReader, read_at, records_of
 from ...adapters.wal.segment import Segment
-from ...policies.advisor.trace.events import UsageEvent
+from ...policies.advisor.trace.events import NodeLog, UsageEvent
 from ...policies.errors import ConfigError, CorruptionError, TraceError
 from ...policies.paths import from_home
 from .blocks import BLOCK, VERSION_FILE, Block, decode_block
@@ -81,6 +82,7 @@ def usage_trace(directories: Iterable[str | Path], progress: Progress | None = N
     """Return the trace of usage logs. `progress` is called with (bytes read, bytes in all). Raises TraceError where
     there is none to read; damaged or missing parts are among the warnings. Nothing is written."""
     segments: dict[bytes, dict[int, _File]] = {}
+    places: dict[bytes, Path] = {}
     marks: dict[bytes, list[tuple[Watermark, Path]]] = {}
     warnings: list[str] = []
     for directory in directories:
@@ -96,7 +98,12 @@ def usage_trace(directories: Iterable[str | Path], progress: Progress | None = N
                 except CorruptionError as error:
                     warnings.append(f"{path} was not read: {error.reason}")
                     continue
-                segments.setdefault(header.log_id, {}).setdefault(header.number, _File(path, header, size))
+                if (other := places.setdefault(header.log_id, journal)) is not journal:
+                    raise TraceError(
+                        f"the usage log {directory_of(journal)} was given already, as {directory_of(other)}; give each "
+                        "node's once. A copy of a data directory goes on with the other's log: delete that there"
+                    )
+                segments.setdefault(header.log_id, {})[header.number] = _File(path, header, size)
     logs = []
     for log_id, files in segments.items():
         newest = files[max(files)]
@@ -108,7 +115,19 @@ def usage_trace(directories: Iterable[str | Path], progress: Progress | None = N
         logs.append(_in_order(files))
     if not logs:
         raise TraceError(f"no file of the usage log can be read: {warnings[0]}" if warnings else "no log was given")
-    return UsageTrace(logs, warnings, progress)
+    return UsageTrace(logs, _node_names([directory_of(places[log_id]) for log_id in segments]), warnings, progress)
+
+
+def _node_names(logs: Sequence[Path]) -> tuple[str, ...]:
+    """Name nodes by where their logs lie: by the last part of each path in which they differ, and as many before it as
+    tell all of them apart."""
+    parts = [tuple(part.encode("utf-8", "replace").decode() for part in path.absolute().parts) for path in logs]
+    while len(parts) > 1 and len({each[-1] for each in parts}) == 1:
+        parts = [each[:-1] for each in parts]
+    shorter = [each[:-1] if each[-1] == "usage" else each for each in parts]
+    parts = shorter if len(set(shorter)) == len(set(parts)) else parts
+    length = next(n for n in count(1) if len({each[-n:] for each in parts}) == len(set(parts)))
+    return tuple("/".join(each[-length:]) for each in parts)
 
 
 def _marks(journal: Path) -> list[tuple[bytes, Watermark]]:
@@ -158,7 +177,15 @@ def _in_order(files: dict[int, _File]) -> list[_File]:
 class UsageTrace:
     """The events of usage logs, in the order of `seq`. Iterate it any number of times; each reads the files again."""
 
-    def __init__(self, logs: list[list[_File]], warnings: list[str], progress: Progress | None) -> None:
+    def __init__(
+        self, logs: list[list[_File]], nodes: tuple[str, ...], warnings: list[str], progress: Progress | None
+    ) -> None:
+        self.nodes = nodes
+        """The names of the logs' nodes. Events have them where there are several."""
+        self.logs: tuple[NodeLog, ...] = ()
+        """The nodes beside each other, once somebody has compared their clocks (`merge_clocks`)."""
+        self.sampled: dict[str, float] = {}
+        """The part of each node's messages that was recorded. Known once the trace was read to its end."""
         self._logs, self._found, self._progress = logs, warnings, progress
         self._total = sum(file.size for files in logs for file in files)
         self._read = 0
@@ -177,13 +204,21 @@ class UsageTrace:
             for event in readers[0]:
                 yield event._replace(seq=next(seq))
         else:
-            streams = [((event.ts, number, event) for event in reader) for number, reader in enumerate(readers)]
-            for _, _, event in heapq.merge(*streams, key=lambda item: item[:2]):
-                yield event._replace(seq=next(seq))
+            streams = [zip(repeat(number), reader) for number, reader in enumerate(readers)]
+            silent = dict(enumerate(readers))
+            for number, event in heapq.merge(*streams, key=lambda item: item[1].ts):
+                silent.pop(number, None)
+                yield event._replace(seq=next(seq), node=self.nodes[number])
+            for reader in silent.values():
+                told = "; ".join(["nothing is recorded there yet", *reader.warnings()])
+                raise TraceError(f"{reader.directory}: {told}. Leave it out, or let its router run for some days")
         warnings = [*self._found]
         for reader in readers:
             warnings += reader.warnings()
+        if len({reader.sampled for reader in readers}) > 1:
+            warnings.append("the nodes recorded different parts of their messages, so not all that crossed can be seen")
         self.remembered, self.notes = _remembered(readers)
+        self.sampled = {node: reader.sampled for node, reader in zip(self.nodes, readers, strict=True)}
         self.warnings = tuple(dict.fromkeys(warnings))
 
     def _advance(self, size: int) -> None:
@@ -245,13 +280,18 @@ class _LogReader:
         """The time of its first operation."""
         self._lost_before = self._lost = self._unknown = self._jumps = self._backwards = 0
         self._jump_us = 0
-        self._sampled = WHOLE
+        self._threshold = WHOLE
         self._damage: list[str] = []
 
     @property
     def directory(self) -> Path:
         """The directory of its newest part."""
         return directory_of(self._files[-1].path.parent)
+
+    @property
+    def sampled(self) -> float:
+        """The part of its messages that was recorded, at the least."""
+        return self._threshold / WHOLE
 
     def warnings(self) -> list[str]:
         """Return warnings about what was read."""
@@ -271,9 +311,8 @@ class _LogReader:
                 f"{_times(self._backwards)} a recording in {where} says that it was begun before the one before it "
                 "ended; its times are moved behind that"
             )
-        if self._sampled < WHOLE:
-            share = self._sampled / WHOLE
-            lines.append(f"{share:.3g} of the messages of {where} were recorded; sizes are scaled up by that")
+        if self.sampled < 1:
+            lines.append(f"{self.sampled:.3g} of the messages of {where} were recorded; sizes are scaled up by that")
         return lines
 
     def __iter__(self) -> Iterator[UsageEvent]:
@@ -316,7 +355,7 @@ class _LogReader:
             self._jumps += 1
             self._jump_us = max(self._jump_us, abs(block.wall_us - self._latest_wall_us))
         self._latest_wall_us, self._lost = block.wall_us, block.lost
-        self._sampled = min(self._sampled, block.threshold)
+        self._threshold = min(self._threshold, block.threshold)
         if block.destinations and block.destinations[0][0] not in self._numbers:
             self._older, self._numbers, self._sets = self._numbers, {}, dict(list(self._sets.items())[-SETS_KEPT:])
         for number, (_, token, volatile, text, subscriptions) in block.destinations:

@@ -41,6 +41,8 @@ def peak_bytes(candidate: Candidate) -> int:
 def stays(recommendation: Recommendation) -> bool:
     """Tell whether everything is to be left as it is."""
     best, base = recommendation.recommended, baseline(recommendation)
+    if recommendation.sharing is not None and recommendation.sharing.missing:
+        return False
     return {store.destinations for store in best.stores} == {store.destinations for store in base.stores}
 
 
@@ -60,7 +62,7 @@ def headline(recommendation: Recommendation) -> str:
         return f"{leave}: the journals take {peak} at the peak{copied}; {_alternative(recommendation)}."
     count = sum(len(store.destinations) for store in best.stores)
     what = "this destination" if count == 1 else f"these {count} destinations"
-    into = f"Put {what} into {count_of(len(best.stores), 'store')}"
+    into = f"Put {what} into {count_of(len(best.stores), 'store')}{_shared(recommendation)}"
     if not in_force and len({store.sync for store in best.stores}) > 1:
         into += ", so that what syncs less need not wait for what syncs more"
     shown = "as configured now" if in_force else "in one store"
@@ -70,6 +72,13 @@ def headline(recommendation: Recommendation) -> str:
     price = peak_bytes(best) - peak_bytes(base)
     more = f", for {human_bytes(price)} more disk at the peak" if price > peak_bytes(base) * _NOTABLE else ""
     return f"{into}: {' and '.join([', '.join(saved[:-1]), saved[-1]] if saved[1:] else saved)} than {shown}{more}."
+
+
+def _shared(recommendation: Recommendation) -> str:
+    """Say how many of the stores are for all nodes."""
+    stores, sharing = recommendation.recommended.stores, recommendation.sharing
+    shared = sum(sharing.is_shared(store.destinations) for store in stores) if sharing else 0
+    return f", {'' if shared == len(stores) else f'{shared} of them '}shared by the nodes" if shared else ""
 
 
 def _alternative(recommendation: Recommendation) -> str:
@@ -121,7 +130,10 @@ def next_step(recommendation: Recommendation, out: str | None) -> tuple[str, str
         return f"anabranch mkahadb --from-config {stores}", note
     directory, note = recommendation.directory, "It moves what is there; --dry-run only says what."
     if directory is None:
-        note = f"{DATA} is your data directory; write it into the file's `directory:`. A new one needs the file alone."
+        whose = "your" if recommendation.sharing is None else "each node's own"
+        note = (
+            f"{DATA} is {whose} data directory; write it into the file's `directory:`. A new one needs the file alone."
+        )
     where = DATA if directory is None else shlex.quote(directory)
     return f"anabranch repartition --config {stores} {where}", note
 

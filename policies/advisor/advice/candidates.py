@@ -58,8 +58,10 @@ def _candidate(
     weights = {total.name: total.bytes for total in engine.totals}
     destinations = [tuple(engine.destinations[d] for d in members) for members in partition]
     syncs = [policies[members[0]] for members in partition]
-    names = _store_names(name, destinations, syncs, weights, options)
-    catch_all = _catch_all(destinations, syncs, weights, options)
+    crossed = frozenset(engine.use.crossed if engine.use else ())
+    own = [sync if crossed.isdisjoint(members) else None for sync, members in zip(syncs, partition, strict=True)]
+    names = _store_names(name, destinations, own, weights, options)
+    catch_all = _catch_all(destinations, own, weights, options)
     stores = tuple(
         StorePlan(
             name=names[i],
@@ -92,7 +94,7 @@ def _candidate(
 
 
 def _catch_all(
-    stores: Sequence[Sequence[str]], syncs: Sequence[Sync], weights: Mapping[str, int], options: RecommendOptions
+    stores: Sequence[Sequence[str]], syncs: Sequence[Sync | None], weights: Mapping[str, int], options: RecommendOptions
 ) -> int | None:
     if options.current is not None:
         return None  # it says where the unseen goes
@@ -109,7 +111,7 @@ def _catch_all(
 def _store_names(
     candidate: str,
     stores: Sequence[Sequence[str]],
-    syncs: Sequence[Sync],
+    syncs: Sequence[Sync | None],
     weights: dict[str, int],
     options: RecommendOptions,
 ) -> list[str]:

@@ -225,7 +225,7 @@ def _pictures(
     for name, (partition, stores) in partitions.items():
         found = courses(operations, partition, rules)
         over_time, drawn = history(found, begin, finish, ahead_bytes=ahead), None
-        if not costs.compacts(operations.sizes.model):
+        if not costs.compacts(operations.sizes.model) and operations.use is None:  # else a store has several journals
             segments, pins = find_pins(operations, partition, rules)
             drawn = bars(segments, pins.holder, finish)
             kept.append(_kept(operations, pins.kept, pins.held(segments, finish), finish - begin))

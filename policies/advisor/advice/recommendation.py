@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from ...config.durability import Sync
 from ...config.writing import dump
 from ...outputs import check_files, is_elsewhere, local_path, write_files
-from ...text import free_name
+from ...text import free_name, wrapped
 from ...units import format_size
 from ..model.broker import BrokerPeak
 from ..search.catch_all import CATCH_ALL, REST, unseen_sync
@@ -26,9 +26,12 @@ from ..statistics.destination_usage import DestinationUsage
 from ..trace.table import Finding
 from .figures import Figures
 from .schema import VERSION
+from .sharing import SHARED_STORE, URL_VARIABLE, Sharing
 
 PEAK_CAP = "peak-cap"
 """The finding that no partitioning keeps the cap on the peak."""
+DESTINATIONS_IN_COMMENTS = 100
+"""Shared destinations that the comments of stores.yaml name."""
 FILES = ("recommendation.json", "stores.yaml", "summary.txt", "report.html")
 
 
@@ -103,7 +106,9 @@ class Recommendation:
     revised: str | None = None
     """The configuration in force with the recommended stores in it, where there is one."""
     directory: str | None = None
-    """The data directory of that configuration."""
+    """The data directory of that configuration; None also where each of several nodes has its own."""
+    sharing: Sharing | None = None
+    """Of a trace of several nodes: which destinations need a store that they share."""
 
     @property
     def cap_kept(self) -> bool:
@@ -132,16 +137,36 @@ class Recommendation:
             "destinations": [asdict(one) for one in self.destinations],
             "findings": [asdict(finding) for finding in self.findings],
             "parameters": self.parameters,
+            **({} if self.sharing is None else {"sharing": self.sharing.to_json()}),
         }
 
     def stores_yaml(self) -> str:
         """Write a configuration for the recommended partitioning: the one in force, revised, or a new one. Where no
         store of it takes what the trace did not show, one more does."""
-        if self.revised is not None:
-            return self.revised
+        comments = [line for text in self._on_sharing() for line in wrapped(text, 100)]
+        comments = ["".join(c if c.isprintable() else "?" for c in line) for line in comments]
+        return "".join(f"# {line}\n" for line in comments) + (self.revised or self._new_yaml())
+
+    def _on_sharing(self) -> list[str]:
+        """Say in the file what the nodes share."""
+        if self.sharing is None:
+            return []
+        missing = self.revised is None and self.sharing.missing
+        variable = f"{URL_VARIABLE} is the URL of the database that the nodes share. Set it on each of them."
+        return [*self.sharing.sentences(DESTINATIONS_IN_COMMENTS), *([variable] if missing else [])]
+
+    def _new_yaml(self) -> str:
         size = format_size(int(self.parameters["segment_bytes"]))
         stores: list[dict[str, Any]] = [
-            {"name": s.name, "match": list(s.filters), "journal": {"sync": s.sync, "segment_size": size}}
+            {
+                "name": s.name,
+                "match": list(s.filters),
+                **(
+                    SHARED_STORE
+                    if self.sharing is not None and self.sharing.is_shared(s.destinations)
+                    else {"journal": {"sync": s.sync, "segment_size": size}}
+                ),
+            }
             for s in self.recommended.stores
         ]
         rest = REST if self.has_rest else self.recommended.catch_all

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from ...config import loads
 from ...config.adapters import DEFAULT_KIND
 from ...config.durability import Sync
-from ...config.options import JournalOptions
+from ...config.options import JournalOptions, SqlOptions
 from ...config.writing import document
 from ...errors import ConfigError
 from ...names.destination import Destination
@@ -32,7 +32,9 @@ from ...units import format_size
 from ..search.current import CurrentConfig
 from .answer import listed
 from .recommendation import StorePlan
+from .sharing import SHARED_STORE, URL_VARIABLE
 
+_NEW_SHARED = f"new, and one for all nodes: {URL_VARIABLE} is the URL of its database"
 _PLACES = ("directory", "index_directory")
 """Options that no two stores can share."""
 
@@ -52,15 +54,20 @@ class _Store:
 
 
 def revised_yaml(
-    current: CurrentConfig, plans: Sequence[StorePlan], weights: Mapping[str, int], segment_bytes: int | None = None
+    current: CurrentConfig,
+    plans: Sequence[StorePlan],
+    weights: Mapping[str, int],
+    segment_bytes: int | None = None,
+    crossed: frozenset[str] = frozenset(),
 ) -> str:
     """Write the current file with the recommended stores in it, and comments that say what changed. The plans are named
     as `names_beside` says.
 
-    `weights`: bytes by destination. `segment_bytes`: for all journals; None leaves each as it is.
+    `weights`: bytes by destination. `segment_bytes`: for all journals; None leaves each as it is. `crossed`: the
+    destinations that need a store which several nodes share.
     """
     for exact in (False, True):
-        stores = _stores(current, plans, weights, segment_bytes, exact)
+        stores = _stores(current, plans, weights, segment_bytes, crossed, exact)
         text = _text(current, stores)
         if exact or _routes_as_planned(text, current, plans):
             return text
@@ -72,23 +79,26 @@ def _stores(
     plans: Sequence[StorePlan],
     weights: Mapping[str, int],
     segment_bytes: int | None,
+    crossed: frozenset[str],
     exact: bool,
 ) -> list[_Store]:
     options = {store.name: store.options for store in current.config.stores}
     stores = {str(d["name"]): _Store(copy.deepcopy(d), options[d["name"]]) for d in current.data["stores"]}
-    groups, syncs = [plan.destinations for plan in plans], [Sync(plan.sync) for plan in plans]
-    for plan, base in zip(plans, _bases(current, groups, syncs, weights), strict=True):
+    groups = [plan.destinations for plan in plans]
+    syncs = [Sync(plan.sync) if crossed.isdisjoint(plan.destinations) else None for plan in plans]
+    for plan, sync, base in zip(plans, syncs, _bases(current, groups, syncs, weights), strict=True):
         moved = [name for name in plan.destinations if base is None or current.store_of(name).name != base]
         source = _most(current, plan.destinations, weights)
-        if base is None:
-            name = plan.name
+        if base is None and sync is None:
+            made = {"name": plan.name, "match": [], **SHARED_STORE}
+            stores[plan.name] = _Store(made, SqlOptions(), [_NEW_SHARED])
+        elif base is None:
             made = {
                 k: v for k, v in copy.deepcopy(stores[source].data).items() if k not in (*_PLACES, "per_destination")
             }
-            stores[name] = _Store({**made, "name": name, "match": []}, options[source])
-            stores[name].notes.append(f"new, with the options of {source}")
-            base = name
-        store = stores[base]
+            stores[plan.name] = _Store({**made, "name": plan.name, "match": []}, options[source])
+            stores[plan.name].notes.append(f"new, with the options of {source}")
+        store = stores[base or plan.name]
         _take(stores, store, plan, moved, exact)
         if moved:
             store.notes.append(f"takes {listed([f'{n} from {current.store_of(n).name}' for n in moved], 8)}")
@@ -106,17 +116,19 @@ def _stores(
 
 
 def _bases(
-    current: CurrentConfig, groups: Sequence[Sequence[str]], syncs: Sequence[Sync], weights: Mapping[str, int]
+    current: CurrentConfig, groups: Sequence[Sequence[str]], syncs: Sequence[Sync | None], weights: Mapping[str, int]
 ) -> list[str | None]:
     """Find the current store whose place each group of destinations takes, by bytes in common; None for a new one. One
-    that syncs otherwise does not do: what the trace did not show may be in it, too."""
+    that syncs otherwise does not do: what the trace did not show may be in it, too. Nor does one that nodes do not
+    share, where they have to: there a group has no sync."""
     shared: list[tuple[int, int, str]] = []
     bases: list[str | None] = [None] * len(groups)
     for number, group in enumerate(groups):
         common: Counter[str] = Counter()
         for name in group:
             store = current.store_of(name)
-            if current.sync_of(name) not in (None, syncs[number]):
+            fits = current.is_shared(name) if syncs[number] is None else current.sync_of(name) in (None, syncs[number])
+            if not fits:
                 continue
             if not store.per_destination:
                 common[store.name] += weights[name]
@@ -134,7 +146,7 @@ def _bases(
 def names_beside(
     current: CurrentConfig,
     groups: Sequence[Sequence[str]],
-    syncs: Sequence[Sync],
+    syncs: Sequence[Sync | None],
     names: Sequence[str],
     weights: Mapping[str, int],
 ) -> list[str]:

@@ -28,6 +28,7 @@ def _or_null(schema: dict[str, Any], description: str) -> dict[str, Any]:
 
 def recommendation_schema() -> dict[str, Any]:
     """Return the schema, of the version above."""
+    always = ["version", "recommended", "candidates", "destinations", "findings", "parameters"]
     return {
         "$schema": _DIALECT,
         "title": "Anabranch recommendation",
@@ -45,7 +46,9 @@ def recommendation_schema() -> dict[str, Any]:
                 "destinations": {"type": "array", "items": {"$ref": "#/$defs/destination"}},
                 "findings": {"type": "array", "items": {"$ref": "#/$defs/finding"}},
                 "parameters": {"$ref": "#/$defs/parameters"},
+                "sharing": {"$ref": "#/$defs/sharing"},
             },
+            required=always,
         ),
         "$defs": _definitions(),
     }
@@ -74,6 +77,7 @@ def _definitions() -> dict[str, Any]:
             },
         ),
         "parameters": _parameters(),
+        "sharing": _sharing(),
     }
 
 
@@ -133,6 +137,39 @@ def _destination() -> dict[str, Any]:
             "bytes": _with(_COUNT, "What its operations put into a journal."),
             "retention_p50_seconds": _or_null(seconds, "Half were acked within it; null: fewer than half were."),
             "retention_p95_seconds": _or_null(seconds, "95 of 100 were acked within it; null: fewer were."),
+        },
+    )
+
+
+def _sharing() -> dict[str, Any]:
+    name, seconds, array = {"type": "string"}, {"type": "number"}, {"type": "array"}
+    clock = {
+        "node": name,
+        "reference": _with(name, "Whose clock it is compared with; its own where no message says how they compare."),
+        "low_seconds": _or_null(seconds, "It is ahead of that by so much at least, below 0: behind; null: not known."),
+        "high_seconds": _or_null(seconds, "It is ahead by so much at most; null: not known."),
+        "moved_seconds": _with(seconds, "Its times were taken for so much earlier."),
+        "sampled": _with(_AMOUNT, "The part of its messages that was recorded."),
+    }
+    flow = {"source": name, "target": name, "messages": _COUNT}
+    destination = {
+        "name": name,
+        "nodes": _with(_TEXTS, "Those that sent to it, or acked."),
+        "needs_shared_store": {"type": "boolean"},
+        "shared_store": _or_null(name, "The store in force that has it, if nodes share that."),
+        "messages": _with(_COUNT, "Sends."),
+        "crossed_messages": _with(_COUNT, "Those acked on another node."),
+        "flows": {**array, "items": _object("Messages sent on one node and acked on another.", flow)},
+        "messages_per_second": _or_null(_AMOUNT, "Sends; null: the clock is order alone."),
+        "operations_per_second": _or_null(_AMOUNT, "Sends and acks, likewise."),
+        "bytes_per_second": _or_null(_AMOUNT, "Their bytes, as a local journal would write them."),
+    }
+    return _object(
+        "What nodes have to share; of a trace of several nodes only.",
+        {
+            "nodes": _TEXTS,
+            "clocks": {**array, "items": _object("A node's clock; none where the trace gives the order.", clock)},
+            "destinations": {**array, "items": _object("One destination.", destination)},
         },
     )
 

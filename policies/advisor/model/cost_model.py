@@ -23,7 +23,7 @@ moment is not seen. (On the toy maker's broker: 6 files split, as listed there; 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,6 +102,8 @@ class TimedCourse:
 
     course: StoreCourse
     time: Floats
+    journals: int = 1
+    """The nodes on which it has a journal."""
 
     def time_of(self, positions: Ints) -> Floats:
         """Give the times of these positions, at each of which something changed."""
@@ -152,12 +154,49 @@ def courses(operations: Operations, partition: Partition, rules: JournalRules) -
     """Find the course of each store, in rows. Destinations in no store are left out."""
     found = []
     for members in partition:
-        rows = rows_of(operations, members)
-        journal = store_journal(rules)
-        journal.feed(rows, operations.size[rows], operations.send[rows], operations.ends[rows])
-        course = journal.finish(len(operations) - 1)
-        found.append(TimedCourse(course, operations.time[course.changes]))
+        each = []
+        for rows in journals_of(operations, members):
+            journal = store_journal(rules)
+            journal.feed(rows, operations.size[rows], operations.send[rows], operations.ends[rows])
+            course = journal.finish(len(operations) - 1)
+            each.append(TimedCourse(course, operations.time[course.changes]))
+        found.append(joined(each))
     return found
+
+
+def joined(found: Sequence[TimedCourse]) -> TimedCourse:
+    """Make one course of those of a store's journals, one on each of several nodes."""
+    if len(found) == 1:
+        return found[0]
+    each = [one.course for one in found]
+
+    def all_of(arrays: Iterable[Ints]) -> Ints:
+        return np.concatenate([np.empty(0, np.int64), *arrays])
+
+    changes = all_of(one.changes for one in each)
+    order = np.argsort(changes, kind="stable")
+    course = StoreCourse(
+        changes[order],
+        np.cumsum(all_of(np.diff(one.level, prepend=0) for one in each)[order]),
+        np.cumsum(all_of(np.diff(one.files, prepend=0) for one in each)[order]),
+        sum(one.written for one in each),
+        sum(one.copied for one in each),
+        max((one.most_copied for one in each), default=0),
+        all_of(one.starts for one in each),
+        all_of(one.ends for one in each),
+    )
+    time = np.concatenate([np.empty(0), *(one.time for one in found)])
+    return TimedCourse(course, time[order], len(found))
+
+
+def journals_of(operations: Operations, members: Sequence[int]) -> list[Ints]:
+    """Return the rows of these destinations' operations in each journal of a store. Of several nodes each that has such
+    operations has one; what all nodes share is in none."""
+    if operations.use is None or operations.node is None:
+        return [rows_of(operations, members)]
+    rows = rows_of(operations, [d for d in members if d not in operations.use.crossed])
+    node = operations.node[rows]
+    return [rows[node == number] for number in np.unique(node)]
 
 
 def rows_of(operations: Operations, members: Sequence[int]) -> Ints:
@@ -199,7 +238,8 @@ def figures(
     """
     ahead = sizes.sizes.segments_ahead
     ahead_bytes = ahead * costs.segment_bytes
-    seconds = [one.byte_seconds(finish) + ahead_bytes * (finish - begin) for one in found]
+    journals = sum(one.journals for one in found)
+    seconds = [one.byte_seconds(finish) + one.journals * ahead_bytes * (finish - begin) for one in found]
     if peak_files is None:
         peak_bytes, peak_files = together(found)
     else:
@@ -208,11 +248,11 @@ def figures(
     gib_hours = held / GIB / HOUR
     copied = [one.course.copied for one in found]
     spanning, touches = spanning_transactions(transactions, partition)
-    overhead = costs.overhead_segments * costs.segment_bytes * len(partition) * (finish - begin) / GIB / HOUR
+    overhead = costs.overhead_segments * costs.segment_bytes * journals * (finish - begin) / GIB / HOUR
     return Retention(
         mean_bytes=held / (finish - begin),
-        peak_bytes=peak_bytes + ahead_bytes * len(partition),
-        peak_files=peak_files + ahead * len(partition),
+        peak_bytes=peak_bytes + ahead_bytes * journals,
+        peak_files=peak_files + ahead * journals,
         gib_hours=gib_hours,
         spanning_transactions=spanning,
         cost=gib_hours + overhead + 2 * costs.sync_price * touches + costs.copy_price * sum(copied),
@@ -220,7 +260,7 @@ def figures(
         copied_bytes=sum(copied),
         most_copied=max((one.course.most_copied for one in found), default=0),
         store_gib_hours=tuple(x / GIB / HOUR for x in seconds),
-        store_peak_bytes=tuple(int(one.course.level.max(initial=0)) + ahead_bytes for one in found),
+        store_peak_bytes=tuple(int(one.course.level.max(initial=0)) + one.journals * ahead_bytes for one in found),
         store_written_bytes=tuple(one.course.written for one in found),
         store_copied_bytes=tuple(copied),
     )

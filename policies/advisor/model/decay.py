@@ -11,6 +11,7 @@ import numpy as np
 
 from ..statistics.summary import NO_ACK, Summary
 from ..trace.arrays import Floats, Ints
+from ..trace.nodes import count_nodes
 from .jit import njit
 from .kernel import (
     BATCH,
@@ -64,8 +65,8 @@ def life_bytes(summary: Summary) -> Ints:
     without its acks', shared alike by its messages."""
     ack, batch = summary.sizes.overhead(False, False), summary.sizes.sizes.batch_overhead
     buckets = len(summary.bucket_start)
-    lives = np.repeat(np.arange(len(summary.totals)), np.diff(summary.life_rows))
-    written = np.repeat(np.arange(len(summary.totals)), np.diff(summary.byte_rows))
+    lives = np.repeat(np.arange(len(summary.life_rows) - 1), np.diff(summary.life_rows))
+    written = np.repeat(np.arange(len(summary.byte_rows) - 1), np.diff(summary.byte_rows))
     keys = written * buckets + summary.byte_bucket
     sent = lives * buckets + summary.life_send
     place = np.searchsorted(keys, sent)
@@ -74,9 +75,10 @@ def life_bytes(summary: Summary) -> Ints:
     acks = np.bincount(acked, weights=summary.life_count[known], minlength=len(keys))
     counts = np.bincount(place, weights=summary.life_count, minlength=len(keys))
     messages = np.array([total.sends for total in summary.totals], np.float64)
-    rows = np.bincount(lives, weights=summary.life_count, minlength=len(messages))
+    destination = lives // count_nodes(summary.use)
+    rows = np.bincount(destination, weights=summary.life_count, minlength=len(messages))
     # A message that several acks end has as many rows.
-    share = np.divide(messages, rows, out=np.ones(len(messages)), where=rows > 0)[lives]
+    share = np.divide(messages, rows, out=np.ones(len(messages)), where=rows > 0)[destination]
     each = np.maximum(summary.byte_sum - acks * ack, 0.0)[place] / counts[place]
     records: Ints = np.maximum((each - batch * share) * summary.life_count, 0.0).round().astype(np.int64)
     return records

@@ -20,6 +20,7 @@ from ..statistics.operations import DestinationTotals, Operations, TransactionSe
 from ..statistics.sizes import OperationSizes
 from ..statistics.summary import Summary, summarise
 from ..trace.arrays import Ints
+from ..trace.nodes import NodeUse
 from ..trace.table import Finding
 from .cost_model import (
     PEAK_SPAN_SEGMENTS,
@@ -46,6 +47,8 @@ class Engine(ABC):
     totals: tuple[DestinationTotals, ...]
     transactions: tuple[TransactionSet, ...]
     findings: tuple[Finding, ...]
+    use: NodeUse | None
+    """Of a trace of several nodes: where its destinations were used."""
     sizes: OperationSizes
     count: int
     """Operations in the trace."""
@@ -131,6 +134,7 @@ class LocalEngine(Engine):
         self.totals = operations.totals
         self.transactions = operations.transactions
         self.findings = operations.findings
+        self.use = operations.use
         self.sizes = operations.sizes
         self.count = len(operations)
         self.begin, self.finish = float(operations.time[0]), float(operations.time[-1])

@@ -21,6 +21,7 @@ import numpy as np
 from ..statistics.operations import TransactionSet
 from ..statistics.summary import Summary
 from ..trace.arrays import Floats, Ints
+from ..trace.nodes import count_nodes
 from .cost_model import GIB, HOUR, CostModel
 from .decay import decayed, life_bytes, written_by_bucket
 from .jit import njit
@@ -39,8 +40,8 @@ class SetCosts:
         self.summary = summary
         self.costs = costs
         self.retention_weight = retention_weight
-        self._known: dict[int, tuple[float, float, float]] = {}
-        """GiB-hours, spanning transactions, bytes copied."""
+        self._known: dict[int, tuple[float, float, float, int]] = {}
+        """GiB-hours, spanning transactions, bytes copied, journals."""
         rules = costs.rules(summary.sizes)
         self._limits = rules.limits()
         self._room = float(rules.capacity - rules.room)
@@ -67,8 +68,8 @@ class SetCosts:
         found = self._known.get(mask)
         if found is None:
             found = self._known[mask] = self._evaluate(mask)
-        retained, shared, copied = found
-        disk = self.retention_weight * retained + self._overhead
+        retained, shared, copied, journals = found
+        disk = self.retention_weight * retained + journals * self._overhead
         return disk + 2 * self.costs.sync_price * shared + self.costs.copy_price * copied
 
     def retained(self, mask: int) -> float:
@@ -81,19 +82,27 @@ class SetCosts:
         self.cost(mask)
         return self._known[mask][2]
 
-    def _evaluate(self, mask: int) -> tuple[float, float, float]:
-        members = np.array(mask_members(mask), np.int64)
+    def _evaluate(self, mask: int) -> tuple[float, float, float, int]:
+        members, s = np.array(mask_members(mask), np.int64), self.summary
+        own = members if s.use is None else members[~np.isin(members, list(s.use.crossed))]
+        held, copied, journals, nodes = 0.0, 0.0, 0, count_nodes(s.use)
+        for node in range(nodes):
+            sites = own * nodes + node
+            if nodes == 1 or (s.byte_rows[sites] < s.byte_rows[sites + 1]).any():
+                byte_seconds, copies = self._journal(sites)
+                held, copied, journals = held + byte_seconds / GIB / HOUR + self._ahead, copied + copies, journals + 1
+        return held, float(self._spanning.of(members)), copied, journals
+
+    def _journal(self, sites: Ints) -> tuple[float, float]:
+        """Return the byte-seconds of one journal, and the bytes that it copies."""
         s = self.summary
         written = s.byte_rows, s.byte_bucket, s.byte_sum, s.byte_squares
         lives = s.life_rows, s.life_send, s.life_ack, s.life_time
-        copied = 0.0
         if self._life_bytes is not None:
-            byte_seconds, copied = decayed(members, *written, *lives, self._life_bytes, s.bucket_start, self._limits)
-        else:
-            chains = s.sizes.model == "kahadb"
-            segment_bytes = float(self.costs.segment_bytes)
-            byte_seconds = _retained(members, *written, *lives, s.bucket_start, self._room, segment_bytes, chains)
-        return byte_seconds / GIB / HOUR + self._ahead, float(self._spanning.of(members)), copied
+            return decayed(sites, *written, *lives, self._life_bytes, s.bucket_start, self._limits)
+        chains = s.sizes.model == "kahadb"
+        segment_bytes = float(self.costs.segment_bytes)
+        return _retained(sites, *written, *lives, s.bucket_start, self._room, segment_bytes, chains), 0.0
 
 
 class SpanningCounts:

@@ -51,7 +51,7 @@ class Bars:
 def history(
     courses: Sequence[TimedCourse], begin: float, finish: float, *, ahead_bytes: int = 0, columns: int = COLUMNS
 ) -> History:
-    """Find what is on disk from begin to finish. `ahead_bytes`: what each store always has beside its course."""
+    """Find what is on disk from begin to finish. `ahead_bytes`: what each journal always has beside its course."""
     position = np.concatenate([one.course.changes for one in courses])
     order = np.argsort(position, kind="stable")
     store = np.repeat(np.arange(len(courses)), [len(one.time) for one in courses])[order]
@@ -68,7 +68,7 @@ def history(
     for number in range(len(courses)):
         own = np.flatnonzero(store == number)
         running = np.concatenate([[0], np.cumsum(change[own])])
-        held[number] = running[np.searchsorted(own, fullest, side="left")] + ahead_bytes
+        held[number] = running[np.searchsorted(own, fullest, side="left")] + courses[number].journals * ahead_bytes
     return History(edges, held)
 
 

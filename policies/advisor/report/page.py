@@ -104,6 +104,7 @@ def _content(recommendation: Recommendation, out: str | None) -> dict[str, Any]:
         "moves": [_move(*move) for move in moved[:MOVES_SHOWN]],
         "moves_left": max(len(moved) - MOVES_SHOWN, 0),
         "has_sources": any(move.before is not None for move in moved),
+        "sharing": recommendation.sharing,
         "numbers": _numbers(recommendation),
         "columns": [name for name, _ in columns],
         "candidates": [[cell(candidate) for _, cell in columns] for candidate in recommendation.candidates],

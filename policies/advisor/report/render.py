@@ -26,6 +26,7 @@ def render_text(recommendation: Recommendation, width: int = 80, out: str | None
     parts = [
         *([_wrapped(cap_sentence(recommendation), width)] if not recommendation.cap_kept else []),
         _wrapped(headline(recommendation), width),
+        *_sharing(recommendation, width),
         *_next(recommendation, width, out),
         *_moves(recommendation, width),
         _table(recommendation, width),
@@ -42,6 +43,13 @@ def _wrapped(text: str, width: int, indent: str = "", label: str = "") -> str:
         text, max(width, 40), initial_indent=indent + label, subsequent_indent=hanging,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
+
+
+def _sharing(recommendation: Recommendation, width: int) -> list[str]:
+    if recommendation.sharing is None:
+        return []
+    first, *more = recommendation.sharing.sentences()
+    return ["\n".join([_wrapped(first, width), *(_wrapped(text, width, "  ") for text in more)])]
 
 
 def _next(recommendation: Recommendation, width: int, out: str | None) -> list[str]:

@@ -32,7 +32,7 @@ def unseen_sync(durability: Mapping[str, Sync]) -> Sync:
 
 def catch_all_store(
     stores: Sequence[Sequence[str]],
-    syncs: Sequence[Sync],
+    syncs: Sequence[Sync | None],
     weights: Mapping[str, int],
     *,
     model: Model,
@@ -41,7 +41,7 @@ def catch_all_store(
 ) -> int | None:
     """Choose the store that takes all that is unseen, by number; None where `rest` does.
 
-    `weights`: bytes written by destination.
+    `syncs`: None for a store that nodes share. `weights`: bytes written by destination.
     """
     if len(stores) > 1 and model != "kahadb" and (stores_max is None or len(stores) < stores_max):
         return None

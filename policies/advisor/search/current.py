@@ -15,7 +15,7 @@ from typing import Any
 from ...config import Config, as_plain_data, load
 from ...config.durability import Sync
 from ...config.models import StoreConfig
-from ...config.options import JournalOptions
+from ...config.options import JournalOptions, SqlOptions
 from ...config.writing import plain_data
 from ...errors import ConfigError
 from ...names.destination import Destination
@@ -67,6 +67,11 @@ class CurrentConfig:
             raise ConfigError(
                 [f"{self.name} routes {n} nowhere; add a pattern for it, in a --current" for n in nowhere]
             )
+
+    def is_shared(self, name: str) -> bool:
+        """Return whether several nodes may have a destination's store."""
+        options = self.store_of(name).options
+        return isinstance(options, SqlOptions) and options.lease_expiration is not None
 
     def sync_of(self, name: str) -> Sync | None:
         """Return how a destination's journal syncs; None where it is in no journal."""

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ..model.cost_model import Partition, Segments, TimedCourse
+from ..model.cost_model import Partition, Segments, TimedCourse, joined
 from ..model.engine import Engine
 from ..model.kernel import JournalRules, StoreCourse, store_journal
 from ..statistics.lives import NONE
 from ..statistics.operations import Operations
 from ..statistics.summary import NO_ACK, Summary, assemble, bucket_length
 from ..trace.arrays import NEVER_POSITION, Floats, Ints
+from ..trace.nodes import count_nodes
 from . import workers
 from .trace import SparkTrace, aggregated
 
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
 
 
 class _Store(NamedTuple):
-    """The key of a course: the same destinations keep other files by other rules."""
+    """The key of a course: the same destinations keep other files by other rules. It is one journal's."""
 
     rules: JournalRules
     members: tuple[int, ...]
+    """Sites."""
 
 
 class SparkEngine(Engine):
@@ -48,6 +50,7 @@ class SparkEngine(Engine):
         self.totals = trace.totals
         self.transactions = trace.transactions
         self.findings = trace.findings
+        self.use = trace.use
         self.sizes = trace.sizes
         self.count = trace.count
         facts = trace.facts
@@ -100,6 +103,7 @@ class SparkEngine(Engine):
             lives=lives,
             transactions=self.transactions,
             totals=self.totals,
+            use=self.use,
         )
 
     # Stores ---------------------------------------------------------------------------------------------------------
@@ -110,9 +114,18 @@ class SparkEngine(Engine):
             rules = replace(rules, min_segments=1)  # says nothing then, and is not asked for twice
         # With the ack rule in force both are asked for in the end, and going through the order is most of it.
         both = [rules, replace(rules, ack_rule=False)] if rules.ack_rule else [rules]
-        asked = [_Store(rule, members) for rule in both for partition in partitions for members in partition]
-        self._work_out([store for store in dict.fromkeys(asked) if store not in self._courses])
-        return [[self._courses[_Store(rules, members)] for members in partition] for partition in partitions]
+        stores = dict.fromkeys(members for partition in partitions for members in partition)
+        asked = [_Store(rule, sites) for rule in both for members in stores for sites in self._journals(members)]
+        self._work_out([store for store in asked if store not in self._courses])
+        found = {m: joined([self._courses[_Store(rules, sites)] for sites in self._journals(m)]) for m in stores}
+        return [[found[members] for members in partition] for partition in partitions]
+
+    def _journals(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the sites in each journal of a store, as `journals_of`."""
+        nodes = count_nodes(self.use)
+        own = [d for d in members if self.use is None or d not in self.use.crossed]
+        each = [tuple(d * nodes + node for d in own) for node in range(nodes)]
+        return [sites for sites in each if self._trace.sites[list(sites)].any()]
 
     def _work_out(self, stores: Sequence[_Store]) -> None:
         if not stores:
@@ -132,7 +145,7 @@ class SparkEngine(Engine):
 
     def _groups(self, stores: Sequence[_Store]) -> list[list[int]]:
         """Share the stores, by number, among tasks that all have about as many operations to go through."""
-        counts = [sum(self.totals[d].sends + self.totals[d].acks for d in store.members) for store in stores]
+        counts = [int(self._trace.sites[list(store.members)].sum()) for store in stores]
         tasks = min(_parallelism(self._trace.rows), -(-sum(counts) // self.count))
         groups: list[list[int]] = [[] for _ in range(tasks)]
         load = [0] * tasks
@@ -146,7 +159,7 @@ class SparkEngine(Engine):
         """Work out the courses of these stores, by one task."""
         rows = self._trace.rows.select("seq", "d", "size", "partner", "ends")
         needed = sorted({d for number in group for d in stores[number].members})
-        if len(needed) < len(self.destinations):
+        if len(needed) < np.count_nonzero(self._trace.sites):
             rows = rows.where(f"d IN ({', '.join(map(str, needed))})")
         journals = {(number, stores[number].members): store_journal(stores[number].rules) for number in group}
         task = functools.partial(workers.flow_task, journals, self._last)
@@ -194,7 +207,8 @@ class SparkEngine(Engine):
     def _collected(self) -> Operations:
         found = _columns(self._trace.timed().select("seq", "d", "size", "partner", "ends", "time"))
         order = np.argsort(found["seq"])
-        seq, destination, size, partner, ends, time = (column[order] for column in found.values())
+        seq, site, size, partner, ends, time = (column[order] for column in found.values())
+        destination, node = np.divmod(site, count_nodes(self.use))
         last = np.minimum(np.searchsorted(seq, ends), len(seq) - 1)
         return Operations(
             destinations=self.destinations,
@@ -208,6 +222,8 @@ class SparkEngine(Engine):
             totals=self.totals,
             sizes=self.sizes,
             findings=self.findings,
+            use=self.use,
+            node=None if self.use is None else node,
         )
 
 

@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def file_system(url: str, master: str | None = None) -> Iterator[FileSystem]:
-    """Open the file system of a URL, through the session that is there or a new one on `master`.
+def file_system(url: str, master: str | None = None, *, read: bool = False) -> Iterator[FileSystem]:
+    """Open the file system of a URL, through the session that is there or a new one on `master`, to `read` or to write.
 
     Raises SparkError for what it and Spark raise in the block.
     """
-    with spark_errors(f"{url} cannot be written", "check the URL, and that its file system is there"):
+    with spark_errors(
+        f"{url} cannot be {'read' if read else 'written'}", "check the URL, and that its file system is there"
+    ):
         yield FileSystem(spark_session(master), url)
 
 
@@ -104,6 +106,13 @@ class FileSystem:
         with self._scratch(parent, "anabranch") as scratch:
             self._files.copyFromLocalFile(self._path(source.absolute().as_uri()), self._path(f"{scratch}/{name}"))
             self._move(scratch, parent, [name], overwrite=overwrite)
+
+    def fetch(self, url: str, to: Path) -> None:
+        """Copy what is there to this machine, with all that is in it."""
+        if self._status(url) is None:
+            raise ConfigError([f"there is nothing at {url}; give the URL of a directory"])
+        to.parent.mkdir(parents=True, exist_ok=True)
+        self._files.copyToLocalFile(False, self._path(url), self._path(to.absolute().as_uri()), True)
 
     def write_directory(self, url: str, write: Callable[[str], object], *, overwrite: bool) -> None:
         """Let `write` make a directory, whose URL it is given, of which one that is there already is replaced."""

@@ -15,6 +15,7 @@ and `operations`, but rows are named by file and seq.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -40,6 +41,7 @@ from ..statistics.operations import (
 from ..statistics.sizes import JournalSizes, Model, OperationSizes
 from ..statistics.summary import LAG_BITS
 from ..trace.arrays import NEVER_POSITION, Ints
+from ..trace.nodes import NodeUse
 from ..trace.table import (
     AMOUNTS,
     BY_ORDER,
@@ -47,6 +49,8 @@ from ..trace.table import (
     MOST_AMOUNT,
     MUST_BE_GIVEN,
     NO_TIME,
+    NODE_OF_ALL,
+    NODE_SCHEMA,
     OPS,
     REQUIRED,
     SCHEMA,
@@ -89,6 +93,9 @@ class SparkTrace:
     findings: tuple[Finding, ...]
     rows: DataFrame
     """Each operation, as `workers.ORDERED` says; kept on the workers' disks."""
+    sites: Ints
+    """The operations at each site. `d` in `rows` is one, as `Operations.site`."""
+    use: NodeUse | None
 
     @property
     def count(self) -> int:
@@ -128,6 +135,8 @@ def prepare(
     given = _numbered(spark, _conform(trace), spans, names)
     in_transactions = int(spans["in_transactions"].sum())
     transactions = _transactions(given) if in_transactions else ()
+    use = _use(given, spans)
+    given, sites = _by_site(given, spans, use)
     rule = OperationSizes.of(model, sizes, sum(t.count for t in transactions), in_transactions)
     findings: list[Finding] = []
     sums = spans[["sends", "unsized", "unsized_rows", "bodiless"]].sum()
@@ -145,9 +154,9 @@ def prepare(
         elif not last > first:
             raise TraceError(f"{source}: {ALONE}")
         findings += size_findings(model, *(int(count) for count in sums), source=source)
-        totals, lags = _messages(names, spans, rule, rows, findings)
+        totals, lags = _messages(names, spans, rule, rows, findings, len(sites))
         return SparkTrace(
-            source, names, first, facts, per_second, transactions, totals, lags, rule, tuple(findings), rows
+            source, names, first, facts, per_second, transactions, totals, lags, rule, tuple(findings), rows, sites, use
         )
     except BaseException:
         rows.unpersist()
@@ -159,8 +168,45 @@ def _numbered(spark: SparkSession, rows: DataFrame, spans: pd.DataFrame, names: 
     from pyspark.sql.functions import broadcast
 
     numbers = {name: number for number, name in enumerate(names)}
-    numbered = [(text, numbers[name]) for text, name in zip(spans["destination"], spans["name"], strict=True)]
+    spans["d"] = [numbers[name] for name in spans["name"]]
+    numbered = list(dict.fromkeys(zip(spans["destination"], spans["d"], strict=True)))
     return rows.join(broadcast(spark.createDataFrame(numbered, "destination string, d int")), "destination")
+
+
+def _use(given: DataFrame, spans: pd.DataFrame) -> NodeUse | None:
+    """Tell where destinations were used, and what crossed: `node_use`, by one more shuffle where there are nodes."""
+    from pyspark.sql.functions import expr
+
+    nodes = tuple(sorted(set(spans["node"]))) if "node" in spans else ()
+    if len(nodes) < 2:
+        return None
+    sent, acked = (expr(f"collect_set(if(op = '{op}', node, NULL))").alias(op) for op in ("send", "ack"))
+    messages = given.groupBy("d", "message_id").agg(sent, acked).where("size(send) = 1")
+    away = messages.selectExpr("d", "send[0] AS source", "array_sort(array_except(ack, send)) AS targets")
+    flows: Counter[tuple[int, int, int]] = Counter()
+    crossed: Counter[int] = Counter()
+    for d, source, targets, count in (
+        away.where("size(targets) > 0").groupBy("d", "source", "targets").count().collect()
+    ):
+        crossed[d] += count
+        for target in targets:
+            flows[d, nodes.index(source), nodes.index(target)] += count
+    used = [tuple(sorted(map(nodes.index, each))) for _, each in spans.groupby("d")["node"].unique().items()]
+    return NodeUse(nodes, tuple(used), dict(sorted(flows.items())), dict(sorted(crossed.items())))
+
+
+def _by_site(given: DataFrame, spans: pd.DataFrame, use: NodeUse | None) -> tuple[DataFrame, Ints]:
+    """Put sites in place of destinations, and count the operations of each."""
+    if use is None:
+        return given, np.bincount(spans["d"], weights=spans["count"]).astype(np.int64)
+    from pyspark.sql.functions import broadcast
+
+    nodes = len(use.nodes)
+    on = [0 if d in use.crossed else use.nodes.index(node) for d, node in zip(spans["d"], spans["node"], strict=True)]
+    numbers = spans[["destination", "node"]].assign(d=(spans["d"] * nodes + on).astype(np.int32))
+    placed = given.drop("d").join(broadcast(given.sparkSession.createDataFrame(numbers)), ["destination", "node"])
+    counts = np.bincount(numbers["d"], weights=spans["count"], minlength=(int(spans["d"].max()) + 1) * nodes)
+    return placed, counts.astype(np.int64)
 
 
 def _ordered(given: DataFrame, rule: OperationSizes, first: int, bounds: list[int], tasks: int) -> DataFrame:
@@ -229,8 +275,8 @@ def aggregated(rows: DataFrame, keys: list[str], values: dict[str, str]) -> Data
 def _conform(trace: DataFrame, *more: str) -> DataFrame:
     """Select the trace's columns in their types, null for what is missing or cannot be cast; and `more` of it."""
     columns = [*more]
-    for name in SCHEMA.names:
-        kind = SQL_TYPES[str(SCHEMA.field(name).type)]
+    for name in NODE_SCHEMA.names if "node" in trace.columns else SCHEMA.names:
+        kind = SQL_TYPES[str(NODE_SCHEMA.field(name).type)]
         columns.append(f"{_cast(name, kind)} AS {name}" if name in trace.columns else f"CAST(NULL AS {kind}) AS {name}")
     return trace.selectExpr(*columns)
 
@@ -270,7 +316,8 @@ def _violations(trace: DataFrame, clock: Clock) -> list[tuple[str, str, str]]:
 
 
 def _check(trace: DataFrame, clock: Clock, source: str, rule: OperationSizes) -> pd.DataFrame:
-    """Return a row for each text of a destination, with its name. Transactions' own records are not in its bytes yet.
+    """Return a row for each text of a destination, and node, with its name. Transactions' own records are not in its
+    bytes yet.
 
     Raises TraceError for the first rule that rows break, with one of them.
     """
@@ -280,7 +327,7 @@ def _check(trace: DataFrame, clock: Clock, source: str, rule: OperationSizes) ->
     found = trace.selectExpr("*", f"coalesce({broken}, false) AS anabranch_broken")
     spans = grouped(
         _conform(found, "anabranch_broken"),
-        ["destination"],
+        ["destination", "node"] if "node" in trace.columns else ["destination"],
         {
             "count": "count(*)",
             "sends": "count_if(op = 'send')",
@@ -299,6 +346,11 @@ def _check(trace: DataFrame, clock: Clock, source: str, rule: OperationSizes) ->
         raise no_operation(source)
     if spans["broken"].any():
         _tell(trace, rules, source)
+    if "node" in spans and (nowhere := spans["node"].isna()).any():
+        if not nowhere.all():
+            empty = count_of(int(spans["count"][nowhere].sum()), "row")
+            raise TraceError(f"{source}: column node is empty in {empty}; {NODE_OF_ALL}")
+        del spans["node"]
     spans["name"] = [canonical_destination(text, source) for text in spans["destination"]]
     return spans
 
@@ -425,7 +477,12 @@ def _beside_ranges(rows: DataFrame, facts: pd.DataFrame) -> DataFrame:
 
 
 def _messages(
-    names: tuple[str, ...], spans: pd.DataFrame, rule: OperationSizes, rows: DataFrame, findings: list[Finding]
+    names: tuple[str, ...],
+    spans: pd.DataFrame,
+    rule: OperationSizes,
+    rows: DataFrame,
+    findings: list[Finding],
+    sites: int,
 ) -> tuple[tuple[DestinationTotals, ...], Ints]:
     """Tell what each destination did, and how long after the sends its acks come, as `summary.lags_of`."""
     send, pending = f"flags & {lives.SEND} > 0", f"ends = {NEVER_POSITION}"
@@ -442,7 +499,7 @@ def _messages(
             "surplus-acks": f"count_if(flags & {lives.SURPLUS} > 0)",
         },
     )
-    lags = np.zeros((len(names), LAG_BITS), np.int64)
+    lags = np.zeros((sites, LAG_BITS), np.int64)
     acked = counts[counts["bits"] >= 0]
     lags[acked["d"], acked["bits"]] = acked["count"]
     counts = counts.drop(columns=["bits", "count"]).groupby("d").sum()
@@ -451,7 +508,7 @@ def _messages(
     # What the first look could not know: the share of a transaction's own records.
     spans["bytes"] += spans["in_transactions"] * round(rule.transaction_share)
     sums = spans.groupby("name")[["sends", "acks", "bytes"]].sum().sort_index()
-    open_ = counts["pending-sends"]
+    open_ = counts["pending-sends"].groupby(counts.index // (sites // len(names))).sum()
     totals = tuple(
         DestinationTotals(name, numbers[0], numbers[1], numbers[2], int(open_.get(d, 0)))
         for d, (name, numbers) in enumerate(zip(names, sums.to_numpy(np.int64).tolist(), strict=True))

@@ -45,7 +45,7 @@ def destination_usage(summary: Summary) -> tuple[DestinationUsage, ...]:
 
 
 def _seconds(summary: Summary, destination: int, quantile: float) -> float | None:
-    if summary.life_rows[destination] == summary.life_rows[destination + 1]:
+    if not len(summary.life_time[summary.lives_of(destination)]):
         return None  # nothing was sent to it
     found = retention_quantile(summary, destination, quantile)
     return found if isfinite(found) else None

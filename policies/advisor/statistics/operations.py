@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from ...errors import TraceError
 from ...text import count_of
 from ..trace.arrays import NEVER, NEVER_POSITION, Floats, Ints
-from ..trace.table import BY_ORDER, Finding, backwards_finding, canonical_destination, check_times
+from ..trace.nodes import NodeUse, count_nodes, node_use
+from ..trace.table import BY_ORDER, Finding, backwards_finding, canonical_destination, check_times, codes
 from .lives import REPEATED, SURPLUS, life_findings, match
 from .sizes import JournalSizes, Model, OperationSizes
 
@@ -76,6 +77,19 @@ class Operations:
     totals: tuple[DestinationTotals, ...]
     sizes: OperationSizes
     findings: tuple[Finding, ...]
+    use: NodeUse | None = None
+    """Of a trace of several nodes: where destinations were used."""
+    node: Ints | None = None
+    """And the number of each operation's node. It is 0 for all of a destination that has one store for all nodes, since
+    messages crossed."""
+
+    @property
+    def site(self) -> npt.NDArray[np.int32]:
+        """Return each operation's destination on its node, one number: the destination's, times how many nodes there
+        are, and the node's."""
+        if self.node is None:
+            return self.destination
+        return (self.destination * count_nodes(self.use) + self.node).astype(np.int32)
 
     def __len__(self) -> int:
         return len(self.time)
@@ -101,7 +115,7 @@ def build(
     sizes: JournalSizes | None = None,
     source: str = "the trace",
 ) -> Operations:
-    """Make the arrays of a trace in `trace.SCHEMA`. Raises TraceError where the trace cannot be used.
+    """Make the arrays of a trace in the columns of `trace.table`. Raises TraceError where the trace cannot be used.
 
     `operations_per_second` turns positions into seconds when `clock` is "seq". `source` is what errors call the trace.
     """
@@ -120,7 +134,11 @@ def build(
     counted = is_send, bodiless & (size <= 0), size <= 0, bodiless & (size > 0)
     findings += size_findings(model, *(int(np.count_nonzero(rows)) for rows in counted), source=source)
     needed = np.where(is_send, _int_column(table, "acks_needed", 1), -1)
-    send, ends, found = _lives(table.column("message_id"), destination, needed)
+    message, _ = pd.factorize(codes(table.column("message_id"))[1] * len(names) + destination)
+    use, node = node_use(table, destination, message, is_send)
+    if use is not None and node is not None:
+        message, _ = pd.factorize(message * len(use.nodes) + node)
+    send, ends, found = _lives(message, needed)
     written = rule.rows(is_send, tx >= 0, size, body)
     return Operations(
         destinations=names,
@@ -134,6 +152,8 @@ def build(
         totals=_totals(names, destination, is_send, written, ends),
         sizes=rule,
         findings=(*findings, *found),
+        use=use,
+        node=node,
     )
 
 
@@ -163,21 +183,13 @@ def repeated_seq(times: int, first: int, source: str) -> TraceError:
     return TraceError(f"{source}: column seq repeats a value {count_of(times, 'time')}, first {first}; {NUMBER_THEM}")
 
 
-def _codes(column: pa.ChunkedArray) -> tuple[pa.Array, Ints]:
-    """Find the distinct texts and, for each row, the number of its text, -1 for null."""
-    encoded = column.combine_chunks().dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
-    return encoded.dictionary, encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-
-
 def _destinations(column: pa.ChunkedArray) -> tuple[tuple[str, ...], npt.NDArray[np.int32]]:
-    texts, codes = _codes(column)
+    texts, numbers_of_texts = codes(column)
     canonical = [canonical_destination(text) for text in texts.to_pylist()]
     names = tuple(sorted(set(canonical)))
     number = {name: i for i, name in enumerate(names)}
     renumber = np.array([number[name] for name in canonical], dtype=np.int32)
-    numbers: npt.NDArray[np.int32] = renumber[codes]
+    numbers: npt.NDArray[np.int32] = renumber[numbers_of_texts]
     return names, numbers
 
 
@@ -222,7 +234,7 @@ def _transactions(
 ) -> tuple[Ints, tuple[TransactionSet, ...]]:
     if column.null_count == len(column):
         return np.full(len(column), -1, np.int64), ()
-    _, tx = _codes(column)
+    _, tx = codes(column)
     inside = tx >= 0
     pairs = np.unique(np.stack([tx[inside], destination[inside].astype(np.int64)], axis=1), axis=0)
     touched = np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1)
@@ -230,10 +242,8 @@ def _transactions(
     return tx, tuple(TransactionSet(key, counts[key]) for key in sorted(counts))
 
 
-def _lives(ids: pa.ChunkedArray, destination: npt.NDArray[np.int32], needed: Ints) -> tuple[Ints, Ints, list[Finding]]:
-    """Find the rows of `Operations.send` and `ends`. `needed` is that of `match`."""
-    _, id_codes = _codes(ids)
-    message, _ = pd.factorize(id_codes * (int(destination.max()) + 1) + destination)
+def _lives(message: Ints, needed: Ints) -> tuple[Ints, Ints, list[Finding]]:
+    """Find the rows of `Operations.send` and `ends`. The arguments are those of `match`."""
     rows, is_send = np.arange(len(message)), needed >= 0
     partner, ends, flags = match(message, rows, needed)
     counted = {

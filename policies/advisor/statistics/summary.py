@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from ..trace.arrays import NEVER, Floats, Ints
+from ..trace.nodes import NodeUse, count_nodes
 from .operations import DestinationTotals, Operations, TransactionSet
 from .sizes import OperationSizes
 
@@ -34,7 +35,8 @@ NO_ACK = -1
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The tables below are sorted, and cut by destination: row numbers `byte_rows[d]` to `byte_rows[d + 1]` are d's."""
+    """The tables below are sorted, and cut by site, that is by destination and node, as `Operations.site` has them: row
+    numbers `byte_rows[s]` to `byte_rows[s + 1]` are those of site s."""
 
     destinations: tuple[str, ...]
     sizes: OperationSizes
@@ -57,6 +59,12 @@ class Summary:
     life_count: Ints
     transactions: tuple[TransactionSet, ...]
     totals: tuple[DestinationTotals, ...]
+    use: NodeUse | None = None
+
+    def lives_of(self, destination: int) -> slice:
+        """Return the rows of lives of a destination, on all nodes."""
+        nodes = count_nodes(self.use)
+        return slice(self.life_rows[destination * nodes], self.life_rows[(destination + 1) * nodes])
 
     @property
     def duration(self) -> float:
@@ -64,9 +72,9 @@ class Summary:
 
 
 def lags_of(acked: npt.NDArray[np.int32], lag: Ints, pending: npt.NDArray[np.int32], width: int) -> Ints:
-    """Count the acks of each destination that come so many positions after their send: in column k, of k bits.
+    """Count the acks of each site that come so many positions after their send: in column k, of k bits.
 
-    In column 0 those that never come. `acked` and `pending` are destinations, of each ack and of each of these sends.
+    In column 0 those that never come. `acked` and `pending` are sites, of each ack and of each of these sends.
     """
     bits = np.searchsorted(1 << np.arange(LAG_BITS - 1), np.abs(lag), side="right")
     counts = np.bincount(acked.astype(np.int64) * LAG_BITS + bits, minlength=width * LAG_BITS)
@@ -103,22 +111,19 @@ def summarise(operations: Operations, segment_bytes: int) -> Summary:
     acks = np.flatnonzero(operations.send >= 0)
     sends = operations.send[acks]
     open_ = np.flatnonzero(operations.end == NEVER)
-    lags = lags_of(
-        operations.destination[acks],
-        positions[acks] - positions[sends],
-        operations.destination[open_],
-        len(operations.destinations),
-    )
+    site = operations.site
+    sites = len(operations.destinations) * count_nodes(operations.use)
+    lags = lags_of(site[acks], positions[acks] - positions[sends], site[open_], sites)
     length = bucket_length(int(positions[-1]) + 1, float(operations.size.sum()), segment_bytes, lags)
     bucket = positions // length
     size = operations.size.astype(float)
-    rows = pd.DataFrame({"d": operations.destination, "bucket": bucket, "size": size, "squares": size**2})
+    rows = pd.DataFrame({"d": site, "bucket": bucket, "size": size, "squares": size**2})
     rows["time"] = operations.time
     sums = {"size": "sum", "squares": "sum", "time": "min"}
     whole = np.concatenate
     lives = pd.DataFrame(
         {
-            "d": operations.destination[whole([acks, open_])],
+            "d": site[whole([acks, open_])],
             "send": bucket[whole([sends, open_])],
             "ack": whole([bucket[acks], np.full(len(open_), NO_ACK)]),
             "time": whole([np.maximum(operations.time[acks], operations.time[sends]), operations.end[open_]]),
@@ -133,6 +138,7 @@ def summarise(operations: Operations, segment_bytes: int) -> Summary:
         lives=_arrays(ended),
         transactions=operations.transactions,
         totals=operations.totals,
+        use=operations.use,
     )
 
 
@@ -149,17 +155,17 @@ def assemble(
     lives: dict[str, Any],
     transactions: tuple[TransactionSet, ...],
     totals: tuple[DestinationTotals, ...],
+    use: NodeUse | None,
 ) -> Summary:
-    """Sort and cut the tables, which are used up. Columns of `written`: d, bucket, size, squares, and time, of the
-    first operation; of `lives`: d, send, ack, time, count."""
+    """Sort and cut the tables, which are used up. Columns of `written`: d (a site), bucket, size, squares, and time, of
+    the first operation; of `lives`: d, send, ack, time, count."""
     _sort(written, ("d", "bucket"))
     _sort(lives, ("d", "ack", "send"))
-    buckets = int(written["bucket"].max()) + 1
     # A bucket without operations (the order may have gaps) starts where the next one does.
-    start = np.full(buckets + 1, finish)
+    start = np.full(int(written["bucket"].max()) + 2, finish)
     np.minimum.at(start, written["bucket"], written["time"])
     bucket_start = np.minimum.accumulate(start[::-1])[::-1]
-    edges = np.arange(len(destinations) + 1)
+    edges = np.arange(len(destinations) * count_nodes(use) + 1)
     return Summary(
         destinations=destinations,
         sizes=sizes,
@@ -177,6 +183,7 @@ def assemble(
         life_count=lives["count"].astype(np.int64, copy=False),
         transactions=transactions,
         totals=totals,
+        use=use,
     )
 
 
@@ -188,7 +195,7 @@ def _sort(table: dict[str, Any], keys: tuple[str, ...]) -> None:
 
 def retention_quantile(summary: Summary, destination: int, quantile: float = 0.95) -> float:
     """Return the seconds within which this share of a destination's messages is acked; NEVER if it is not."""
-    rows = slice(summary.life_rows[destination], summary.life_rows[destination + 1])
+    rows = summary.lives_of(destination)
     stay = summary.life_time[rows] - summary.bucket_start[summary.life_send[rows]]
     if not len(stay):
         return 0.0

@@ -40,3 +40,20 @@ class UsageEvent(NamedTuple):
     """For an ack of a topic message: which subscription."""
     body_size: int | None = None
     """For a send: bytes of the message's body alone, where the source knows it."""
+    node: str | None = None
+    """The node on which it happened, in a trace of several."""
+
+
+class NodeLog(NamedTuple):
+    """One node's usage log among those of several, and its clock beside another's. Seconds; ahead is above 0."""
+
+    node: str
+    reference: str
+    """The node whose clock it was compared with; itself, where no message says how they compare."""
+    low_seconds: float | None
+    """It is so far ahead of that clock at least; None where no message went that way. `high_seconds`: at most."""
+    high_seconds: float | None
+    moved_seconds: float = 0.0
+    """Its times were taken for so much earlier."""
+    sampled: float = 1.0
+    """The part of its messages that was recorded."""

@@ -10,6 +10,7 @@
     acks_needed   int32               how many acks end a send's life; 1 unless it says otherwise
     subscription  string              of a topic message's ack
     body_size     int64               bytes of a send's body alone
+    node          string              where it happened: in a trace of several nodes, and only there
 
 Files are Parquet (`.parquet`, or a directory of them), Arrow IPC (`.arrow`, `.feather`) or CSV (`.csv`, `.csv.gz`). A
 value that cannot be used at all is a TraceError. A usable value that says less than it seems to is a `Finding` with a
@@ -20,10 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -35,6 +37,7 @@ from ...errors import ConfigError, DestinationError, TraceError
 from ...names.destination import Destination
 from ...outputs import local_path
 from ...text import count_of
+from .arrays import Ints
 from .events import SIZE_BYTES_MAX, UsageEvent
 
 SCHEMA = pa.schema(
@@ -51,6 +54,8 @@ SCHEMA = pa.schema(
         pa.field("body_size", pa.int64()),
     ]
 )
+NODE_SCHEMA = SCHEMA.append(pa.field("node", pa.string(), nullable=False))
+"""The columns of a trace of several nodes."""
 SQL_TYPES = {"int64": "bigint", "int32": "int", "double": "double", "string": "string"}
 """Spark's names of the columns' types."""
 REQUIRED = ("seq", "op", "destination", "message_id")
@@ -59,6 +64,7 @@ SECONDS_MAX = 1e11
 AMOUNTS = (("size", SIZE_BYTES_MAX), ("body_size", SIZE_BYTES_MAX), ("acks_needed", None))
 """Columns of amounts, and the most of each."""
 MUST_BE_GIVEN = "it must be given"
+NODE_OF_ALL = "give the node of every operation, or of none"
 OPS = "only 'send' and 'ack' are known"
 LEAST_AMOUNT = "it is 0 or more, or empty where it is not known"
 MOST_AMOUNT = f"it is in bytes, and {SIZE_BYTES_MAX} (1 TiB) at most"
@@ -88,15 +94,17 @@ def backwards_finding(count: int, most: float) -> list[Finding]:
 
 def from_events(events: Iterable[UsageEvent]) -> pa.Table:
     """Make a table from any source of events, taken in batches so that memory holds the columns only."""
-    batches = list(_batches(iter(events)))
-    return pa.Table.from_batches(batches, schema=SCHEMA)
+    events = iter(events)
+    first = list(islice(events, 1))
+    schema = NODE_SCHEMA if first and first[0].node is not None else SCHEMA
+    return pa.Table.from_batches(list(_batches(chain(first, events), schema)), schema=schema)
 
 
-def _batches(events: Iterator[UsageEvent]) -> Iterator[pa.RecordBatch]:
+def _batches(events: Iterator[UsageEvent], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     while rows := list(islice(events, _BATCH_ROWS)):
-        columns = list(zip(*rows, strict=True))
-        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+        columns = list(zip(*rows, strict=True))[: len(schema)]
+        arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def trace_path(path: str | Path) -> Path:
@@ -142,7 +150,7 @@ def parquet_files(directory: Path) -> list[Path]:
 
 def _read_csv(path: Path) -> pa.Table:
     # As text, so that what is no number can be named with its line.
-    types = {field.name: pa.string() for field in SCHEMA}
+    types = {field.name: pa.string() for field in NODE_SCHEMA}
     convert = pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=True)
     convert.null_values = [text for text in convert.null_values if text not in _NOT_NUMBERS]
     table = pyarrow.csv.read_csv(path, convert_options=convert)
@@ -153,7 +161,7 @@ def _read_csv(path: Path) -> pa.Table:
         if name in types:
             if name != "ts":  # there it is told as what it is, no number
                 column = pc.if_else(pc.is_in(column, value_set=pa.array(_NOT_NUMBERS)), None, column)
-            column = _typed(column, SCHEMA.field(name), path)
+            column = _typed(column, NODE_SCHEMA.field(name), path)
         columns.append(column)
     return pa.table(columns, names=table.column_names)
 
@@ -214,12 +222,15 @@ def write_trace(table: pa.Table, path: str | Path) -> None:
 
 
 def conform(table: pa.Table, source: str = "the trace") -> pa.Table:
-    """Return the table in `SCHEMA`: missing optional columns added as nulls, types cast. Raises TraceError."""
+    """Return the table in `SCHEMA`, or `NODE_SCHEMA`: missing optional columns added as nulls, types cast. Raises
+    TraceError."""
     check_columns(table.column_names, source)
     if table.num_rows == 0:
         raise no_operation(source)
     columns: list[Any] = []
-    for field in SCHEMA:
+    has_nodes = "node" in table.column_names and table.column("node").null_count < table.num_rows
+    schema = NODE_SCHEMA if has_nodes else SCHEMA
+    for field in schema:
         if field.name not in table.column_names:
             columns.append(pa.nulls(table.num_rows, field.type))
             continue
@@ -231,8 +242,10 @@ def conform(table: pa.Table, source: str = "the trace") -> pa.Table:
             raise _misfit(given, field.name, row, source, told) from error
         if field.name in REQUIRED:
             _refuse_empty(column, field.name, source, MUST_BE_GIVEN)
+        if field.name == "node":
+            _refuse_empty(column, field.name, source, NODE_OF_ALL)
         columns.append(column)
-    result = pa.table(columns, schema=pa.schema([pa.field(field.name, field.type) for field in SCHEMA]))
+    result = pa.table(columns, schema=pa.schema([pa.field(field.name, field.type) for field in schema]))
     op = result.column("op")
     _refuse(op, "op", pc.invert(pc.is_in(op, value_set=pa.array(["send", "ack"]))), source, OPS)
     for name, largest in AMOUNTS:
@@ -273,7 +286,7 @@ def check_columns(names: Sequence[str], source: str) -> None:
         hint = "; names are written in small letters, without blanks" if folded.intersection(missing) else ""
         what = "column" if len(missing) == 1 else "columns"
         raise TraceError(f"{source} lacks the {what} {', '.join(missing)}; it has {have}{hint}")
-    twice = [name for name in SCHEMA.names if list(names).count(name) > 1]
+    twice = [name for name in NODE_SCHEMA.names if list(names).count(name) > 1]
     if twice:
         raise TraceError(f"{source} has the column {twice[0]} more than once; leave one of them")
 
@@ -299,6 +312,14 @@ def _check_destinations(table: pa.Table, source: str) -> None:
         except DestinationError as error:
             first = pc.index(column, text).as_py()
             raise TraceError(f"{source}: row {row_of(source, first)}: {error}") from error
+
+
+def codes(column: pa.ChunkedArray) -> tuple[pa.Array, Ints]:
+    """Find the distinct texts and, for each row, the number of its text, -1 for null."""
+    encoded = column.combine_chunks().dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    return encoded.dictionary, encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def row_of(source: str, row: int) -> str:
