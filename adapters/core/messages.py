@@ -104,7 +104,13 @@ class Outgoing(NamedTuple, Generic[T]):
     window, which from then on knows the id as this message's."""
     deliver_at_ms: int = 0
     """Before that nobody receives it, in milliseconds since the epoch by the wall clock; 0: at once."""
+    group: str | None = None
+    """While a message of this group is leased no other of the group is received. It is stored as the header GROUP."""
 
+
+GROUP: Final = "message_group"
+"""The header that names a message's group."""
+GROUP_BYTES_MAX: Final = 1024
 
 _PLAIN: Final = frozenset((str, int, float, bool, bytes, type(None)))
 
@@ -134,7 +140,27 @@ def plain_headers(headers: Headers) -> dict[str, Any]:
         if type(name) is not str or type(value) not in _PLAIN:
             name, value = _plain_name(name, value), _plain_value(name, value, 1)
         plain[name] = value
+    if GROUP in plain:
+        _require_group(plain[GROUP])
     return plain
+
+
+def in_group(headers: Headers | None, group: str) -> dict[str, Any]:
+    """Return the headers of a message of this group. Raises TypeError, and ValueError, also for headers that name
+    another group."""
+    plain = plain_headers(headers) if headers else {}
+    if plain.setdefault(GROUP, group) != group:
+        raise ValueError(f"the header {GROUP} is {plain[GROUP]!r}, and group is {group!r}; leave one of them out")
+    _require_group(group)
+    return plain
+
+
+def _require_group(group: object) -> None:
+    if not isinstance(group, str):
+        raise TypeError(f"a group (the header {GROUP}) is a str, not {type(group).__name__}: {group!r}")
+    size = len(encoded_text(group, "group"))
+    if not 0 < size <= GROUP_BYTES_MAX:
+        raise ValueError(f"the group {group[:40]!r} takes {size} bytes; 1 to {GROUP_BYTES_MAX} are allowed")
 
 
 def _plain_name(name: object, value: object) -> str:
@@ -213,6 +239,7 @@ def checked(
     persistent: bool = True,
     requeued: bool = False,
     deliver_at_ms: int = 0,
+    group: str | None = None,
 ) -> Outgoing:
     """Return a message that is sent later: copied, and refused now if its types are wrong. Raises TypeError,
     ValueError."""
@@ -223,11 +250,13 @@ def checked(
     if deliver_at_ms:
         require_time("deliver_at_ms", deliver_at_ms)
     plain = plain_headers(headers) if headers else None
+    if group is not None:
+        plain = in_group(plain, group)
     if type(body) is not bytes and not _is_kept_apart(body):
         body = plain_body(body)
     if persistent is not True:
         require_persistent(persistent)
-    fields = (body, plain, message_id, priority, expires_at_ms, persistent, requeued, deliver_at_ms)
+    fields = (body, plain, message_id, priority, expires_at_ms, persistent, requeued, deliver_at_ms, None)
     return _new(Outgoing, fields)  # as its own, less a call
 
 
@@ -575,6 +604,11 @@ class Message(Generic[T_co]):
         """Return the token by which `Router.settle` settles the message without this object. A token holds while the
         message is leased, and tells no secret. Raises UnknownMessageError for a message that is not leased."""
         return self._store.token(self)
+
+    @property
+    def group(self) -> str | None:
+        """Return the message's group; None if it has none."""
+        return self.headers.get(GROUP)
 
     @property
     def redelivered(self) -> bool:

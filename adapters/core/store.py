@@ -385,7 +385,7 @@ class Store:
         ):  # fmt: skip
             message = body
         else:
-            fields = (body, headers, message_id, priority, expires_at_ms, persistent, False, deliver_at_ms)
+            fields = (body, headers, message_id, priority, expires_at_ms, persistent, False, deliver_at_ms, None)
             message = tuple.__new__(Outgoing, fields)  # as its own, less a call
         if engine.quotas is not None:
             return self._sending.send_limited(destination, message, bool(sync))

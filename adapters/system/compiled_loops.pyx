@@ -84,7 +84,7 @@ cdef enum:
     ROW_BYTES = 36          # core/engine/usage.py's ROW
 
 cdef uint64_t priority_max = 0, expires_max_ms = 0
-cdef object default_priority = None, order_of = None
+cdef object default_priority = None, order_of = None, GROUP = None
 
 # What the loops make and know. It is imported once somebody calls one, since those who define it import this; the log's
 # loops import nothing that the log does not know.
@@ -110,10 +110,10 @@ cdef int bind() except -1:
     """Import what has to do with messages."""
     global Send, SendMany, Ack, Mark, Tail, Message, Receipt, Outgoing, pack_headers, pack_id, unpack_headers, order_of
     global default_priority, priority_max, expires_max_ms, Channel, Lease, Level, Receiver
-    global DestinationState, DuplicateWindow, number_of_lease, locking, MadeId
+    global DestinationState, DuplicateWindow, number_of_lease, locking, MadeId, GROUP
     from . import locking as system_locking
     from ..core.engine.engine import Engine as engine
-    from ..core.messages import DEFAULT_PRIORITY, EXPIRES_MAX_MS, PRIORITY_MAX, MadeId as made_id
+    from ..core.messages import DEFAULT_PRIORITY, EXPIRES_MAX_MS, GROUP as group, PRIORITY_MAX, MadeId as made_id
     from ..core.messages import Message as message, Outgoing as outgoing, Receipt as receipt
     from ..core.operations.changes import Ack as ack, Mark as mark, Send as send, SendMany as send_many
     from ..core.service.sending import order_of as order
@@ -126,7 +126,7 @@ cdef int bind() except -1:
 
     SendMany, Ack, Mark, Tail, Message, Receipt, Outgoing = send_many, ack, mark, tail, message, receipt, outgoing
     Channel, Lease, Level, Receiver, DestinationState, DuplicateWindow = channel, lease, level, receiver, state, window
-    number_of_lease, locking, MadeId = numbers, system_locking, made_id
+    number_of_lease, locking, MadeId, GROUP = numbers, system_locking, made_id, group
     find_slots(send, engine)
     pack_headers, pack_id, unpack_headers = pack, pack_name, unpack
     order_of, default_priority, priority_max, expires_max_ms = order, DEFAULT_PRIORITY, PRIORITY_MAX, EXPIRES_MAX_MS
@@ -206,7 +206,7 @@ cdef struct Slots:
     Slot ack_state, ack_seq, ack_number, ack_place, ack_drops
     Slot lease_number, lease_channels, lease_place, lease_hold, lease_whole
     Slot channel_state, channel_subscription, channel_held, channel_first, channel_returned, channel_receivers
-    Slot channel_passed_at, channel_purging
+    Slot channel_passed_at, channel_purging, channel_groups
     Slot level_ready, level_end, level_cursor
     Slot send_state, send_seq, send_record, send_order, send_expires_at_ms, send_own, send_name, send_size
     Slot send_recipients, send_extras
@@ -250,7 +250,7 @@ cdef int find_slots(object send, object engine) except -1:
         )),
         (Ack, ("state", "seq", "number", "place", "drops")),
         (Lease, ("number", "channels", "place", "hold", "whole")),
-        (Channel, ("state", "subscription", "held", "first", "returned", "receivers", "passed_at", "purging")),
+        (Channel, ("state", "subscription", "held", "first", "returned", "receivers", "passed_at", "purging", "groups")),
         (Level, ("ready", "end", "cursor")),
         (send, (
             "state", "seq", "record", "order", "expires_at_ms", "own", "name", "size", "recipients", "extras",
@@ -1128,6 +1128,8 @@ cdef int give(object delivery, object channel, object receiver) except -2:
         or get(channel, slots.channel_purging)
     ):
         return 0
+    if get(channel, slots.channel_groups) is not None:
+        return -1
     held = <dict?>get(channel, slots.channel_held)
     place = ready[0]
     seq = place[1]
@@ -1396,8 +1398,11 @@ cpdef new_send(state, message, intake):
         if type(message) is bytes:
             send = send_of(state, message, None, None, <tuple>intake, default_priority, 0, 0)
         elif type(message) is Outgoing:
-            body, headers, name, priority, expires_at_ms, persistent, requeued, deliver_at_ms = <tuple>message
-            if persistent is True and not deliver_at_ms and type(body) is bytes:
+            body, headers, name, priority, expires_at_ms, persistent, requeued, deliver_at_ms, group = <tuple>message
+            if (
+                persistent is True and not deliver_at_ms and type(body) is bytes and group is None
+                and (not headers or GROUP not in headers)
+            ):
                 flags = REQUEUED if requeued else 0
                 send = send_of(state, body, headers, name, <tuple>intake, priority, expires_at_ms, flags)
     except Exception:

@@ -525,7 +525,9 @@ def test_a_log_is_read_without_the_twins(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def keeper(limit: int, priorities: bool = False) -> sending.Intake:
     """The intake of a store in which no message can wait."""
-    return sending.Intake(limit, priorities, None, lambda message: message, lambda: sending.require_schedule(NEVER))
+    return sending.Intake(
+        limit, priorities, None, lambda message: message, lambda: sending.require_schedule(NEVER), True
+    )
 
 
 NEVER: Any = SimpleNamespace(name="s", schedule=None)

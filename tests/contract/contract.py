@@ -14,6 +14,7 @@ from .counting import CountingContract
 from .deliveries import DeliveriesContract
 from .disk import PLACES, Disk
 from .expiring import ExpiringContract
+from .grouping import GroupingContract
 from .hosting import HostingContract
 from .keyed import KeyedContract
 from .large import LargeContract
@@ -70,6 +71,7 @@ class StoreContract(
     ExpiringContract,
     ChangingContract,
     SequencesContract,
+    GroupingContract,
     HostingContract,
     KeyedContract,
     MarkingContract,

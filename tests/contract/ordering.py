@@ -57,8 +57,8 @@ class OrderingContract:
         assert [message.body for message in received] == [str(n).encode() for n in range(6)]
         assert [message.priority for message in received] == expected
 
-    def test_a_group_is_a_header_as_others(self, ordered: Store) -> None:
-        """There are no message groups: several receivers have messages of one at a time, by priority."""
+    def test_a_header_of_activemq_is_one_as_others(self, ordered: Store) -> None:
+        """JMSXGroupID is no message group of ours: several receivers have messages of one at a time, by priority."""
         group = {"JMSXGroupID": "g"}
         ordered.send_many(A, [Outgoing(b"1", group), Outgoing(b"2", group, priority=9), Outgoing(b"3", priority=7)])
         received = [take(ordered) for _ in range(3)]

@@ -16,6 +16,7 @@ What a loop does is struck in its first rounds: a page of an LMDB file is read b
 | tokens, listeners, rejecting, Futures | `test_interrupts_hosting.py` |
 | topics and their subscriptions | `test_interrupts_topics.py` |
 | maps; scheduled messages; transient ones | `test_interrupts_maps.py`, `_waiting.py`, `_nonpersistent.py` |
+| message groups | `test_interrupts_groups.py` |
 | what a memory store swaps; an SQL store's database | tests/memory, tests/sql: `test_interrupts.py` |
 | one structure of the core | beside its other tests in tests/core |
 """

@@ -50,6 +50,7 @@ for options in kinds():
             for name, what in (
                 ("keyed", lambda: router.map("m").put("k", b"v")),
                 ("scheduled", lambda: queue.send(b"x", deliver_in=60)),
+                ("groups", lambda: queue.send(b"x", group="g")),
                 ("large", lambda: queue.send(io.BytesIO(b"x" * (2 << 20)))),
                 ("transient", lambda: queue.send(b"x", persistent=False)),
             ):
@@ -93,4 +94,4 @@ def test_the_rest_stands_without(name: str, tmp_path: Path) -> None:
         [sys.executable, "-c", REST], cwd=source, env={"PYTHONPATH": str(source)}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ([name] if name in ("keyed", "scheduled", "large") else [])
+    assert done.stdout.split() == ([name] if name in ("keyed", "scheduled", "groups", "large") else [])

@@ -31,6 +31,7 @@ CLOSED = "a transaction that has voted and was rolled back since is told of in t
 LATER = "what an interrupted call of a client had in hand is given back in the background, a moment later"
 SYNCS = "it counts syncs, of which an owner does some by itself once a store has been idle for a second"
 OWNERS = "it is the owner's own call, by which it writes what several clients send"
+CALLS = "it is a call of the owner's own, for who comes again and for who looks at many queues"
 WALL = "who waits is a listener of the owner's, which does not see that the wall clock was put back"
 
 OF_STORES: Final[Mapping[str, str]] = {
@@ -54,6 +55,8 @@ OF_STORES: Final[Mapping[str, str]] = {
     "test_browse_holds_no_lock_between_two": PAGES,
     "test_browse_leaves_out_what_is_acked_meanwhile": PAGES,
     "test_claimed_messages_refuse_a_delete": CLAIMS,
+    "test_groups_a_lease_taken_up_again_holds_it": CALLS,
+    "test_groups_a_watch_hears_of_the_next_one": CALLS,
     "test_in_place_of_as_many_messages_bodies_alone_count": REFUSED,
     "test_nothing_is_read_of_a_closed_store": RETIRED,
     "test_on_a_full_disk_they_are_handed_out_uncounted": INSIDE,
@@ -86,6 +89,10 @@ OF_ROUTERS: Final[Mapping[str, Mapping[str, str]]] = {
         "test_what_becomes_of_messages": IDS,
         "test_what_becomes_of_stores": INSIDE,
         "test_what_is_dropped": IDS,
+    },
+    "messages.test_groups": {
+        "test_groups_go_along_with_their_queue": MOVES,
+        "test_whoever_is_killed_a_group_comes_in_order_one_by_one": INSIDE,
     },
     "messages.test_handles": {
         "test_equal_ones_keep_an_idle_queue_each": INSIDE,

@@ -78,6 +78,7 @@ class Engine:
         self.make_transient: Callable[[], Transient] | None = None
         """Be ready for transient messages. None: they are kept as the others are."""
         self.schedule: Schedule | None = None
+        self.knows_groups = False
         self.outbox: Outbox | None = None
         self.maps: KeyedValues | None = None
         self.owner: object = None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ..engine.hooks import Feature
+from .groups import MessageGroups
 from .keyed.maps import Maps
 from .large.bodies import LargeBodies
 from .outbox import OutboxFeature
@@ -24,5 +25,6 @@ FEATURES: Final[tuple[Callable[[Parts], Feature], ...]] = (
     TransientFeature,
     Waiting,
     Maps,
+    MessageGroups,
     OutboxFeature,
 )

@@ -11,7 +11,7 @@ import msgspec
 
 from ....policies.names.destination import Destination, Kind
 from ...wal.ticket import OWED, SHRINKS
-from ..record.encoding import name_of, order_and_expiry
+from ..record.encoding import group_of, name_of, order_and_expiry
 from ..record.place import order_of
 from ..state.leases import CLAIMED, DestinationState, Lease
 from ..state.limits import Grant
@@ -301,4 +301,7 @@ def destinations_of(payload: bytes) -> list[Destination]:
 def send_of(state: DestinationState, record: bytes, priorities: bool) -> Send:
     """Return the send of a record that is read back."""
     priority, expires_at_ms = order_and_expiry(record)
-    return Send(state, record, name_of(record), order_of(priority, priorities), expires_at_ms)
+    send = Send(state, record, name_of(record), order_of(priority, priorities), expires_at_ms)
+    if group_of(record) is not None:
+        send.is_grouped = True
+    return send

@@ -101,6 +101,8 @@ class MessagePlan(Protocol):
 
     def expire(self) -> None: ...
 
+    def group(self, send: Send) -> None: ...
+
 
 class MessageTable(Protocol):
     """The steps of a backend for changes of messages (table.py)."""
@@ -152,11 +154,14 @@ class _Extras(NamedTuple):
 
     deliver_at_ms: int
     large: StoredBody | None
+    grouped: bool
 
     def plan(self, plan: MessagePlan, send: Send) -> None:
         """Plan what goes with a message that has its seq."""
         if self.large is not None:
             self.large.bodies.planned(plan, send)
+        if self.grouped:
+            plan.group(send)
         if self.deliver_at_ms:
             plan.changes.append(Postponed(send.state, send.seq, 0, self.deliver_at_ms))
 
@@ -187,7 +192,8 @@ class Send(Change):
         self.own: Any = None
         """The backend's: where it has written it."""
         self.extras: _Extras | None = None
-        """Fields that few messages have, so that the others pay for one question: `deliver_at_ms` and `large`."""
+        """Fields that few messages have, so that the others pay for one question: `deliver_at_ms`, `large`,
+        `is_grouped`."""
 
     @property
     def deliver_at_ms(self) -> int:
@@ -201,16 +207,25 @@ class Send(Change):
 
     @large.setter
     def large(self, body: StoredBody | None) -> None:
-        self._set_extras(self.deliver_at_ms, body)
+        self._set_extras(self.deliver_at_ms, body, self.is_grouped)
+
+    @property
+    def is_grouped(self) -> bool:
+        """Return whether the message has a group."""
+        return self.extras is not None and self.extras.grouped
+
+    @is_grouped.setter
+    def is_grouped(self, grouped: bool) -> None:
+        self._set_extras(self.deliver_at_ms, self.large, grouped)
 
     def wait_until(self, due: int) -> None:
         """Do not deliver the message before this time (ms; 0: at once). Called before the send is in a ticket."""
-        self._set_extras(due, self.large)
+        self._set_extras(due, self.large, self.is_grouped)
         if due:
             self.size += SMALL_BYTES
 
-    def _set_extras(self, due: int, body: StoredBody | None) -> None:
-        self.extras = _Extras(due, body) if due or body is not None else None
+    def _set_extras(self, due: int, body: StoredBody | None, grouped: bool) -> None:
+        self.extras = _Extras(due, body, grouped) if due or body is not None or grouped else None
 
     def plan(self, plan: MessagePlan) -> tuple[int, bool]:
         """Give the message its seq; return the seq, and whether the message is a duplicate by an id of its sender's."""

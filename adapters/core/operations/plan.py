@@ -23,7 +23,7 @@ from ..state.leases import DestinationState, SubscriptionState
 from ..state.states import Catalog
 from ..store_types import SubscriptionKey
 from .branches import Branch, Commit, Rollback
-from .changes import Change, Naming, Refused, SendMany
+from .changes import Change, Naming, Refused, Send, SendMany
 from .destination_changes import Declare
 from .tickets import Ticket
 
@@ -228,6 +228,10 @@ class Plan:
         """Note a message that expires."""
         self._sequencer.on_expiring()
 
+    def group(self, send: Send) -> None:
+        """Note a message that has a group."""
+        self._sequencer.on_grouped(send.state, send.recipients)
+
     def settle(self, outcome: Commit | Rollback, brings: Iterable[Change]) -> list[Any] | None:
         """Add the outcome of a branch, behind the changes that it brings, and return what comes of these; None if the
         branch waits for no outcome by then."""
@@ -265,6 +269,9 @@ class Sequencer:
         """Gates of destinations that are on their way to another store, or have gone there. Closed by who plans."""
         self.on_expiring: Callable[[], object] = lambda: None
         """Called when a message is planned that expires."""
+        self.on_grouped: Callable[[DestinationState, Iterable[SubscriptionState]], object] = lambda state, own: None
+        """Called when a message that has a group is planned, or, of a transient one, is about to be seen: with its
+        destination, and the subscriptions that a topic's is for."""
         self.mixed = False
         """Some messages are not persistent."""
         self.lock = threading.RLock()

@@ -10,11 +10,13 @@ import struct
 import time
 from typing import Final
 
+import msgspec
+
 from ....policies.errors import MessageTooLargeError
 from ....policies.names.destination import Destination, Kind
 from ...system.clock import before_1970
-from ..messages import DEFAULT_PRIORITY, Headers, Outgoing, plain_body, require_order
-from .headers import pack_headers, pack_id
+from ..messages import DEFAULT_PRIORITY, GROUP, Headers, Outgoing, in_group, plain_body, require_order
+from .headers import pack_headers, pack_id, unpack_headers
 from .large import REFERENCE, StoredBody
 
 HEAD: Final = struct.Struct("<HHHIQQ")
@@ -36,6 +38,8 @@ and is dead at once, so that its key has none."""
 _NEVER: Final = 0
 _pack = HEAD.pack
 _unpack = HEAD.unpack_from
+_GROUP: Final = pack_headers({GROUP: "x"})[1:-2]
+"""The name of the header as it stands among packed ones."""
 _FLAGS: Final = struct.Struct("<H")
 _FLAGS_AT: Final = struct.calcsize("<H")  # behind the priority
 _pack_flags = _FLAGS.pack
@@ -83,7 +87,9 @@ def encode(
 
 def encode_outgoing(destination: Destination, message: Outgoing, limit: int) -> tuple[bytes, bytes | None]:
     """Return the record and the id, as `encode`, of a message that a transaction, or a send of many, gathers."""
-    body, headers, message_id, priority, expires_at_ms, persistent, requeued, _ = message
+    body, headers, message_id, priority, expires_at_ms, persistent, requeued, _, group = message
+    if group is not None:
+        headers = in_group(headers, group)
     flags = (REQUEUED if requeued else 0) | (0 if persistent else NONPERSISTENT)
     if isinstance(body, StoredBody):
         body, flags = body.reference, flags | LARGE
@@ -123,6 +129,20 @@ def body_of(record: bytes) -> bytes:
     """Return a record's body alone."""
     head = _unpack(record)
     return record[HEAD.size + head[2] + head[3] :]
+
+
+def group_of(record: bytes) -> str | None:
+    """Return the group of a record's message; None if it has none, or does not parse."""
+    try:
+        _, _, id_bytes, headers_bytes, _, _ = _unpack(record)
+        first = HEAD.size + id_bytes
+        last = first + headers_bytes
+        if record.find(_GROUP, first, last) < 0:
+            return None
+        group = unpack_headers(record[first:last]).get(GROUP)  # it may be another header's value
+    except (struct.error, ValueError, msgspec.MsgspecError, RecursionError):
+        return None
+    return group if isinstance(group, str) else None
 
 
 def is_requeued(record: bytes) -> bool:

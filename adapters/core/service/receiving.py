@@ -393,6 +393,12 @@ class Receiving:
                 return None
             if seq in channel.held:
                 raise UnknownMessageError("somebody else has leased it meanwhile")
+            if channel.unsure is not None:
+                channel.unsure.look_ahead(None)
+            if channel.groups is not None:
+                channel.groups.bring()
+                if not channel.groups.lets(place):
+                    raise UnknownMessageError("somebody else has leased another message of its group meanwhile")
             lease = channel.held[seq] = Lease((channel,), place)
         self.hand_out.begin([lease], seconds)
         return lease

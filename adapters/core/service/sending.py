@@ -18,7 +18,7 @@ from .. import store_types
 from ..backend.writers import Queued, Writer
 from ..engine.engine import APPLY_AT, Engine
 from ..engine.hooks import Quotas, Schedule, Transient
-from ..messages import DEFAULT_PRIORITY, DROPPED, Outgoing, Receipt, plain_body, require_time
+from ..messages import DEFAULT_PRIORITY, DROPPED, GROUP, Outgoing, Receipt, plain_body, require_time
 from ..operations.changes import SMALL_BYTES, Change, Send, SendMany, acks_of
 from ..operations.destination_changes import Subscribe, Unsubscribe
 from ..operations.tickets import Ticket
@@ -61,7 +61,7 @@ class Sending:
         intake = Intake(
             self._settings.message_bytes_max, self._settings.priorities,
             None if make is None else lambda: engine.transient or make(), _plain,
-            None if waits else lambda: require_schedule(engine).require(),
+            None if waits else lambda: require_schedule(engine).require(), engine.knows_groups,
         )  # fmt: skip
         self._intake = intake if bodies is None else intake._replace(kept=bodies.outgoing)
         self.staging = intake if bodies is None else intake._replace(kept=bodies.looked_at)
@@ -391,6 +391,8 @@ class Intake(NamedTuple):
     """Returns a message whose body is bytes, or is kept apart."""
     refuse_delayed: Callable[[], object] | None
     """Raises ConfigError. None: messages can wait for their time."""
+    knows_groups: bool
+    """Messages may have groups."""
 
 
 def _plain(message: Outgoing) -> Outgoing:
@@ -420,6 +422,10 @@ def new_send(state: DestinationState, message: Outgoing | bytes, intake: Intake)
     send = Send(state, record, name, order, message.expires_at_ms)
     if not plain:
         _set_extras(send, message)
+    if message.group is not None or (message.headers and GROUP in message.headers):
+        if not intake.knows_groups:
+            raise ConfigError([f"{state.destination} is in a store without message groups; send without a group"])
+        send.is_grouped = True
     if message.persistent or intake.apart is None:
         if send.deliver_at_ms and intake.refuse_delayed is not None:
             intake.refuse_delayed()

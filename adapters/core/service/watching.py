@@ -128,7 +128,7 @@ def _lease_or_watch(
     if watch is None or not watch.is_in_line(channel):
         watch = Watch(engine, channel, on_wake)
         channel.receivers[watch] = None
-    if not delivery.has_room(channel):
+    if not delivery.has_room(channel) or channel.holds_back:
         channel.state.at_limit[channel] = None  # its next ack tells
     if engine.behind:  # what was taken in before it stood in line told nobody
         engine.drain()

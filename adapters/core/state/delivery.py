@@ -2,8 +2,9 @@
 
 H1  A message that nobody holds is in exactly one place: beyond the cursor of its level, in the level's `ready`, or in
     `returned`, or, if it is not to be delivered any more, nowhere but in the backend (it has expired) and in
-    `_limited`, or, if it waits for its time, nowhere but in the backend (scheduled.py); in a second one after an
-    interruption, or if it came back before it was fetched: `lease` gives it once.
+    `_limited`, or, if it waits for its time, nowhere but in the backend (scheduled.py), or held back with its group
+    (groups.py); in a second one after an interruption, or if it came back before it was fetched: `lease` gives it
+    once.
 H2  A message that somebody holds has a Lease in its channel's `held`: LEASED by a receiver, CLAIMED by a transaction,
     or LEAVING while its ack or its return is under way. Where its destination goes to another store it is MOVING, and
     then MOVED, with a successor there (forwarding.py), or held as before.
@@ -128,8 +129,11 @@ class Delivery:
         if channel.passed_at and wall_ms() < channel.passed_at:
             channel.rewind()
         held, returned = channel.held, channel.returned
+        if channel.groups is not None:
+            channel.groups.bring()
         while True:
             ready = channel.first.ready or self._fetch(channel, rows)
+            groups = channel.groups
             if returned and (not ready or returned[0] < ready[0][:2]):
                 seq = returned[0][1]
                 back = channel.returned_places.get(seq)
@@ -138,15 +142,20 @@ class Delivery:
                     back is not None and seq not in held
                     and rows.row(channel.state, channel.subscription, seq, back[ORDER]) is not None
                     and self._deliverable(channel, back)
+                    and (groups is None or groups.lets(back))
                 ):  # fmt: skip
                     return back
                 heapq.heappop(returned)
                 channel.returned_places.pop(seq, None)
+                if groups is not None:
+                    groups.left(seq)
             elif ready:
                 place = ready[0]
-                if place[SEQ] not in held and (
-                    (not place[EXPIRES] and self._max_deliveries is None) or self._deliverable(channel, place)
-                ):
+                if (
+                    place[SEQ] not in held
+                    and ((not place[EXPIRES] and self._max_deliveries is None) or self._deliverable(channel, place))
+                    and (groups is None or groups.lets(place, ready))
+                ):  # fmt: skip
                     return place
                 ready.popleft()
             else:
@@ -166,6 +175,8 @@ class Delivery:
         if place[SEQ] in held or (
             (place[EXPIRES] or self._max_deliveries is not None) and not self._deliverable(channel, place)
         ):
+            return False
+        if channel.groups is not None and not channel.groups.lets_plainly(place):
             return False
         self._give_first(channel, ready, receiver)
         return True
@@ -189,7 +200,10 @@ class Delivery:
     def _fetch(self, channel: Channel, rows: Rows) -> deque[Place] | None:
         """Return the first of what was never delivered, looked up ahead; None if there is nothing."""
         if not self._priorities:
-            return channel.first.fetch(channel, rows, 0, self.epoch)
+            ready = channel.first.fetch(channel, rows, 0, self.epoch)
+            if channel.unsure is not None and ready:
+                channel.unsure.look_ahead(ready)
+            return ready
         levels = channel.levels
         if levels is None:
             levels = channel.levels = Levels()
@@ -251,13 +265,13 @@ class Delivery:
             except RuntimeError:
                 continue  # another thread has just come or gone
             except StopIteration:
-                return
+                break
             if receiver.lease is None and not self.lease(channel, rows, receiver):
-                return
+                break
             receiver.wake()  # first: who is struck between the two leaves it in line, where whoever comes finds it
             channel.receivers.pop(receiver, None)
-        if channel.receivers:
-            channel.state.at_limit[channel] = None  # its next ack makes room
+        if channel.receivers and (len(channel.held) >= self._max_leases or channel.holds_back):
+            channel.state.at_limit[channel] = None  # its next ack makes room, or frees a group
 
     # Messages that are not delivered any more
 
@@ -378,6 +392,8 @@ class Delivery:
                 else:
                     channel.returned_places[seq] = place
                     heapq.heappush(channel.returned, (order, seq))
+            if channel.unsure is not None:
+                channel.unsure.look_ahead(None)  # it may never have been fetched
             channel.held.pop(seq, None)
             channel.wake()
 
@@ -394,6 +410,10 @@ class Delivery:
             heapq.heappush(channel.returned, (place[ORDER], seq))
         else:
             self.set_back(channel, place[ORDER], seq)
+        if channel.unsure is not None:
+            channel.unsure.look_ahead(None)
+        if channel.groups is not None:
+            channel.groups.look_at(seq)
         channel.wake()
 
     def claim_again(self, channels: Sequence[Channel], place: Place, whole: bool) -> Lease:
@@ -412,13 +432,18 @@ class Delivery:
             for seq in list(channel.held):
                 self.end(channel, seq)
         channel.held.clear()
+        if channel.groups is not None:
+            channel.groups.look_at(None)
         self._sweep.forget(channel)
         channel.state.at_limit.pop(channel, None)
         channel.wake_all()
 
     def purged(self, channel: Channel, first: int, last: int) -> None:
         """Forget the messages of a channel between these seqs that nobody held: they are dead. Idempotent."""
-        if self.mixed:
+        if channel.groups is not None:
+            channel.groups.look_at(None)  # one that waited for its time may have held its group
+            channel.wake()
+        if self.mixed or channel.groups is not None:
             channel.rewind()
             return
         channel.remove_fetched(first, last)

@@ -7,7 +7,8 @@ import itertools
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections import deque
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from ....policies.errors import UnknownMessageError
 from ....policies.names.destination import Destination, Kind
@@ -172,12 +173,48 @@ class DestinationState(_Counted):
         self.subscriptions = {key: other for key, other in self.subscriptions.items() if other is not subscriber}
 
 
+class Groups(Protocol):
+    """The groups of a channel's messages (features/groups.py), as delivery asks of them. Under the store's lock."""
+
+    @property
+    def holds_back(self) -> bool:
+        """Return whether a message may be held back, since another of its group is held."""
+
+    def bring(self) -> None:
+        """Put the next message of each group that has become free among those that have returned."""
+
+    def lets(self, place: Place, ready: deque[Place] | None = None) -> bool:
+        """Return whether a message may be leased. If not it is held back from now on, and may leave its place. `ready`:
+        what was fetched, if it is the first of that."""
+
+    def lets_plainly(self, place: Place) -> bool:
+        """Return whether it is known, whatever is not applied yet, that a message has no group and that none held back
+        comes before it."""
+
+    def left(self, seq: int) -> None:
+        """Note that a message has left those that have returned, and was not leased."""
+
+    def look_at(self, seq: int | None) -> None:
+        """Look, with the next `bring`, whether this message still holds its group; None: whether any does that."""
+
+    def look_ahead(self, ready: deque[Place] | None) -> None:
+        """Look at what was just fetched, of which nothing is leased yet. If it may have groups, or is None, the channel
+        has `groups` from now on."""
+
+    def forget(self) -> None:
+        """Forget what is held back: all is fetched anew."""
+
+    def share(self, channel: Channel) -> None:
+        """Have another channel of the same topic look for groups, too."""
+
+
 class Channel:
     """The source that a consumer draws from: a queue, or one subscription of a topic. All fields belong to the store's
     lock (the one under which Delivery's methods are called)."""
 
     __slots__ = (
         "first",
+        "groups",
         "held",
         "levels",
         "listeners",
@@ -188,6 +225,7 @@ class Channel:
         "returned_places",
         "state",
         "subscription",
+        "unsure",
     )  # fmt: skip
 
     def __init__(self, state: DestinationState, subscription: SubscriptionState | None = None) -> None:
@@ -212,6 +250,18 @@ class Channel:
         """Receivers that wait for a message, in the order in which they came."""
         self.listeners: dict[Receiver, None] = {}
         """Listeners, which come again, in that line or not: they hear that the store stops."""
+        self.groups: Groups | None = None
+        """None: none of its messages has a group. Also set by who plans the first one that has, before it is seen."""
+        self.unsure: Groups | None = None
+        """Looks at what is fetched, as long as that may have groups: what the store held at open."""
+        of_topic = state.channel.groups or state.channel.unsure if subscription is not None else None
+        if of_topic is not None:
+            of_topic.share(self)
+
+    @property
+    def holds_back(self) -> bool:
+        """Return whether there may be a message that becomes free by an ack of another."""
+        return self.groups is not None and self.groups.holds_back
 
     @property
     def number(self) -> int:
@@ -250,6 +300,8 @@ class Channel:
         """Forget what was fetched; what is still there is fetched anew."""
         self.first.forget()
         self.levels = None
+        if self.groups is not None:
+            self.groups.forget()
 
     def remove_fetched(self, first: int, last: int) -> None:
         """Remove from what was fetched the messages between these seqs, which are dead, or held. Idempotent."""

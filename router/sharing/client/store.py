@@ -183,7 +183,7 @@ class RemoteStore(RemoteLeases):
             body = self.bodies.keep(body)
         if message.headers:
             pack_headers(message.headers)  # which says what is wrong with them
-        return OutgoingFields(body, *message[1:])
+        return OutgoingFields(body, *message[1:-1])  # its group is among the headers
 
     def keep(self, body: object, persistent: bool = True) -> bytes | LargeBody:
         """Read a body into the owner's keeping, as Store.keep."""
@@ -383,7 +383,7 @@ class RemoteStore(RemoteLeases):
         changes: Sequence[Change],
     ) -> list[Receipt]:
         """Say the outcome of a transaction that has voted."""
-        sent = [(str(destination), (b"", None, *message[2:])) for destination, message in sends]
+        sent = [(str(destination), (b"", None, *message[2:-1])) for destination, message in sends]
         tokens = [message._note.token for message in acks]
         others = [*_destinations(acks), *(str(change.subscription.topic) for change in changes)]
         end = ROLLED_BACK

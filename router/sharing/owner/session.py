@@ -384,7 +384,7 @@ class Session:
         if name is None and number is not None:
             name = MadeId(f"{self._made}{number:x}.{at:x}" if at else f"{self._made}{number:x}")
         kept: Any = body if type(body) is bytes else self._body(body[1])
-        made = (kept, headers, name, priority, expires_at_ms, persistent, requeued, deliver_at_ms)
+        made = (kept, headers, name, priority, expires_at_ms, persistent, requeued, deliver_at_ms, None)
         return tuple.__new__(Outgoing, made)  # as its own, less a call
 
     def _body(self, number: int) -> Any:

@@ -158,7 +158,7 @@ class Writes:
 
     def _send_nowait(self, session: Session, number: int, request: Send) -> None:
         destination = destination_of(request.destination)
-        body, headers, name, priority, expires_at_ms, persistent, _, deliver_at_ms = session.outgoing_of(
+        body, headers, name, priority, expires_at_ms, persistent, _, deliver_at_ms, _ = session.outgoing_of(
             request.message, number
         )
         registry = self._registry
@@ -190,7 +190,7 @@ class Writes:
             body: Any = message.body
             if not isinstance(body, LargeBody):
                 body = kept(self._registry, destination, body, None, message.persistent)
-            _, headers, name, priority, expires_at_ms, lasts, _, deliver_at_ms = message
+            _, headers, name, priority, expires_at_ms, lasts, _, deliver_at_ms, _ = message
             options = (body, headers, name, request.sync, priority, expires_at_ms, lasts, deliver_at_ms)
             return _receipt(self._registry.for_store(destination, methodcaller("send", destination, *options)))
 

@@ -270,6 +270,8 @@ class TransientMessages:
 
     def _add(self, send: Send, state: DestinationState, seq: int, level: int, doing: list[Change]) -> None:
         mirror = state.volatile or self._mirror(state)
+        if send.is_grouped:
+            self._engine.sequencer.on_grouped(state, state.subscriptions.values())
         kept = Send(mirror, send.record, send.name, 2 * send.order + level, send.expires_at_ms)
         kept.seq, kept.large = seq, send.large
         if mirror.is_topic:
