@@ -23,6 +23,7 @@ from ...adapters.core.messages import (
     Receipt,
     T,
     checked,
+    in_group,
     plain_body,
     require_persistent,
 )
@@ -47,6 +48,7 @@ class SendOptions(TypedDict, total=False):
     size: int | None
     deliver_in: float | None
     deliver_at: float | datetime | None
+    group: str | None
 
 
 class Endpoint(Generic[T]):
@@ -77,6 +79,7 @@ class Endpoint(Generic[T]):
         connection: Any = None,
         deliver_in: float | None = None,
         deliver_at: float | datetime | None = None,
+        group: str | None = None,
     ) -> Receipt:
         """Store one message; returns once it is as durable as its store's policy says (invariant 1).
 
@@ -87,7 +90,8 @@ class Endpoint(Generic[T]):
         swapped to disk if there are many, and gone when its store closes; its place among the others is kept. Before
         `deliver_in` seconds are over, or before `deliver_at` (seconds since the epoch, or a datetime that knows its
         time zone), nobody receives it, and others pass it; then it is at its place, the one at which it was sent. The
-        message waits over a restart, too.
+        message waits over a restart, too. While a message of the same `group` is leased, nobody receives another of
+        that group from the same queue or subscription.
 
         A `body` may also be a file opened for reading bytes, or anything else with `read(size)`. The file is read from
         where it stands to its end, of any size and in bounded memory (docs/messages.md). With `size` it is refused,
@@ -109,6 +113,8 @@ class Endpoint(Generic[T]):
         content: Any = body
         if self._codec is not None:
             content, headers = encode(self._codec, content, headers, destination)
+        if group is not None:
+            headers = in_group(headers, group)
         if connection is not None:
             if size is not None and size != len(plain_body(content)):
                 raise ValueError(
@@ -200,6 +206,7 @@ class Endpoint(Generic[T]):
         size: int | None = None,
         deliver_in: float | None = None,
         deliver_at: float | datetime | None = None,
+        group: str | None = None,
     ) -> Future[Receipt]:
         """Send without waiting: the future resolves when `send` would have returned, on a thread of ours. If the store
         is not open, it is opened on such a thread too. The sends of one thread keep their order, with `send` as well. A
@@ -212,6 +219,8 @@ class Endpoint(Generic[T]):
         content: Any = body
         if self._codec is not None:
             content, headers = encode(self._codec, content, headers, self.destination)
+        if group is not None:
+            headers = in_group(headers, group)
         if type(content) is not bytes or size is not None:
             content = kept(registry, destination, content, size, persistent)
         removals, sent = registry.gates.removals, None

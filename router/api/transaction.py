@@ -188,6 +188,7 @@ class Transaction:
         size: int | None = None,
         deliver_in: float | None = None,
         deliver_at: float | datetime | None = None,
+        group: str | None = None,
     ) -> None:
         """Send at commit. A composite (`queue://a,topic://b`) is a send to each of its parts. A queue or topic that has
         a codec takes a value. The rest is as in Queue.send; `expires_in` and `deliver_in` count from now. A body that
@@ -208,7 +209,7 @@ class Transaction:
                 self._require_active()
             body = kept(self._registry, destinations[0], body, size, persistent)
         deliver_at_ms = 0 if deliver_in is deliver_at is None else due(deliver_in, deliver_at)
-        message = checked(body, headers, message_id, priority, expires_at_ms, persistent, False, deliver_at_ms)
+        message = checked(body, headers, message_id, priority, expires_at_ms, persistent, False, deliver_at_ms, group)
         self._send(destinations, message)
 
     def _carry(self, destination: Destination, message: Outgoing) -> None:

@@ -81,6 +81,7 @@ def _header(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]
               help="A header; may be given more than once.")  # fmt: skip
 @click.option("--id", "message_id", metavar="ID", help="The message id: two sends under it are stored once.")
 @click.option("--priority", type=click.IntRange(0, 65535), metavar="N", help="The priority; the highest comes first.")
+@click.option("--group", metavar="GROUP", help="While a message of a group is leased, no other of it is received.")
 @click.option("--delay", type=Seconds(min=0), metavar="SECONDS",
               help="Nobody receives the message before. A number, or 500ms, 2m.")  # fmt: skip
 @click.option("--expires", type=Seconds(min=0, min_open=True), metavar="SECONDS",
@@ -95,6 +96,7 @@ def send_command(
     headers: dict[str, str],
     message_id: str | None,
     priority: int | None,
+    group: str | None,
     delay: float | None,
     expires: float | None,
     create: bool,
@@ -113,7 +115,7 @@ def send_command(
     """
     if (body is None) == (path is None):
         raise click.UsageError("give the BODY, - for stdin, or --file FILE")
-    options: SendOptions = {"expires_in": expires, "deliver_in": delay}
+    options: SendOptions = {"expires_in": expires, "deliver_in": delay, "group": group}
     if priority is not None:
         options["priority"] = priority
     with ExitStack() as stack:

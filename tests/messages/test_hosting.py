@@ -270,7 +270,7 @@ def test_a_message_shows_no_private_field(router: anabranch.Router) -> None:
     message = take(router.queue("q"))
     shown = [name for name in dir(message) if not name.startswith("_")]
     assert shown == [
-        "ack", "ack_nowait", "body", "content", "deliveries", "destination", "expires_at_ms", "extend",
+        "ack", "ack_nowait", "body", "content", "deliveries", "destination", "expires_at_ms", "extend", "group",
         "headers", "is_large", "leased", "message_id", "open", "persistent", "priority", "raw_body", "read",
         "redelivered", "reject", "reject_nowait", "release", "release_nowait", "seq", "size", "subscription",
         "timestamp_ms", "token",

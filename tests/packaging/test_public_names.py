@@ -39,7 +39,7 @@ NAMES = {
     "Map": "compare_and_set count declare delete destination get increment items pop put put_if_absent wait",
     "Match": "pattern reason target",
     "Message": (
-        "ack ack_nowait body content deliveries destination expires_at_ms extend headers is_large leased "
+        "ack ack_nowait body content deliveries destination expires_at_ms extend group headers is_large leased "
         "message_id open persistent priority raw_body read redelivered reject reject_nowait release "
         "release_nowait seq size subscription timestamp_ms token"
     ),
@@ -50,7 +50,7 @@ NAMES = {
     "MissingExtraError": "msg name path",
     "Move": "bytes destination messages source subscriptions target",
     "OnCorruption": "REFUSE SALVAGE",
-    "Outgoing": "body deliver_at_ms expires_at_ms headers message_id persistent priority requeued",
+    "Outgoing": "body deliver_at_ms expires_at_ms group headers message_id persistent priority requeued",
     "Pattern": "exact kinds matches parse text",
     "Problem": "line message",
     "Queue": (
@@ -71,7 +71,7 @@ NAMES = {
     "RouterStats": "dead_lettered decision_syncs dropped stores unresponsive",
     "Serving": "failure stop wait",
     "Savepoint": "rollback",
-    "SendOptions": "deliver_at deliver_in expires_in persistent priority size",
+    "SendOptions": "deliver_at deliver_in expires_in group persistent priority size",
     "Settlement": "ACK REJECT RELEASE",
     "StoreFailed": "at_ms reason store",
     "StoreOpened": "after_failure at_ms store",

@@ -72,6 +72,21 @@ async def free(queue: aio.AsyncQueue[Any], ready: int) -> None:
     await until(is_free)
 
 
+def test_groups(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        queue = router.queue("q")
+        await queue.send(b"1", group="g")
+        await queue.send_many([anabranch.Outgoing(b"2", group="g"), b"x"])
+        first, other = await take(queue), await take(queue)
+        assert (first.body, first.group, other.body, other.group) == (b"1", "g", b"x", None)
+        waiting = asyncio.create_task(take(queue))
+        await asyncio.sleep(0)
+        await first.ack()
+        assert (await waiting).body == b"2"
+
+    run(striking, test)
+
+
 def test_queues(striking: Striking) -> None:
     async def test(router: aio.AsyncRouter) -> None:
         queue = router.queue("q")
