@@ -5,6 +5,7 @@
 | JMSMessageID, JMSPriority, JMSTimestamp, JMSExpiration | the message's id, priority, time and expiry |
 | redelivery count | deliveries |
 | properties | headers of the same names; a char is a str, lists and maps nest |
+| JMSXGroupID | the message's group, too, if it is not longer than one may be |
 | JMSType, JMSCorrelationID, JMSReplyTo, JMSXGroupID, JMSXGroupSeq, JMSXUserID | headers of these names, if set |
 | where it was sent to first | header `ActiveMQOriginalDestination`, if it lies elsewhere now |
 | class of the message | header `content-type`, unless a property of that name says more |
@@ -18,7 +19,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from ..core.messages import EXPIRES_MAX_MS
+from ..core.messages import EXPIRES_MAX_MS, GROUP, GROUP_BYTES_MAX
 from ..core.record.encoding import encode_sent
 from .commands import AddMessage
 from .openwire import MessageInfo, OpenWireError, modified_utf8, read_message
@@ -104,6 +105,8 @@ def _headers(command: AddMessage, info: MessageInfo) -> dict[str, Any]:
     headers.update({name: value for name, value in given.items() if value is not None})
     if info.group_id is not None:
         headers["JMSXGroupSeq"] = info.group_sequence
+        if 0 < len(info.group_id.encode()) <= GROUP_BYTES_MAX:
+            headers[GROUP] = info.group_id
     return headers
 
 

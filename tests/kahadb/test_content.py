@@ -92,6 +92,7 @@ def test_what_jms_says_of_a_message() -> None:
         "JMSReplyTo": "topic://answers",
         "JMSXGroupID": "g",
         "JMSXGroupSeq": 3,
+        "message_group": "g",
         "JMSXUserID": "u",
         "ActiveMQOriginalDestination": "queue://elsewhere",
     }
@@ -121,6 +122,7 @@ def test_what_the_classes_of_activemq_wrote() -> None:
         assert headers == {
             "s": "ä", "i": -1, "l": 1 << 40, "d": 0.1, "f": 0.5, "b": True, "y": -2, "h": -3, "m": {"a": [1, "z"]},
             "n": None, "JMSReplyTo": "temp-queue://ID:c:1", "JMSXGroupID": "g", "JMSXGroupSeq": 2, "JMSXUserID": "u",
+            "message_group": "g",
         }  # fmt: skip
 
 

@@ -170,6 +170,7 @@ def test_every_class_of_message_of_a_real_broker(kinds: Path, to: Callable[..., 
     assert first.headers == {
         "color": "red", "price": 9, "content-type": "text/plain; charset=utf-8", "JMSType": "typ",
         "JMSCorrelationID": "corr-3", "JMSReplyTo": "queue://REPLY", "JMSXGroupID": "grp", "JMSXGroupSeq": 0,
+        "message_group": "grp",
     }  # fmt: skip
     by_type = {m.headers["content-type"]: m.body for m in queue}
     assert by_type["application/octet-stream"] == bytes(20000)
