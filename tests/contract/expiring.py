@@ -38,6 +38,19 @@ class Clock:
         return self.time_ns() // 1_000_000
 
 
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    """Yield a clock that is this process's wall clock meanwhile: for a fixture."""
+    yield from going_by(Clock(), monkeypatch)
+
+
+def going_by(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    """Yield the clock, which is this process's wall clock meanwhile."""
+    with monkeypatch.context() as patches:
+        patches.setattr(time, "time", clock.time)
+        patches.setattr(time, "time_ns", clock.time_ns)
+        yield clock
+
+
 def undelivered(store: Store, limit: int = 100) -> list[Undelivered]:
     return list(store.take_undelivered(limit))
 
@@ -55,11 +68,7 @@ class ExpiringContract:
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
         """Before the stores of the test are opened."""
-        clock = Clock()
-        with monkeypatch.context() as patches:
-            patches.setattr(time, "time", clock.time)
-            patches.setattr(time, "time_ns", clock.time_ns)
-            yield clock
+        yield from stopped_clock(monkeypatch)
 
     def test_the_time_comes_back(self, clock: Clock, disk: Disk, store: Store, place: str) -> None:
         soon = clock.now + HOUR

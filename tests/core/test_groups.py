@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +16,7 @@ from anabranch.adapters.core.features import groups
 from anabranch.adapters.core.messages import DEFAULT_PRIORITY, Message, Outgoing
 
 from ..contract.disk import PATIENCE, A, B, Disk, assert_whole, drain, take
-from ..contract.expiring import Clock
+from ..contract.expiring import Clock, stopped_clock
 from ..contract.preparing import prepare
 from ..journal.disk import SMALL, JournalDisk
 from ..memory.disk import MemoryDisk
@@ -31,13 +30,7 @@ KINDS: dict[str, Any] = {
 STEPS = 120
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    clock = Clock()
-    with monkeypatch.context() as patches:
-        patches.setattr(time, "time", clock.time)
-        patches.setattr(time, "time_ns", clock.time_ns)
-        yield clock
+clock = pytest.fixture(stopped_clock)
 
 
 @pytest.fixture(params=KINDS)

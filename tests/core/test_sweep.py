@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -18,7 +17,7 @@ from anabranch.adapters.core.store import Store
 from anabranch.adapters.core.store_types import Subscription
 
 from ..contract.disk import A, B, Disk, T, drain, take
-from ..contract.expiring import Clock
+from ..contract.expiring import Clock, stopped_clock
 from ..journal.disk import JournalDisk
 from ..memory.disk import MemoryDisk
 from ..sql.disk import SqliteDisk
@@ -28,13 +27,7 @@ LEASED = 2000
 FREE = 1000
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    clock = Clock()
-    with monkeypatch.context() as patches:
-        patches.setattr(time, "time", clock.time)
-        patches.setattr(time, "time_ns", clock.time_ns)
-        yield clock
+clock = pytest.fixture(stopped_clock)
 
 
 @pytest.fixture(params=["journal", "sql", "memory"])

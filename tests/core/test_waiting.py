@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,19 +21,12 @@ from anabranch.policies.config.fields import Redelivery
 from anabranch.policies.errors import ConfigError, StoreFullError
 
 from ..contract.disk import PATIENCE, A, B, Parallel, assert_whole, bodies, drain, eventually, take
-from ..contract.expiring import HOUR, Clock
+from ..contract.expiring import HOUR, Clock, stopped_clock
 from ..contract.features import schedule_of
 from ..thirdparty.disk import OneFileDisk
 from .made import journal, memory, onefile
 
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    clock = Clock()
-    with monkeypatch.context() as patches:
-        patches.setattr(time, "time", clock.time)
-        patches.setattr(time, "time_ns", clock.time_ns)
-        yield clock
+clock = pytest.fixture(stopped_clock)
 
 
 def test_milliseconds_are_rounded_up() -> None:

@@ -20,18 +20,7 @@ from anabranch.router.offline.repartition import repartition
 from ..children import CONTEXT
 from ..contract.disk import PATIENCE, eventually
 from ..sharing.workers import owner_of
-
-
-def config(directory: Path, to: str = "one", **options: Any) -> anabranch.Config:
-    """Everything is in a journal, or in `two`, a SQLite store."""
-    one, two = ([">"], ["none"]) if to == "one" else (["none"], [">"])
-    return anabranch.Config(
-        directory / "data",
-        [
-            anabranch.StoreConfig("one", one, journal=anabranch.JournalOptions(**options)),
-            anabranch.StoreConfig("two", two, sql=anabranch.SqlOptions()),
-        ],
-    )
+from .stores import config
 
 
 def all_there(queue: anabranch.Queue) -> list[anabranch.Message]:

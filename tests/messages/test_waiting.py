@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -15,28 +13,10 @@ import anabranch
 from anabranch.policies.config import load
 from anabranch.router.offline.repartition import repartition
 
-from ..contract.expiring import HOUR, Clock
+from ..contract.expiring import HOUR, Clock, stopped_clock
+from .stores import config
 
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    clock = Clock()
-    with monkeypatch.context() as patches:
-        patches.setattr(time, "time", clock.time)
-        patches.setattr(time, "time_ns", clock.time_ns)
-        yield clock
-
-
-def config(directory: Path, to: str = "one", **options: Any) -> anabranch.Config:
-    """Everything is in a journal, or in `two`, a SQLite store."""
-    one, two = ([">"], ["none"]) if to == "one" else (["none"], [">"])
-    return anabranch.Config(
-        directory / "data",
-        [
-            anabranch.StoreConfig("one", one, journal=anabranch.JournalOptions(**options)),
-            anabranch.StoreConfig("two", two, sql=anabranch.SqlOptions()),
-        ],
-    )
+clock = pytest.fixture(stopped_clock)
 
 
 def bodies(queue: anabranch.Queue) -> list[bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from anabranch.adapters.core import Store
 
 from ..contract.contract import EssentialContract, StoreContract, VolatileStoreContract
 from ..contract.disk import Disk
-from ..contract.expiring import Clock
+from ..contract.expiring import Clock, going_by
 from ..contract.leasing import LONG
 from ..journal import disk as journal
 from ..journal.disk import JournalDisk
@@ -61,11 +60,7 @@ class Shared:
 
     @pytest.fixture
     def clock(self, owner: Owner, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-        clock = OwnersClock(owner)
-        with monkeypatch.context() as patches:
-            patches.setattr(time, "time", clock.time)
-            patches.setattr(time, "time_ns", clock.time_ns)
-            yield clock
+        yield from going_by(OwnersClock(owner), monkeypatch)
         owner.ask("set_time", None)
 
     @pytest.fixture
