@@ -249,9 +249,7 @@ def checked(
         require_order(priority, expires_at_ms)
     if deliver_at_ms:
         require_time("deliver_at_ms", deliver_at_ms)
-    plain = plain_headers(headers) if headers else None
-    if group is not None:
-        plain = in_group(plain, group)
+    plain = in_group(headers, group) if group is not None else plain_headers(headers) if headers else None
     if type(body) is not bytes and not _is_kept_apart(body):
         body = plain_body(body)
     if persistent is not True:
