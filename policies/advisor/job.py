@@ -171,7 +171,7 @@ def _constraints(engine: Engine, options: RecommendOptions) -> Constraints:
     current = options.current
     rules = [None if current is None else current.rules_of(name) for name in engine.destinations]
     pairs: list[object] = [*zip(policies_of(engine, options), rules, strict=True)]
-    for number in engine.use.crossed if engine.use else ():
+    for number in engine.crossed:
         if current is None or not current.is_shared(engine.destinations[number]):
             pairs[number] = rules[number] = _SHARED
     number_of = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
@@ -290,7 +290,7 @@ def _revised(recommended: Candidate, engine: Engine, options: RecommendOptions) 
         return None
     weights = {total.name: total.bytes for total in engine.totals}
     resized = options.segment_bytes if options.segment_bytes != options.current.segment_bytes else None
-    crossed = frozenset(engine.destinations[number] for number in (engine.use.crossed if engine.use else ()))
+    crossed = frozenset(engine.destinations[number] for number in engine.crossed)
     return revised_yaml(options.current, recommended.stores, weights, resized, crossed)
 
 

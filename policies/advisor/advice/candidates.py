@@ -58,7 +58,7 @@ def _candidate(
     weights = {total.name: total.bytes for total in engine.totals}
     destinations = [tuple(engine.destinations[d] for d in members) for members in partition]
     syncs = [policies[members[0]] for members in partition]
-    crossed = frozenset(engine.use.crossed if engine.use else ())
+    crossed = engine.crossed
     own = [sync if crossed.isdisjoint(members) else None for sync, members in zip(syncs, partition, strict=True)]
     names = _store_names(name, destinations, own, weights, options)
     catch_all = _catch_all(destinations, own, weights, options)

@@ -58,6 +58,11 @@ class Engine(ABC):
     largest: tuple[int, int]
     """Bytes and seq of the largest operation."""
 
+    @property
+    def crossed(self) -> frozenset[int]:
+        """Return the numbers of the destinations of which messages were sent on one node and acked on another."""
+        return frozenset(self.use.crossed if self.use else ())
+
     @abstractmethod
     def summary(self, segment_bytes: int) -> Summary:
         """Add up bytes and lives by bucket."""

@@ -122,8 +122,8 @@ class SparkEngine(Engine):
 
     def _journals(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return the sites in each journal of a store, as `journals_of`."""
-        nodes = count_nodes(self.use)
-        own = [d for d in members if self.use is None or d not in self.use.crossed]
+        nodes, crossed = count_nodes(self.use), self.crossed
+        own = [d for d in members if d not in crossed]
         each = [tuple(d * nodes + node for d in own) for node in range(nodes)]
         return [sites for sites in each if self._trace.sites[list(sites)].any()]
 
