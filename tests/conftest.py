@@ -25,7 +25,7 @@ from .garbage import set_aside
 from .places import in_memory
 from .shares import Share
 from .sharing.fixtures import owner  # noqa: F401  a fixture
-from .sql import compiled, server
+from .sql import compiled, pooler, server
 from .sql.server import postgres, postgres_url  # noqa: F401  fixtures
 
 # Tests start hundreds of processes, each of which would compile the product, and each worker all tests.
@@ -61,11 +61,12 @@ _numbers = itertools.count(1)
 
 def _missing() -> list[ModuleType]:
     """What tests ask for and this machine has not."""
-    return [one for one, found in ((server, server.binaries()), (browser, browser.binary())) if found is None]
+    needed = ((server, server.binaries()), (browser, browser.binary()), (pooler, pooler.binary()))
+    return [one for one, found in needed if found is None]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What needs a server of PostgreSQL, or Chromium, is left out where there is none.
+    """What needs a server of PostgreSQL, pgbouncer or Chromium is left out where there is none.
 
     Side by side (`-n 2 --dist worksteal`), a worker takes over what lies last with another: the slowest come first,
     so that none is begun when all others have ended, and one Spark session serves all tests that need one."""

@@ -36,7 +36,7 @@ from ...policies.errors import (
 from ...policies.names.destination import Destination
 from ..system.background import Job, shared
 from ..system.files import disk_errors
-from .backend import Backend, Found, Threaded, Writer
+from .backend import Backend, Found, Settings, Threaded, Writer
 from .engine.abandoned import Abandoned
 from .engine.engine import APPLY_AT, Engine
 from .engine.forwarding import after_move, follow, is_moving
@@ -209,6 +209,11 @@ class Store:
         the store is another."""
         with disk_errors(f"the store in {directory} cannot be asked for a transaction"):
             return cls.backend_type.peek(directory, options, store_id, transaction)
+
+    @property
+    def settings(self) -> Settings:
+        """Return the options that each kind of store has, as the core knows them."""
+        return self.backend.settings
 
     @property
     def owner(self) -> object:

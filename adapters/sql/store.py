@@ -1,10 +1,16 @@
-"""SqlStore: the core's store over the tables of a database."""
+"""SqlStore: the core's store over the tables of a database. With the option `shared` it is a SharedStore instead."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any, Self, cast
+
 from ...policies.config.options import SqlOptions
+from ...policies.errors import PlacementError
 from ..core.store import Store
+from ..core.store_types import Progress
 from .backend import SqlBackend
+from .shared import NODE, SharedStore
 
 
 class SqlStore(Store):
@@ -13,7 +19,39 @@ class SqlStore(Store):
     backend_type = SqlBackend
     options_model = SqlOptions
 
+    def __new__(cls, name: str, directory: Path, options: SqlOptions, index_directory: Path | None = None) -> Self:
+        """Return the store that these options ask for."""
+        return cast("Self", SharedStore(name, directory, options)) if options.shared else super().__new__(cls)
+
+    def open(self, progress: Progress | None = None) -> None:
+        """Open the store, as Store.open."""
+        if (self.directory / NODE).exists():
+            raise PlacementError(
+                f"store {self.name!r} in {self.directory} was made with `shared: true`, and its tables are many "
+                "routers'; say so again, or give the store another name, and run `anabranch repartition`"
+            )
+        super().open(progress)
+
     @classmethod
     def check_options(cls, options: SqlOptions) -> None:
         """Raise ConfigError and MissingExtraError for what `create` would refuse before it connects."""
-        SqlBackend.check_options(options)
+        (SharedStore if options.shared else SqlBackend).check_options(options)
+
+    @classmethod
+    def create(cls, name: str, directory: Path, options: SqlOptions) -> bytes:
+        """Make an empty store, as Store.create. A shared one may be there: then this is one more router of it."""
+        return (
+            SharedStore.create(name, directory, options) if options.shared else super().create(name, directory, options)
+        )
+
+    @classmethod
+    def is_shared(cls, options: SqlOptions) -> bool:
+        """Return whether other processes may use the same tables, at the same time or in turn."""
+        return options.shared or super().is_shared(options)
+
+    @classmethod
+    def peek(cls, directory: Path, options: SqlOptions, store_id: bytes, transaction: bytes) -> bool | None:
+        """Return whether the store has committed a transaction, as Store.peek."""
+        peek: Any = SharedStore.peek if options.shared else super().peek
+        answer: bool | None = peek(directory, options, store_id, transaction)
+        return answer

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from ..errors import ConfigError, MissingExtraError
-from ..names.destination import Destination, dead_letter_name
+from ..names.destination import Destination, Kind, dead_letter_name
 from ..names.pattern import Pattern
 from ..names.routes import RouteTable
 from ..paths import FILE_MODE
@@ -321,7 +321,7 @@ class Config(Model):
 
     def _conflicts(self) -> list[Located]:
         """Return the problems of parts that are right, and cannot be together."""
-        problems = [*_shared_tables(self.stores), *_leased_dead_letters(self.stores)]
+        problems = [*_shared_tables(self.stores), *_shared_maps(self.stores), *_leased_dead_letters(self.stores)]
         if self.usage is not None and (text := self._usage_conflict(self.usage)):
             problems.append(Located(("usage", "directory"), text))
         if text := self._bindings_conflict():
@@ -358,13 +358,26 @@ def _shared_tables(stores: Sequence[StoreConfig]) -> Iterator[Located]:
             )
 
 
+def _shared_maps(stores: Sequence[StoreConfig]) -> Iterator[Located]:
+    """Yield patterns of shared stores that take maps."""
+    for place, store in enumerate(stores):
+        if isinstance(store.options, SqlOptions) and store.options.shared:
+            for index, text in enumerate(store.match):
+                if Kind.MAP in Pattern.parse(text).kinds:
+                    name = text.rpartition("://")[2]
+                    problem = (
+                        f"{text!r} takes maps, and a shared store keeps none; write queue://{name} and topic://{name}"
+                    )
+                    yield Located(("stores", place, "match", index), problem)
+
+
 def _leased_dead_letters(stores: Sequence[StoreConfig]) -> Iterator[Located]:
-    """Yield dead letters of a leased store that would go to another leased one: no transaction is over both (rule
-    T6)."""
+    """Yield dead letters of a store that other nodes use too which would go to another such store: no transaction is
+    over both (rule T6)."""
     leased = [
         (place, store, options)
         for place, store in enumerate(stores)
-        if isinstance(options := store.options, SqlOptions) and options.lease_expiration is not None
+        if isinstance(options := store.options, SqlOptions) and (options.shared or options.lease_expiration is not None)
     ]
     owners = {Pattern.parse(text): store for store in reversed(stores if leased else ()) for text in store.match}
     routes = RouteTable((pattern.text, store) for pattern, store in owners.items())
@@ -374,7 +387,8 @@ def _leased_dead_letters(stores: Sequence[StoreConfig]) -> Iterator[Located]:
         found = routes.route(Destination.parse(dead_letter_name(options.dead_letter, "a.b")))
         if found is not None and found.target is not store and any(found.target is other for _, other, _ in leased):
             text = f"{options.dead_letter!r} lives in store {found.target.name!r}, and no transaction is over two "
-            text += "leased stores, so dead letters cannot move there; give this store a `match` for them"
+            text += "stores that other nodes use too, so dead letters cannot move there; give this store a `match` for "
+            text += "them"
             yield Located(("stores", place, store.kind, "dead_letter"), text)
 
 

@@ -83,6 +83,8 @@ class SqlValues(StoreValues, total=False):
     lease_expiration: Duration | None
     lease_renewal: Duration | None
     lease_wait: Duration
+    shared: bool
+    router_timeout: Duration
     max_bytes: Size | None
     schema_prefix: str
     table_names: Mapping[str, str]

@@ -190,9 +190,16 @@ def _untested(scheme: str, allowed: bool) -> str:
     )
 
 
+_OF_SHARED: Final = frozenset(
+    ("count_deliveries", "creator", "dead_letter", "duplicate_window", "file_mode", "keepalive_interval",
+     "keepalive_statement", "lease_timeout", "max_deliveries", "message_bytes_max", "outcome_timeout", "password",
+     "pool_idle_timeout", "pool_max", "pool_min", "pool_timeout", "redelivery", "response_timeout", "router_timeout",
+     "schema_prefix", "shared", "url", "username")
+)  # fmt: skip
+"""The options that mean something with `shared`."""
 _PLAIN_QUERY: Final = frozenset(
     ("application_name", "connect_timeout", "dbname", "host", "hostaddr", "options", "port", "service", "sslmode",
-     "user")
+     "target_session_attrs", "user")
 )  # fmt: skip
 """Parameters of a URL, of libpq's, that hold no secret."""
 _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*")
@@ -258,6 +265,12 @@ class SqlOptions(StoreOptions):
     lease_wait: Annotated[float, Duration(0.0)] = 0.0
     """How long open waits for a lease that another node holds; then it fails and names that node. 0: it fails at
     once."""
+    shared: Annotated[bool, Field(strict=True)] = False
+    """Whether any number of routers use the store at the same time, on any machines. For PostgreSQL. With it some
+    options of other stores mean nothing, and are refused."""
+    router_timeout: Annotated[float, Duration(0.5, 3600)] = 5.0
+    """How long a router of a shared store may be silent before the others take it for dead: what it held is then free
+    again."""
     max_bytes: Annotated[int, Size(1)] | None = None
     """The most bytes of messages that the store holds. None: no limit."""
     schema_prefix: Annotated[str, AfterValidator(_prefix)] = ""
@@ -324,6 +337,24 @@ class SqlOptions(StoreOptions):
         problem = _untested(scheme[1], self.untested_database) if scheme is not None else ""
         if problem:
             raise fold([Located(("url",), problem)])
+        return self
+
+    @model_validator(mode="after")
+    def _shared_ones_are_simple(self) -> Self:
+        if not self.shared:
+            if "router_timeout" in self.model_fields_set:
+                raise ValueError("router_timeout means nothing without `shared: true`; give that too, or drop it")
+            return self
+        scheme = _SCHEME.match(self.url.get_secret_value()) if self.url is not None else None
+        # What does not begin as a URL may be the name of a variable that holds one.
+        if self.url is None or (scheme is not None and scheme[1] != "postgresql+psycopg"):
+            text = (
+                "a store with `shared: true` is in a database of PostgreSQL: write postgresql+psycopg://USER@HOST/NAME"
+            )
+            raise fold([Located(("url",), text)])
+        unfit = [name for name in type(self).model_fields if name in self.model_fields_set - _OF_SHARED]
+        if unfit:
+            raise fold([Located((name,), "a shared store has no such option; leave it out") for name in unfit])
         return self
 
     @model_validator(mode="after")

@@ -265,6 +265,9 @@ def repartition_command(
     After a crash, or an error, run the command again with the same NEW: it goes on where it was. Until it is done no
     router opens DIR. There must be room on the disk for a second copy of the largest destination.
 
+    Into a shared SQL store, and out of it, messages move in transactions, while other routers use it: out of it those
+    that are ready. Times and counts of deliveries begin anew.
+
     A dry run looks at copies of the stores that messages would leave, one at a time, in the directory for temporary
     files (TMPDIR).
 

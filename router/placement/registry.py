@@ -57,6 +57,11 @@ PAUSE: Final = 0.001
 """Seconds between two looks."""
 
 
+def _is_used_by_others(store: Any) -> bool:
+    """Return whether other routers use a store at the same time, and tell of destinations that they make."""
+    return hasattr(store, "on_destinations")
+
+
 class StoreRegistry:
     """The stores of a router: found by destination, by id, by name; made and opened when they are needed.
 
@@ -116,6 +121,8 @@ class StoreRegistry:
         def opened(store: Store) -> None:
             call(store)
             self._compare(store)
+            if _is_used_by_others(store):
+                setattr(store, "on_destinations", partial(self._came, store))  # noqa: B010  some stores alone have it
 
         self._stores.on_open = opened
 
@@ -141,8 +148,18 @@ class StoreRegistry:
         ]
         if lost:
             what = count_of(len(lost), "destination")
-            log.warning("store %s: %s had no row in the placement record", store.name, what)
+            level = logging.DEBUG if _is_used_by_others(store) else logging.WARNING
+            log.log(level, "store %s: %s had no row in the placement record", store.name, what)
             self._record(lost, row)
+
+    def _came(self, store: Store, destinations: Iterable[Destination]) -> None:
+        """Record destinations that another router has made in a store."""
+        routed = [name for name in destinations if (match := self.routing.routes.route(name)) is not None
+                  and match.target.name == store.name]  # fmt: skip
+        try:
+            self.record_missing(store, routed)
+        except (AnabranchError, OSError) as error:
+            log.warning("store %s: destinations that came are not recorded: %s", store.name, error)
 
     # Opening and closing, by the router
 

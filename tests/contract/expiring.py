@@ -38,6 +38,17 @@ class Clock:
         return self.time_ns() // 1_000_000
 
 
+class GoingClock(Clock):
+    """One that goes on by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._right_ns = time.time_ns
+
+    def time_ns(self) -> int:
+        return self._right_ns() + self.offset_ms * 1_000_000
+
+
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """Yield a clock that is this process's wall clock meanwhile: for a fixture."""
     yield from going_by(Clock(), monkeypatch)

@@ -32,6 +32,7 @@ from sqlalchemy.engine.default import DefaultDialect
 
 import anabranch
 from anabranch.adapters.journal import JournalStore
+from anabranch.adapters.sql.shared.database import SharedDatabase
 from anabranch.router.transactions.decision_log import DecisionLog
 
 from ..contract.children import forked, reaped
@@ -68,7 +69,7 @@ class Steps:
 
         def step(self_: Any, *arguments: Any, **named: Any) -> Any:
             what = method
-            if method.startswith("do_execute"):
+            if method.startswith(("do_execute", "_run")):
                 what = " ".join(str(arguments[1]).split()[:3])
             return self.call(what, owner is DefaultDialect, partial(real, self_, *arguments, **named))
 
@@ -78,6 +79,7 @@ class Steps:
         """In a process that does nothing else."""
         for method in ("do_execute", "do_execute_no_params", "do_executemany", "do_commit"):
             self.wrap(DefaultDialect, method)
+        self.wrap(SharedDatabase, "_run")
         for method in ("prepare", "commit_prepared", "rollback_prepared", "commit", "sync"):
             self.wrap(JournalStore, method)
         for method in ("decide", "hold"):

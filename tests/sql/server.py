@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -77,14 +77,16 @@ def binaries() -> Path | None:
 class PostgresServer:
     """One server. `start` and what stops it may be called in turn, by one thread at a time."""
 
-    def __init__(self, base: Path | None = None) -> None:
+    def __init__(
+        self, base: Path | None = None, primary: PostgresServer | None = None, settings: Mapping[str, str] = SETTINGS
+    ) -> None:
         """`base`: where its directory is made (default: the system's temporary directory); users of other names have
-        to be able to get there."""
+        to be able to get there. `primary`: the server whose standby it is, by streaming replication."""
         found = binaries()
         if found is None:
             raise FileNotFoundError("no PostgreSQL server is installed (on Debian: apt-get install postgresql)")
-        self._bin = found
-        self.password = secrets.token_hex(16)
+        self._bin, self._settings = found, settings
+        self.password: str = primary.password if primary is not None else secrets.token_hex(16)
         self.directory = Path(tempfile.mkdtemp(prefix="anabranch-pg-", dir=base))
         self._data = self.directory / "data"
         self._log = self.directory / "log"
@@ -102,7 +104,10 @@ class PostgresServer:
             [sys.executable, "-c", _WATCHER, str(self.directory)], stdin=subprocess.PIPE, start_new_session=True
         )
         try:
-            self._make()
+            if primary is None:
+                self._make()
+            else:
+                self._copy(primary)
             self.start()
         except BaseException:
             self.close()
@@ -120,6 +125,21 @@ class PostgresServer:
         if made.returncode:
             raise RuntimeError(f"initdb failed:\n{made.stdout}{made.stderr}")
         password.unlink()
+
+    def _copy(self, primary: PostgresServer) -> None:
+        at = ["-h", "127.0.0.1", "-p", str(primary.port), "-U", ROLE]
+        command = [str(self._bin / "pg_basebackup"), "-D", str(self._data), "-R", "--no-sync", "--checkpoint=fast", *at]
+        environment = {**os.environ, "PGPASSWORD": self.password}
+        made = subprocess.run(
+            command, capture_output=True, text=True, cwd=self.directory, env=environment, check=False, **self._user
+        )
+        if made.returncode:
+            raise RuntimeError(f"pg_basebackup failed:\n{made.stdout}{made.stderr}")
+
+    def promote(self) -> None:
+        """Make the primary of a standby; returns once it takes writes."""
+        with self.connect() as connection:
+            assert connection.execute("SELECT pg_promote(true, %s)", (round(PATIENCE),)).fetchone() == (True,)
 
     # Running and stopping
 
@@ -141,7 +161,7 @@ class PostgresServer:
                 raise RuntimeError(f"the server does not start:\n{self.log()[-4000:]}")
 
     def _started(self, port: int) -> bool:
-        settings = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
+        settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         place = ["-h", "127.0.0.1", "-p", str(port), "-k", str(self.directory)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

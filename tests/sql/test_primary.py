@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import anabranch
 from anabranch.adapters.core.operations.branches import Commit
 from anabranch.adapters.core.store import Store
 from anabranch.adapters.sql.backend import SqlBackend
+from anabranch.adapters.sql.shared import SharedStore
 from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError, TransactionError, TransactionInDoubt
 from anabranch.router.transactions import primary, resolver
 from anabranch.router.transactions.decision_log import DecisionLog
@@ -27,10 +29,10 @@ from anabranch.router.transactions.participant import Participant
 from ..contract.children import forked, reaped
 from ..contract.disk import Parallel, eventually
 from ..crash.steps import Steps
-from .leased import Shared, bodies, databases, ready
+from .leased import Shared, bodies, databases, ready, replace
 
 Router = anabranch.Router
-shared = pytest.fixture(databases, params=["sqlite", "postgresql"])
+shared = pytest.fixture(databases, params=["sqlite", "postgresql", "shared"])
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +79,7 @@ def wait_settled(router: Router) -> None:
 def committed_rows(shared: Shared) -> int:
     engine = create_engine(shared.url)
     with engine.connect() as connection:
-        count: int = connection.execute(text("SELECT count(*) FROM committed")).scalar_one()
+        count: int = connection.execute(text(f"SELECT count(*) FROM {shared.prefix}committed")).scalar_one()
     engine.dispose()
     return count
 
@@ -140,15 +142,7 @@ def test_a_memory_store_takes_part_too(shared: Shared) -> None:
 
 
 def test_dead_letters_go_from_it_to_another_store(shared: Shared) -> None:
-    config = shared.config("first")
-    stores = [
-        anabranch.StoreConfig("a", ["a.>"], kind="journal"),
-        anabranch.StoreConfig(
-            "primary", [">"], kind="sql",
-            options={"url": shared.url, "lease_expiration": 60.0, "max_deliveries": 1, "dead_letter": "a.dead"},
-        ),
-    ]  # fmt: skip
-    with anabranch.open(anabranch.Config(config.directory, stores)) as router:
+    with anabranch.open(shared.config("first", max_deliveries=1, dead_letter="a.dead")) as router:
         router.queue("q").send(b"1")
         message = router.queue("q").receive()
         assert message is not None
@@ -163,16 +157,15 @@ def test_a_primary_that_fails_is_asked_before_anything_is_decided(
 ) -> None:
     router = shared.router("first")
     filled(router)
-    commit = Store.commit_prepared
 
-    def fails(self: Store, transaction: bytes) -> Any:
+    def fails(commit: Any, self: Store, transaction: bytes) -> Any:
         if self.name != "primary":
             return commit(self, transaction)
         if is_done:
             commit(self, transaction).wait()
         raise error("the network is gone")
 
-    monkeypatch.setattr(Store, "commit_prepared", fails)
+    replace(monkeypatch, "commit_prepared", fails)
     if is_done:
         assert move(router).state == "committed"
     else:
@@ -189,41 +182,42 @@ def test_while_the_primary_cannot_be_asked_it_is_in_doubt(
 ) -> None:
     router = shared.router("first")
     filled(router)
-    commit, gone = Store.commit_prepared, [True]
+    gone = [True]
 
-    def fails(self: Store, transaction: bytes) -> Any:
-        if self.name != "primary":
+    def fails(commit: Any, self: Store, transaction: bytes) -> Any:
+        if not gone or self.name != "primary":
             return commit(self, transaction)
         if is_done:
             commit(self, transaction).wait()
         raise StoreFailedError("the network is gone")
 
-    def has_committed(self: Store, transaction: bytes) -> bool:
+    def asked(ask: Any, self: Store, transaction: bytes) -> bool:
         if gone and self.name == "primary":
             raise StoreFailedError("the network is gone")
-        return transaction in self._engine.committed
+        answer: bool = ask(self, transaction)
+        return answer
 
-    peek = SqlBackend.peek
-
-    def peeked(*given: Any) -> bool | None:
+    def peeked(*given: Any, _peek: Any) -> bool | None:
         if gone:
             raise StoreFailedError("the network is gone")
-        return peek(*given)
+        answer: bool | None = _peek(*given)
+        return answer
 
-    monkeypatch.setattr(Store, "commit_prepared", fails)
-    monkeypatch.setattr(Store, "has_committed", has_committed)
-    monkeypatch.setattr(SqlBackend, "peek", peeked)
+    replace(monkeypatch, "commit_prepared", fails)
+    replace(monkeypatch, "has_committed", asked)
+    for kind in (SqlBackend, SharedStore):
+        monkeypatch.setattr(kind, "peek", partial(peeked, _peek=kind.peek))
     with pytest.raises(TransactionInDoubt, match="until store 'primary' can be asked"):
         move(router)
     (one,) = router.in_doubt()
     assert "store 'primary', whose own commit decides, cannot be asked now: the network is gone" in one.reason
     assert ready(router, "a.q") == [] and bodies(router, "a.p") == []
-    monkeypatch.setattr(Store, "commit_prepared", commit)
     gone.clear()
     wait_settled(router)
     assert has_moved(router) == is_done
 
 
+@pytest.mark.parametrize("shared", ["sqlite", "postgresql"], indirect=True)
 def test_a_commit_whose_outcome_nobody_knows_yet_decides_once_it_is_known(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,14 +294,14 @@ def test_what_the_primary_has_forgotten_is_not_taken_for_rolled_back(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It forgets what the decision log has; then that is lost. What another participant has done tells."""
-    router, commit = shared.router("first"), Store.commit_prepared
+    router = shared.router("first")
 
-    def fails(self: Store, transaction: bytes) -> Any:
+    def fails(commit: Any, self: Store, transaction: bytes) -> Any:
         if self.name == "b":
             raise StoreFailedError("its disk is gone")
         return commit(self, transaction)
 
-    monkeypatch.setattr(Store, "commit_prepared", fails)
+    replace(monkeypatch, "commit_prepared", fails)
     filled(router)
     assert move(router).state == "committed"
     router.reopen("primary")
@@ -350,7 +344,7 @@ def test_what_ctrl_c_strikes_while_the_primary_does_not_answer_is_settled_later(
     shared: Shared, monkeypatch: pytest.MonkeyPatch, is_asked: bool
 ) -> None:
     """It strikes as the primary commits, or as it is asked."""
-    router, commit, ask = shared.router("first"), Store.commit_prepared, primary.outcome_in
+    router, ask = shared.router("first"), primary.outcome_in
     filled(router)
     gone, main = [1], threading.current_thread()
 
@@ -358,7 +352,7 @@ def test_what_ctrl_c_strikes_while_the_primary_does_not_answer_is_settled_later(
         if gone and threading.current_thread() is main:
             signal.raise_signal(signal.SIGINT)
 
-    def fails(self: Store, transaction: bytes) -> Any:
+    def fails(commit: Any, self: Store, transaction: bytes) -> Any:
         if self.name == "primary" and gone:
             if not is_asked:
                 struck()
@@ -371,7 +365,7 @@ def test_what_ctrl_c_strikes_while_the_primary_does_not_answer_is_settled_later(
             raise StoreFailedError("the network is gone")
         return ask(*given)
 
-    monkeypatch.setattr(Store, "commit_prepared", fails)
+    replace(monkeypatch, "commit_prepared", fails)
     monkeypatch.setattr(resolver, "outcome_in", asked)
     with pytest.raises(KeyboardInterrupt):
         move(router)
@@ -388,9 +382,9 @@ def test_a_store_that_is_looked_at_amid_a_prepare_does_not_lose_it(
     router.queue("q").send(b"1")
     tx = router.transaction(anabranch.Xid(1, "x"))
     tx.send("p", b"3")
-    recover, once = Store.recover_prepared, [1]
+    once = [1]
 
-    def looked(self: Store) -> Any:
+    def looked(recover: Any, self: Store) -> Any:
         found = recover(self)
         if self.name == "primary" and once:
             once.clear()
@@ -398,7 +392,7 @@ def test_a_store_that_is_looked_at_amid_a_prepare_does_not_lose_it(
                 preparing.result()
         return found
 
-    monkeypatch.setattr(Store, "recover_prepared", looked)
+    replace(monkeypatch, "recover_prepared", looked)
     router._coordinator.resolver.recover_open()
     assert router.recover() == [anabranch.Xid(1, "x")]
     router.commit(anabranch.Xid(1, "x"))

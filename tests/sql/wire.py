@@ -24,6 +24,8 @@ class Wire:
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._listener: socket.socket | None = None
         self._word: tuple[bytes, bool, bool] | None = None
+        self._passed = 0
+        """Times that the word passes before the cut."""
         self._then: Callable[[], None] = lambda: None
         self.cut = threading.Event()
         """Whether the word has come that `cut_at` waits for."""
@@ -52,17 +54,22 @@ class Wire:
             self._close(pair)
 
     def cut_at(
-        self, word: bytes, *, acted_on: bool, stay: bool = False, then: Callable[[], None] = lambda: None
-    ) -> None:
+        self, word: bytes, *, acted_on: bool, stay: bool = False, then: Callable[[], None] = lambda: None,
+        after: int = 0,
+    ) -> None:  # fmt: skip
         """The next connection on which the client says `word` is cut: before the server has heard it, or once it has
         answered, which the client does not hear. `stay`: the whole way is severed then, until `join`. `then` is called
-        first."""
+        first. `after`: so many times it passes before."""
         self.cut.clear()
-        self._then = then
+        self._then, self._passed = then, after
         self._word = (word, acted_on, stay)
 
-    def close(self) -> None:
+    def spare(self) -> None:
+        """Nothing is cut any more."""
         self._word = None
+
+    def close(self) -> None:
+        self.spare()
         self.sever()
 
     def _accept(self, listener: socket.socket) -> None:
@@ -115,6 +122,9 @@ class Wire:
         """Whether this is the connection to cut; `deaf` if the server shall hear it all the same."""
         with self._lock:
             if self._word is None or self.cut.is_set() or self._word[0] not in data:
+                return False
+            self._passed -= 1
+            if self._passed >= 0:
                 return False
             if self._word[1]:
                 deaf.set()

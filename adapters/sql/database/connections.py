@@ -7,14 +7,16 @@ import pkgutil
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote
 
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import NullPool, PoolProxiedConnection
 
 from ....policies.config.options import SqlOptions
 from ....policies.errors import ConfigError, MissingExtraError
@@ -39,10 +41,42 @@ def on_connection(engine: Engine, work: Callable[[Connection], T], **options: An
     would have neither ended the transaction nor been asked again. SQLAlchemy, struck as it cleans up, raises an
     AssertionError at times; that is a KeyboardInterrupt all the same.
     """
-    before, since = sys.exception(), taken()
-    try:
+
+    def run() -> T:
         with engine.connect().execution_options(**options) as connection:
             return work(connection)
+
+    return _ending(engine, run)
+
+
+def on_driver(engine: Engine, work: Callable[[PoolProxiedConnection], T]) -> T:
+    """Return what `work` returns for a connection of the pool's, as `on_connection` does, for less. Raises
+    SQLAlchemyError if there is none, and what `work` raises."""
+
+    def run() -> T:
+        try:
+            connection = engine.raw_connection()
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise driver_error(error, engine, False) from None
+        with closing(connection):
+            return work(connection)
+
+    return _ending(engine, run)
+
+
+def driver_error(error: Exception, engine: Engine, is_gone: bool) -> SQLAlchemyError:
+    """Return an error of the driver's as SQLAlchemy's. `is_gone`: the connection is lost."""
+    base = engine.dialect.loaded_dbapi.Error
+    found: Any = DBAPIError.instance(None, None, error, base, hide_parameters=True, connection_invalidated=is_gone)
+    assert isinstance(found, SQLAlchemyError)
+    return found
+
+
+def _ending(engine: Engine, run: Callable[[], T]) -> T:
+    """Return what `run` returns; what this thread has taken meanwhile from the pool is ended if it is struck."""
+    before, since = sys.exception(), taken()
+    try:
+        return run()
     except BaseException as error:
         if isinstance(engine.pool, KeptPool):
             engine.pool.end_since(since)
@@ -64,7 +98,8 @@ def database_url(options: SqlOptions, directory: Path) -> URL:
     except (ArgumentError, ValueError):
         raise ConfigError(
             ["the url of an sql store is not one (it is not shown here, as it may hold a password); "
-             "it is written like postgresql+psycopg://user@host:5432/database"]
+             "it is written like postgresql+psycopg://user@host:5432/database, with several hosts "
+             "postgresql+psycopg://user@/database?host=db1:5432&host=db2:5432"]
         ) from None  # fmt: skip
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise ConfigError(
@@ -76,8 +111,9 @@ def database_url(options: SqlOptions, directory: Path) -> URL:
 
 
 def shown_url(url: URL) -> str:
-    """Return the URL as it may be shown: with neither the password, nor what its query may hold."""
-    return url.set(query={}).render_as_string(hide_password=True)
+    """Return the URL as it may be shown: with neither the password, nor what its query may hold but hosts."""
+    hosts = {name: url.query[name] for name in ("host", "port") if name in url.query}
+    return unquote(url.set(query=hosts).render_as_string(hide_password=True))
 
 
 def scrubbed(text: str, url: URL) -> str:

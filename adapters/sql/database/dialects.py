@@ -36,9 +36,10 @@ LIBPQ: Final = {
     "keepalives_interval": 10,
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
+    "target_session_attrs": "read-write",
 }
-"""Options by which a server whose machine is gone is noticed within half a minute. The URL's query may say other
-numbers."""
+"""Options by which a server whose machine is gone is noticed within half a minute, and no standby is taken for the
+primary. The URL's query may say others."""
 
 
 def connect_args(url: URL) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def _store_of(session: Session, token: str, again: bool) -> Store:
     """Return the store of a message that a transaction acks. Raises UnknownMessageError if it is not leased any more,
     OutcomeUnknownError where it may have been acked by this transaction before, which the store does not remember."""
     if session.now(token) is None:
-        if again and not store_of_lease(session.registry, token).backend.settings.duplicate_window:
+        if again and not store_of_lease(session.registry, token).settings.duplicate_window:
             raise OutcomeUnknownError(
                 "the process that owned the directory was lost before it had answered to a commit, and a message that "
                 "it acks is gone; it may have taken effect: its store remembers none, having no duplicate_window"

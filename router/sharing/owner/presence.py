@@ -212,7 +212,7 @@ class Presence:
         for store_id, tokens in by_store.items():
             store = self._registry.open_store(bytes.fromhex(store_id))
             if store is not None:
-                counted = store.backend.settings.count_on_receive
+                counted = store.settings.count_on_receive
                 with suppress(AnabranchError):
                     given.append(self._router.settle_nowait(tokens, Settlement.RELEASE, delivered=counted, delay=0))
         return given

@@ -1,0 +1,430 @@
+"""The messages that this router holds of a shared store, and how it settles them.
+
+A lease has a number of its own, in the row: whoever names an older one comes too late. So a token, which says queue, id
+and that number, settles a message from anywhere, also from another machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ....policies.errors import AnabranchError, UnknownMessageError
+from ...core.messages import Message, Reason, note_settled, require_leased
+from ...core.service.failures import FAILURES_MAX, Failure, failure_of
+from ...core.state.due import delay_ms
+from ...core.state.leases import ACKED, CLAIMED, LEASED, LEAVING, RELEASED, ROLLED_BACK, unknown_lease
+from ...core.store_types import Settlement
+from ...system.background import shared
+from .database import Ask, SharedDatabase
+
+if TYPE_CHECKING:
+    from ....policies.config.options import SqlOptions
+
+log = logging.getLogger(__name__)
+
+LOST: Final = "its lease ran out, its queue was deleted, or this process was taken for dead"
+NOT_HELD: Final = " is not leased here any more: "
+
+
+class Place(NamedTuple):
+    """A lease as the tables have it."""
+
+    queue: int
+    id: int
+    take: int
+
+
+class SharedLease:
+    """The hold that this router has on a message."""
+
+    __slots__ = ("deadline", "deliveries", "end", "hold", "is_lost", "kept", "place", "seconds")
+
+    def __init__(self, place: Place, deliveries: int, seconds: float | None) -> None:
+        self.place = place
+        self.deliveries = deliveries
+        """How often it has come back."""
+        self.seconds = seconds
+        """For so long it was leased; None: without an end."""
+        self.deadline = _deadline(seconds)
+        """When that is over, about (monotonic)."""
+        self.hold = LEASED
+        self.kept = False
+        """Somebody has its token."""
+        self.end = ""
+        """How it ended."""
+        self.is_lost = False
+        """Its holder did not end it."""
+
+    @property
+    def time_limit(self) -> float | None:
+        """Return `seconds`, as of other leases what says when they end."""
+        return self.seconds
+
+    @property
+    def is_settled(self) -> bool:
+        """True if its holder has done with it, or a transaction has it."""
+        return self.hold in (CLAIMED, LEAVING) and not self.is_lost
+
+
+class _Abandoned:
+    """Messages that were received, and let go of without being settled."""
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+        self._noted: deque[SharedLease] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._noted)
+
+    def note(self, message: Message[Any]) -> None:
+        """Note a message that nobody holds any more. Any thread, with any lock."""
+        lease = message._note
+        if lease.kept or lease.hold != LEASED or not self._leases.is_open() or sys.is_finalizing():
+            return
+        lease.hold = LEAVING
+        self._noted.append(lease)
+        warnings.warn(
+            f"{message!r} was received and let go of without ack, release or reject: it is free again, delivered once "
+            "more; settle it, best with `with message:`, or keep its token",
+            ResourceWarning, stacklevel=3, source=message,
+        )  # fmt: skip
+
+    def give_back(self) -> None:
+        """Give back what was noted. Raises StoreFailedError; then it stays noted."""
+        leases = [self._noted.popleft() for _ in range(len(self._noted))]
+        try:
+            if leases:
+                self._leases.free(leases, 1)
+        except BaseException:
+            self._noted.extend(leases)
+            raise
+
+
+class Leases:
+    """The leases of one open store. Threads: all."""
+
+    def __init__(
+        self, store: Any, database: SharedDatabase, options: SqlOptions, router: Callable[[], int],
+        wake: Callable[[Iterable[int]], None], is_open: Callable[[], bool], counts_first: bool,
+    ) -> None:  # fmt: skip
+        """`store` is the one that its messages name. `router` returns the number of this one. `wake` wakes who waits
+        for messages of queues that came back."""
+        self._store, self._prefix, self._database, self._options = store, store.store_id.hex(), database, options
+        self._counts_first = counts_first
+        self._router, self._wake, self.is_open = router, wake, is_open
+        self.abandoned = _Abandoned(self)
+        self.held: dict[Place, SharedLease] = {}
+        """What this router holds."""
+        self.failures: dict[tuple[int, int], Failure] = {}
+        """Why messages were given back last, by queue and id."""
+        self.on_acked: Callable[[Sequence[Place]], None] = lambda places: None
+
+    def made(self, place: Place, deliveries: int, seconds: float | None) -> SharedLease:
+        """Return the lease of a message that was just taken."""
+        lease = SharedLease(place, deliveries, seconds)
+        self.held[place] = lease
+        return lease
+
+    def forget_late(self) -> None:
+        """Let go of leases whose time is over."""
+        now = time.monotonic()
+        for lease in list(self.held.values()):
+            if lease.hold == LEASED and lease.deadline < now:
+                self._lose(lease, f"its lease of {lease.seconds:g} s ran out")
+
+    def _lose(self, lease: SharedLease, why: str) -> None:
+        lease.hold, lease.end, lease.is_lost = LEAVING, why, True
+        self.held.pop(lease.place, None)
+
+    # Moving leases
+
+    def taken(self, messages: Sequence[Message[Any]], hold: int) -> list[SharedLease]:
+        """Take the leases of messages that are held so, all or none. Raises UnknownMessageError."""
+        leases: list[SharedLease] = []
+        for message in messages:
+            lease = message._note
+            if message._store is not self._store or lease is None or lease.hold != hold:  # also one that is named twice
+                self._put_back(leases, hold)
+                raise not_held(message)
+            leases.append(lease)
+            lease.hold = LEAVING
+        return leases
+
+    @staticmethod
+    def _put_back(leases: Iterable[SharedLease], hold: int) -> None:
+        for lease in leases:
+            if not lease.end:
+                lease.hold = hold
+
+    def settling(
+        self, messages: Sequence[Message[Any]], hold: int, end: str, work: Callable[[Ask, list[Place]], set[int]]
+    ) -> None:
+        """Settle messages that are held so, all or none, by what returns the ids of those that are held still. Raises
+        UnknownMessageError."""
+        self.settling_taken(messages, self.taken(messages, hold), hold, end, work)
+
+    def settling_taken(
+        self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease], hold: int, end: str,
+        work: Callable[[Ask, list[Place]], set[int]],
+    ) -> None:  # fmt: skip
+        """Do `settling` with leases that were taken out before."""
+        self._ending(
+            messages, leases, hold, end,
+            lambda: self._database.change(lambda ask: self._require_all(messages, leases, work(ask, _places(leases)))),
+        )  # fmt: skip
+
+    def _ending(
+        self,
+        messages: Sequence[Message[Any]],
+        leases: Sequence[SharedLease],
+        hold: int,
+        end: str,
+        work: Callable[[], None],
+    ) -> None:
+        try:
+            work()
+        except BaseException:
+            self._put_back(leases, hold)
+            raise
+        self.ended(leases, end)
+        note_settled(messages)
+
+    def _require_all(self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease], done: set[int]) -> None:
+        """Raise UnknownMessageError unless all are among those that are held still; the transaction is then rolled
+        back."""
+        for message, lease in zip(messages, leases, strict=True):
+            if lease.place.id not in done:
+                self._lose(lease, LOST)
+                raise not_held(message)
+
+    def ended(self, leases: Iterable[SharedLease], end: str) -> None:
+        """Note that these have ended so."""
+        for lease in leases:
+            lease.hold, lease.end = LEAVING, end
+            self.held.pop(lease.place, None)
+
+    # Settling messages
+
+    def ack(self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease]) -> None:
+        """Ack messages, all or none, whose leases were taken out."""
+        told: set[int] = set()
+        if len(messages) == 1:
+            self._ending(messages, leases, LEASED, ACKED, lambda: self._ack_one(messages, leases, told))
+        elif messages:
+            self.settling_taken(messages, leases, LEASED, ACKED, lambda ask, places: self.acked(ask, places, told))
+        self.on_acked([lease.place for lease in leases])
+        self._wake(told)
+
+    def _ack_one(self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease], told: set[int]) -> None:
+        """Ack one message in one statement."""
+        (place,) = _places(leases)
+
+        def lost(_: int) -> list[Any]:  # it is gone, or it was not held
+            return [] if self._database.look("find", place.queue, place.id) else [(place.id, True)]
+
+        found = self._database.once("ack_one", *place, lost=lost)
+        self._require_all(messages, leases, {one for one, _ in found})
+        told.update(place.queue for _, is_grouped in found if is_grouped)
+
+    def acked(self, ask: Ask, places: Sequence[Place], told: set[int]) -> set[int]:
+        """Remove messages; returns the ids of those that were held still. Puts into `told` the queues in which others
+        of a group are free now."""
+        found = ask("ack", *_columns(places))
+        told.update(queue for _, queue in found if queue)
+        return {one for one, _ in found}
+
+    def release(
+        self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease], hold: int, delivered: bool,
+        delay_ms_given: int | None,
+    ) -> None:  # fmt: skip
+        """Give messages back, all or none, whose leases were taken out."""
+        if not messages:
+            return
+        end = ROLLED_BACK if hold == CLAIMED else RELEASED
+
+        def give_back(ask: Ask, places: list[Place]) -> set[int]:
+            delays = [self._delay(message._note, delivered, delay_ms_given) for message in messages]
+            return self._released(ask, places, self._counted(delivered), delays)
+
+        self.settling_taken(messages, leases, hold, end, give_back)
+        self._wake({message._note.place.queue for message in messages})
+
+    def free(self, leases: Sequence[SharedLease], counted: int) -> None:
+        """Give back what nobody has: no error for what is not held any more."""
+        delays = [self._delay(lease, counted > 0, None) for lease in leases]
+        self._database.change(lambda ask: self._released(ask, _places(leases), counted, delays))
+        self.ended(leases, RELEASED)
+        self._wake({lease.place.queue for lease in leases})
+
+    def _released(self, ask: Ask, places: Sequence[Place], counted: int, delays: Sequence[int]) -> set[int]:
+        return {one for (one,) in ask("release", counted, *_columns(places), list(delays))}
+
+    def _counted(self, delivered: bool) -> int:
+        """Return by how much the number of deliveries rises."""
+        if self._counts_first:
+            return 0 if delivered else -1
+        return 1 if delivered else 0
+
+    def _delay(self, lease: SharedLease, delivered: bool, given_ms: int | None) -> int:
+        """Return for how long (ms) a message waits that is given back."""
+        policy = self._options.redelivery
+        if given_ms is not None or not delivered or policy is None:
+            return given_ms or 0
+        seconds = policy.seconds(lease.deliveries + (not self._counts_first))
+        return max(1, round(seconds * 1000 * (1 + policy.jitter * random.uniform(-1, 1))))
+
+    def extend(self, message: Message[Any], seconds: float | None) -> None:
+        """Lease a message for longer."""
+        lease = message._note
+        if not isinstance(lease, SharedLease) or lease.hold != LEASED:
+            raise not_held(message)
+        seconds = lease.seconds if seconds is None else seconds
+        self._hold([message], [lease], seconds)
+        lease.seconds, lease.deadline = seconds, _deadline(seconds)
+
+    def _hold(self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease], seconds: float | None) -> None:
+        places = _places(leases)
+        self._database.change(lambda ask: self._require_all(messages, leases, self.kept_for(ask, places, seconds)))
+
+    def kept_for(self, ask: Ask, places: Sequence[Place], seconds: float | None, holder: int | None = None) -> set[int]:
+        """Lease messages for so long from now on; returns the ids of those that were held still."""
+        ms = milliseconds(seconds)
+        given = (ms, ms, self._router() if holder is None else holder, *_columns(places))
+        return {one for (one,) in ask("hold", *given)}
+
+    def claim(self, message: Message[Any]) -> None:
+        """Claim a message for a transaction: its time stops."""
+        (lease,) = self.taken([message], LEASED)
+        try:
+            if lease.seconds is not None:
+                self._hold([message], [lease], None)
+            lease.hold = CLAIMED
+        except BaseException:
+            self._put_back([lease], LEASED)
+            raise
+
+    # Settling by tokens
+
+    def token(self, message: Message[Any]) -> str:
+        """Return the token of a leased message."""
+        lease = message._note
+        if not isinstance(lease, SharedLease) or lease.end:
+            require_leased(message)
+            raise not_held(message)
+        lease.kept = True
+        return self.token_of(lease)
+
+    def token_of(self, lease: SharedLease) -> str:
+        """Return the token of a lease."""
+        return f"{self._prefix}.{lease.place.queue:x}-{lease.place.id:x}-{lease.place.take:x}"
+
+    def place_of(self, token: str) -> Place | None:
+        """Return the place of a token; None for what is none of this store."""
+        if not isinstance(token, str):
+            raise TypeError(f"a token is a str, not {type(token).__name__}: {token!r}")
+        prefix, _, numbers = token.partition(".")
+        with suppress(ValueError, TypeError):
+            if prefix == self._prefix:
+                return Place(*(int(number, 16) for number in numbers.split("-")))
+        return None
+
+    def settle(
+        self, tokens: Sequence[str], how: Settlement, delivered: bool, delay: float | None
+    ) -> list[AnabranchError | None]:
+        """Settle messages by their tokens, those that are held; returns what was wrong with each."""
+        given_ms = None if delay is None else delay_ms(delay)
+        places = [self.place_of(token) for token in tokens]
+        claimed = {place for place, lease in list(self.held.items()) if lease.hold == CLAIMED}
+        right = [place for place in dict.fromkeys(places) if place is not None and place not in claimed]
+
+        told: set[int] = set()
+
+        def settle(ask: Ask) -> set[int]:
+            if how is Settlement.ACK:
+                return self.acked(ask, right, told)
+            delays = [self._delay(self._known(place), delivered, given_ms) for place in right]
+            return self._released(ask, right, self._counted(delivered), delays)
+
+        done = self._database.change(settle) if right else set()
+        settled = {place for place in right if place.id in done}
+        known = [self.held[place] for place in settled if place in self.held]
+        self.ended(known, ACKED if how is Settlement.ACK else RELEASED)
+        if how is Settlement.ACK:
+            self.on_acked(list(settled))
+            self._wake(told)
+        else:
+            self._wake({place.queue for place in settled})
+        wrong: list[AnabranchError | None] = []
+        for token, place in zip(tokens, places, strict=True):
+            why = "a transaction has claimed it" if place in claimed else None
+            wrong.append(None if place in settled else unknown_lease(token, why))
+            settled.discard(place)  # named twice, it is settled once
+        return wrong
+
+    def _known(self, place: Place) -> SharedLease:
+        return self.held.get(place) or SharedLease(place, 0, None)
+
+    # Failures
+
+    def note_failure(self, messages: Sequence[Message[Any]], reason: Reason) -> None:
+        """Note why messages are about to be given back, for the dead letters that they may become here."""
+        failure = failure_of(reason)
+        for message in messages:
+            lease = message._note
+            if message._store is self._store and isinstance(lease, SharedLease) and lease.hold in (LEASED, CLAIMED):
+                self.failures.pop(lease.place[:2], None)
+                self.failures[lease.place[:2]] = failure
+        while len(self.failures) > FAILURES_MAX:
+            self.failures.pop(next(iter(self.failures)))
+
+    def failure_of(self, message: Message[Any]) -> Failure | None:
+        """Return the last failure of a message that is leased."""
+        lease = message._note
+        return self.failures.get(lease.place[:2]) if isinstance(lease, SharedLease) else None
+
+    def settle_later(self, work: Callable[[], None]) -> None:
+        """Do this on a thread of ours; what goes wrong is logged."""
+
+        def run() -> None:
+            try:
+                work()
+            except AnabranchError as error:
+                log.debug("messages could not be given back: %s", error)
+
+        shared().lead(run)
+
+
+def _deadline(seconds: float | None) -> float:
+    return math.inf if seconds is None else time.monotonic() + seconds
+
+
+def milliseconds(seconds: float | None) -> int:
+    """Return for how long a lease lasts; 0: without an end."""
+    return 0 if seconds is None else max(1, round(seconds * 1000))
+
+
+def _places(leases: Iterable[SharedLease]) -> list[Place]:
+    return [lease.place for lease in leases]
+
+
+def _columns(places: Sequence[Place]) -> tuple[list[int], list[int], list[int]]:
+    return [one.queue for one in places], [one.id for one in places], [one.take for one in places]
+
+
+def not_held(message: Message[Any]) -> UnknownMessageError:
+    """Return the error of a message that this router does not hold so."""
+    lease = message._note
+    if not isinstance(lease, SharedLease) or (lease.hold == LEASED and not lease.end):
+        require_leased(message)
+        return UnknownMessageError(f"{message!r} was received from another router; ack it there")
+    claimed = "a transaction has claimed it, or acked it" if lease.hold == CLAIMED else "it is just being settled"
+    return UnknownMessageError(f"{message!r}{NOT_HELD}{lease.end or claimed}")

@@ -1,0 +1,232 @@
+"""Sends to a shared store: each is one statement, or several in one transaction."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+from ....policies.config.options import SqlOptions
+from ....policies.errors import MessageTooLargeError
+from ....policies.names.destination import Destination
+from ...core.messages import EXPIRES_MAX_MS, GROUP, LargeBody, MadeId, Outgoing, Readable, Receipt, checked, plain_body
+from ...core.record.headers import pack_headers, pack_id
+from ...core.record.large import Sized, not_as_said, require_size
+from ..database.columns import escaped
+from .database import Ask, SharedDatabase
+from .queues import Queues
+from .usage import Sent, Usage
+from .waiting import Waiting
+
+Sends = Sequence[tuple[int, Outgoing[bytes]]]
+"""Messages with the numbers of their queues or topics."""
+
+
+WINDOW_PARTS: Final = 20
+"""Ids are forgotten once there are more than the window by such a part of it, about."""
+
+
+class Stored:
+    """What became of messages that were stored."""
+
+    def __init__(self) -> None:
+        self.seqs: list[tuple[int, bool]] = []
+        """The seq of each, and whether it is a duplicate."""
+        self.awaited: set[int] = set()
+        """Queues and subscriptions in which somebody waited for them."""
+        self.queues: set[int] = set()
+        """All that have them."""
+        self.sent: list[Sent] = []
+        """Those that are none."""
+        self.dropped = 0
+        """How many had a topic without subscriptions."""
+
+
+class Sending:
+    """The sends to one open store. Threads: all."""
+
+    def __init__(
+        self, name: str, store_id: bytes, database: SharedDatabase, queues: Queues, options: SqlOptions,
+        waiting: Waiting, usage: Usage,
+    ) -> None:  # fmt: skip
+        self._name, self._store_id, self._database, self._queues = name, store_id, database, queues
+        self._options, self._waiting, self._usage = options, waiting, usage
+        self._named = 0
+        """Messages with an id since ids were forgotten."""
+        self.sends = self.dropped = 0
+        """Messages that were stored, and those of them that were for nobody."""
+
+    def send(self, sends: Iterable[tuple[Destination, Outgoing]]) -> list[Receipt]:
+        """Store messages in one transaction."""
+        sends = list(sends)
+        numbered = self.numbered(sends)
+        if not numbered:
+            return []
+        if len(numbered) == 1 and _group(numbered[0][1]) is None:
+            stored = self._once(*numbered[0])
+        else:
+            stored = self._database.change(lambda ask: self.stored(ask, numbered))
+        self._waiting.tell(stored.awaited)
+        self._usage.tell(stored.sent, ())
+        return self.receipts([destination for destination, _ in sends], stored)
+
+    def receipts(self, destinations: Iterable[Destination], stored: Stored) -> list[Receipt]:
+        """Return the receipts of messages, once they have taken effect, and count them."""
+        self.sends += len(stored.seqs)
+        self.dropped += stored.dropped
+        return [Receipt(to, *one) for to, one in zip(destinations, stored.seqs, strict=True)]
+
+    def numbered(
+        self, sends: Iterable[tuple[Destination, Outgoing]], declared: bool = True
+    ) -> list[tuple[int, Outgoing[bytes]]]:
+        """Return messages with the numbers of their queues. Raises what a send raises before anything is stored."""
+        numbered = []
+        for destination, given in sends:
+            body = self.keep(given.body)
+            message = checked(*given._replace(body=body))
+            if self._waiting.ahead_ms and (message.deliver_at_ms or message.expires_at_ms):
+                message = message._replace(
+                    deliver_at_ms=moved(message.deliver_at_ms, self._waiting.ahead_ms),
+                    expires_at_ms=moved(message.expires_at_ms, self._waiting.ahead_ms),
+                )
+            if message.message_id is not None:
+                pack_id(message.message_id)
+            size, most = _size(body, _packed(message)), self._options.message_bytes_max
+            if size > most:
+                raise MessageTooLargeError(
+                    f"a message of {size} bytes for {destination} is larger than message_bytes_max, {most}, of store "
+                    f"{self._name!r}; raise that, or send less"
+                )
+            numbered.append((self._queues.number(destination, declared=declared), message))
+        return numbered
+
+    def keep(self, body: object) -> Any:
+        """Return a body as bytes: a file is read, up to `message_bytes_max`."""
+        if type(body) is bytes:
+            return body
+        if type(body) is Sized:
+            require_size(body.size)
+            kept = self.keep(body.body)
+            if len(kept) != body.size:
+                raise not_as_said(len(kept), body.size)
+            return kept
+        most = self._options.message_bytes_max
+        if isinstance(body, LargeBody):
+            with body.open() as stream:
+                return _read(stream, most, self._name)
+        return _read(body, most, self._name) if isinstance(body, Readable) else plain_body(body)
+
+    def stored(self, ask: Ask, sends: Sends) -> Stored:
+        """Store messages, in order, in the transaction of `ask`."""
+        stored = Stored()
+        locks = {self._lock_of(number, group) for number, m in sends if (group := _group(m)) is not None}
+        for lock in sorted(locks):
+            ask("lock_group", lock)
+        for (is_named, is_topic), some in groupby(sends, lambda one: (self._is_named(one[1]), self._is_topic(one[0]))):
+            if is_named:
+                for number, message in some:
+                    self._store(stored, ask, ask, number, message)
+                continue
+            rows: list[tuple[Any, ...]] = [
+                (m.deliver_at_ms, m.expires_at_ms, number, m.priority, _name(m), _group(m), _packed(m), m.body)
+                for number, m in some
+            ]
+            columns = list(map(list, zip(*rows, strict=True)))
+            for row, found in zip(rows, ask("send_topics" if is_topic else "send", *columns), strict=True):
+                self._note(stored, row[2], found, _size(row[-1], row[-2]))
+        return stored
+
+    def _once(self, number: int, message: Outgoing[bytes]) -> Stored:
+        """Store one message in a statement by itself."""
+
+        def lost(seq: int) -> list[Any]:
+            look = self._database.look
+            if self._is_named(message) and not any(one == seq for (one,) in look("id_of", number, _name(message))):
+                return []
+            if not self._is_topic(number):
+                return [(seq, True)]
+            ((subscriptions,),) = look("members", number)
+            return [(seq, subscriptions, subscriptions)]
+
+        def store(name: str, *given: Any) -> list[Any]:
+            return self._database.once(name, *given, lost=lost)
+
+        stored = Stored()
+        self._store(stored, store, self._database.look, number, message)
+        return stored
+
+    def _store(self, stored: Stored, store: Ask, look: Ask, number: int, message: Outgoing[bytes]) -> None:
+        name, packed = _name(message), _packed(message)
+        self._named += self._is_named(message)
+        how = ("requeued" if message.requeued else "named") if self._is_named(message) else "one"
+        found = store(
+            f"send_topic_{how}" if self._is_topic(number) else f"send_{how}", number, name, message.deliver_at_ms,
+            message.expires_at_ms, message.priority, _group(message), packed, message.body,
+        )  # fmt: skip
+        if found:
+            self._note(stored, number, found[0], _size(message.body, packed))
+        else:
+            ((seq,),) = look("id_of", number, name)
+            stored.seqs.append((seq, type(message.message_id) is not MadeId))
+
+    def _note(self, stored: Stored, number: int, row: Sequence[Any], size: int) -> None:
+        """Note the row of a message that was stored: its seq and whether somebody waits; or for a topic, the
+        subscriptions that are waited for, and all."""
+        seq, awaited, *topic = row
+        stored.seqs.append((seq, False))
+        queues = topic[0] if topic else [number]
+        stored.queues.update(queues)
+        stored.sent.append(Sent(number, seq, size, queues))
+        stored.awaited.update(awaited if topic else queues if awaited else ())
+        stored.dropped += not queues
+
+    def _lock_of(self, number: int, group: str) -> int:
+        """Return the number of the lock that senders to a group hold (rule Q14)."""
+        named = self._store_id + number.to_bytes(8, "big") + group.encode()
+        return int.from_bytes(hashlib.blake2b(named, digest_size=8).digest(), "big", signed=True)
+
+    def forget_ids(self) -> None:
+        """Forget ids beyond the window, once there are more by a part of it. Raises StoreFailedError."""
+        window = self._options.duplicate_window
+        if window and self._named > window // WINDOW_PARTS:
+            self._named = 0
+            self._database.look("forget_ids", window)
+
+    def _is_named(self, message: Outgoing[bytes]) -> bool:
+        return bool(self._options.duplicate_window) and message.message_id is not None
+
+    def _is_topic(self, number: int) -> bool:
+        return self._queues.is_topic(number)
+
+
+def moved(ms: int, by: int) -> int:
+    """Return a time by another clock (rule W14); 0 is none, and the last one is for ever."""
+    return ms if ms in (0, EXPIRES_MAX_MS) else min(max(1, ms + by), EXPIRES_MAX_MS)
+
+
+def _name(message: Outgoing[Any]) -> str | None:
+    return None if message.message_id is None else escaped(str(message.message_id))
+
+
+def _group(message: Outgoing[Any]) -> str | None:
+    return message.headers.get(GROUP) if message.headers else None  # type: ignore[return-value]
+
+
+def _size(body: Any, headers: bytes | None) -> int:
+    return len(body) + len(headers or b"")
+
+
+def _packed(message: Outgoing[Any]) -> bytes | None:
+    return pack_headers(message.headers) if message.headers else None
+
+
+def _read(source: Any, most: int, name: str) -> bytes:
+    """Return what is left of a file. Raises MessageTooLargeError."""
+    body = b"".join(iter(lambda: source.read(1 << 20), b"")) if most >= 1 << 30 else source.read(most + 1)
+    if len(body) > most:
+        raise MessageTooLargeError(
+            f"a body of more than {most:,} bytes, message_bytes_max of store {name!r}, which is shared and keeps no "
+            "body apart; raise that, or send it to another store"
+        )
+    return bytes(body)

@@ -1,0 +1,323 @@
+"""The statements of a shared store, for PostgreSQL.
+
+Q11  A row of MESSAGES is a message of a queue; it goes when it is acked. Nobody holds it if UNTIL is 0. Else the router
+    HOLDER has leased it until then, by the clock of the database: FOR_GOOD is without an end. TAKE is a number of that
+    lease alone, so that who comes too late settles nothing.
+Q12  A lease counts as over once UNTIL has passed, or its HOLDER has no row in ROUTERS. HOLDER 0, which always has one,
+    is that of branches.
+Q13  Whatever changes with a lease is in no index, and pages are filled to a part of their size: such an update stays in
+    its page, and the index does not grow by it.
+Q14  Of the messages of a group (MEMBER) only the first one in the table can be leased, unless it has expired or has
+    reached the delivery limit: so while it is held, or waits, no other one is. Senders to a group come one after the
+    other, each with its id, until their commits: no message comes before one that is leased.
+Q15  A queue keeps its number for ever, though it is deleted: who sends at the same moment sends to a queue that is
+    there anew.
+Q16  A durable subscription is a queue of its own, with a number that is never used again, and no name: SUBSCRIPTIONS in
+    the row of its topic says that it is there. A message for a topic is a row for each of these, all with one id.
+Q17  Who sends to a topic holds its row FOR SHARE until the commit, and reads SUBSCRIPTIONS as they are then; who
+    changes them changes that row. So what is sent comes before a change or after it: nothing is left to one that has
+    ended, and a retroactive one misses nothing.
+Q18  What has expired is taken for all subscriptions of a topic at once, if none holds it: their rows become one, with
+    the number of the topic.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FOR_GOOD: Final = (1 << 63) - 1
+"""The value of UNTIL for a lease without an end."""
+NOW: Final = "(SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint)"
+"""The clock of the database, asked once for each statement: milliseconds since the epoch."""
+FIELDS: Final = "id, queue, take, deliveries, sent, expires, priority, messageid, headers, content"
+"""The columns of which messages are made."""
+
+_COPIED: Final = "id, expires, sent, priority, messageid, member, headers, content"
+"""Those that are the same for all subscriptions."""
+_M_COPIED: Final = ", ".join(f"m.{name}" for name in _COPIED.split(", "))
+
+_LOST: Final = "NOT EXISTS (SELECT 1 FROM {p}shared_routers r WHERE r.number = m.holder)"
+_FREE: Final = f"(m.until < {NOW} OR {_LOST})"
+_LEASED: Final = f"m.queue = a.queue AND m.id = a.id AND m.take = a.take AND NOT {_FREE}"
+
+_MARK: Final = "WITH me AS (UPDATE {p}shared_connections SET last = %b WHERE number = %b RETURNING 1)"
+"""What a statement begins with that changes something: rule D1."""
+_LATER: Final = _MARK.replace("RETURNING 1", "RETURNING set_config('synchronous_commit', 'off', true)")
+"""For one of which nothing is lost with the server: what was leased is free again then."""
+_NUMBERED: Final = (
+    "WITH me AS (UPDATE {p}shared_connections SET last = %b, id = nextval(pg_get_serial_sequence("
+    "'{p}shared_messages', 'id')) WHERE number = %b RETURNING id)"
+)
+"""For a send, whose id is known that way too."""
+_AWAITED: Final = "EXISTS (SELECT 1 FROM {p}shared_waiting w WHERE w.queue = m.queue)"
+
+_READY: Final = (
+    f"{_FREE} AND m.due <= {NOW} AND (m.expires = 0 OR m.expires > {NOW}) AND m.deliveries + {{late}} < %b "
+    "AND (m.member IS NULL OR NOT EXISTS (SELECT 1 FROM {p}shared_messages g WHERE g.queue = m.queue "
+    f"AND g.member = m.member AND g.id < m.id AND ({_FREE.replace('m.', 'g.')} IS FALSE "
+    f"OR ((g.expires = 0 OR g.expires > {NOW}) AND g.deliveries + {{late}} < %b))))"
+)
+"""What can be leased (Q12, Q14). It takes the delivery limit twice."""
+
+_SUBSCRIBERS: Final = (
+    "topic AS MATERIALIZED (SELECT q.number, q.subscriptions, ARRAY(SELECT w.queue FROM {{p}}shared_waiting w WHERE "
+    "w.queue = ANY(q.subscriptions)) AS awaited FROM {{p}}shared_queues q WHERE q.number IN {} ORDER BY 1 "
+    "FOR SHARE OF q)"
+)
+"""Topics, with the numbers of their subscriptions and of those that are waited for (Q17)."""
+_TO_ALL: Final = (
+    f", {_SUBSCRIBERS.format('(SELECT queue FROM new)')}, stored AS (INSERT INTO {{p}}shared_messages "
+    "(id, queue, messageid, due, expires, sent, priority, member, headers, content) SELECT new.id, s, new.messageid, "
+    f"%b, %b, {NOW}, %b, %b::text, %b::bytea, %b::bytea FROM new, topic, unnest(topic.subscriptions) AS s) "
+    "SELECT new.id, topic.awaited, topic.subscriptions FROM new, topic"
+)
+"""The end of a statement that sends one message to a topic."""
+_OF_TOPIC: Final = "ANY(ARRAY(SELECT s.number FROM {p}shared_queues s WHERE s.topic = %s UNION ALL SELECT %s::integer))"
+"""Where the messages of a topic are; it takes the topic's number twice."""
+_OTHERS: Final = (
+    "SELECT 1 FROM {p}shared_queues os JOIN {p}shared_messages o ON o.queue = os.number WHERE os.topic = s.topic "
+    "AND o.id = m.id AND (o.queue < m.queue OR NOT " + _FREE.replace("m.", "o.") + ")"
+)
+
+_EACH: Final = (
+    f"count(*) FILTER (WHERE NOT {_FREE}) AS leased, bool_and({_FREE} AND m.due > {NOW}) AS waits, "
+    f"bool_or({_FREE} AND m.due <= {NOW}) AS ready"
+)
+"""How the subscriptions of a topic have a message."""
+
+TABLES: Final = (
+    "CREATE TABLE {p}shared_store (storeid varchar(32) PRIMARY KEY, version integer NOT NULL)",
+    "CREATE TABLE {p}shared_queues (number integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
+    "name text UNIQUE, declared boolean NOT NULL, subscriptions integer[] NOT NULL DEFAULT '{}', topic integer, "
+    "client text, subscription text, selector text, nolocal boolean, CHECK ((name IS NULL) = (topic IS NOT NULL)))",
+    "CREATE INDEX ON {p}shared_queues (topic) WHERE topic IS NOT NULL",
+    "CREATE TABLE {p}shared_messages (id bigint GENERATED BY DEFAULT AS IDENTITY, until bigint NOT NULL DEFAULT 0, "
+    "due bigint NOT NULL, expires bigint NOT NULL, sent bigint NOT NULL, queue integer NOT NULL, "
+    "holder integer NOT NULL DEFAULT 0, take bigint NOT NULL DEFAULT 0, deliveries integer NOT NULL DEFAULT 0, "
+    "priority integer NOT NULL, messageid text, member text, headers bytea, content bytea NOT NULL, "
+    "PRIMARY KEY (queue, id)) "
+    "WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, "
+    "autovacuum_vacuum_insert_scale_factor = 0.2)",
+    "CREATE INDEX ON {p}shared_messages (queue, member, id) WHERE member IS NOT NULL",
+    "CREATE INDEX ON {p}shared_messages (expires) WHERE expires > 0",
+    "CREATE INDEX ON {p}shared_messages (deliveries) WHERE deliveries > 0",
+    "CREATE TABLE {p}shared_ids (queue integer NOT NULL, messageid text NOT NULL, id bigint NOT NULL, "
+    "PRIMARY KEY (queue, messageid))",
+    "CREATE INDEX ON {p}shared_ids (id)",
+    "CREATE TABLE {p}shared_routers (number integer GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, "
+    "node varchar(32) NOT NULL, name text NOT NULL, seen bigint NOT NULL) WITH (fillfactor = 50)",
+    "INSERT INTO {p}shared_routers (number, node, name, seen) VALUES (0, '', 'branches', 9223372036854775807)",
+    "CREATE TABLE {p}shared_connections (number bigint PRIMARY KEY, last bigint NOT NULL, "
+    "id bigint NOT NULL DEFAULT 0, "
+    "router integer NOT NULL, made bigint NOT NULL) WITH (fillfactor = 50)",
+    "CREATE UNLOGGED TABLE {p}shared_waiting (queue integer NOT NULL, router integer NOT NULL, "
+    "PRIMARY KEY (queue, router))",
+    "CREATE TABLE {p}shared_branches (xid varchar(64) PRIMARY KEY, router integer NOT NULL, content bytea NOT NULL)",
+    "CREATE TABLE {p}shared_committed (xid varchar(64) PRIMARY KEY)",
+)
+"""What makes the tables; `{p}` is the prefix."""
+
+_STATEMENTS: Final = {
+    # Queues
+    "queue": "SELECT number, declared FROM {p}shared_queues WHERE name = %s",
+    "declare": "INSERT INTO {p}shared_queues AS q (name, declared) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE "
+    "SET declared = EXCLUDED.declared OR q.declared RETURNING number",
+    "queues": "SELECT q.number, q.name FROM {p}shared_queues q WHERE q.name IS NOT NULL AND (q.declared OR EXISTS "
+    "(SELECT 1 FROM {p}shared_messages m WHERE m.queue = q.number))",
+    "newer_queues": "SELECT q.number, q.name FROM {p}shared_queues q WHERE q.number > %s AND q.declared "
+    "AND q.name IS NOT NULL ORDER BY 1",
+    "queue_of": "SELECT coalesce(q.name, t.name), q.client, q.subscription FROM {p}shared_queues q "
+    "LEFT JOIN {p}shared_queues t ON t.number = q.topic WHERE q.number = %s",
+    "undeclare": "UPDATE {p}shared_queues SET declared = false, subscriptions = '{}' WHERE number = %s",
+    "tell_deleted": "SELECT pg_notify(%s, '-' || %s::text)",
+    # Subscriptions (rule Q16)
+    "subscriber": "SELECT s.number FROM {p}shared_queues t JOIN {p}shared_queues s ON s.topic = t.number "
+    "WHERE t.name = %s AND s.client = %s AND s.subscription = %s",
+    "subscriptions": "SELECT s.number, t.name, s.client, s.subscription, s.selector, s.nolocal FROM {p}shared_queues s "
+    "JOIN {p}shared_queues t ON t.number = s.topic WHERE s.topic IS NOT NULL",
+    "subscription": "SELECT client, subscription, selector, nolocal FROM {p}shared_queues WHERE topic = %s "
+    "AND client = %s AND subscription = %s",
+    "lock_topic": "SELECT number FROM {p}shared_queues WHERE name = %s FOR UPDATE",
+    "subscribe": "WITH new AS (INSERT INTO {p}shared_queues (topic, client, subscription, selector, nolocal, declared) "
+    "VALUES (%s, %s, %s, %s, %s, true) RETURNING number, topic) UPDATE {p}shared_queues q SET subscriptions = "
+    "q.subscriptions || new.number FROM new WHERE q.number = new.topic RETURNING new.number",
+    "copy_held": f"INSERT INTO {{p}}shared_messages ({_COPIED}, queue, due) SELECT DISTINCT ON (m.id) {_M_COPIED}, %s, "
+    f"CASE WHEN m.deliveries > 0 THEN 0 ELSE m.due END FROM {{p}}shared_messages m JOIN {{p}}shared_queues s "
+    "ON s.number = m.queue WHERE s.topic = %s ORDER BY m.id, m.due",
+    "unsubscribe": "WITH gone AS (DELETE FROM {p}shared_queues WHERE number = %s RETURNING number, topic) "
+    "UPDATE {p}shared_queues q SET subscriptions = array_remove(q.subscriptions, gone.number) FROM gone "
+    "WHERE q.number = gone.topic",
+    "unsubscribe_all": "DELETE FROM {p}shared_queues WHERE topic = %s RETURNING number",
+    # Sends: the order of the rows is that of the ids
+    "send_one": f"{_NUMBERED} INSERT INTO {{p}}shared_messages AS m (id, queue, messageid, due, expires, sent, "
+    "priority, member, headers, content) SELECT id, %b, %b::text, %b, %b, "
+    f"{NOW}, %b, %b::text, %b::bytea, %b::bytea FROM me RETURNING id, {_AWAITED}",
+    "send": "INSERT INTO {p}shared_messages AS m "
+    "(due, expires, sent, queue, priority, messageid, member, headers, content) "
+    f"SELECT due, expires, {NOW}, queue, priority, messageid, member, headers, content FROM "
+    "unnest(%b::bigint[], %b::bigint[], %b::integer[], %b::integer[], %b::text[], %b::text[], %b::bytea[], "
+    "%b::bytea[]) WITH ORDINALITY AS a (due, expires, queue, priority, messageid, member, headers, content, place) "
+    "ORDER BY place "
+    f"RETURNING id, {_AWAITED}",
+    "send_named": f"{_NUMBERED}, new AS (INSERT INTO {{p}}shared_ids (queue, messageid, id) SELECT %b, %b, id FROM me "
+    "ON CONFLICT (queue, messageid) {conflict} RETURNING queue, messageid, id) INSERT INTO {p}shared_messages AS m "
+    "(id, queue, messageid, due, expires, sent, priority, member, headers, content) "
+    "SELECT id, queue, messageid, %b, %b, "
+    f"{NOW}, %b, %b::text, %b::bytea, %b::bytea FROM new RETURNING id, {_AWAITED}",
+    "lock_group": "SELECT pg_advisory_xact_lock(%s)",
+    "send_topic_one": f"{_NUMBERED}, new AS (SELECT id, %b::integer AS queue, %b::text AS messageid FROM me){_TO_ALL}",
+    "send_topic_named": f"{_NUMBERED}, new AS (INSERT INTO {{p}}shared_ids (queue, messageid, id) SELECT %b, %b, id "
+    f"FROM me ON CONFLICT (queue, messageid) {{conflict}} RETURNING queue, messageid, id){_TO_ALL}",
+    "send_topics": "WITH new AS MATERIALIZED (SELECT nextval(pg_get_serial_sequence('{p}shared_messages', 'id')) AS "
+    "id, a.* FROM (SELECT * FROM unnest(%b::bigint[], %b::bigint[], %b::integer[], %b::integer[], %b::text[], "
+    "%b::text[], %b::bytea[], %b::bytea[]) WITH ORDINALITY AS a (due, expires, queue, priority, messageid, member, "
+    f"headers, content, place) ORDER BY place) a), {_SUBSCRIBERS.format('(SELECT queue FROM new)')}, stored AS (INSERT "
+    "INTO {p}shared_messages (id, queue, messageid, due, expires, sent, priority, member, headers, content) SELECT "
+    f"new.id, s, new.messageid, new.due, new.expires, {NOW}, new.priority, new.member, new.headers, new.content "
+    "FROM new JOIN topic ON topic.number = new.queue, unnest(topic.subscriptions) AS s ORDER BY new.id) SELECT new.id, "
+    "topic.awaited, topic.subscriptions FROM new JOIN topic ON topic.number = new.queue ORDER BY new.id",
+    "members": "SELECT subscriptions FROM {p}shared_queues WHERE number = %s",
+    "id_of": "SELECT id FROM {p}shared_ids WHERE queue = %s AND messageid = %s",
+    "forget_ids": "DELETE FROM {p}shared_ids WHERE id <= "
+    "(SELECT id FROM {p}shared_ids ORDER BY id DESC OFFSET %s LIMIT 1)",
+    # Leases
+    "take": "{mark} UPDATE {p}shared_messages AS t SET until = CASE WHEN %b::bigint = 0 THEN 9223372036854775807 "
+    f"ELSE {NOW} + %b::bigint END, holder = %b, take = %b, deliveries = deliveries + {{counted}} "
+    "WHERE t.queue = %b AND t.id = ANY(ARRAY(SELECT m.id FROM {p}shared_messages m WHERE m.queue = "
+    f"(SELECT %b::integer FROM me) AND m.id >= %b AND {_READY} "
+    "ORDER BY m.id LIMIT %b FOR UPDATE SKIP LOCKED)) "
+    f"RETURNING {FIELDS}",
+    "taken": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = %s AND id >= %s AND take = %s AND until > 0 "
+    "ORDER BY id LIMIT %s",
+    "take_spent": "UPDATE {p}shared_messages AS t SET until = 9223372036854775807, holder = %s, take = %s, "
+    "deliveries = deliveries + {late} WHERE (t.queue, t.id) IN "
+    "(SELECT m.queue, m.id FROM {p}shared_messages m WHERE {spent} "
+    f"AND {_FREE} LIMIT %s FOR UPDATE SKIP LOCKED) RETURNING {FIELDS}",
+    "take_expired_of_topics": "WITH first AS MATERIALIZED (SELECT m.id, s.topic FROM {p}shared_messages m "
+    "JOIN {p}shared_queues s ON s.number = m.queue AND s.topic IS NOT NULL WHERE m.expires > 0 "
+    f"AND m.expires <= {NOW} AND {_FREE} AND NOT EXISTS ({_OTHERS}) LIMIT %s FOR UPDATE OF m SKIP LOCKED), "
+    "gone AS (DELETE FROM {p}shared_messages m USING first, {p}shared_queues s WHERE s.topic = first.topic AND "
+    f"m.queue = s.number AND m.id = first.id AND {_FREE} RETURNING {_M_COPIED}, m.deliveries, first.topic) "
+    f"INSERT INTO {{p}}shared_messages ({_COPIED}, deliveries, queue, due, until, holder, take) "
+    f"SELECT DISTINCT ON (id) {_COPIED}, deliveries, topic, 0, 9223372036854775807, %s, %s FROM gone "
+    f"ORDER BY id, deliveries DESC RETURNING {FIELDS}",
+    "take_again": "UPDATE {p}shared_messages AS m SET until = CASE WHEN %s::bigint = 0 THEN 9223372036854775807 "
+    f"ELSE {NOW} + %s::bigint END, holder = %s, take = %s, deliveries = deliveries + {{late}} "
+    f"WHERE m.queue = %s AND m.id = %s AND {_FREE} RETURNING {FIELDS}",
+    "held": f"SELECT {FIELDS} FROM {{p}}shared_messages m WHERE m.queue = %s AND m.id = %s AND m.take = %s "
+    f"AND NOT {_FREE}",
+    "ack_one": f"{_MARK} DELETE FROM {{p}}shared_messages m WHERE m.queue = (SELECT %b::integer FROM me) AND m.id = %b "
+    f"AND m.take = %b AND NOT {_FREE} RETURNING m.id, m.member IS NOT NULL",
+    "ack": "DELETE FROM {p}shared_messages m USING unnest(%s::integer[], %s::bigint[], %s::bigint[]) "
+    f"AS a (queue, id, take) WHERE {_LEASED} RETURNING m.id, CASE WHEN m.member IS NULL THEN 0 ELSE m.queue END",
+    "release": "UPDATE {p}shared_messages AS m SET until = 0, deliveries = m.deliveries + %s, "
+    "due = CASE WHEN a.delay = 0 "
+    f"THEN 0 ELSE {NOW} + a.delay END FROM unnest(%s::integer[], %s::bigint[], %s::bigint[], %s::bigint[]) "
+    f"AS a (queue, id, take, delay) WHERE {_LEASED} RETURNING m.id",
+    "hold": "UPDATE {p}shared_messages AS m SET until = CASE WHEN %s::bigint = 0 THEN 9223372036854775807 "
+    f"ELSE {NOW} + %s::bigint END, holder = %s FROM unnest(%s::integer[], %s::bigint[], %s::bigint[]) "
+    f"AS a (queue, id, take) WHERE {_LEASED} RETURNING m.id",
+    # Looking
+    "ids_after": "SELECT id FROM {p}shared_messages WHERE queue = %s AND id > %s ORDER BY id LIMIT %s",
+    "find": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = %s AND id = %s",
+    "ids_after_of_topic": "SELECT DISTINCT x.id FROM unnest(ARRAY(SELECT s.number FROM {p}shared_queues s WHERE "
+    "s.topic = %s UNION ALL SELECT %s::integer)) AS q (queue), (SELECT %s::bigint AS after, %s::bigint AS most) g, "
+    "LATERAL (SELECT m.id FROM {p}shared_messages m WHERE m.queue = q.queue AND m.id > g.after ORDER BY m.id "
+    "LIMIT g.most) x ORDER BY 1",
+    "find_of_topic": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = {_OF_TOPIC} AND id = %s LIMIT 1",
+    "gone_of_topic": "SELECT count(*) FROM unnest(%s::bigint[]) AS a (id) WHERE NOT EXISTS (SELECT 1 FROM "
+    f"{{p}}shared_messages m WHERE m.queue = {_OF_TOPIC} AND m.id = a.id)",
+    "depth": "SELECT count(*) FROM {p}shared_messages WHERE queue = %s",
+    "amount": "SELECT count(m.id), coalesce(sum(octet_length(content) + coalesce(octet_length(headers), 0)), 0), "
+    "q.declared FROM {p}shared_queues q LEFT JOIN {p}shared_messages m ON m.queue = q.number WHERE q.number = %s "
+    "GROUP BY q.declared",
+    "amount_of_topic": "SELECT count(*), coalesce(sum(x.size), 0), (SELECT declared FROM {p}shared_queues "
+    "WHERE number = %s) FROM (SELECT max(octet_length(content) + coalesce(octet_length(headers), 0)) AS size "
+    "FROM {p}shared_messages WHERE queue IN (SELECT number FROM {p}shared_queues WHERE topic = %s) GROUP BY id) x",
+    "depth_of_topic": f"SELECT count(DISTINCT id) FROM {{p}}shared_messages WHERE queue = {_OF_TOPIC}",
+    "counts": f"SELECT count(*) FILTER (WHERE {_FREE} AND m.due <= {NOW}), count(*) FILTER (WHERE NOT {_FREE}), "
+    f"count(*) FILTER (WHERE {_FREE} AND m.due > {NOW}), {NOW} - (array_agg(m.sent ORDER BY m.id) "
+    f"FILTER (WHERE {_FREE} AND m.due <= {NOW}))[1] FROM {{p}}shared_messages m WHERE m.queue = %s",
+    "counts_of_topic": "SELECT count(*), coalesce(sum(x.leased), 0)::bigint, count(*) FILTER (WHERE x.waits), "
+    f"{NOW} - min(x.sent) FILTER (WHERE x.ready) FROM (SELECT min(m.sent) AS sent, {_EACH} FROM {{p}}shared_messages m "
+    f"WHERE m.queue = {_OF_TOPIC} GROUP BY m.id) x",
+    "stats": f"SELECT q.number, q.name, count(m.id), count(m.id) FILTER (WHERE NOT {_FREE}), "
+    f"count(m.id) FILTER (WHERE {_FREE} AND m.due > {NOW}) FROM {{p}}shared_queues q LEFT JOIN {{p}}shared_messages m "
+    "ON q.number = m.queue GROUP BY q.number HAVING q.declared OR count(m.id) > 0",
+    "stats_of_topics": "SELECT t.name, count(*), count(*) FILTER (WHERE x.waits) FROM (SELECT s.topic, m.id, "
+    f"{_EACH} FROM {{p}}shared_queues s JOIN {{p}}shared_messages m ON m.queue = s.number WHERE s.topic IS NOT NULL "
+    "GROUP BY s.topic, m.id) x JOIN {p}shared_queues t ON t.number = x.topic GROUP BY t.name",
+    "orphans": "SELECT DISTINCT m.queue FROM {p}shared_messages m WHERE NOT EXISTS (SELECT 1 FROM {p}shared_queues q "
+    "WHERE q.number = m.queue)",
+    "wrong_topics": "SELECT q.name FROM {p}shared_queues q WHERE q.name IS NOT NULL AND q.subscriptions <> "
+    "ARRAY(SELECT s.number FROM {p}shared_queues s WHERE s.topic = q.number ORDER BY 1)",
+    "purge": "DELETE FROM {p}shared_messages t WHERE t.queue = %s AND t.id = ANY(ARRAY(SELECT m.id FROM "
+    f"{{p}}shared_messages m WHERE m.queue = %s AND m.id <= %s AND {_FREE} ORDER BY m.id LIMIT %s FOR UPDATE SKIP "
+    "LOCKED)) RETURNING t.id",
+    "highest_in": "SELECT max(id) FROM {p}shared_messages WHERE queue = %s",
+    "claimed": "SELECT count(*) FROM {p}shared_messages WHERE queue = ANY(%s) AND holder = 0 AND until > 0",
+    "delete": "DELETE FROM {p}shared_messages WHERE queue = ANY(%s)",
+    "delete_ids": "DELETE FROM {p}shared_ids WHERE queue = %s",
+    "highest": "SELECT coalesce(max(id), 0) FROM {p}shared_messages",
+    # Routers, and who waits where
+    "enter": f"INSERT INTO {{p}}shared_routers (node, name, seen) VALUES (%s, %s, {NOW}) RETURNING number, seen",
+    "enter_anew": "DELETE FROM {p}shared_routers WHERE node = %s",
+    "seen": f"UPDATE {{p}}shared_routers SET seen = {NOW} WHERE number = %s RETURNING seen",
+    "leave": "DELETE FROM {p}shared_routers WHERE number = %s",
+    "bury": f"DELETE FROM {{p}}shared_routers WHERE seen < {NOW} - %s RETURNING name",
+    "wait": "INSERT INTO {p}shared_waiting (queue, router) VALUES (%s, %s) ON CONFLICT DO NOTHING",
+    "wake": "WITH gone AS (DELETE FROM {p}shared_waiting WHERE queue = ANY(%s) RETURNING queue) "
+    "SELECT pg_notify(%s, string_agg(DISTINCT queue::text, ',')) FROM gone HAVING count(*) > 0",
+    "size_of_waiting": "SELECT pg_relation_size('{p}shared_waiting')",
+    "lock_waiting": "LOCK TABLE {p}shared_waiting IN ACCESS EXCLUSIVE MODE NOWAIT",
+    "empty_waiting": "TRUNCATE {p}shared_waiting",
+    "ready": "SELECT w.queue FROM unnest(%b::integer[], %b::bigint[]) AS w (queue, first) WHERE EXISTS "
+    f"(SELECT 1 FROM {{p}}shared_messages m WHERE m.queue = w.queue AND m.id >= w.first AND {_READY})",
+    # Transactions
+    "prepare": "INSERT INTO {p}shared_branches (xid, router, content) VALUES (%s, %s, %s)",
+    "branch": "SELECT content FROM {p}shared_branches WHERE xid = %s FOR UPDATE",
+    "drop_branch": "DELETE FROM {p}shared_branches WHERE xid = %s",
+    "branches": "SELECT xid, content, router = %s OR NOT EXISTS (SELECT 1 FROM {p}shared_routers r WHERE r.number = "
+    "router) FROM {p}shared_branches ORDER BY xid",
+    "commit_branch": "INSERT INTO {p}shared_committed (xid) VALUES (%s)",
+    "committed": "SELECT xid FROM {p}shared_committed ORDER BY xid DESC LIMIT %s",
+    "has_committed": "SELECT 1 FROM {p}shared_committed WHERE xid = %s",
+    "forget": "DELETE FROM {p}shared_committed WHERE xid = ANY(%s)",
+    "begin": "BEGIN; UPDATE {p}shared_connections SET last = {token} WHERE number = {number}",
+    "connection": "WITH old AS (DELETE FROM {p}shared_connections WHERE number = %s) "
+    f"INSERT INTO {{p}}shared_connections (number, last, router, made) VALUES (%s, 0, %s, {NOW})",
+    "last": "SELECT last, id FROM {p}shared_connections WHERE number = %s",
+    "disconnect": "DELETE FROM {p}shared_connections WHERE number = %s RETURNING last, id",
+    "forget_connections": "DELETE FROM {p}shared_connections c WHERE "
+    f"c.made < {NOW} - 86400000 AND NOT EXISTS (SELECT 1 FROM {{p}}shared_routers r WHERE r.number = c.router)",
+}
+
+
+class Statements:
+    """The statements of the tables under one prefix, by name, in psycopg's form."""
+
+    def __init__(self, prefix: str, count_on_receive: bool) -> None:
+        """`count_on_receive`: each lease is counted when it begins. So it has to be where one is all that there may be:
+        what ran out and was not counted is in no index."""
+        self.prefix = prefix
+        # A lease that has run out counts as a delivery, unless it was counted when it began.
+        late = "0" if count_on_receive else "(until > 0)::integer"
+        mark = _MARK if count_on_receive else _LATER
+        said = {name: text.replace("{mark}", mark).replace("{p}", prefix) for name, text in _STATEMENTS.items()}
+        said["take"] = said["take"].replace("{counted}", "1" if count_on_receive else late)
+        for name, requeued in (("send_named", "send_requeued"), ("send_topic_named", "send_topic_requeued")):
+            named = said[name]
+            said[name] = named.replace("{conflict}", "DO NOTHING")
+            said[requeued] = named.replace("{conflict}", "DO UPDATE SET id = EXCLUDED.id")
+        spent = said.pop("take_spent")
+        of_queue = (
+            f"NOT EXISTS (SELECT 1 FROM {prefix}shared_queues s WHERE s.number = m.queue AND s.topic IS NOT NULL)"
+        )
+        said["take_expired"] = spent.replace("{spent}", f"m.expires > 0 AND m.expires <= {NOW} AND {of_queue}")
+        said["take_undeliverable"] = spent.replace("{spent}", "m.deliveries > 0 AND m.deliveries + {late} >= %s")
+        self._said = said = {name: text.replace("{late}", late) for name, text in said.items()}
+        self.marked = frozenset(name for name, text in said.items() if text.startswith("WITH me AS"))
+        """Statements whose first two parameters are a number of the caller's and that of its connection."""
+
+    def __getitem__(self, name: str) -> str:
+        return self._said[name]

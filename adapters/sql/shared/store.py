@@ -1,0 +1,1088 @@
+"""SharedStore: the face of a store whose tables any number of routers use at once. adapters/core/store.py says what
+each call promises; here is what differs.
+
+Every call is a transaction of its own in the database, and durable on return, as its COMMIT is. A lease is a row's: it
+outlives the process that has it, until its time or that process's row in ROUTERS is gone.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, Final
+
+import msgspec
+
+from ....policies.config.options import SqlOptions
+from ....policies.errors import (
+    AnabranchError,
+    ClosedError,
+    PlacementError,
+    StoreFailedError,
+    StoreLockedError,
+    TransactionError,
+    UnknownMessageError,
+)
+from ....policies.names.destination import Destination, Kind
+from ...core.backend.settings import Settings
+from ...core.engine.lease_times import require_seconds
+from ...core.engine.usage import Recorder
+from ...core.messages import (
+    DEFAULT_PRIORITY,
+    DELIVERY_LIMIT,
+    EXPIRED,
+    Headers,
+    LargeBody,
+    Message,
+    Outgoing,
+    Readable,
+    Reason,
+    Receipt,
+    Rejecting,
+    Undelivered,
+    note_received,
+    shown_id,
+)
+from ...core.migration.copying import Amount
+from ...core.record.headers import pack_id, unpack_headers
+from ...core.service.failures import Failure
+from ...core.service.subscriptions import checked
+from ...core.state.due import delay_ms
+from ...core.state.leases import CLAIMED, LEASED, REJECTED, ROLLED_BACK, unknown_lease
+from ...core.store_types import (
+    Change,
+    Counts,
+    Done,
+    Pending,
+    Prepared,
+    Progress,
+    Settlement,
+    StoreStats,
+    Subscription,
+    SubscriptionKey,
+)
+from ...system.background import Job, shared
+from ...system.conditions import Event
+from ...system.files import FILE_MODE, disk_errors, read_file, write_file
+from ..database.columns import escaped, unescaped
+from ..database.connections import open_engine, open_single
+from ..database.errors import Database
+from ..directory import StoreDirectory
+from . import tables
+from .branches import Branch, Branches, packed
+from .database import Ask, SharedDatabase, configure
+from .leases import Leases, Place, SharedLease, milliseconds
+from .listening import SharedListener
+from .queues import Queues, destination_of
+from .sending import Sending, Stored, moved
+from .statements import Statements
+from .topics import Topics
+from .usage import Usage
+from .waiting import Waiting
+
+log = logging.getLogger(__name__)
+
+NODE: Final = "store.node"
+"""The file that names the directory among those of other routers."""
+PAGE: Final = 500
+"""Messages that are browsed or purged at once."""
+ALL_DELIVERIES: Final = (1 << 31) - 1
+
+
+class SharedStore:
+    """A store that other routers use at the same time. Threads: all. Forks: a child's calls raise ClosedError."""
+
+    options_model: ClassVar[type[SqlOptions]] = SqlOptions
+    volatile = limited = is_prompt = False
+    shared = True
+
+    def __init__(self, name: str, directory: Path, options: SqlOptions, index_directory: Path | None = None) -> None:
+        self.name, self.directory, self.options = name, directory, options
+        self.store_id = b""
+        self.descriptors = 4 + max(2, options.pool_min)
+        self.settings = Settings.of(options)
+        self.owner: object = None
+        self._usage: Usage | None = None
+        self.on_destinations: Callable[[list[Destination]], None] = lambda destinations: None
+        """Called with destinations that other routers may have made."""
+        self._counts_first = options.count_deliveries == "on_receive" or options.max_deliveries == 1
+        self._statements = Statements(options.schema_prefix, self._counts_first)
+        self._most_deliveries = options.max_deliveries or ALL_DELIVERIES
+        self._directory = StoreDirectory(name, directory, options.file_mode, self._lose)
+        self._opened, self._retired, self._pid = False, False, 0
+        self.failed: BaseException | None = None
+        self._on_failed: Callable[[BaseException], object] = lambda error: None
+        self._acks = 0
+        self._expired: dict[tuple[Destination, SubscriptionKey | None], int] = {}
+
+    # Made and recognised
+
+    @staticmethod
+    def check_options(options: SqlOptions) -> None:
+        """Raise ConfigError and MissingExtraError for what `create` would refuse before it connects."""
+        open_single(options, Path()).dispose()
+
+    @classmethod
+    def create(cls, name: str, directory: Path, options: SqlOptions) -> bytes:
+        """Make the directory, and the tables unless another router has, as Store.create."""
+
+        def fill(path: Path, store_id: bytes) -> bytes:
+            write_file(path / NODE, f"{os.urandom(16).hex()}\n".encode(), options.file_mode or FILE_MODE)
+            engine = open_single(options, path)
+            try:
+                return tables.prepare(Database(name, engine), options.schema_prefix, store_id)
+            finally:
+                engine.dispose()
+
+        with disk_errors(f"store {name!r} cannot be created"):
+            return StoreDirectory(name, directory, options.file_mode).create(fill)
+
+    @classmethod
+    def peek(cls, directory: Path, options: SqlOptions, store_id: bytes, transaction: bytes) -> bool | None:
+        """Return whether the store has committed a transaction, without opening it, as Store.peek."""
+        engine = open_single(options, directory)
+        configure(engine)
+        statements = Statements(options.schema_prefix, False)
+        database = SharedDatabase(directory.name, engine, statements, 0.0)
+        try:
+            tables.require(database, options.schema_prefix, store_id)
+            if database.look("has_committed", transaction.hex()):
+                return True
+            # In this order: with the commit it goes from the one to the other.
+            is_prepared = any(xid == transaction.hex() for xid, _, _ in database.look("branches", 0))
+            return True if database.look("has_committed", transaction.hex()) else None if is_prepared else False
+        finally:
+            engine.dispose()
+
+    # Opening and closing
+
+    def open(self, progress: Progress | None = None) -> None:
+        """Be ready. Raises StoreLockedError, ConfigError, StoreFailedError."""
+        if self._opened:
+            raise StoreLockedError(f"store {self.name!r} is open already, in this process")
+        self.failed = None
+        with disk_errors(f"store {self.name!r} cannot be opened"):
+            self.store_id = self._directory.lock()
+            try:
+                if not (self.directory / NODE).exists():
+                    raise PlacementError(
+                        f"store {self.name!r} in {self.directory} was made without `shared`, and its tables are one "
+                        "router's; give the shared store another name, and run `anabranch repartition`"
+                    )
+                self._open(read_file(self.directory / NODE).decode().strip())
+            except BaseException:
+                self._directory.unlock()
+                raise
+
+    def _open(self, node: str) -> None:
+        options = self.options
+        self._engine = engine = open_engine(options, self.directory)
+        configure(engine)
+        self._database = database = SharedDatabase(self.name, engine, self._statements, options.outcome_timeout)
+        try:
+            single = open_single(options, self.directory)
+            # Before it is configured: what that prepares a pooler would mix up.
+            tables.require(Database(self.name, single), options.schema_prefix, self.store_id)
+            configure(single)
+            self.waiting = Waiting(
+                self.name, database, single, self._statements, f"anabranch_{self.store_id.hex()}", node,
+                options.router_timeout, self._most_deliveries,
+            )  # fmt: skip
+            self.leases = Leases(
+                self, database, options, lambda: self.waiting.router, self.waiting.came_back, self._is_open,
+                self._counts_first,
+            )  # fmt: skip
+            self.leases.on_acked = self._note_acks
+            self.abandoned = self.leases.abandoned
+            self._queues = Queues(self.name, database)
+            self._usage = usage = Usage(self._queues)
+            self._sending = Sending(self.name, self.store_id, database, self._queues, options, self.waiting, usage)
+            self._topics = Topics(database, self._queues, self.leases, self.waiting)
+            self._branches = Branches(database, self.leases, self._sending, self._topics)
+            self.waiting.on_queues, self.waiting.on_deleted = self._found, self._topics.forget
+            database.on_failover = self._forget_all
+            self._forget_all()
+            self._listeners: dict[SharedListener, None] = {}
+            self._pid, self._opened = os.getpid(), True
+            self.waiting.start()
+        except BaseException:
+            self._opened = False
+            engine.pool.dispose()
+            raise
+
+    def close(self) -> None:
+        """Give back what this router holds, and leave. Idempotent."""
+        if not self._opened:
+            return
+        self._opened = self._retired = False
+        if self._pid != os.getpid():
+            return
+        for listener in list(self._listeners):
+            listener.end()
+        held = [lease for lease in list(self.leases.held.values()) if lease.hold == LEASED]
+        with suppress(AnabranchError):  # else its row in ROUTERS, which goes, says it
+            if held:
+                self.leases.free(held, 0)
+        self.leases.ended(list(self.leases.held.values()), "its store was closed")
+        self._end(leave=True)
+        self._usage = None
+
+    def _end(self, leave: bool) -> None:
+        self.waiting.stop(leave)
+        self._engine.pool.dispose()
+        self._directory.unlock()
+
+    def on_failed(self, call: Callable[[BaseException], object]) -> None:
+        """Call this, once, if the store fails before it is closed."""
+        self._on_failed = call
+
+    def _lose(self, error: StoreFailedError) -> None:
+        self.failed = error
+        self._on_failed(error)
+        self.waiting.wake_all()
+
+    def _is_open(self) -> bool:
+        return self._opened and not self._retired and self.failed is None and self._pid == os.getpid()
+
+    def closed_error(self) -> Exception:
+        """Return the error of calls that the store does not take any more."""
+        if self.failed is not None:
+            return StoreFailedError(f"store {self.name!r} has stopped: {self.failed}")
+        return ClosedError(f"store {self.name!r} is closed")
+
+    def _require_open(self) -> None:
+        if not self._is_open():
+            raise self.closed_error()
+
+    @property
+    def last_seq(self) -> int:
+        """Return the highest seq of what is held now."""
+        return int(self._database.look("highest")[0][0])
+
+    highest_seq = last_seq
+
+    # Destinations
+
+    def _found(self, queues: Sequence[tuple[int, str]]) -> None:
+        """Note queues and topics that have come, and tell of them."""
+        came = self._queues.found(queues)
+        shared().lead(lambda: self.on_destinations(came))  # it may wait for who closes this store
+
+    def _forget_all(self) -> None:
+        """Ask the database anew which queue has which number."""
+        self._queues.forget_all()
+        self.waiting.look_at_queues()
+
+    def declare(self, destination: Destination, moves: bool = False) -> None:
+        """Declare a queue or a topic, as Store.declare."""
+        self._require_open()
+        self._queues.declare(destination)
+
+    def destinations(self) -> Sequence[Destination]:
+        """Return the queues and topics that are declared, or hold messages."""
+        self._require_open()
+        return self._queues.all()
+
+    # Sending
+
+    def send(
+        self,
+        destination: Destination,
+        body: bytes | Readable | LargeBody,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        sync: bool | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        expires_at_ms: int = 0,
+        persistent: bool = True,
+        deliver_at_ms: int = 0,
+    ) -> Receipt:
+        """Store one message, as Store.send. One that is not persistent is stored as any other."""
+        self._require_open()
+        message = _outgoing(body, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms)
+        return self._sending.send([(destination, message)])[0]
+
+    def send_nowait(self, destination: Destination, body: Any, *given: Any, **named: Any) -> Future[Receipt]:
+        """Send, as Store.send_nowait: before this returns."""
+        self._require_open()
+        sent: Future[Receipt] = Future()
+        message = _outgoing(body, *given, **named)
+        self._sending.numbered([(destination, message)])  # which raises at once what is wrong with it
+        try:
+            sent.set_result(self._sending.send([(destination, message)])[0])
+        except Exception as error:  # the caller of result() is told
+            sent.set_exception(error)
+        return sent
+
+    def send_many(
+        self,
+        destination: Destination,
+        messages: Iterable[Outgoing | bytes],
+        sync: bool | None = None,
+        done: list[Receipt] | None = None,
+    ) -> list[Receipt]:
+        """Store many in one transaction, as Store.send_many."""
+        self._require_open()
+        receipts = [] if done is None else done
+        sends = [(destination, one if isinstance(one, Outgoing) else Outgoing(one)) for one in messages]
+        receipts += self._sending.send(sends)
+        return receipts
+
+    def begin_sends(
+        self, sends: Sequence[tuple[Destination, Outgoing]], sync: bool = False
+    ) -> Pending[list[tuple[int, bool] | Exception]]:
+        """Store messages of many callers, as Store.begin_sends: before this returns."""
+        self._require_open()
+        results: list[tuple[int, bool] | Exception] = []
+        for destination, message in sends:
+            try:
+                _, seq, duplicate = self._sending.send([(destination, message)])[0]
+                results.append((seq, duplicate))
+            except Exception as error:
+                results.append(error)
+        return Done(results)
+
+    def send_within(
+        self, connection: Any, destination: Destination, messages: Iterable[Outgoing | bytes]
+    ) -> list[Receipt]:
+        """Refuse a caller's transaction."""
+        raise self._refused_connection()
+
+    def ack_within(self, connection: Any, messages: Sequence[Message[Any]]) -> None:
+        """Refuse a caller's transaction."""
+        raise self._refused_connection()
+
+    def _refused_connection(self) -> TransactionError:
+        return TransactionError(
+            f"store {self.name!r} is shared by many routers, and takes part in no transaction of its callers' "
+            "connections; use a transaction of the router, or a store that is not `shared`"
+        )
+
+    def is_enlisted(self, destination: Destination) -> bool:
+        """Return False: no caller's transaction takes part."""
+        return False
+
+    def keep(self, body: object, persistent: bool = True) -> Any:
+        """Return a body as bytes: a file is read, up to `message_bytes_max`."""
+        self._require_open()
+        return self._sending.keep(body)
+
+    # Receiving
+
+    def take(
+        self,
+        destination: Destination,
+        most: int,
+        lease: float | None = None,
+        subscription: SubscriptionKey | None = None,
+    ) -> list[Message]:
+        """Lease up to so many messages of a queue or a subscription, which their receiver has not got yet."""
+        self._require_open()
+        number = self._queues.receiving(destination, subscription)
+        if not number:
+            return []
+        seconds = self.options.lease_timeout if lease is None else lease
+        ms = milliseconds(seconds)
+        rows: list[Any] = []
+        for first in self.waiting.heads.looks(number):
+            take = random.getrandbits(62)
+            given = ms, ms, self.waiting.router, take, number, number, first, *2 * (self._most_deliveries,), most
+            began = time.monotonic()
+            rows = self._database.once(
+                "take",
+                *given,
+                lost=lambda _: self._database.look("taken", number, first, take, most),  # noqa: B023
+            )
+            self.waiting.heads.note(number, first, time.monotonic() - began, [row[0] for row in rows])
+            if rows:
+                break
+        if not rows and subscription is not None and not self._database.look("members", number):
+            self._queues.forget(number)  # it has ended, perhaps in another router
+            return self.take(destination, most, lease, subscription)
+        return [self._message(row, seconds) for row in sorted(rows)]
+
+    def _message(
+        self, row: Sequence[Any], seconds: float | None, leased: bool = True, undelivered: bool = False
+    ) -> Message:
+        """Return the message of a row, with FIELDS."""
+        seq, number, take, deliveries, sent, expires, priority, name, headers, content = row
+        source = self._queues.of(number)
+        if source is None:
+            raise UnknownMessageError(f"message {seq} is gone: its subscription has ended")
+        ahead = self.waiting.ahead_ms
+        note: Any = None
+        if leased:
+            note = self.leases.made(Place(number, seq, take), deliveries, seconds)
+            deliveries += not self._counts_first or undelivered
+        return Message(
+            self, source.destination, seq, bytes(content), {} if headers is None else unpack_headers(headers),
+            None if name is None else shown_id(unescaped(name).encode()), sent - ahead, leased, note, priority,
+            moved(expires, -ahead), deliveries, source.subscription,
+        )  # fmt: skip
+
+    def receive(
+        self,
+        destination: Destination,
+        timeout: float | None = 0,
+        subscription: SubscriptionKey | None = None,
+        lease: float | None = None,
+    ) -> Message | None:
+        """Lease one message, as Store.receive."""
+        messages = self.receive_many(destination, 1, timeout, subscription, lease)
+        return messages[0] if messages else None
+
+    def receive_many(
+        self,
+        destination: Destination,
+        most: int,
+        timeout: float | None = 0,
+        subscription: SubscriptionKey | None = None,
+        lease: float | None = None,
+    ) -> list[Message]:
+        """Lease many messages, as Store.receive_many."""
+        if lease is not None:
+            require_seconds(lease, "lease")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        messages = self.take(destination, most, lease, subscription) if most > 0 else []
+        if not messages and timeout != 0 and most > 0:
+            messages = self._waited(destination, subscription, most, lease, deadline)
+        for message in messages:
+            note_received(message)
+        return messages
+
+    def _waited(
+        self, destination: Destination, subscription: SubscriptionKey | None, most: int, lease: float | None,
+        deadline: float | None,
+    ) -> list[Message]:  # fmt: skip
+        number, waiter = 0, _Waiter()
+        try:
+            while True:
+                waiter.clear()
+                self.waiting.leave(number, waiter)  # a subscription may have ended, and begun anew
+                number = self._queues.receiving(destination, subscription, make=True, declared=False)
+                self.waiting.enter(number, waiter)
+                messages = self.take(destination, most, lease, subscription)
+                left = None if deadline is None else deadline - time.monotonic()
+                if messages or (left is not None and left <= 0):
+                    return messages
+                waiter.wait(left)
+                self._require_open()
+        finally:
+            self.waiting.leave(number, waiter)
+            if self.waiting.has(number):
+                self.waiting.wake([number])  # there may be more
+
+    def receive_or_watch(
+        self, destination: Destination, on_wake: Callable[[bool], object], watch: Any = None, lease: float | None = None
+    ) -> Any:
+        """Lease the first message of a queue, or return a watch, as Store.receive_or_watch."""
+        self._require_open()
+        number = self._queues.receiving(destination, None, make=True, declared=False)
+        messages = self.take(destination, 1, lease)
+        if not messages:
+            if not isinstance(watch, _Watch) or not watch.is_in_line:
+                watch = _Watch(self, number, on_wake)
+            self.waiting.enter(number, watch)
+            messages = self.take(destination, 1, lease)
+            if not messages:
+                return watch
+            watch.leave()
+        note_received(messages[0])
+        return messages[0]
+
+    def listen(
+        self,
+        destination: Destination,
+        on_message: Callable[[Message], object],
+        credit: int = 1,
+        subscription: SubscriptionKey | None = None,
+        on_end: Callable[[Exception], object] | None = None,
+        lease: float | None = None,
+        run_by: Callable[[Job], object] | None = None,
+    ) -> SharedListener:
+        """Call with messages, as Store.listen."""
+        if lease is not None:
+            require_seconds(lease, "lease")
+        number = self.receiving(destination, subscription)
+        listener = SharedListener(self, destination, subscription, number, on_message, credit, on_end, lease, run_by)
+        self._listeners[listener] = None
+        listener.wake()
+        return listener
+
+    def receiving(self, destination: Destination, subscription: SubscriptionKey | None) -> int:
+        """Return the number of the queue, or the subscription, that somebody waits for."""
+        self._require_open()
+        return self._queues.receiving(destination, subscription, make=True, declared=False)
+
+    def left(self, listener: SharedListener, number: int, more: bool = False) -> None:
+        """Let a listener leave the line; unless there is `more` to come it has ended."""
+        self.waiting.leave(number, listener)
+        if not more:
+            self._listeners.pop(listener, None)
+        if self.waiting.has(number):
+            self.waiting.wake([number])
+
+    def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
+        """Lease messages that are not delivered any more, as Store.take_undelivered."""
+        self._require_open()
+        self.abandoned.give_back()
+        self.leases.forget_late()
+        self._sending.forget_ids()
+
+        def take(ask: Ask) -> list[tuple[str, Any]]:
+            router = self.waiting.router
+            found = [(EXPIRED, row) for row in ask("take_expired", router, random.getrandbits(62), limit)]
+            given = limit - len(found), router, random.getrandbits(62)
+            found += [(EXPIRED, row) for row in ask("take_expired_of_topics", *given)]
+            if self.options.max_deliveries is not None and len(found) < limit:
+                given = random.getrandbits(62), self._most_deliveries, limit - len(found)
+                found += [(DELIVERY_LIMIT, row) for row in ask("take_undeliverable", router, *given)]
+            return found
+
+        return [
+            Undelivered(self._message(row, None, undelivered=True), why) for why, row in self._database.change(take)
+        ]
+
+    def count_expired(self, messages: Iterable[Message]) -> None:
+        """Count messages that are gone, for their time was over."""
+        for message in messages:
+            source = message.destination, message.subscription
+            self._expired[source] = self._expired.get(source, 0) + 1
+
+    def give_back(self, lease: SharedLease) -> None:
+        """Give back what is leased so, which its holder has never seen."""
+        self.leases.settle_later(lambda: self.leases.free([lease], 0))
+
+    def open_body(self, message: Message[Any]) -> BinaryIO:
+        """Open a message's body, which is in memory."""
+        return io.BytesIO(message.raw_body)
+
+    def large_body(self, reference: bytes) -> Any:
+        """Refuse: no body is kept apart."""
+        raise AssertionError("a shared store keeps no body apart")
+
+    bring_body = large_body
+
+    def browse(
+        self,
+        destination: Destination,
+        limit: int | None = None,
+        after: int | Message = 0,
+        subscription: SubscriptionKey | None = None,
+    ) -> Iterator[Message]:
+        """Look at the messages in order, as Store.browse."""
+        behind = after.seq if isinstance(after, Message) else after
+        left = sys.maxsize if limit is None else limit
+        while left > 0:
+            page = [one for (one,) in self._look("ids_after", destination, subscription, behind, min(left, PAGE))]
+            for seq in page[:left]:
+                behind = seq
+                self._require_open()
+                for row in self._look("find", destination, subscription, seq):
+                    yield self._looked_at(row, subscription)
+                    left -= 1
+            if not page:
+                return
+
+    def find(self, destination: Destination, message_id: str) -> Message | None:
+        """Look at the message of an id, as Store.find."""
+        pack_id(message_id)
+        self._require_open()
+        number = self._queues.number(destination, make=False)
+        for (seq,) in self._database.look("id_of", number, escaped(message_id)) if number else ():
+            for row in self._look("find", destination, None, seq):
+                return self._looked_at(row, None)
+        return None
+
+    def _look(
+        self, name: str, destination: Destination, subscription: SubscriptionKey | None, *given: Any
+    ) -> list[Any]:
+        """Return what a question finds in a queue, a subscription or a topic for all of its own; nothing if that is not
+        there."""
+        self._require_open()
+        if subscription is not None:
+            return self._database.look(name, self._queues.subscription(destination, subscription), *given)
+        number = self._queues.number(destination, make=False)
+        if number and destination.kind is Kind.TOPIC:
+            return self._database.look(f"{name}_of_topic", number, number, *given)
+        return self._database.look(name, number, *given) if number else []
+
+    def _looked_at(self, row: Sequence[Any], subscription: SubscriptionKey | None) -> Message:
+        message = self._message(row, None, leased=False)
+        message.subscription = subscription
+        return message
+
+    # Settling
+
+    def ack(self, messages: Sequence[Message[Any]]) -> None:
+        """Remove leased messages, all or none of them, as Store.ack."""
+        self._require_open()
+        self.leases.ack(messages, self.leases.taken(messages, LEASED))
+
+    def ack_nowait(self, messages: Sequence[Message[Any]]) -> Future[None]:
+        """Ack, as Store.ack_nowait."""
+        self._require_open()
+        return shared().call(partial(self.leases.ack, list(messages), self.leases.taken(messages, LEASED)))
+
+    def release(
+        self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None,
+        reason: Reason | None = None,
+    ) -> None:  # fmt: skip
+        """Give messages back, as Store.release."""
+        self._releasing(messages, LEASED, delivered, delay, reason)()
+
+    def release_nowait(
+        self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None,
+        reason: Reason | None = None,
+    ) -> Future[None]:  # fmt: skip
+        """Give messages back, as Store.release_nowait."""
+        return shared().call(self._releasing(list(messages), LEASED, delivered, delay, reason))
+
+    def _releasing(
+        self, messages: Sequence[Message[Any]], hold: int, delivered: bool, delay: float | None, reason: Reason | None
+    ) -> Callable[[], None]:
+        """Take the leases of messages out, and return what gives them back."""
+        if reason is not None:
+            self.leases.note_failure(messages, reason)
+        ms = self.delay_ms(delay)
+        self._require_open()
+        leases = self.leases.taken(messages, hold)
+
+        def give_back() -> None:
+            self.leases.release(messages, leases, hold, delivered, ms)
+            self._tell_spent(messages, delivered)
+
+        return give_back
+
+    def extend(self, message: Message[Any], seconds: float | None = None) -> None:
+        """Lease a message for longer, as Store.extend."""
+        if seconds is not None:
+            require_seconds(seconds, "lease")
+        self._require_open()
+        self.leases.extend(message, seconds)
+
+    def claim(self, message: Message[Any]) -> None:
+        """Hold a message for a transaction."""
+        self._require_open()
+        self.leases.claim(message)
+
+    def unclaim(self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None) -> None:
+        """Give back what a transaction held."""
+        self._releasing(messages, CLAIMED, delivered, delay, None)()
+
+    def note_failure(self, messages: Sequence[Message[Any]], reason: Reason) -> None:
+        """Note why messages are about to be given back."""
+        self.leases.note_failure(messages, reason)
+
+    def failure_of(self, message: Message[Any]) -> Failure | None:
+        """Return why a message was given back last, if that was here."""
+        return self.leases.failure_of(message)
+
+    def tell_spent(self, messages: Sequence[Message[Any]]) -> None:
+        """Tell the owner of messages that were given back for the last time."""
+        self._tell_spent(messages, True)
+
+    def _tell_spent(self, messages: Sequence[Message[Any]], delivered: bool) -> None:
+        spent = [one for one in messages if one._note.deliveries + delivered >= self._most_deliveries]
+        if spent and isinstance(self.owner, Rejecting):
+            self.owner._spent(self)
+
+    @staticmethod
+    def delay_ms(delay: float | None) -> int | None:
+        """Return a delay in milliseconds. Raises TypeError, ValueError."""
+        return None if delay is None else delay_ms(delay)
+
+    def note_rejected(self, message: Message[Any]) -> None:
+        """Note that a message was acked since it was rejected."""
+        message._note.end = REJECTED
+
+    def token(self, message: Message[Any]) -> str:
+        """Return the token of a leased message. It settles the message in any router of the store."""
+        self._require_open()
+        return self.leases.token(message)
+
+    def token_of(self, lease: SharedLease) -> str:
+        """Return the token of a lease."""
+        return self.leases.token_of(lease)
+
+    def leased(self, token: str) -> Message:
+        """Return the message of a token, as Store.leased."""
+        self._require_open()
+        place = self.leases.place_of(token)
+        rows = self._database.look("held", *place) if place is not None else []
+        if not rows:
+            raise unknown_lease(token)
+        return self._message(rows[0], None)
+
+    def lease_again(
+        self,
+        destination: Destination,
+        seq: int,
+        subscription: SubscriptionKey | None = None,
+        lease: float | None = None,
+    ) -> str | None:
+        """Lease the message of that seq once more, as Store.lease_again."""
+        self._require_open()
+        number = self._queues.receiving(destination, subscription)
+        if not number or not self._database.look("find", number, seq):
+            return None
+        seconds = self.options.lease_timeout if lease is None else lease
+        ms = milliseconds(seconds)
+        rows = self._database.change(
+            lambda ask: ask("take_again", ms, ms, self.waiting.router, random.getrandbits(62), number, seq)
+        )
+        if not rows:
+            raise UnknownMessageError(f"message {seq} of {destination} is leased to somebody else")
+        message = self._message(rows[0], seconds)
+        return self.leases.token(message)
+
+    def settle(
+        self, tokens: Sequence[str], how: Settlement, delivered: bool = True, delay: float | None = None
+    ) -> list[Any]:
+        """Settle messages by their tokens, as Store.settle."""
+        self._require_open()
+        return self.leases.settle(tokens, how, delivered, delay)
+
+    def settle_nowait(
+        self, tokens: Sequence[str], how: Settlement, delivered: bool = True, delay: float | None = None
+    ) -> Future[list[Any]]:
+        """Settle, as Store.settle_nowait."""
+        self._require_open()
+        return shared().call(partial(self.settle, list(tokens), how, delivered, delay))
+
+    def require_leased(self, tokens: Iterable[str]) -> None:
+        """Raise UnknownMessageError if one of these messages cannot be settled now."""
+        self._require_open()
+        for token in tokens:
+            place = self.leases.place_of(token)
+            if place is None or not self._database.look("held", *place):
+                raise unknown_lease(token)
+
+    def begin_ack(self, tokens: Sequence[str]) -> Pending[list[Any]]:
+        """Ack by tokens, as Store.begin_ack: before this returns."""
+        return Done(self.settle(tokens, Settlement.ACK))
+
+    def _note_acks(self, places: Sequence[Place]) -> None:
+        self._acks += len(places)
+        if self._usage is not None:
+            self._usage.tell((), places)
+
+    @property
+    def usage(self) -> Recorder | None:
+        """Return the recorder of all that this router does here, until the store is closed. Set by the usage log."""
+        return None if self._usage is None else self._usage.recorder
+
+    @usage.setter
+    def usage(self, recorder: Recorder | None) -> None:
+        if self._usage is not None:
+            self._usage.recorder = recorder
+
+    # Durable subscriptions
+
+    def subscribe(self, subscription: Subscription, retroactive: bool = False) -> bool:
+        """Keep messages for this subscription, whichever router they are sent from, as Store.subscribe."""
+        self._require_open()
+        return self._topics.subscribe(subscription, retroactive)
+
+    def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
+        """Remove it, as Store.unsubscribe. What another router has leased for it is not leased any more."""
+        self._require_open()
+        return self._topics.unsubscribe(topic, subscription)
+
+    def subscriptions(self) -> Sequence[Subscription]:
+        """Return all subscriptions, whoever has made them."""
+        self._require_open()
+        return list(self._topics.subscriptions().values())
+
+    # Transactions
+
+    def commit(
+        self,
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool | None = None,
+        changes: Sequence[Change] = (),
+        mark: str | None = None,
+    ) -> list[Receipt]:
+        """Apply sends and claimed acks as one, as Store.commit."""
+        self._require_open()
+        self._refuse_mark(mark)
+        numbered = self._sending.numbered(sends)
+        changes = [one._replace(subscription=checked(one.subscription)) for one in changes]
+        stored, ended, told = Stored(), list[int](), set[int]()
+
+        def commit(ask: Ask, places: list[Place]) -> set[int]:
+            nonlocal stored
+            ended[:] = self._topics.change(ask, changes)
+            stored = self._sending.stored(ask, numbered)
+            done = self.leases.acked(ask, places, told) if places else set()
+            self._topics.remove(ask, ended)
+            return done
+
+        self.leases.settling(acks, CLAIMED, "it was acked", commit)
+        self._took_effect(stored, [message._note.place for message in acks])
+        self._topics.ended(ended)
+        self.waiting.tell(told | stored.queues)
+        return self._sending.receipts([to for to, _ in sends], stored)
+
+    def _took_effect(self, stored: Stored, acks: Sequence[Place], transaction: bytes | None = None) -> None:
+        self._acks += len(acks)
+        if self._usage is not None:
+            self._usage.tell(stored.sent, acks, transaction)
+
+    def commit_nowait(
+        self, sends: Sequence[tuple[Destination, Outgoing]], acks: Sequence[Message], sync: bool | None = None,
+        changes: Sequence[Change] = (),
+    ) -> Future[list[Receipt]]:  # fmt: skip
+        """Commit, as Store.commit_nowait."""
+        return shared().call(partial(self.commit, sends, acks, sync, changes))
+
+    def marked(
+        self, mark: str, sends: Sequence[tuple[Destination, Outgoing]], others: Iterable[Destination] = ()
+    ) -> Any:
+        """Return None: no commit has a name here."""
+        return None
+
+    def _refuse_mark(self, mark: str | None) -> None:
+        if mark is not None:
+            raise TransactionError(f"store {self.name!r} is shared: it keeps no names of commits")
+
+    def reserve(self, *given: Any, **named: Any) -> None:
+        """Return None: there are no limits."""
+        self._require_open()
+
+    def prepare(
+        self,
+        transaction: bytes,
+        participants: Sequence[bytes],
+        sends: Sequence[tuple[Destination, Outgoing]],
+        acks: Sequence[Message],
+        sync: bool,
+        room: Any = None,
+        changes: Sequence[Change] = (),
+        mark: str | None = None,
+        note: bytes = b"",
+    ) -> Pending[None]:
+        """Make a branch durable, as Store.prepare: before this returns."""
+        self._require_open()
+        self._refuse_mark(mark)
+        numbered = self._sending.numbered(sends, declared=False)
+        for change in changes:
+            checked(change.subscription)
+
+        def prepare(ask: Ask, places: list[Place]) -> set[int]:
+            branch = Branch(tuple(participants), numbered, places, note, packed(changes))
+            return self._branches.prepare(ask, transaction, branch, self.waiting.router)
+
+        self.leases.settling(acks, CLAIMED, ROLLED_BACK, prepare)
+        return Done(None)
+
+    def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:
+        """Let a branch take effect, as Store.commit_prepared: before this returns."""
+        self._require_open()
+        found = self._branches.commit(transaction)
+        if found is None:
+            return Done([])
+        branch, stored, ended = found
+        self._took_effect(stored, branch.acks, transaction)
+        self._topics.ended(ended)
+        self.waiting.tell(stored.queues.union(place.queue for place in branch.acks))
+        sources = [self._queues.of(number) for number, _ in branch.sends]
+        return Done(self._sending.receipts([source.destination for source in sources if source is not None], stored))
+
+    def rollback_prepared(self, transaction: bytes) -> Pending[bool]:
+        """Forget a branch, as Store.rollback_prepared: before this returns."""
+        self._require_open()
+        branch = self._branches.roll_back(transaction)
+        if branch is not None:
+            self.waiting.came_back(place.queue for place in branch.acks)
+        return Done(branch is not None)
+
+    def recover_prepared(self) -> Sequence[Prepared]:
+        """Return what waits for its outcome: what was prepared from here, or by a router that is gone, or for a manager
+        who may come to any."""
+        self._require_open()
+        return [prepared for prepared, ours in self._branches.all(self.waiting.router) if ours or _is_held(prepared)]
+
+    def committed(self) -> Sequence[bytes]:
+        """Return transactions that were committed and are not forgotten."""
+        self._require_open()
+        return self._branches.committed()
+
+    def has_committed(self, transaction: bytes) -> bool:
+        """Return whether a transaction was committed and is not forgotten."""
+        self._require_open()
+        return self._branches.has_committed(transaction)
+
+    def forget(self, transactions: Sequence[bytes]) -> None:
+        """Forget that these are committed."""
+        self._require_open()
+        self._branches.forget(transactions)
+
+    def sync(self) -> None:
+        """Do nothing: all that has returned is durable."""
+        self._require_open()
+
+    # Upkeep
+
+    def purge(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
+        """Remove what nobody holds of what is there now, a page at a time, as Store.purge."""
+        self._require_open()
+        if subscription is not None:
+            return sum(map(len, self._purged(self._queues.subscription(destination, subscription))))
+        number = self._queues.number(destination, make=False)
+        if not number or destination.kind is not Kind.TOPIC:
+            return sum(map(len, self._purged(number)))
+        count = 0
+        for one in (*self._database.look("members", number)[0][0], number):
+            for page in self._purged(one):
+                count += self._database.look("gone_of_topic", page, number, number)[0][0]
+        return count
+
+    def _purged(self, number: int) -> Iterator[list[int]]:
+        """Yield the ids of what is removed, by pages."""
+        ((last,),) = self._database.look("highest_in", number)
+        page = [0] * PAGE
+        while last is not None and len(page) == PAGE:
+            page = self._database.change(lambda ask: [one for (one,) in ask("purge", number, number, last, PAGE)])
+            yield page
+
+    def delete(self, destination: Destination) -> int:
+        """Remove a queue or a topic, as Store.delete."""
+        self._require_open()
+        return self._topics.delete(destination)
+
+    def idle_mark(self, queue: Destination) -> object:
+        """Return None: other routers may use the queue."""
+        return None
+
+    def delete_if_idle(self, queue: Destination, gate: Any) -> bool:
+        """Return False likewise."""
+        return False
+
+    def forget_gate(self, gate: Any) -> None:
+        """Do nothing: destinations have no gates here."""
+
+    def retire(self, to_remove: bool = False) -> bool:
+        """Refuse all further calls and return True, if nobody waits and nobody holds a message, as Store.retire."""
+        self._require_open()
+        if to_remove or self._listeners or self.waiting.count() or self.leases.held or self.abandoned:
+            return False
+        if any(ours for _, ours in self._branches.all(self.waiting.router)):
+            return False
+        self._retired = True
+        return True
+
+    def reclaim(self) -> int:
+        """Return 0: the server gives back space by itself."""
+        self._require_open()
+        return 0
+
+    compact = reclaim
+
+    def checkpoint(self) -> None:
+        """Do nothing: the server sees to that."""
+        self._require_open()
+
+    # Asking
+
+    def depth(self, destination: Destination, subscription: SubscriptionKey | None = None) -> int:
+        """Return how many messages are held, leased ones included."""
+        return sum(count for (count,) in self._look("depth", destination, subscription))
+
+    def amount(self, destination: Destination) -> Amount:
+        """Return what is held of a queue or a topic, as `copying.amount`."""
+        found = self._look("amount", destination, None)
+        (messages, size, known), *_ = found or [(0, 0, False)]
+        subscriptions = tuple(one for one in self.subscriptions() if one.topic == destination)
+        return Amount(messages, int(size), subscriptions, known)
+
+    def counts(self, destination: Destination, subscription: SubscriptionKey | None = None) -> Counts:
+        """Return how many messages are ready, leased, delayed; `expired`: those that this router has found."""
+        found = self._look("counts", destination, subscription)
+        (ready, leased, delayed, oldest), *_ = found or [(0, 0, 0, None)]
+        counts = Counts(ready, leased, delayed, self._expired.get((destination, subscription), 0))
+        counts.oldest_ready_seconds = None if oldest is None else max(0.0, oldest / 1000)
+        return counts
+
+    def stats(self) -> StoreStats:
+        """Return statistics. What counts since open counts what this router did."""
+        self._require_open()
+        rows = self._database.look("stats")
+        depths = {number: count for number, _, count, _, _ in rows}
+        queues = {destination_of(name): (count, delayed) for _, name, count, _, delayed in rows if name is not None}
+        for name, count, delayed in self._database.look("stats_of_topics"):
+            topic = destination_of(name)
+            queues[topic] = count + queues.get(topic, (0, 0))[0], delayed
+        return StoreStats(
+            name=self.name, kind="sql", messages=sum(count for count, _ in queues.values()),
+            destinations={destination: count for destination, (count, _) in queues.items()},
+            leased=sum(leased for *_, leased, _ in rows), sends=self._sending.sends, acks=self._acks,
+            syncs=self._database.commits, batches=self._database.commits,
+            failed=None if self.failed is None else str(self.failed), waiting=self.waiting.count(),
+            delayed=sum(delayed for _, delayed in queues.values()), dropped=self._sending.dropped,
+            subscriptions={one: depths.get(number, 0) for number, one in self._topics.subscriptions().items()},
+        )  # fmt: skip
+
+    def check(self) -> Iterator[str]:
+        """Yield what is wrong in the tables that the database does not keep by itself, as Store.check."""
+        self._require_open()
+        for (number,) in self._database.look("orphans"):
+            yield f"there are messages of {number}, which is no queue or subscription"
+        for (name,) in self._database.look("wrong_topics"):
+            yield f"{destination_of(name)} names other subscriptions than it has"
+
+    def undisturbed(self, question: Callable[[], Any]) -> Any:
+        """Return the answer to a question."""
+        self._require_open()
+        return question()
+
+
+class _Waiter(Event):
+    """A thread that waits for a message."""
+
+    def wake(self) -> None:
+        self.set()
+
+
+class _Watch:
+    """A watch on one queue, woken once."""
+
+    def __init__(self, store: SharedStore, number: int, on_wake: Callable[[bool], object]) -> None:
+        self._store, self._number, self._on_wake = store, number, on_wake
+        self.is_in_line = True
+
+    def wake(self) -> None:
+        """Leave the line, tell, and pass it on to who stands behind."""
+        if not self.is_in_line:
+            return
+        self.leave()
+        self._on_wake(not self._store._opened)
+        self._store.waiting.wake([self._number])
+
+    def leave(self) -> None:
+        """Leave the line; nobody is told. Idempotent."""
+        self.is_in_line = False
+        self._store.waiting.leave(self._number, self)
+
+
+def _outgoing(
+    body: Any, headers: Headers | None = None, message_id: str | None = None, sync: bool | None = None,
+    priority: int = DEFAULT_PRIORITY, expires_at_ms: int = 0, persistent: bool = True, deliver_at_ms: int = 0,
+) -> Outgoing:  # fmt: skip
+    """Return a message that was given by its parts, as to Store.send."""
+    return Outgoing(body, headers, message_id, priority, expires_at_ms, persistent, deliver_at_ms=deliver_at_ms)
+
+
+def _is_held(prepared: Prepared) -> bool:
+    """Return whether a transaction manager is to say the outcome, as the note begins."""
+    return bool(prepared.note) and msgspec.msgpack.decode(prepared.note)[0] is not None

@@ -1,0 +1,311 @@
+"""Who waits in this router for messages of a shared store, and the one connection on which it hears of them.
+
+A queue in which somebody waits has a row in WAITING for each such router. Whoever sends there removes the rows after
+its commit, and notifies those whose they were: so senders pay for it where somebody waits, once, and never otherwise.
+
+W11  A receiver has looked once more after its row was committed, before it waits. A sender looks for rows in the
+    statement of the message, which is committed soon after: what commits in between is found by a look RELOOK later.
+    Who sends in a transaction looks after its commit.
+W12  Whatever becomes free by itself, by a time or by the end of a router, is found by one question each POLL_SECONDS
+    for all queues together; so is what a lost connection has kept from being heard.
+W13  WAITING is emptied when it has grown, and all announce themselves anew: it cannot shrink by itself while some
+    transaction in the database is open.
+W14  Times are those of the database's clock. It is asked with each heartbeat how far it is ahead of this machine's, by
+    which the times of messages are moved on their way in and out.
+W15  A router that the others have taken for dead finds its row in ROUTERS gone, and enters anew under another number.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+import psycopg
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from ....policies.errors import AnabranchError
+from ...core.state.sweep import wall_ms
+from ...system.conditions import Event, Thread
+from .database import Ask, SharedDatabase
+from .heads import Heads
+from .statements import Statements
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS: Final = 1.0
+RELOOK: Final = 0.02
+"""Seconds after which a queue is looked at again in which somebody begins to wait."""
+WAITING_MAX: Final = 1 << 15
+"""Bytes of WAITING with which it is emptied."""
+ALL: Final = "!"
+"""The notice that WAITING is empty. Another one is the number of a queue that was deleted, with a minus sign before it;
+or those of queues that have messages."""
+SKEW_MS: Final = 100
+"""Clocks that differ by less count as one, as those do that are kept right."""
+BEATS: Final = 3
+"""Heartbeats in the time after which a router is taken for dead."""
+
+
+class Waiter(Protocol):
+    """Whoever stands in line for a message."""
+
+    def wake(self) -> None:
+        """Hear that there may be one. Any thread; must not wait."""
+
+
+class Waiting:
+    """The lines of one open store, and its row in ROUTERS. Threads: all."""
+
+    def __init__(
+        self, name: str, database: SharedDatabase, single: Engine, statements: Statements, channel: str,
+        node: str, timeout: float, most_deliveries: int,
+    ) -> None:  # fmt: skip
+        """`single` makes connections of their own. `node` names the directory, which one process has at a time.
+        `timeout`: seconds after which a router that is not seen is taken for dead."""
+        self._name, self._database, self._single, self._statements = name, database, single, statements
+        self._channel, self._node = channel, node
+        self._timeout, self._most_deliveries = timeout, most_deliveries
+        self.router = 0
+        """The number of this router."""
+        self.ahead_ms = 0
+        """How far the database's clock is ahead of this machine's (W14)."""
+        self.on_queues: Callable[[list[tuple[int, str]]], None] = lambda queues: None
+        """Called with queues that have come, made by other routers too. No lock may be waited for."""
+        self.on_deleted: Callable[[int], None] = lambda queue: None
+        """Called with the number of a queue that was deleted."""
+        self.heads = Heads()
+        self._lock = threading.RLock()
+        self._lines: dict[int, dict[Waiter, None]] = {}
+        self._announced: set[int] = set()
+        """Queues with a row in WAITING."""
+        self._last_queue = 0
+        self._beat_at = self._poll_at = self._relook_at = self._bury_at = 0.0
+        self._fresh: set[int] = set()
+        """Queues in which somebody has begun to wait (W11)."""
+        self._stopped = False
+        self._heard_once = Event()
+        self._wake_fds = os.pipe()
+        self._thread = Thread(self._run, "shared-store")
+
+    def start(self) -> None:
+        """Enter, and hear from now on. Raises StoreFailedError."""
+        self._enter()
+        self._thread.start()
+
+    def _enter(self) -> None:
+        name = f"process {os.getpid()} on {os.uname().nodename}"
+
+        def enter(ask: Ask) -> int:
+            ask("enter_anew", self._node)  # that of the process which had this directory before
+            began = wall_ms()
+            ((number, now),) = ask("enter", self._node, name)
+            self._note_clock(began, now)
+            return int(number)
+
+        self.router = self._database.router = self._database.change(enter)
+
+    def _note_clock(self, began: int, now: int) -> None:
+        """Note what the database's clock has said (ms), which was asked at `began`."""
+        took = wall_ms() - began
+        ahead = now - began - took // 2
+        self.ahead_ms = ahead if abs(ahead) > took + SKEW_MS else 0
+
+    def stop(self, leave: bool = True) -> None:
+        """Leave: what this router holds is free. Unless it is to `leave` the others find out. Never raises but for a
+        signal."""
+        self._stopped = True
+        self._poke()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        for fd in self._wake_fds:
+            os.close(fd)
+        with suppress(AnabranchError):
+            if leave:
+                self._database.change(lambda ask: ask("leave", self.router))
+        self.wake_all()
+        self._single.dispose()
+
+    def _poke(self) -> None:
+        with suppress(OSError):  # it is full, or closed
+            os.write(self._wake_fds[1], b"x")
+
+    # Lines
+
+    def enter(self, queue: int, waiter: Waiter) -> None:
+        """Stand in line, and let other routers know of it. Whoever does looks once more before it waits (W11). Raises
+        StoreFailedError."""
+        with self._lock:
+            self._lines.setdefault(queue, {})[waiter] = None
+            announced = queue in self._announced
+        if not announced:
+            self._database.look("wait", queue, self.router)
+            with self._lock:
+                self._announced.add(queue)
+                if not self._fresh:
+                    self._relook_at = time.monotonic() + RELOOK
+                self._fresh.add(queue)
+            self._poke()
+
+    def leave(self, queue: int, waiter: Waiter) -> None:
+        """Leave the line. Idempotent."""
+        with self._lock:
+            line = self._lines.get(queue)
+            if line is not None:
+                line.pop(waiter, None)
+                if not line:
+                    self._lines.pop(queue, None)
+
+    def count(self) -> int:
+        """Return how many stand in lines."""
+        with self._lock:
+            return sum(map(len, self._lines.values()))
+
+    def has(self, queue: int) -> bool:
+        """Return whether somebody waits there."""
+        return queue in self._lines
+
+    def wake(self, queues: Iterable[int]) -> None:
+        """Wake the first in line of each queue."""
+        for queue in queues:
+            with self._lock:
+                line = self._lines.get(queue)
+                first = next(iter(line)) if line else None
+            if first is not None:
+                first.wake()
+
+    def wake_all(self) -> None:
+        """Wake everybody: the store is closed."""
+        with self._lock:
+            waiters = [waiter for line in self._lines.values() for waiter in line]
+        for waiter in waiters:
+            waiter.wake()
+
+    def tell(self, queues: Iterable[int]) -> None:
+        """Wake who waits for messages of these queues, here and in other routers. After the commit (W11)."""
+        names = list(dict.fromkeys(queues))
+        if names:
+            with suppress(AnabranchError):  # they look by themselves
+                self._database.look("wake", names, self._channel)
+            self.wake(names)
+
+    def look_at_queues(self) -> None:
+        """Look at all queues once more: some may have got the numbers of others."""
+        self._last_queue = 0
+
+    def came_back(self, queues: Iterable[int]) -> None:
+        """Do so for messages that were given back."""
+        names = set(queues)
+        for queue in names:
+            self.heads.forget(queue)
+        self.tell(names)
+
+    def tell_deleted(self, ask: Ask, queue: int) -> None:
+        """Tell other routers that a queue is deleted, with the transaction of `ask`."""
+        ask("tell_deleted", self._channel, queue)
+
+    # The connection
+
+    def _run(self) -> None:
+        pause = 0.1
+        while not self._stopped:
+            try:
+                fairy = self._single.raw_connection()
+                connection: Any = fairy.driver_connection
+                fairy.detach()
+                with connection:
+                    connection.autocommit = True
+                    connection.execute(f"LISTEN {self._channel}")
+                    self._lost_none()
+                    # The others have been cut off too, perhaps: they have as long to say that they live.
+                    self._bury_at = time.monotonic() + self._timeout
+                    pause = 0.1
+                    while not self._stopped:
+                        self._beat(connection)
+                        left = max(0.0, (self._relook_at if self._fresh else self._poll_at) - time.monotonic())
+                        self._wait(left, connection.fileno())
+                        for heard in connection.notifies(timeout=0):
+                            self._heard(heard.payload)
+            except (psycopg.Error, SQLAlchemyError, OSError, AnabranchError) as error:
+                log.log(logging.DEBUG if self._stopped else logging.WARNING,
+                    "store %s: the connection on which it hears of messages is lost, and made anew: %s",
+                    self._name, type(error).__name__)  # fmt: skip
+                self._wait(pause)
+                pause = min(2 * pause, self._timeout / BEATS)  # to be back before others take it for dead
+
+    def _wait(self, seconds: float, *others: int) -> None:
+        """Wait for one of these descriptors, or for a poke."""
+        poll = select.poll()
+        for fd in (*others, self._wake_fds[0]):
+            poll.register(fd, select.POLLIN)
+        if any(fd == self._wake_fds[0] for fd, _ in poll.poll(math.ceil(1000 * seconds))):
+            os.read(self._wake_fds[0], 4096)
+
+    def _lost_none(self) -> None:
+        """Announce all anew: what was notified without a connection is lost."""
+        with self._lock:
+            self._announced.clear()
+        self.wake_all()
+
+    def _heard(self, payload: str) -> None:
+        if payload == ALL:
+            self._lost_none()
+        elif payload.startswith("-"):
+            self.on_deleted(int(payload[1:]))
+        else:
+            queues = [int(text) for text in payload.split(",")]
+            with self._lock:
+                self._announced.difference_update(queues)
+            self.wake(queues)
+
+    def _beat(self, connection: Any) -> None:
+        """Do what is due: say that this router lives, bury who does not, look for what came free by itself."""
+        now = time.monotonic()
+        if now >= self._beat_at + self._timeout / BEATS:
+            self._beat_at = now
+            began, row = wall_ms(), connection.execute(self._statements["seen"], (self.router,)).fetchone()
+            if row is not None:
+                self._note_clock(began, row[0])
+            else:
+                log.warning("store %s: other routers have taken this process for dead: it was silent too long, and "
+                    "what it held is free", self._name)  # fmt: skip
+                self._enter()
+                self._lost_none()
+            ms = round(self._timeout * 1000)
+            for (name,) in connection.execute(self._statements["bury"], (ms,)) if now >= self._bury_at else ():
+                log.warning("store %s: %s is gone; what it held is free", self._name, name)
+            connection.execute(self._statements["forget_connections"])
+        is_poll = now >= self._poll_at
+        with self._lock:
+            waited = list(self._lines) if is_poll else list(self._fresh) if now >= self._relook_at else []
+            self._fresh.difference_update(waited)
+        if waited:
+            firsts = [self.heads.first(queue) for queue in waited]
+            given = waited, firsts, self._most_deliveries, self._most_deliveries
+            found = connection.execute(self._statements["ready"], given).fetchall()
+            for queue, first in zip(waited, firsts, strict=True):
+                self.heads.note(queue, first, time.monotonic() - now)
+            self.wake(queue for (queue,) in found)
+        if is_poll:
+            self._poll_at = now + POLL_SECONDS
+            ((size,),) = connection.execute(self._statements["size_of_waiting"]).fetchall()
+            if size > WAITING_MAX:
+                self._empty(connection)
+            came = connection.execute(self._statements["newer_queues"], (self._last_queue,)).fetchall()
+            if came:
+                self._last_queue = came[-1][0]
+                self.on_queues(came)
+
+    def _empty(self, connection: Any) -> None:
+        """Empty WAITING, unless somebody uses it now (W13)."""
+        with suppress(psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege), connection.transaction():
+            connection.execute(self._statements["lock_waiting"])
+            connection.execute(self._statements["empty_waiting"])
+            connection.execute("SELECT pg_notify(%s, %s)", (self._channel, ALL))

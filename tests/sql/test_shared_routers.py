@@ -1,0 +1,196 @@
+"""Several routers over one database at the same time, each with a directory of its own."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy.engine import make_url
+
+import anabranch
+from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.store_types import Settlement
+from anabranch.adapters.sql.shared import SharedStore, heads
+from anabranch.policies.errors import UnknownMessageError
+
+from ..children import run_program
+from ..contract.disk import PATIENCE, Parallel, eventually
+from .leased import Shared, bodies, databases
+
+shared = pytest.fixture(databases, params=["shared"])
+
+OTHER = """
+import sys
+from pathlib import Path
+from tests.sql.leased import Shared
+
+shared = Shared(Path(sys.argv[1]), sys.argv[2], many=True)
+with shared.stack:
+    queue = shared.router(sys.argv[3]).queue("q")
+    message = queue.receive(timeout=120)
+    queue.send(b"answer to " + message.body)
+    message.ack()
+    print("done")
+"""
+
+
+def opened(shared: Shared, *names: str) -> list[anabranch.Router]:
+    """Return routers whose shared store is open, with a queue `q`."""
+    routers = [shared.router(name) for name in names]
+    for router in routers:
+        router.queue("q").declare()
+    return routers
+
+
+def store_of(router: anabranch.Router) -> Any:
+    """Return the shared store of a router."""
+    (store,) = [one for one in router._registry.open_stores() if isinstance(one, SharedStore)]
+    return store
+
+
+def test_each_message_is_received_once_by_one_of_many(shared: Shared) -> None:
+    routers = opened(shared, *"abcd")
+    routers[0].queue("q").send_many([b"%d" % number for number in range(200)])
+
+    def work(router: anabranch.Router) -> list[bytes]:
+        found = []
+        while (message := router.queue("q").receive()) is not None:
+            found.append(message.body)
+            message.ack()
+        return found
+
+    workers = [Parallel(lambda router=router: work(router)) for router in routers]  # type: ignore[misc]
+    for worker in workers:
+        worker.__enter__()
+    found = [body for worker in workers for body in worker.result()]
+    assert sorted(found, key=int) == [b"%d" % number for number in range(200)]
+
+
+def test_who_waits_hears_of_a_send_in_another_router(shared: Shared) -> None:
+    one, other = opened(shared, "one", "other")
+    with Parallel(lambda: one.queue("q").receive(PATIENCE)) as waiting:
+        eventually(lambda: store_of(one).waiting.count())
+        other.queue("q").send(b"1")
+        waiting.result().ack()
+    seen: list[Message[Any]] = []
+    listener = one.queue("q").listen(seen.append, credit=2)
+    for body in (b"2", b"3"):
+        other.queue("q").send(body)
+        eventually(lambda body=body: body in [message.body for message in seen])  # type: ignore[misc]
+    for message in seen:
+        message.ack()
+    listener.close()
+    with Parallel(lambda: one.queue("q").receive(PATIENCE)) as waiting:
+        eventually(lambda: store_of(one).waiting.count())
+        with other.transaction() as tx:
+            tx.send("q", b"4")
+        message = waiting.result()
+        with Parallel(lambda: other.queue("q").receive(PATIENCE)) as back:
+            eventually(lambda: store_of(other).waiting.count())
+            message.release()
+            assert back.result().deliveries == 2
+            back.result().ack()
+
+
+def test_a_watch_is_woken_by_another_router(shared: Shared) -> None:
+    one, other = opened(shared, "one", "other")
+    queue = one.queue("q")
+    woken = threading.Event()
+    found = store_of(one).receive_or_watch(queue.destination, lambda is_over: woken.set())
+    assert not isinstance(found, Message)
+    other.queue("q").send(b"1")
+    assert woken.wait(PATIENCE)
+    message = queue.receive()
+    assert message is not None
+    message.ack()
+
+
+def test_processes_that_answer_each_other(shared: Shared) -> None:
+    here = shared.router("here").queue("q")
+    here.send(b"1")
+    code, told = run_program(OTHER, str(shared.directory), shared.url, "there", seconds=PATIENCE)
+    assert (code, told.strip()[-4:]) == (0, "done"), told
+    answer = here.receive(timeout=PATIENCE)
+    assert answer is not None and answer.body == b"answer to 1"
+    answer.ack()
+
+
+def test_a_token_is_settled_in_any_router(shared: Shared) -> None:
+    one, other = opened(shared, "one", "other")
+    one.queue("q").send_many([b"1", b"2"])
+    tokens = []
+    for _ in range(2):
+        message = one.queue("q").receive()
+        assert message is not None
+        tokens.append(message.token)
+    other.settle(tokens[0], Settlement.ACK)
+    assert bodies(one) == [b"2"]
+    with pytest.raises(UnknownMessageError):
+        one.settle(tokens[0], Settlement.ACK)
+    other.settle(tokens[1], Settlement.RELEASE)
+    message = one.queue("q").receive()
+    assert message is not None and message.deliveries == 2
+    message.ack()
+
+
+def test_a_queue_that_one_has_made_is_there_in_the_other(shared: Shared) -> None:
+    one, other = opened(shared, "one", "other")
+    one.queue("made").declare()
+    one.queue("sent").send(b"1")
+    eventually(lambda: {"made", "sent"} <= {destination.name for destination in store_of(other).destinations()})
+    assert other.queue("sent").depth() == 1
+
+
+def test_purged_and_deleted_while_another_router_holds_one(shared: Shared) -> None:
+    one, other = opened(shared, "one", "other")
+    one.queue("q").send_many([b"1", b"2", b"3"])
+    held = one.queue("q").receive()
+    assert held is not None
+    assert other.queue("q").purge() == 2
+    assert bodies(one) == [b"1"]
+    other.queue("q").delete()
+    with pytest.raises(UnknownMessageError):
+        held.ack()
+    one.queue("q").send(b"4")
+    assert bodies(other) == [b"4"]
+
+
+def test_deleted_while_another_router_waits(shared: Shared) -> None:
+    one, other = opened(shared, "one", "other")
+    one.queue("q").send(b"1")
+    first = one.queue("q").receive()
+    assert first is not None
+    first.ack()
+    with Parallel(lambda: one.queue("q").receive(PATIENCE)) as waiting:
+        eventually(lambda: store_of(one).waiting.count())
+        other.queue("q").delete()
+        other.queue("q").send(b"2")
+        message = waiting.result()
+        assert message.body == b"2"
+        message.ack()
+
+
+def test_one_that_was_committed_late_is_the_first_all_the_same(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sends once its own send is committed sends after that, though others have been received in between."""
+    monkeypatch.setattr(heads, "SHARE", 1e9)
+    router = shared.router("one")
+    queue = router.queue("q")
+    queue.declare()
+    url = make_url(shared.url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url) as late:
+        late.execute(
+            "INSERT INTO shared_messages (due, expires, sent, queue, priority, content) "
+            "SELECT 0, 0, 0, number, 4, 'late' FROM shared_queues WHERE name LIKE '%q'"
+        )
+        queue.send(b"between")
+        between = queue.receive(timeout=PATIENCE)
+        assert between is not None and between.body == b"between"
+        between.ack()
+        late.commit()
+    queue.send(b"after")
+    found = queue.receive_many(10)
+    assert [message.body for message in found] == [b"late", b"after"]
+    for message in found:
+        message.ack()

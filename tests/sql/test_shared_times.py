@@ -1,0 +1,303 @@
+"""The times of a shared store, which are those of the database's clock: what the contract asks of a clock that a test
+puts forward is waited for here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.adapters.core.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
+from anabranch.adapters.core.store_types import Settlement
+from anabranch.adapters.sql.shared import SharedStore
+from anabranch.policies.config.fields import Redelivery
+from anabranch.policies.errors import UnknownMessageError
+
+from ..children import run_program
+from ..contract.disk import PATIENCE, A, bodies, drain, eventually, take
+from ..contract.expiring import HOUR, GoingClock, going_by, undelivered
+from .leased import Shared, databases
+from .server import PostgresServer
+from .shared import SharedDisk, SharedTables
+
+SHORT = 0.05
+"""Seconds of a lease, or a delay, whose end is waited for."""
+LONG = 3600.0
+
+shared = pytest.fixture(databases, params=["shared"])
+
+
+@pytest.fixture(scope="module")
+def sets(postgres: PostgresServer) -> Iterator[SharedTables]:
+    if postgres.pid is None:
+        postgres.start()
+    sets = SharedTables(postgres.new_database())
+    yield sets
+    sets.close()
+
+
+@pytest.fixture
+def disk(tmp_path: Path, sets: SharedTables) -> Iterator[SharedDisk]:
+    with SharedDisk(tmp_path, sets) as disk:
+        yield disk
+
+
+def late(call: Callable[[], object]) -> None:
+    """Require that a message whose lease has run out cannot be settled."""
+    with pytest.raises(UnknownMessageError):
+        call()
+
+
+# Leases that run out -------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_that_runs_out_comes_back_at_its_place_and_counts(disk: SharedDisk) -> None:
+    store = disk.create()
+    other = disk.beside(store)
+    store.send_many(A, [b"1", b"2", b"3"])
+    first = store.receive(A, lease=SHORT)
+    held = take(store)
+    assert first is not None and held.body == b"2"
+    back = take(other, timeout=PATIENCE)
+    assert back.body in (b"1", b"3")  # the third is free from the start
+    other.release([back], delivered=False)
+    eventually(lambda: other.counts(A).ready == 2)
+    back = take(other)
+    assert (back.seq, back.body, back.deliveries) == (first.seq, b"1", 2)
+    assert take(other).body == b"3"
+    for settle in (first.ack, first.release, first.extend):
+        late(settle)
+    held.ack()
+    back.ack()
+    assert bodies(store) == [b"3"]
+
+
+def test_who_waits_has_what_runs_out_in_another_router(disk: SharedDisk) -> None:
+    store = disk.create()
+    other = disk.beside(store)
+    store.send(A, b"1")
+    first = store.receive(A, lease=SHORT)
+    assert first is not None
+    back = take(other, A, PATIENCE)
+    assert (back.seq, back.deliveries) == (first.seq, 2)
+    (wrong,) = store.settle([other.token(back)], Settlement.ACK)
+    assert wrong is None, "a token is settled in any router"
+    assert bodies(store) == []
+
+
+def test_the_time_of_a_store_and_that_of_a_call(disk: SharedDisk) -> None:
+    store = disk.create(lease_timeout=SHORT)
+    store.send_many(A, [b"1", b"2"])
+    first = take(store)
+    second = store.receive(A, lease=LONG)
+    assert (first.body, second.body) == (b"1", b"2")  # type: ignore[union-attr]
+    assert take(store, A, PATIENCE).body == b"1"
+    second.ack()  # type: ignore[union-attr]
+
+
+def test_extended_it_is_held_for_longer_by_the_database_too(disk: SharedDisk) -> None:
+    store = disk.create()
+    other = disk.beside(store)
+    store.send_many(A, [b"1", b"2"])
+    one, two = store.receive(A, lease=LONG), store.receive(A, lease=LONG)
+    assert one is not None and two is not None
+    two.extend(SHORT)  # earlier than before
+    one.extend()
+    back = take(other, A, PATIENCE)
+    assert (back.body, back.deliveries) == (b"2", 2)
+    late(two.extend)
+    late(two.ack)
+    one.ack()
+    back.ack()
+    assert bodies(store) == []
+
+
+def test_one_without_an_end_can_be_given_one(disk: SharedDisk) -> None:
+    store = disk.create()
+    store.send(A, b"1")
+    message = take(store)
+    message.extend()
+    message.extend(SHORT)
+    assert take(store, A, PATIENCE).deliveries == 2
+
+
+def test_what_a_transaction_has_claimed_does_not_run_out(disk: SharedDisk) -> None:
+    store = disk.create()
+    other = disk.beside(store)
+    store.send_many(A, [b"1", b"2"])
+    message = store.receive(A, lease=LONG)
+    marker = store.receive(A, lease=SHORT)
+    assert message is not None and marker is not None
+    message.extend(PATIENCE / 40)  # no longer than this for the claim to come
+    store.claim(message)
+    assert take(other, A, PATIENCE).body == b"2"
+    store.commit([], [message])
+    assert bodies(store) == [b"2"]
+
+
+# Delays --------------------------------------------------------------------------------------------------------------
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def test_a_delayed_one_comes_when_it_is_due(disk: SharedDisk) -> None:
+    store = disk.create()
+    other = disk.beside(store)
+    store.send_many(A, [Outgoing(b"1", deliver_at_ms=now_ms() + HOUR), Outgoing(b"2", deliver_at_ms=now_ms() + 50)])
+    assert other.counts(A).delayed >= 1
+    message = take(other, A, PATIENCE)
+    assert (message.body, message.deliveries, other.counts(A).delayed) == (b"2", 1, 1)
+    message.ack()
+    assert other.receive(A) is None
+
+
+def test_a_release_with_a_delay(disk: SharedDisk) -> None:
+    store = disk.create()
+    other = disk.beside(store)
+    store.send_many(A, [b"1", b"2"])
+    store.release([take(store)], delay=LONG)
+    assert (take(other).body, other.receive(A), store.counts(A).delayed) == (b"2", None, 1)
+    store.send(A, b"3")
+    third = take(store)
+    store.release([third], delay=SHORT)
+    back = take(other, A, PATIENCE)
+    assert (back.body, back.deliveries) == (b"3", 2)
+
+
+@pytest.mark.parametrize("count", ["on_return", "on_receive"])
+def test_the_redelivery_policy(disk: SharedDisk, count: str) -> None:
+    """Each time it waits longer: the second time for longer than a test does."""
+    store = disk.create(redelivery=Redelivery(delay=4 * SHORT, multiplier=1000.0), count_deliveries=count)
+    other = disk.beside(store)
+    store.send(A, b"1")
+    take(store).release()
+    back = take(other, A, PATIENCE)
+    assert back.deliveries == 2
+    back.release()
+    assert store.receive(A) is None and store.counts(A).delayed == 1
+
+
+# Expiry and dead letters ---------------------------------------------------------------------------------------------
+
+
+def test_an_expired_one_is_handed_out_once(disk: SharedDisk) -> None:
+    store = disk.create()
+    other = disk.beside(store)
+    store.send_many(A, [Outgoing(b"1", expires_at_ms=now_ms() + 50), Outgoing(b"2", expires_at_ms=now_ms() + HOUR)])
+    found: list[tuple[Message, str]] = []
+    eventually(lambda: found.extend(undelivered(other)) or found)  # type: ignore[func-returns-value]
+    assert [(message.body, why) for message, why in found] == [(b"1", EXPIRED)]
+    assert undelivered(store) == [], "it is leased"
+    other.ack([found[0][0]])
+    assert drain(store) == [b"2"]
+
+
+def test_what_expires_while_it_is_leased_is_passed_over_when_it_comes_back(disk: SharedDisk) -> None:
+    store = disk.create()
+    store.send(A, b"1", expires_at_ms=now_ms() + 100)
+    message = store.receive(A)
+    if message is None:  # the machine was slow
+        assert [why for _, why in undelivered(store)] == [EXPIRED]
+        return
+    eventually(lambda: now_ms() > message.expires_at_ms)
+    message.release()
+    assert store.receive(A) is None
+    assert [why for _, why in undelivered(store)] == [EXPIRED]
+
+
+@pytest.mark.parametrize("count", ["on_return", "on_receive"])
+@pytest.mark.parametrize("most", [1, 2])
+def test_the_last_lease_ran_out_in_another_router(disk: SharedDisk, most: int, count: str) -> None:
+    """It is a delivery, and no more than so many there are."""
+    store = disk.create(max_deliveries=most, dead_letter="dlq", count_deliveries=count)
+    other = disk.beside(store)
+    store.send(A, b"1")
+    for _ in range(most - 1):
+        take(store).release()
+    assert other.receive(A, lease=SHORT) is not None
+    found: list[tuple[Message, str]] = []
+    eventually(lambda: found.extend(undelivered(store)) or found)  # type: ignore[func-returns-value]
+    assert [(message.body, message.deliveries, why) for message, why in found] == [(b"1", most + 1, DELIVERY_LIMIT)]
+    assert store.receive(A) is None and other.receive(A) is None
+    store.ack([found[0][0]])
+    assert bodies(store) == []
+
+
+def test_they_are_dead_lettered_by_whichever_router_finds_them(shared: Shared) -> None:
+    config = {"max_deliveries": 2, "dead_letter": "dlq"}
+    first, second = shared.router("first", **config), shared.router("second", **config)
+    first.queue("q").send(b"expired", expires_in=SHORT)
+    first.queue("q").send(b"poison")
+    for router in (first, second):
+        message = router.queue("q").receive(timeout=PATIENCE)
+        while message is not None and message.body == b"expired":
+            message.ack()
+            message = router.queue("q").receive(timeout=PATIENCE)
+        assert message is not None
+        message.release()
+    eventually(lambda: second.queue("dlq").depth() >= 1 and second.queue("q").depth() == 0)
+    assert {letter.body for letter in second.queue("dlq").browse()} >= {b"poison"}
+    assert first.queue("q").receive() is None
+
+
+# Clocks that differ --------------------------------------------------------------------------------------------------
+
+CHILD = """
+import sys, time
+from pathlib import Path
+ahead = int(sys.argv[3]) * 1_000_000
+right, right_ns = time.time, time.time_ns
+time.time, time.time_ns = lambda: right() + ahead / 1e9, lambda: right_ns() + ahead
+from anabranch.adapters.sql import SqlStore  # noqa
+import anabranch
+from tests.sql.leased import Shared
+
+shared = Shared(Path(sys.argv[1]), sys.argv[2], many=True)
+with shared.stack:
+    queue = shared.router("child", dead_letter="dlq").queue("q")
+    queue.send(b"now")
+    queue.send(b"soon", deliver_in=0.05)
+    queue.send(b"later", deliver_in=3600.0)
+    queue.send(b"ends", expires_in=0.05)
+    queue.send(b"lasts", expires_in=1800.0)
+    with shared.router("other", dead_letter="dlq").transaction() as tx:
+        tx.send("q", b"of a transaction", expires_in=1800.0)
+    seen = {message.body: message for message in queue.browse()}
+    assert abs(seen[b"lasts"].expires_at_ms - time.time() * 1000 - 1_800_000) < 600_000, seen[b"lasts"].expires_at_ms
+    assert abs(seen[b"now"].timestamp_ms - time.time() * 1000) < 600_000, seen[b"now"].timestamp_ms
+"""
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
+def test_times_are_by_the_database_s_clock_whatever_a_process_believes(shared: Shared, ahead: int) -> None:
+    router = shared.router("first", dead_letter="dlq")
+    code, told = run_program(CHILD, str(shared.directory), shared.url, str(ahead), seconds=PATIENCE)
+    assert code == 0, told
+    eventually(lambda: b"ends" in [letter.body for letter in router.queue("dlq").browse()])
+    found: list[Message] = []
+    while len(found) < 4:
+        message = router.queue("q").receive(timeout=PATIENCE)
+        assert message is not None
+        found.append(message)
+    assert {message.body for message in found} == {b"now", b"soon", b"lasts", b"of a transaction"}
+    for message in found:
+        if message.expires_at_ms:
+            assert abs(message.expires_at_ms - now_ms() - 1_800_000) < 600_000
+        message.ack()
+    assert (router.queue("q").receive(), router.queue("q").counts().delayed) == (None, 1)
+
+
+def test_a_clock_that_is_set_is_noticed(disk: SharedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the next heartbeat."""
+    store = disk.create(router_timeout=0.5)
+    assert isinstance(store, SharedStore)
+    for clock in going_by(GoingClock(), monkeypatch):
+        clock.offset_ms = HOUR
+        eventually(lambda: store.waiting.ahead_ms < -HOUR / 2)
+        store.send(A, b"1", deliver_at_ms=now_ms() + 50, expires_at_ms=now_ms() + HOUR)
+        assert take(store, A, PATIENCE).body == b"1"
+    eventually(lambda: store.waiting.ahead_ms == 0)
