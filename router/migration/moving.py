@@ -70,14 +70,15 @@ def move_page(begin: Callable[[], Transaction], source: Queue, target: Queue, mo
     page = received(source, min(most, PAGE_MESSAGES), PAGE_BYTES)
     if page:
         try:
-            send_on(begin, ((target.destination, _as_it_is(message)) for message in page), page)
+            send_on(begin, ((target.destination, as_it_is(message)) for message in page), page)
         except BaseException:
             give_back(page)
             raise
     return len(page)
 
 
-def _as_it_is(message: Message) -> Outgoing:
+def as_it_is(message: Message) -> Outgoing:
+    """Return a message as one to be sent, which no duplicate window turns away."""
     return Outgoing(
         message.content, message.headers, message.message_id, message.priority, message.expires_at_ms,
         message.persistent, requeued=True,

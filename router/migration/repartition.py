@@ -15,6 +15,8 @@ For each destination, one after the other:
 Branches of prepared transactions go along: into the new store before 4, and out of the old one before 5, as branches.py
 says.
 
+Where one of both stores is shared with other routers, draining.py moves the messages instead of 2 and 3.
+
 A store that holds nothing any more and has left the configuration is removed then, with its directory. Before all that,
 a store whose place another one is to take is put aside, as changed_kinds.py says.
 """
@@ -39,7 +41,7 @@ from ...adapters.system.directory import is_empty
 from ...adapters.system.files import FULL, make_directory, remove_directory, sweep_unfinished, sync_directory
 from ...policies.config.adapters import load_adapter
 from ...policies.errors import CorruptionError, PlacementError, StoreFullError
-from ...policies.names.destination import Destination
+from ...policies.names.destination import Destination, Kind
 from ...policies.names.routes import Match
 from ...policies.text import count_of
 from ..placement.changed_kinds import Displaced, aside, displaced
@@ -48,7 +50,8 @@ from ..placement.on_disk.repartition_progress import Moving, Progress, ProgressF
 from ..placement.record import DestinationRow, StoreRow
 from ..placement.registry import StoreRegistry
 from ..transactions.coordinator import Coordinator
-from .branches import MovedBranches
+from .branches import OUTCOME_FIRST, MovedBranches
+from .draining import drain
 from .plan import Move, digest_of, held_of, interrupted, is_volatile, kinds_changed, move_of, problems_of, refuse
 
 if TYPE_CHECKING:
@@ -61,6 +64,10 @@ _DAMAGED: Final = (
     "and the repartition goes on there; or restore the file from a backup and run it again. Where a large body is "
     "damaged its message stays in either: go back with --restart and the configuration until now, receive and ack it, "
     "and begin again"
+)
+_SHARED: Final = (
+    "a router that is in use moves nothing into a store that other routers share, nor out of it; close it, and run "
+    "`anabranch repartition`: the others may go on"
 )
 RECLAIM_BYTES: Final = 8 << 20
 """Bytes deleted in a store after which it gives back the space at once: the next move may need it."""
@@ -209,7 +216,15 @@ class Repartitioning:
         if found.removing is not None:
             self._sweep_removed(*found.removing)
         moving = found.moving
-        if moving is None:
+        if moving is None or self._is_shared(self._table.stores.get(moving.target)):
+            return  # what has moved into a shared store is where others have it, and stays
+        if self._is_shared(self._table.stores.get(moving.source)):
+            if found.configuration != self._progress.configuration:
+                raise PlacementError(
+                    f"{moving.destination} is half way out of a store that other routers use, and cannot go back: run "
+                    "it again with the same configuration first"
+                )
+            self._progress = found
             return
         mine, self._progress = self._progress, found  # it stays in force until what it says is done, or undone
         self._branches.put(found.wanted)
@@ -249,6 +264,11 @@ class Repartitioning:
             if destination not in self._table.destinations:
                 continue  # its store was opened for the first time, and knew nothing of it
             routed = match is not None and not is_volatile(match)
+            if match is not None and routed and (self._is_shared(row) or copying.shares(match.target.options)):
+                found = self._undrained(row, destination, match, prepared)
+                wrong += found
+                planned += [] if found else [(row, destination, match, amount)]
+                continue
             problems = [] if self._live else self._branches.problems(row, destination, prepared, routed)
             problems += problems_of(self._directories, self._table, row, destination, match, amount)
             wrong += problems
@@ -266,6 +286,33 @@ class Repartitioning:
 
     def _elsewhere(self) -> list[tuple[StoreRow, Destination, Match[StoreConfig] | None]]:
         return self._registry.routed_elsewhere()
+
+    def _undrained(
+        self, row: StoreRow, destination: Destination, match: Match[StoreConfig], prepared: Sequence[Branch]
+    ) -> list[str]:
+        """Return what keeps a queue from being moved into a shared store, or out of it."""
+        if self._live:
+            return [f"{destination}: {_SHARED}"]
+        if destination.kind is not Kind.QUEUE:
+            return [
+                f"{destination}: topics move neither into a store that other routers share, nor out of it; receive "
+                "what its subscriptions have yet to ack, end them, and delete it first"
+            ]
+        if prepared:
+            return [f"{in_the_way(destination, row, prepared)}; {OUTCOME_FIRST}"]
+        if self._is_shared(row):
+            return self._in_the_way(destination, match)
+        waiting = self._registry.with_row(row, lambda store: store.counts(destination)).delayed
+        if not waiting:
+            return []
+        return [
+            f"{destination}: {count_of(waiting, 'message')} in store {row.name!r} waits for its time, and only what "
+            "can be received moves into a shared store; receive it first, or purge the queue"
+        ]
+
+    def _is_shared(self, row: StoreRow | None) -> bool:
+        """Return whether other routers use a store at the same time."""
+        return row is not None and copying.shares(self._directories.options_of(row).options)
 
     def _in_the_way(self, destination: Destination, match: Match[StoreConfig]) -> list[str]:
         """Return what is wrong if the new store holds something by that name which no earlier run has brought there."""
@@ -292,9 +339,18 @@ class Repartitioning:
     ) -> None:
         moving = Moving(destination.kind.value, destination.name, source.store_id, target.store_id)
         if self._progress.moving != moving:
-            self._delete(target, destination)  # only its name can be there, and ids
+            if not self._is_shared(source):
+                self._delete(target, destination)  # only its name can be there, and ids
             self._write(moving)
         stores = self._both(source, target)
+        if any(map(copying.is_shared, stores)):
+            done = self._done
+            self._done += drain(
+                self._coordinator, *stores, destination, lambda count: self._told(done + count, self._total)
+            )
+            self._moved_to(source, target, destination, match)
+            self._coordinator.cleanup.run()  # these decisions name stores
+            return
         try:
             self._copy(*stores, destination, amount)
         except CorruptionError as error:
@@ -302,11 +358,17 @@ class Repartitioning:
                 error._say(f"{destination} cannot be moved, and is where it was: {error.reason}", _DAMAGED)
             raise
         self._branches.bring(*stores, destination)
+        self._moved_to(source, target, destination, match)
+        log.info("%s: %d messages moved from store %s to %s", destination, amount.messages, source.name, target.name)
+
+    def _moved_to(
+        self, source: StoreRow, target: StoreRow, destination: Destination, match: Match[StoreConfig]
+    ) -> None:
+        """Record that a destination has moved, and remove it where it was."""
         row = DestinationRow(destination.kind.value, destination.name, target.store_id, match.pattern.text)
         self._table.record_destinations([row])
         self._branches.drop(source, destination)
         self._delete(source, destination)
-        log.info("%s: %d messages moved from store %s to %s", destination, amount.messages, source.name, target.name)
 
     def _both(self, source: StoreRow, target: StoreRow) -> tuple[Store, Store]:
         """Return both stores, open. While no third one is opened they stay so."""
@@ -349,6 +411,8 @@ class Repartitioning:
         """Delete a destination in a store. Durable on return. Idempotent."""
 
         def deleted(store: Store) -> None:
+            if copying.is_shared(store):
+                return  # others use it
             size = copying.amount(store, destination).bytes
             copying.remove(store, destination)
             if size >= RECLAIM_BYTES:
@@ -363,7 +427,7 @@ class Repartitioning:
         back what space it can. Returns its name if it is gone."""
         used = bool(self._table.destinations_in(row.store_id))
         needed = self._directories.config_at(self._directories.path(row)) is not None and ":" not in row.name
-        holds = used or needed or self._registry.with_row(row, _holds_anything)
+        holds = used or needed or (not self._is_shared(row) and self._registry.with_row(row, _holds_anything))
         if holds or not self._coordinator.cleanup.has_forgotten(row.store_id):
             self._registry.with_row(row, lambda store: store.reclaim())
             return []

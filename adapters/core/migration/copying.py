@@ -25,7 +25,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from ....policies.errors import CorruptionError, MessageTooLargeError
 from ....policies.names.destination import Destination
@@ -216,8 +216,21 @@ class Amount:
     """True if the destination has been sent or subscribed to, and was not deleted since."""
 
 
+def is_shared(store: Store) -> bool:
+    """Return whether other routers use a store at the same time: nothing of it can be copied, then."""
+    return shares(store.options)
+
+
+def shares(options: object) -> bool:
+    """Return whether a store with these options `is_shared`."""
+    return bool(getattr(options, "shared", False))
+
+
 def amount(store: Store, destination: Destination) -> Amount:
-    """Return what a store holds of a destination, in constant time but for the subscriptions."""
+    """Return what a store holds of a destination: in constant time but for the subscriptions, and for a shared store,
+    which counts."""
+    if is_shared(store):
+        return cast("Amount", store.amount(destination))  # type: ignore[attr-defined]
     engine = store._engine
 
     def asked() -> Amount:

@@ -30,7 +30,10 @@ NOTHING: Final = b""
 
 
 def concerning(store: Store, destination: Destination) -> list[Branch]:
-    """Return the branches of transactions that are prepared in a store and would change this destination."""
+    """Return the branches of transactions that are prepared in a store and would change this destination; none of a
+    shared one, which ends its own."""
+    if copying.is_shared(store):
+        return []
     engine = store._engine
 
     def prepared() -> list[Branch]:
