@@ -71,7 +71,7 @@ class CurrentConfig:
     def is_shared(self, name: str) -> bool:
         """Return whether several nodes may have a destination's store."""
         options = self.store_of(name).options
-        return isinstance(options, SqlOptions) and options.lease_expiration is not None
+        return isinstance(options, SqlOptions) and (options.shared or options.lease_expiration is not None)
 
     def sync_of(self, name: str) -> Sync | None:
         """Return how a destination's journal syncs; None where it is in no journal."""
