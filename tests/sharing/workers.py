@@ -20,10 +20,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import Empty, Queue
+from typing import ClassVar
 
 import anabranch
 from anabranch.router.sharing import starting
@@ -52,6 +54,9 @@ def config(directory: Path, kind: str) -> anabranch.Config:
 class Worker:
     """One process: it does random things until its time is over, and writes each down before and behind it."""
 
+    queues: ClassVar[tuple[str, ...]] = QUEUES
+    moved: ClassVar[dict[str, str]] = MOVED
+
     def __init__(self, router: anabranch.Router, name: str, book: Path, seed: int) -> None:
         self._router, self._name = router, name
         self._chance = random.Random(seed)
@@ -63,18 +68,14 @@ class Worker:
         """Write down, in one step which a kill does not split."""
         os.write(self._fd, "".join(f"{what} {name}\n" for name in names).encode())
 
+    def _choices(self) -> list[Callable[[], None]]:
+        """Return what it does, the more often the more often it is there."""
+        sends = [self._send, self._send, self._send_many, self._send_nowait]
+        return [*sends, self._take, self._take, self._take_many, self._listen]
+
     def run(self, until: float) -> None:
         """Work until a time (monotonic)."""
-        do = [
-            self._send,
-            self._send,
-            self._send_many,
-            self._send_nowait,
-            self._take,
-            self._take,
-            self._take_many,
-            self._listen,
-        ]
+        do = self._choices()
         while time.monotonic() < until:
             with suppress(anabranch.OutcomeUnknownError):
                 self._chance.choice(do)()
@@ -85,7 +86,7 @@ class Worker:
         return names
 
     def _send(self) -> None:
-        queue, (name,) = self._chance.choice(QUEUES), self._names(1)
+        queue, (name,) = self._chance.choice(self.queues), self._names(1)
         self.note("begin", name)
         receipt = self._router.queue(queue).send(
             name.encode(), message_id=name if self._chance.random() < 0.5 else None
@@ -94,13 +95,13 @@ class Worker:
         assert receipt.seq
 
     def _send_many(self) -> None:
-        queue, names = self._chance.choice(QUEUES), self._names(20)
+        queue, names = self._chance.choice(self.queues), self._names(20)
         self.note("begin", *names)
         self._router.queue(queue).send_many([name.encode() for name in names])
         self.note("sent", *names)
 
     def _send_nowait(self) -> None:
-        queue, names = self._chance.choice(QUEUES), self._names(20)
+        queue, names = self._chance.choice(self.queues), self._names(20)
         self.note("begin", *names)
         futures = [self._router.queue(queue).send_nowait(name.encode()) for name in names]
         for name, future in zip(names, futures, strict=True):
@@ -108,17 +109,17 @@ class Worker:
             self.note("sent", name)
 
     def _take(self) -> None:
-        message = self._router.queue(self._chance.choice(QUEUES)).receive(self._chance.choice((0, 0.05)))
+        message = self._router.queue(self._chance.choice(self.queues)).receive(self._chance.choice((0, 0.05)))
         if message is not None:
             self._settle(message)
 
     def _take_many(self) -> None:
-        for message in self._router.queue(self._chance.choice(QUEUES)).receive_many(5):
+        for message in self._router.queue(self._chance.choice(self.queues)).receive_many(5):
             self._settle(message)
 
     def _listen(self) -> None:
         taken: Queue[anabranch.Message[bytes]] = Queue()
-        listener = self._router.queue(self._chance.choice(QUEUES)).listen(taken.put, credit=3)
+        listener = self._router.queue(self._chance.choice(self.queues)).listen(taken.put, credit=3)
         for _ in range(6):
             with suppress(Empty):
                 self._settle(taken.get(timeout=0.1))
@@ -141,7 +142,7 @@ class Worker:
                 self.note("ending", name)
                 with self._router.transaction() as transaction:
                     transaction.ack(message)
-                    transaction.send(MOVED[message.destination.name], message.body)
+                    transaction.send(self.moved[message.destination.name], message.body)
                 self.note("moved", name)
 
 
@@ -169,6 +170,10 @@ class Books:
         """Return what is wrong with what is left."""
         left = Counter(message.body.decode() for queue in QUEUES for message in router.queue(queue).browse())
         moved = Counter(message.body.decode() for queue in MOVED.values() for message in router.queue(queue).browse())
+        return self.wrong_with(left, moved)
+
+    def wrong_with(self, left: Counter[str], moved: Counter[str]) -> list[str]:
+        """Return what is wrong if these are left, and these have moved."""
         ended = self.names("acked") | self.names("moved")
         there = set(left) | set(moved)
         found = {
