@@ -11,6 +11,7 @@ import pytest
 
 from anabranch.policies.advisor import Workload
 
+from ..places import in_memory
 from . import advice, page, peers, report
 from .__main__ import main
 from .runner import left_out, measure
@@ -95,6 +96,17 @@ def test_what_compaction_costs_senders_is_told(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.bench.compaction", *options, "--directory", str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert [line.partition(":")[0] for line in run.stdout.splitlines()] == ["kept", "reclaimed", "compacted"]
+
+
+def test_the_shared_store_is_measured_beside_pgmq() -> None:
+    options = ["--peers", "anabranch,pgmq", "--processes", "1", "--rounds", "1", "--seconds", "0.1"]
+    more = ["--work", "take50,wake", "--dir", str(in_memory() or "/tmp")]
+    command = [sys.executable, "-m", "tests.bench.shared", *options, *more]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    wanted = [(peer, work) for work in ("take", "wake") for peer in ("anabranch", "pgmq")]
+    assert [(line["peer"], line["work"]) for line in lines] == wanted
+    assert all(line.get("per_second", line.get("p50_ms")) > 0 for line in lines)
 
 
 def test_the_ratio_says_how_many_times_a_peer_anabranch_is() -> None:
