@@ -10,11 +10,13 @@ noticed by its row in ROUTERS, and what it held is free again.
     tables       the tables, made and recognised
     database     transactions, and what became of one that was cut off
     leases       the messages that this router holds
+    heads        where the messages of a queue begin, about
     waiting      who waits here for a message, and the one connection that hears of it
     listening    callbacks
     queues       the numbers of queues, topics and subscriptions
     sending      messages that are stored
     topics       subscriptions, each of which is a queue of its own
+    usage        what the usage log is told
     branches     what is prepared and waits for its outcome
     store        the face, as that of every store
 """
