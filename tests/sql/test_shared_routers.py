@@ -175,6 +175,7 @@ def test_deleted_while_another_router_waits(shared: Shared) -> None:
 def test_one_that_was_committed_late_is_the_first_all_the_same(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever sends once its own send is committed sends after that, though others have been received in between."""
     monkeypatch.setattr(heads, "SHARE", 1e9)
+    monkeypatch.setattr(heads, "SLOW", 0.0)
     router = shared.router("one")
     queue = router.queue("q")
     queue.declare()

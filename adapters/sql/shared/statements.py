@@ -254,6 +254,8 @@ _STATEMENTS: Final = {
     "purge": "DELETE FROM {p}shared_messages t WHERE t.queue = %s AND t.id = ANY(ARRAY(SELECT m.id FROM "
     f"{{p}}shared_messages m WHERE m.queue = %s AND m.id <= %s AND {_FREE} ORDER BY m.id LIMIT %s FOR UPDATE SKIP "
     "LOCKED)) RETURNING t.id",
+    "first_live": "SELECT coalesce((SELECT id FROM {p}shared_messages WHERE queue = %s AND id >= %s ORDER BY id "
+    "LIMIT 1), pg_sequence_last_value(pg_get_serial_sequence('{p}shared_messages', 'id')::regclass), 0)",
     "highest_in": "SELECT max(id) FROM {p}shared_messages WHERE queue = %s",
     "claimed": "SELECT count(*) FROM {p}shared_messages WHERE queue = ANY(%s) AND holder = 0 AND until > 0",
     "delete": "DELETE FROM {p}shared_messages WHERE queue = ANY(%s)",

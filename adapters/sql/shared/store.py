@@ -198,7 +198,7 @@ class SharedStore:
                 options.router_timeout, self._most_deliveries,
             )  # fmt: skip
             self.leases = Leases(
-                self, database, options, lambda: self.waiting.router, self.waiting.came_back, self._is_open,
+                self, database, options, lambda: self.waiting.router, self.waiting.tell, self._is_open,
                 self._counts_first,
             )  # fmt: skip
             self.leases.on_acked = self._note_acks
@@ -392,19 +392,13 @@ class SharedStore:
             return []
         seconds = self.options.lease_timeout if lease is None else lease
         ms = milliseconds(seconds)
-        rows: list[Any] = []
-        for first in self.waiting.heads.looks(number):
-            take = random.getrandbits(62)
-            given = ms, ms, self.waiting.router, take, number, number, first, *2 * (self._most_deliveries,), most
-            began = time.monotonic()
-            rows = self._database.once(
-                "take",
-                *given,
-                lost=lambda _: self._database.look("taken", number, first, take, most),  # noqa: B023
-            )
-            self.waiting.heads.note(number, first, time.monotonic() - began, [row[0] for row in rows])
-            if rows:
-                break
+        first, take, look = self.waiting.heads.first(number), random.getrandbits(62), self._database.look
+        given = ms, ms, self.waiting.router, take, number, number, first, *2 * (self._most_deliveries,), most
+        began = time.monotonic()
+        rows = self._database.once("take", *given, lost=lambda _: look("taken", number, first, take, most))
+        self.waiting.heads.note(
+            number, first, time.monotonic() - began, lambda first: int(look("first_live", number, first)[0][0])
+        )
         if not rows and subscription is not None and not self._database.look("members", number):
             self._queues.forget(number)  # it has ended, perhaps in another router
             return self.take(destination, most, lease, subscription)
@@ -904,7 +898,7 @@ class SharedStore:
         self._require_open()
         branch = self._branches.roll_back(transaction)
         if branch is not None:
-            self.waiting.came_back(place.queue for place in branch.acks)
+            self.waiting.tell(place.queue for place in branch.acks)
         return Done(branch is not None)
 
     def recover_prepared(self) -> Sequence[Prepared]:

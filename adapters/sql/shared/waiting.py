@@ -200,13 +200,6 @@ class Waiting:
         """Look at all queues once more: some may have got the numbers of others."""
         self._last_queue = 0
 
-    def came_back(self, queues: Iterable[int]) -> None:
-        """Do so for messages that were given back."""
-        names = set(queues)
-        for queue in names:
-            self.heads.forget(queue)
-        self.tell(names)
-
     def tell_deleted(self, ask: Ask, queue: int) -> None:
         """Tell other routers that a queue is deleted, with the transaction of `ask`."""
         ask("tell_deleted", self._channel, queue)
@@ -287,11 +280,9 @@ class Waiting:
             waited = list(self._lines) if is_poll else list(self._fresh) if now >= self._relook_at else []
             self._fresh.difference_update(waited)
         if waited:
-            firsts = [self.heads.first(queue) for queue in waited]
+            firsts = [self.heads.known(queue) for queue in waited]
             given = waited, firsts, self._most_deliveries, self._most_deliveries
             found = connection.execute(self._statements["ready"], given).fetchall()
-            for queue, first in zip(waited, firsts, strict=True):
-                self.heads.note(queue, first, time.monotonic() - now)
             self.wake(queue for (queue,) in found)
         if is_poll:
             self._poll_at = now + POLL_SECONDS
