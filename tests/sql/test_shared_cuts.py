@@ -218,9 +218,9 @@ def test_cut_at_each_step_it_takes_effect_once(
     store = opened(outcome_timeout=60.0)
     call = {**CALLS, **OF_TOPICS}[name]
     expected, before, behind = called(store, call, lambda: None)
-    places = cuts = 0
+    cuts = 0
     for acted_on in (False, True):
-        for step in itertools.count():
+        for step in itertools.count(0, budget.every(2)):
             result, was, found = called(
                 store,
                 call,
@@ -237,8 +237,7 @@ def test_cut_at_each_step_it_takes_effect_once(
             if is_over:
                 break
             cuts += 1
-        places += step
-    assert cuts >= 2 and places == cuts
+    assert cuts >= 2
     budget.counts.append(f"{name}: cut at {cuts} places")
 
 
@@ -280,7 +279,7 @@ def test_a_server_that_crashes_in_the_midst_is_asked_afterwards(
 
     cuts = unknown = 0
     for acted_on in (False, True):
-        for step in itertools.count():
+        for step in itertools.count(0, budget.every(3)):
             result, was, found = called(
                 store,
                 CALLS[name],
