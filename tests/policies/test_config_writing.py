@@ -152,12 +152,14 @@ def test_each_option_of_each_kind_is_written(kind: str, option: str, data: st.Da
         "max_deliveries": {"dead_letter": "dlq"}, "when_full": {"max_messages": 5},
         "block_timeout": {"max_messages": 5, "when_full": "block"}, "lease_renewal": {"lease_expiration": 86400},
         "archive_max_bytes": {"archive_directory": "/a"}, "archive_max_age": {"archive_directory": "/a"},
-        "pool_min": {"pool_max": -1}, "pool_max": {"pool_min": 0},
+        "pool_min": {"pool_max": -1}, "pool_max": {"pool_min": 0}, "router_timeout": {"shared": True},
     }  # fmt: skip
-    server = {"url": "postgresql+psycopg://h/d"} if option in ("username", "creator") else {}
+    of_shared = ("shared", "router_timeout")
+    server = {"url": "postgresql+psycopg://h/d"} if option in ("username", "creator", *of_shared) else {}
     options = {**needed.get(option, {}), **server, option: value}
     try:
-        config = Config("/d", [StoreConfig("a", [">"], kind=kind, options=options)])
+        match = "queue://>" if option in of_shared else ">"
+        config = Config("/d", [StoreConfig("a", [match], kind=kind, options=options)])
     except ConfigError:
         reject()  # a few of the values
     text = dump_yaml(config)
