@@ -96,7 +96,8 @@ def test_a_file_is_read_whole(tmp_path: Path, postgres: PostgresServer) -> None:
         orders.send(io.BytesIO(b"a doll"))
         with pytest.raises(ValueError, match="7"):
             orders.send(io.BytesIO(b"a doll"), size=7)
-        assert [message.body for message in orders.browse()] == [b"a train", b"a doll"]
+        orders.send_nowait(io.BytesIO(b"a ball")).result()
+        assert [message.body for message in orders.browse()] == [b"a train", b"a doll", b"a ball"]
 
 
 def test_below_the_owner_of_a_directory(

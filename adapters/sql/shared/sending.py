@@ -60,7 +60,10 @@ class Sending:
     def send(self, sends: Iterable[tuple[Destination, Outgoing]]) -> list[Receipt]:
         """Store messages in one transaction."""
         sends = list(sends)
-        numbered = self.numbered(sends)
+        return self.send_numbered([destination for destination, _ in sends], self.numbered(sends))
+
+    def send_numbered(self, destinations: Sequence[Destination], numbered: Sends) -> list[Receipt]:
+        """Store in one transaction what `numbered` has returned for these destinations."""
         if not numbered:
             return []
         if len(numbered) == 1 and _group(numbered[0][1]) is None:
@@ -69,7 +72,7 @@ class Sending:
             stored = self._database.change(lambda ask: self.stored(ask, numbered))
         self._waiting.tell(stored.awaited)
         self._usage.tell(stored.sent, ())
-        return self.receipts([destination for destination, _ in sends], stored)
+        return self.receipts(destinations, stored)
 
     def receipts(self, destinations: Iterable[Destination], stored: Stored) -> list[Receipt]:
         """Return the receipts of messages, once they have taken effect, and count them."""

@@ -86,7 +86,7 @@ from .queues import Queues, destination_of
 from .sending import Sending, Stored, moved
 from .statements import Statements
 from .topics import Topics
-from .usage import Usage
+from .usage import Sent, Usage
 from .waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class SharedStore:
                 self, database, options, lambda: self.waiting.router, self.waiting.tell, self._is_open,
                 self._counts_first,
             )  # fmt: skip
-            self.leases.on_acked = self._note_acks
+            self.leases.on_acked = partial(self._took_effect, ())
             self.abandoned = self.leases.abandoned
             self._queues = Queues(self.name, database)
             self._usage = usage = Usage(self._queues)
@@ -316,9 +316,9 @@ class SharedStore:
         self._require_open()
         sent: Future[Receipt] = Future()
         message = _outgoing(body, *given, **named)
-        self._sending.numbered([(destination, message)])  # which raises at once what is wrong with it
+        numbered = self._sending.numbered([(destination, message)])  # which raises at once what is wrong with it
         try:
-            sent.set_result(self._sending.send([(destination, message)])[0])
+            sent.set_result(self._sending.send_numbered([destination], numbered)[0])
         except Exception as error:  # the caller of result() is told
             sent.set_exception(error)
         return sent
@@ -765,11 +765,6 @@ class SharedStore:
         """Ack by tokens, as Store.begin_ack: before this returns."""
         return Done(self.settle(tokens, Settlement.ACK))
 
-    def _note_acks(self, places: Sequence[Place]) -> None:
-        self._acks += len(places)
-        if self._usage is not None:
-            self._usage.tell((), places)
-
     @property
     def usage(self) -> Recorder | None:
         """Return the recorder of all that this router does here, until the store is closed. Set by the usage log."""
@@ -823,15 +818,15 @@ class SharedStore:
             return done
 
         self.leases.settling(acks, CLAIMED, "it was acked", commit)
-        self._took_effect(stored, [message._note.place for message in acks])
+        self._took_effect(stored.sent, [message._note.place for message in acks])
         self._topics.ended(ended)
         self.waiting.tell(told | stored.queues)
         return self._sending.receipts([to for to, _ in sends], stored)
 
-    def _took_effect(self, stored: Stored, acks: Sequence[Place], transaction: bytes | None = None) -> None:
+    def _took_effect(self, sent: Sequence[Sent], acks: Sequence[Place], transaction: bytes | None = None) -> None:
         self._acks += len(acks)
         if self._usage is not None:
-            self._usage.tell(stored.sent, acks, transaction)
+            self._usage.tell(sent, acks, transaction)
 
     def commit_nowait(
         self, sends: Sequence[tuple[Destination, Outgoing]], acks: Sequence[Message], sync: bool | None = None,
@@ -887,7 +882,7 @@ class SharedStore:
         if found is None:
             return Done([])
         branch, stored, ended = found
-        self._took_effect(stored, branch.acks, transaction)
+        self._took_effect(stored.sent, branch.acks, transaction)
         self._topics.ended(ended)
         self.waiting.tell(stored.queues.union(place.queue for place in branch.acks))
         sources = [self._queues.of(number) for number, _ in branch.sends]

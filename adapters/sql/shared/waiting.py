@@ -33,7 +33,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ....policies.errors import AnabranchError
 from ...core.state.sweep import wall_ms
-from ...system.conditions import Event, Thread
+from ...system.conditions import Thread
 from .database import Ask, SharedDatabase
 from .heads import Heads
 from .statements import Statements
@@ -91,7 +91,6 @@ class Waiting:
         self._fresh: set[int] = set()
         """Queues in which somebody has begun to wait (W11)."""
         self._stopped = False
-        self._heard_once = Event()
         self._wake_fds = os.pipe()
         self._thread = Thread(self._run, "shared-store")
 
