@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ...adapters.core import Store
 from ...adapters.core.engine.forwarding import follow
 from ...adapters.core.messages import Message
+from ...adapters.core.migration.copying import is_shared
 from ...adapters.core.state.gates import MovedError
 from ...adapters.core.store_types import Progress, StoreStats, Subscription
 from ...adapters.system import locking
@@ -55,11 +56,6 @@ T = TypeVar("T")
 
 PAUSE: Final = 0.001
 """Seconds between two looks."""
-
-
-def _is_used_by_others(store: Any) -> bool:
-    """Return whether other routers use a store at the same time, and tell of destinations that they make."""
-    return hasattr(store, "on_destinations")
 
 
 class StoreRegistry:
@@ -121,7 +117,7 @@ class StoreRegistry:
         def opened(store: Store) -> None:
             call(store)
             self._compare(store)
-            if _is_used_by_others(store):
+            if is_shared(store):
                 setattr(store, "on_destinations", partial(self._came, store))  # noqa: B010  some stores alone have it
 
         self._stores.on_open = opened
@@ -148,7 +144,7 @@ class StoreRegistry:
         ]
         if lost:
             what = count_of(len(lost), "destination")
-            level = logging.DEBUG if _is_used_by_others(store) else logging.WARNING
+            level = logging.DEBUG if is_shared(store) else logging.WARNING
             log.log(level, "store %s: %s had no row in the placement record", store.name, what)
             self._record(lost, row)
 

@@ -384,7 +384,7 @@ class Leases:
                 self.failures.pop(lease.place[:2], None)
                 self.failures[lease.place[:2]] = failure
         while len(self.failures) > FAILURES_MAX:
-            self.failures.pop(next(iter(self.failures)))
+            self.failures.pop(next(iter(self.failures)), None)
 
     def failure_of(self, message: Message[Any]) -> Failure | None:
         """Return the last failure of a message that is leased."""
