@@ -90,11 +90,11 @@ def test_who_waits_has_what_runs_out_in_another_router(disk: SharedDisk) -> None
 def test_the_time_of_a_store_and_that_of_a_call(disk: SharedDisk) -> None:
     store = disk.create(lease_timeout=SHORT)
     store.send_many(A, [b"1", b"2"])
-    first = take(store)
-    second = store.receive(A, lease=LONG)
+    first = store.receive(A, lease=LONG)
+    second = take(store)
     assert (first.body, second.body) == (b"1", b"2")  # type: ignore[union-attr]
-    assert take(store, A, PATIENCE).body == b"1"
-    second.ack()  # type: ignore[union-attr]
+    assert take(store, A, PATIENCE).body == b"2"
+    first.ack()  # type: ignore[union-attr]
 
 
 def test_extended_it_is_held_for_longer_by_the_database_too(disk: SharedDisk) -> None:

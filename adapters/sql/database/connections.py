@@ -7,7 +7,6 @@ import pkgutil
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -16,7 +15,7 @@ from urllib.parse import unquote
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import NullPool, PoolProxiedConnection
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from ....policies.config.options import SqlOptions
 from ....policies.errors import ConfigError, MissingExtraError
@@ -49,17 +48,25 @@ def on_connection(engine: Engine, work: Callable[[Connection], T], **options: An
     return _ending(engine, run)
 
 
-def on_driver(engine: Engine, work: Callable[[PoolProxiedConnection], T]) -> T:
-    """Return what `work` returns for a connection of the pool's, as `on_connection` does, for less. Raises
-    SQLAlchemyError if there is none, and what `work` raises."""
+def on_driver(engine: Engine, work: Callable[[ConnectionPoolEntry], T]) -> T:
+    """Return what `work` returns for a connection of the pool's, as `on_connection` does, for less: it is not reset
+    when it comes back. Raises SQLAlchemyError if there is none, and what `work` raises."""
+    pool = engine.pool
 
     def run() -> T:
         try:
-            connection = engine.raw_connection()
+            entry = pool._do_get()
+            try:
+                entry.get_connection()  # type: ignore[attr-defined]
+            except BaseException:
+                pool._do_return_conn(entry)
+                raise
         except engine.dialect.loaded_dbapi.Error as error:
             raise driver_error(error, engine, False) from None
-        with closing(connection):
-            return work(connection)
+        try:
+            return work(entry)
+        finally:
+            pool._do_return_conn(entry)
 
     return _ending(engine, run)
 

@@ -14,20 +14,19 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import psycopg
-from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from ....policies.errors import AnabranchError, OutcomeUnknownError
 from ..database.connections import driver_error, on_driver
 from ..database.dialects import is_collision
 from ..database.errors import Database, is_cut_off
+from .prepared import Prepared
 from .statements import Statements
 
 T = TypeVar("T")
@@ -46,6 +45,7 @@ _SETTINGS: Final = (
     "SET plan_cache_mode = force_generic_plan",
     "SET default_transaction_isolation = 'read committed'",
     "SET jit = off",
+    "SET client_encoding = 'UTF8'",
 )
 
 
@@ -54,26 +54,28 @@ def configure(engine: Engine) -> None:
 
     def connected(connection: Any, _record: Any) -> None:
         connection.autocommit = True
-        connection.execute("; ".join(_SETTINGS))
-        connection.prepare_threshold = 0
-        # Of one type whatever the number: else each size of number has a plan of its own.
-        for dumper in (Int8Dumper, Int8BinaryDumper):
-            connection.adapters.register_dumper(int, dumper)
+        Prepared(connection).script("; ".join(_SETTINGS))
 
     event.listen(engine, "connect", connected)
 
 
-class _Mark:
-    """A connection's row in CONNECTIONS."""
+class _Session:
+    """What one connection has: its prepared statements, and its row in CONNECTIONS."""
 
-    __slots__ = ("number", "router", "uses")
+    __slots__ = ("number", "prepared", "router", "uses")
 
-    def __init__(self) -> None:
+    def __init__(self, connection: ConnectionPoolEntry) -> None:
+        driver: Any = connection.driver_connection
+        self.prepared = Prepared(driver)
         self.number, self.uses, self.router = 0, USES, 0
 
 
 class _UnmarkedError(Exception):
     """A connection's row is gone: nothing was done (D11)."""
+
+
+class NotAllError(Exception):
+    """A statement that does all or nothing did nothing: it divides by 0 then."""
 
 
 class SharedDatabase(Database):
@@ -105,25 +107,28 @@ class SharedDatabase(Database):
 
     def look(self, name: str, *given: Any) -> list[Any]:
         """Return the rows of a statement that may be carried out twice. Raises StoreFailedError."""
+        statement = self._statements[name]
         for last in (False, True):
             try:
-                return on_driver(self.engine, lambda connection: self._run(connection, self._statements[name], given))
+                return on_driver(self.engine, lambda connection: self._run(connection, statement, given))
             except SQLAlchemyError as error:
                 if last or not (is_cut_off(error) or is_collision(error)):
                     raise self.error(error) from None
         raise AssertionError
 
-    def once(self, name: str, *given: Any, lost: Callable[[int], list[Any]]) -> list[Any]:
+    def once(self, name: str, *given: Any, lost: Callable[[list[int]], list[Any]]) -> list[Any]:
         """Return the rows of one statement that changes something, a transaction by itself. `lost` returns them if it
-        has taken effect, and its answer is lost; it is given the id of a message that was sent so. Raises
-        StoreFailedError and StoreFullError (nothing took effect), OutcomeUnknownError."""
+        has taken effect, and its answer is lost; it is given the ids of messages that were sent so. Raises
+        NotAllError, StoreFailedError and StoreFullError (nothing took effect), OutcomeUnknownError."""
         rows: list[Any] | None = None
 
-        def run(ask: Ask) -> None:
+        def run(connection: ConnectionPoolEntry, token: int, risked: list[int]) -> None:
             nonlocal rows
-            rows = ask(name, *given)
+            number = self._marked(connection).number
+            risked.append(number)
+            rows = self._changed(connection, token, number, name, given)
 
-        sent = self._marked(run, is_one=True)
+        sent = self._trying(run)
         return lost(sent) if rows is None else rows
 
     def change(self, work: Callable[[Ask], T]) -> T:
@@ -131,57 +136,48 @@ class SharedDatabase(Database):
         raises, StoreFailedError and StoreFullError (nothing took effect), OutcomeUnknownError."""
         done: list[T] = []
 
-        def run(ask: Ask) -> None:
-            done[:] = [work(ask)]
+        def run(connection: ConnectionPoolEntry, token: int, risked: list[int]) -> None:
+            number = self._marked(connection).number
 
-        self._marked(run, is_one=False)
-        return done[0]
-
-    def _marked(self, work: Callable[[Ask], None], is_one: bool) -> int:
-        """Do work that changes something: `is_one` statement, or several. Returns what CONNECTIONS has as the id of a
-        message that was sent, if that was asked, else 0."""
-        token = random.getrandbits(62)
-        for left in reversed(range(TRIES)):
-            number: list[int] = []
-            """Its row, once it may take effect."""
-
-            def run(connection: PoolProxiedConnection, number: list[int] = number) -> None:
-                mark = self._mark(connection)
-
-                def ask(name: str, *given: Any) -> list[Any]:
-                    marked = (token, mark.number) if name in self._statements.marked else ()
-                    rows = self._run(connection, self._statements[name], (*marked, *given))
-                    last = self._statements["last"]
-                    if marked and not rows and name != "take" and not self._run(connection, last, marked[1:]):
-                        mark.uses = USES
-                        raise _UnmarkedError
-                    return rows
-
-                if is_one:
-                    number.append(mark.number)
-                    work(ask)
-                    return
-                self._run(connection, self._statements["begin"].format(token=token, number=mark.number))
-                try:
-                    work(ask)
-                    number.append(mark.number)
-                    self._run(connection, "COMMIT")
-                except BaseException:
-                    if connection.is_valid:
-                        with suppress(SQLAlchemyError):
-                            self._run(connection, "ROLLBACK")
-                    raise
+            def ask(name: str, *given: Any) -> list[Any]:
+                if name in self._statements.marked:
+                    return self._changed(connection, token, number, name, given)
+                return self._run(connection, self._statements[name], given)
 
             try:
-                on_driver(self.engine, run)
+                self._script(connection, self._statements["begin"].format(token=token, number=number))
+                done[:] = [work(ask)]
+                risked.append(number)
+                self._script(connection, "COMMIT")
+            except BaseException:
+                if connection.dbapi_connection is not None:
+                    try:
+                        self._script(connection, "ROLLBACK")
+                    except SQLAlchemyError as error:
+                        connection.invalidate(error)
+                raise
+
+        self._trying(run)
+        return done[0]
+
+    def _trying(self, run: Callable[[ConnectionPoolEntry, int, list[int]], None]) -> list[int]:
+        """Run what changes something, with the number that it sets as LAST, over a connection whose row it puts into
+        the list before it may take effect. Returns the ids of messages that were sent, if that was asked."""
+        token = random.getrandbits(62)
+        for left in reversed(range(TRIES)):
+            risked: list[int] = []
+            try:
+                on_driver(self.engine, lambda connection: run(connection, token, risked))  # noqa: B023
                 self.commits += 1
-                return 0
+                return []
             except _UnmarkedError:
                 continue
             except SQLAlchemyError as error:
+                if isinstance(getattr(error, "orig", None), psycopg.errors.DivisionByZero):
+                    raise NotAllError from None
                 cut_off = is_cut_off(error)
-                if cut_off and number:
-                    last, sent = self._ended(number[0], token, self.error(error))
+                if cut_off and risked:
+                    last, sent = self._ended(risked[0], token, self.error(error))
                     if last == token:
                         self.commits += 1
                         return sent
@@ -189,33 +185,48 @@ class SharedDatabase(Database):
                     raise self.error(error) from None
         raise AssertionError
 
-    def _mark(self, connection: PoolProxiedConnection) -> _Mark:
-        """Return the row of a connection."""
-        mark: _Mark = connection.info.setdefault("mark", _Mark())
-        if mark.uses >= USES or mark.router != self.router:  # those of one that others took for dead are removed
-            number, router = random.getrandbits(62), self.router
-            self._run(connection, self._statements["connection"], (mark.number, number, router))
-            mark.number, mark.router, mark.uses = number, router, 0
-        mark.uses += 1
-        return mark
+    def _changed(
+        self, connection: ConnectionPoolEntry, token: int, number: int, name: str, given: tuple[Any, ...]
+    ) -> list[Any]:
+        """Return the rows of a marked statement (D11)."""
+        rows = self._run(connection, self._statements[name], (token, number, *given))
+        if not rows and name != "take" and not self._run(connection, self._statements["last"], (number,)):
+            _session(connection).uses = USES
+            raise _UnmarkedError
+        return rows
 
-    def _run(self, connection: PoolProxiedConnection, statement: str, given: tuple[Any, ...] = ()) -> list[Any]:
+    def _marked(self, connection: ConnectionPoolEntry) -> _Session:
+        """Return a connection's session, which has a row."""
+        session = _session(connection)
+        if session.uses >= USES or session.router != self.router:  # those of one that others took for dead are removed
+            number, router = random.getrandbits(62), self.router
+            self._run(connection, self._statements["connection"], (session.number, number, router))
+            session.number, session.router, session.uses = number, router, 0
+        session.uses += 1
+        return session
+
+    def _run(self, connection: ConnectionPoolEntry, statement: str, given: tuple[Any, ...] = ()) -> list[Any]:
         """Return the rows. Raises SQLAlchemyError."""
-        driver: Any = connection.driver_connection
+        return self._asked(connection, lambda prepared: prepared.run(statement, given))
+
+    def _script(self, connection: ConnectionPoolEntry, statements: str) -> None:
+        self._asked(connection, lambda prepared: prepared.script(statements))
+
+    def _asked(self, connection: ConnectionPoolEntry, ask: Callable[[Prepared], T]) -> T:
+        """Return the answer. Raises SQLAlchemyError."""
         try:
-            cursor = driver.cursor(binary=bool(given))
-            if given:
-                cursor.execute(statement, given)
-            else:
-                cursor.execute(statement, prepare=False)  # one of several cannot be
-            return cursor.fetchall() if cursor.pgresult.nfields else []
+            return ask(_session(connection).prepared)
         except psycopg.Error as error:
+            driver: Any = connection.driver_connection
             is_gone = driver.closed
             if is_gone:
                 connection.invalidate(error)
             raise driver_error(error, self.engine, is_gone) from None
+        except BaseException as error:
+            connection.invalidate(error)  # the answer may still come
+            raise
 
-    def _ended(self, number: int, token: int, cause: AnabranchError) -> tuple[int, int]:
+    def _ended(self, number: int, token: int, cause: AnabranchError) -> tuple[int, list[int]]:
         """Return what a connection's row has, which is removed (D12). Raises OutcomeUnknownError."""
         deadline = time.monotonic() + self._outcome_timeout
         while True:
@@ -230,11 +241,18 @@ class SharedDatabase(Database):
                 continue
             if not gone and not found:
                 raise self._lost() from cause
-            last, sent = (gone or found)[0]
-            return last, sent
+            return (gone or found)[0]  # type: ignore[no-any-return]
 
     def _lost(self) -> OutcomeUnknownError:
         return OutcomeUnknownError(
             f"store {self.name!r}: the connection to its database was lost in a COMMIT, and nobody can tell whether "
             "that took effect; repeat a send with the same message_id, which is stored once"
         )
+
+
+def _session(connection: ConnectionPoolEntry) -> _Session:
+    info = connection.info
+    session: _Session | None = info.get("session")
+    if session is None:
+        session = info["session"] = _Session(connection)
+    return session

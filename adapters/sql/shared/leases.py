@@ -24,7 +24,7 @@ from ...core.state.due import delay_ms
 from ...core.state.leases import ACKED, CLAIMED, LEASED, LEAVING, RELEASED, ROLLED_BACK, unknown_lease
 from ...core.store_types import Settlement
 from ...system.background import shared
-from .database import Ask, SharedDatabase
+from .database import Ask, NotAllError, SharedDatabase
 
 if TYPE_CHECKING:
     from ....policies.config.options import SqlOptions
@@ -217,10 +217,9 @@ class Leases:
     def ack(self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease]) -> None:
         """Ack messages, all or none, whose leases were taken out."""
         told: set[int] = set()
-        if len(messages) == 1:
-            self._ending(messages, leases, LEASED, ACKED, lambda: self._ack_one(messages, leases, told))
-        elif messages:
-            self.settling_taken(messages, leases, LEASED, ACKED, lambda ask, places: self.acked(ask, places, told))
+        if messages:
+            ack = self._ack_one if len(messages) == 1 else self._ack_all
+            self._ending(messages, leases, LEASED, ACKED, lambda: ack(messages, leases, told))
         self.on_acked([lease.place for lease in leases])
         self._wake(told)
 
@@ -228,12 +227,23 @@ class Leases:
         """Ack one message in one statement."""
         (place,) = _places(leases)
 
-        def lost(_: int) -> list[Any]:  # it is gone, or it was not held
+        def lost(_: list[int]) -> list[Any]:  # it is gone, or it was not held
             return [] if self._database.look("find", place.queue, place.id) else [(place.id, True)]
 
         found = self._database.once("ack_one", *place, lost=lost)
         self._require_all(messages, leases, {one for one, _ in found})
         told.update(place.queue for _, is_grouped in found if is_grouped)
+
+    def _ack_all(self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease], told: set[int]) -> None:
+        """Ack several messages in one statement."""
+        places = _places(leases)
+        queues = {place.queue for place in places}
+        try:
+            found = self._database.once("ack_all", *_columns(places), len(places), lost=lambda _: [(list(queues), 1)])
+        except NotAllError:  # this says which
+            self._database.change(lambda ask: self._require_all(messages, leases, self.acked(ask, places, told)))
+        else:
+            told.update(queues.intersection(found[0][0]))
 
     def acked(self, ask: Ask, places: Sequence[Place], told: set[int]) -> set[int]:
         """Remove messages; returns the ids of those that were held still. Puts into `told` the queues in which others

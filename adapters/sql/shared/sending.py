@@ -66,10 +66,14 @@ class Sending:
         """Store in one transaction what `numbered` has returned for these destinations."""
         if not numbered:
             return []
-        if len(numbered) == 1 and _group(numbered[0][1]) is None:
-            stored = self._once(*numbered[0])
-        else:
+        if any(_group(message) is not None for _, message in numbered):
             stored = self._database.change(lambda ask: self.stored(ask, numbered))
+        elif len(numbered) == 1:
+            stored = self._once(*numbered[0])
+        elif any(self._is_named(message) or self._is_topic(number) for number, message in numbered):
+            stored = self._database.change(lambda ask: self.stored(ask, numbered))
+        else:
+            stored = self._once_all(numbered)
         self._waiting.tell(stored.awaited)
         self._usage.tell(stored.sent, ())
         return self.receipts(destinations, stored)
@@ -131,20 +135,37 @@ class Sending:
                 for number, message in some:
                     self._store(stored, ask, ask, number, message)
                 continue
-            rows: list[tuple[Any, ...]] = [
-                (m.deliver_at_ms, m.expires_at_ms, number, m.priority, _name(m), _group(m), _packed(m), m.body)
-                for number, m in some
-            ]
-            columns = list(map(list, zip(*rows, strict=True)))
-            for row, found in zip(rows, ask("send_topics" if is_topic else "send", *columns), strict=True):
-                self._note(stored, row[2], found, _size(row[-1], row[-2]))
+            if is_topic:
+                several = list(some)
+                for (number, message), found in zip(several, ask("send_topics", *_columns(several)), strict=True):
+                    self._note(stored, number, found, _size(message.body, _packed(message)))
+            else:
+                self._store_all(stored, ask, list(some))
         return stored
+
+    def _once_all(self, sends: Sends) -> Stored:
+        """Store messages of queues, without ids and groups, in a statement by itself."""
+        stored, queues = Stored(), list({number for number, _ in sends})
+
+        def store(name: str, *given: Any) -> list[Any]:
+            return self._database.once(name, *given, lost=lambda ids: [(ids, queues)])
+
+        self._store_all(stored, store, sends)
+        return stored
+
+    def _store_all(self, stored: Stored, store: Ask, sends: Sends) -> None:
+        """Store messages of queues, without ids."""
+        columns = _columns(sends)
+        ((ids, awaited),) = store("send", len(sends), *columns, list(set(columns[2])))
+        waited = set(awaited)
+        for (number, message), seq in zip(sends, ids, strict=True):
+            self._note(stored, number, (seq, number in waited), _size(message.body, _packed(message)))
 
     def _once(self, number: int, message: Outgoing[bytes]) -> Stored:
         """Store one message in a statement by itself."""
 
-        def lost(seq: int) -> list[Any]:
-            look = self._database.look
+        def lost(ids: list[int]) -> list[Any]:
+            (seq,), look = ids, self._database.look
             if self._is_named(message) and not any(one == seq for (one,) in look("id_of", number, _name(message))):
                 return []
             if not self._is_topic(number):
@@ -206,6 +227,15 @@ class Sending:
 def moved(ms: int, by: int) -> int:
     """Return a time by another clock (rule W14); 0 is none, and the last one is for ever."""
     return ms if ms in (0, EXPIRES_MAX_MS) else min(max(1, ms + by), EXPIRES_MAX_MS)
+
+
+def _columns(sends: Sends) -> list[list[Any]]:
+    """Return the columns of messages as the statements that send several take them."""
+    rows = [
+        (m.deliver_at_ms, m.expires_at_ms, number, m.priority, _name(m), _group(m), _packed(m), m.body)
+        for number, m in sends
+    ]
+    return list(map(list, zip(*rows, strict=True)))
 
 
 def _name(message: Outgoing[Any]) -> str | None:

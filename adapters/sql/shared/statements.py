@@ -23,6 +23,8 @@ Q18  What has expired is taken for all subscriptions of a topic at once, if none
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Final
 
 FOR_GOOD: Final = (1 << 63) - 1
@@ -40,22 +42,28 @@ _LOST: Final = "NOT EXISTS (SELECT 1 FROM {p}shared_routers r WHERE r.number = m
 _FREE: Final = f"(m.until < {NOW} OR {_LOST})"
 _LEASED: Final = f"m.queue = a.queue AND m.id = a.id AND m.take = a.take AND NOT {_FREE}"
 
-_MARK: Final = "WITH me AS (UPDATE {p}shared_connections SET last = %b WHERE number = %b RETURNING 1)"
+_MARK: Final = "WITH me AS (UPDATE {p}shared_connections SET last = %s WHERE number = %s RETURNING 1)"
 """What a statement begins with that changes something: rule D1."""
 _LATER: Final = _MARK.replace("RETURNING 1", "RETURNING set_config('synchronous_commit', 'off', true)")
 """For one of which nothing is lost with the server: what was leased is free again then."""
 _NUMBERED: Final = (
-    "WITH me AS (UPDATE {p}shared_connections SET last = %b, id = nextval(pg_get_serial_sequence("
-    "'{p}shared_messages', 'id')) WHERE number = %b RETURNING id)"
+    "WITH me AS (UPDATE {p}shared_connections SET last = %s, ids = ARRAY[nextval(pg_get_serial_sequence("
+    "'{p}shared_messages', 'id'))] WHERE number = %s RETURNING ids[1] AS id)"
 )
 """For a send, whose id is known that way too."""
+_ALL_NUMBERED: Final = (
+    "WITH me AS (UPDATE {p}shared_connections c SET last = a.last, ids = ARRAY(SELECT nextval(pg_get_serial_sequence("
+    "'{p}shared_messages', 'id')) FROM generate_series(1, a.count)) FROM (SELECT %s::bigint AS last, %s::bigint AS "
+    "number, %s::bigint AS count) AS a WHERE c.number = a.number RETURNING ids)"
+)
+"""For so many sends at once."""
 _AWAITED: Final = "EXISTS (SELECT 1 FROM {p}shared_waiting w WHERE w.queue = m.queue)"
 
 _READY: Final = (
-    f"{_FREE} AND m.due <= {NOW} AND (m.expires = 0 OR m.expires > {NOW}) AND m.deliveries + {{late}} < %b "
+    f"{_FREE} AND m.due <= {NOW} AND (m.expires = 0 OR m.expires > {NOW}) AND m.deliveries + {{late}} < %s "
     "AND (m.member IS NULL OR NOT EXISTS (SELECT 1 FROM {p}shared_messages g WHERE g.queue = m.queue "
     f"AND g.member = m.member AND g.id < m.id AND ({_FREE.replace('m.', 'g.')} IS FALSE "
-    f"OR ((g.expires = 0 OR g.expires > {NOW}) AND g.deliveries + {{late}} < %b))))"
+    f"OR ((g.expires = 0 OR g.expires > {NOW}) AND g.deliveries + {{late}} < %s))))"
 )
 """What can be leased (Q12, Q14). It takes the delivery limit twice."""
 
@@ -68,7 +76,7 @@ _SUBSCRIBERS: Final = (
 _TO_ALL: Final = (
     f", {_SUBSCRIBERS.format('(SELECT queue FROM new)')}, stored AS (INSERT INTO {{p}}shared_messages "
     "(id, queue, messageid, due, expires, sent, priority, member, headers, content) SELECT new.id, s, new.messageid, "
-    f"%b, %b, {NOW}, %b, %b::text, %b::bytea, %b::bytea FROM new, topic, unnest(topic.subscriptions) AS s) "
+    f"%s, %s, {NOW}, %s, %s::text, %s::bytea, %s::bytea FROM new, topic, unnest(topic.subscriptions) AS s) "
     "SELECT new.id, topic.awaited, topic.subscriptions FROM new, topic"
 )
 """The end of a statement that sends one message to a topic."""
@@ -79,6 +87,11 @@ _OTHERS: Final = (
     "AND o.id = m.id AND (o.queue < m.queue OR NOT " + _FREE.replace("m.", "o.") + ")"
 )
 
+_ACK: Final = (
+    "DELETE FROM {p}shared_messages m USING unnest(%s::integer[], %s::bigint[], %s::bigint[]) "
+    f"AS a (queue, id, take) WHERE {_LEASED} RETURNING m.id, "
+    "CASE WHEN m.member IS NULL THEN 0 ELSE m.queue END AS queue"
+)
 _EACH: Final = (
     f"count(*) FILTER (WHERE NOT {_FREE}) AS leased, bool_and({_FREE} AND m.due > {NOW}) AS waits, "
     f"bool_or({_FREE} AND m.due <= {NOW}) AS ready"
@@ -108,7 +121,7 @@ TABLES: Final = (
     "node varchar(32) NOT NULL, name text NOT NULL, seen bigint NOT NULL) WITH (fillfactor = 50)",
     "INSERT INTO {p}shared_routers (number, node, name, seen) VALUES (0, '', 'branches', 9223372036854775807)",
     "CREATE TABLE {p}shared_connections (number bigint PRIMARY KEY, last bigint NOT NULL, "
-    "id bigint NOT NULL DEFAULT 0, "
+    "ids bigint[] NOT NULL DEFAULT '{}', "
     "router integer NOT NULL, made bigint NOT NULL) WITH (fillfactor = 50)",
     "CREATE UNLOGGED TABLE {p}shared_waiting (queue integer NOT NULL, router integer NOT NULL, "
     "PRIMARY KEY (queue, router))",
@@ -150,27 +163,26 @@ _STATEMENTS: Final = {
     "unsubscribe_all": "DELETE FROM {p}shared_queues WHERE topic = %s RETURNING number",
     # Sends: the order of the rows is that of the ids
     "send_one": f"{_NUMBERED} INSERT INTO {{p}}shared_messages AS m (id, queue, messageid, due, expires, sent, "
-    "priority, member, headers, content) SELECT id, %b, %b::text, %b, %b, "
-    f"{NOW}, %b, %b::text, %b::bytea, %b::bytea FROM me RETURNING id, {_AWAITED}",
-    "send": "INSERT INTO {p}shared_messages AS m "
-    "(due, expires, sent, queue, priority, messageid, member, headers, content) "
-    f"SELECT due, expires, {NOW}, queue, priority, messageid, member, headers, content FROM "
-    "unnest(%b::bigint[], %b::bigint[], %b::integer[], %b::integer[], %b::text[], %b::text[], %b::bytea[], "
-    "%b::bytea[]) WITH ORDINALITY AS a (due, expires, queue, priority, messageid, member, headers, content, place) "
-    "ORDER BY place "
-    f"RETURNING id, {_AWAITED}",
-    "send_named": f"{_NUMBERED}, new AS (INSERT INTO {{p}}shared_ids (queue, messageid, id) SELECT %b, %b, id FROM me "
+    "priority, member, headers, content) SELECT id, %s, %s::text, %s, %s, "
+    f"{NOW}, %s, %s::text, %s::bytea, %s::bytea FROM me RETURNING id, {_AWAITED}",
+    "send": f"{_ALL_NUMBERED}, new AS (INSERT INTO {{p}}shared_messages "
+    "(id, due, expires, sent, queue, priority, messageid, member, headers, content) "
+    f"SELECT a.id, due, expires, {NOW}, queue, priority, messageid, member, headers, content FROM me, "
+    "unnest(me.ids, %s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::text[], %s::text[], %s::bytea[], "
+    "%s::bytea[]) WITH ORDINALITY AS a (id, due, expires, queue, priority, messageid, member, headers, content, place) "
+    "ORDER BY place) SELECT ids, ARRAY(SELECT w.queue FROM {p}shared_waiting w WHERE w.queue = ANY(%s)) FROM me",
+    "send_named": f"{_NUMBERED}, new AS (INSERT INTO {{p}}shared_ids (queue, messageid, id) SELECT %s, %s, id FROM me "
     "ON CONFLICT (queue, messageid) {conflict} RETURNING queue, messageid, id) INSERT INTO {p}shared_messages AS m "
     "(id, queue, messageid, due, expires, sent, priority, member, headers, content) "
-    "SELECT id, queue, messageid, %b, %b, "
-    f"{NOW}, %b, %b::text, %b::bytea, %b::bytea FROM new RETURNING id, {_AWAITED}",
+    "SELECT id, queue, messageid, %s, %s, "
+    f"{NOW}, %s, %s::text, %s::bytea, %s::bytea FROM new RETURNING id, {_AWAITED}",
     "lock_group": "SELECT pg_advisory_xact_lock(%s)",
-    "send_topic_one": f"{_NUMBERED}, new AS (SELECT id, %b::integer AS queue, %b::text AS messageid FROM me){_TO_ALL}",
-    "send_topic_named": f"{_NUMBERED}, new AS (INSERT INTO {{p}}shared_ids (queue, messageid, id) SELECT %b, %b, id "
+    "send_topic_one": f"{_NUMBERED}, new AS (SELECT id, %s::integer AS queue, %s::text AS messageid FROM me){_TO_ALL}",
+    "send_topic_named": f"{_NUMBERED}, new AS (INSERT INTO {{p}}shared_ids (queue, messageid, id) SELECT %s, %s, id "
     f"FROM me ON CONFLICT (queue, messageid) {{conflict}} RETURNING queue, messageid, id){_TO_ALL}",
     "send_topics": "WITH new AS MATERIALIZED (SELECT nextval(pg_get_serial_sequence('{p}shared_messages', 'id')) AS "
-    "id, a.* FROM (SELECT * FROM unnest(%b::bigint[], %b::bigint[], %b::integer[], %b::integer[], %b::text[], "
-    "%b::text[], %b::bytea[], %b::bytea[]) WITH ORDINALITY AS a (due, expires, queue, priority, messageid, member, "
+    "id, a.* FROM (SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::text[], "
+    "%s::text[], %s::bytea[], %s::bytea[]) WITH ORDINALITY AS a (due, expires, queue, priority, messageid, member, "
     f"headers, content, place) ORDER BY place) a), {_SUBSCRIBERS.format('(SELECT queue FROM new)')}, stored AS (INSERT "
     "INTO {p}shared_messages (id, queue, messageid, due, expires, sent, priority, member, headers, content) SELECT "
     f"new.id, s, new.messageid, new.due, new.expires, {NOW}, new.priority, new.member, new.headers, new.content "
@@ -181,11 +193,11 @@ _STATEMENTS: Final = {
     "forget_ids": "DELETE FROM {p}shared_ids WHERE id <= "
     "(SELECT id FROM {p}shared_ids ORDER BY id DESC OFFSET %s LIMIT 1)",
     # Leases
-    "take": "{mark} UPDATE {p}shared_messages AS t SET until = CASE WHEN %b::bigint = 0 THEN 9223372036854775807 "
-    f"ELSE {NOW} + %b::bigint END, holder = %b, take = %b, deliveries = deliveries + {{counted}} "
-    "WHERE t.queue = %b AND t.id = ANY(ARRAY(SELECT m.id FROM {p}shared_messages m WHERE m.queue = "
-    f"(SELECT %b::integer FROM me) AND m.id >= %b AND {_READY} "
-    "ORDER BY m.id LIMIT %b FOR UPDATE SKIP LOCKED)) "
+    "take": "{mark} UPDATE {p}shared_messages AS t SET until = CASE WHEN %s::bigint = 0 THEN 9223372036854775807 "
+    f"ELSE {NOW} + %s::bigint END, holder = %s, take = %s, deliveries = deliveries + {{counted}} "
+    "WHERE t.queue = %s AND t.id = ANY(ARRAY(SELECT m.id FROM {p}shared_messages m WHERE m.queue = "
+    f"(SELECT %s::integer FROM me) AND m.id >= %s AND {_READY} "
+    "ORDER BY m.id LIMIT %s FOR UPDATE SKIP LOCKED)) "
     f"RETURNING {FIELDS}",
     "taken": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = %s AND id >= %s AND take = %s AND until > 0 "
     "ORDER BY id LIMIT %s",
@@ -206,10 +218,11 @@ _STATEMENTS: Final = {
     f"WHERE m.queue = %s AND m.id = %s AND {_FREE} RETURNING {FIELDS}",
     "held": f"SELECT {FIELDS} FROM {{p}}shared_messages m WHERE m.queue = %s AND m.id = %s AND m.take = %s "
     f"AND NOT {_FREE}",
-    "ack_one": f"{_MARK} DELETE FROM {{p}}shared_messages m WHERE m.queue = (SELECT %b::integer FROM me) AND m.id = %b "
-    f"AND m.take = %b AND NOT {_FREE} RETURNING m.id, m.member IS NOT NULL",
-    "ack": "DELETE FROM {p}shared_messages m USING unnest(%s::integer[], %s::bigint[], %s::bigint[]) "
-    f"AS a (queue, id, take) WHERE {_LEASED} RETURNING m.id, CASE WHEN m.member IS NULL THEN 0 ELSE m.queue END",
+    "ack_one": f"{_MARK} DELETE FROM {{p}}shared_messages m WHERE m.queue = (SELECT %s::integer FROM me) AND m.id = %s "
+    f"AND m.take = %s AND NOT {_FREE} RETURNING m.id, m.member IS NOT NULL",
+    "ack": _ACK,
+    "ack_all": f"{_MARK}, gone AS ({_ACK.replace('WHERE', 'WHERE EXISTS (SELECT 1 FROM me) AND', 1)}) SELECT "
+    "array_agg(queue), 1 / (count(*) = %s)::integer FROM gone",
     "release": "UPDATE {p}shared_messages AS m SET until = 0, deliveries = m.deliveries + %s, "
     "due = CASE WHEN a.delay = 0 "
     f"THEN 0 ELSE {NOW} + a.delay END FROM unnest(%s::integer[], %s::bigint[], %s::bigint[], %s::bigint[]) "
@@ -270,10 +283,11 @@ _STATEMENTS: Final = {
     "wait": "INSERT INTO {p}shared_waiting (queue, router) VALUES (%s, %s) ON CONFLICT DO NOTHING",
     "wake": "WITH gone AS (DELETE FROM {p}shared_waiting WHERE queue = ANY(%s) RETURNING queue) "
     "SELECT pg_notify(%s, string_agg(DISTINCT queue::text, ',')) FROM gone HAVING count(*) > 0",
+    "notify": "SELECT pg_notify(%s, %s)",
     "size_of_waiting": "SELECT pg_relation_size('{p}shared_waiting')",
     "lock_waiting": "LOCK TABLE {p}shared_waiting IN ACCESS EXCLUSIVE MODE NOWAIT",
     "empty_waiting": "TRUNCATE {p}shared_waiting",
-    "ready": "SELECT w.queue FROM unnest(%b::integer[], %b::bigint[]) AS w (queue, first) WHERE EXISTS "
+    "ready": "SELECT w.queue FROM unnest(%s::integer[], %s::bigint[]) AS w (queue, first) WHERE EXISTS "
     f"(SELECT 1 FROM {{p}}shared_messages m WHERE m.queue = w.queue AND m.id >= w.first AND {_READY})",
     # Transactions
     "prepare": "INSERT INTO {p}shared_branches (xid, router, content) VALUES (%s, %s, %s)",
@@ -288,15 +302,15 @@ _STATEMENTS: Final = {
     "begin": "BEGIN; UPDATE {p}shared_connections SET last = {token} WHERE number = {number}",
     "connection": "WITH old AS (DELETE FROM {p}shared_connections WHERE number = %s) "
     f"INSERT INTO {{p}}shared_connections (number, last, router, made) VALUES (%s, 0, %s, {NOW})",
-    "last": "SELECT last, id FROM {p}shared_connections WHERE number = %s",
-    "disconnect": "DELETE FROM {p}shared_connections WHERE number = %s RETURNING last, id",
+    "last": "SELECT last, ids FROM {p}shared_connections WHERE number = %s",
+    "disconnect": "DELETE FROM {p}shared_connections WHERE number = %s RETURNING last, ids",
     "forget_connections": "DELETE FROM {p}shared_connections c WHERE "
     f"c.made < {NOW} - 86400000 AND NOT EXISTS (SELECT 1 FROM {{p}}shared_routers r WHERE r.number = c.router)",
 }
 
 
 class Statements:
-    """The statements of the tables under one prefix, by name, in psycopg's form."""
+    """The statements of the tables under one prefix, by name, with parameters in libpq's form."""
 
     def __init__(self, prefix: str, count_on_receive: bool) -> None:
         """`count_on_receive`: each lease is counted when it begins. So it has to be where one is all that there may be:
@@ -317,9 +331,15 @@ class Statements:
         )
         said["take_expired"] = spent.replace("{spent}", f"m.expires > 0 AND m.expires <= {NOW} AND {of_queue}")
         said["take_undeliverable"] = spent.replace("{spent}", "m.deliveries > 0 AND m.deliveries + {late} >= %s")
-        self._said = said = {name: text.replace("{late}", late) for name, text in said.items()}
+        self._said = said = {name: _numbered(text.replace("{late}", late)) for name, text in said.items()}
         self.marked = frozenset(name for name, text in said.items() if text.startswith("WITH me AS"))
         """Statements whose first two parameters are a number of the caller's and that of its connection."""
 
     def __getitem__(self, name: str) -> str:
         return self._said[name]
+
+
+def _numbered(text: str) -> str:
+    """Return a statement with $1, $2 and so on for its parameters."""
+    numbers = itertools.count(1)
+    return re.sub("%s", lambda _: f"${next(numbers)}", text)

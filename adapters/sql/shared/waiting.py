@@ -36,6 +36,7 @@ from ...core.state.sweep import wall_ms
 from ...system.conditions import Thread
 from .database import Ask, SharedDatabase
 from .heads import Heads
+from .prepared import Prepared
 from .statements import Statements
 
 log = logging.getLogger(__name__)
@@ -213,18 +214,18 @@ class Waiting:
                 connection: Any = fairy.driver_connection
                 fairy.detach()
                 with connection:
-                    connection.autocommit = True
-                    connection.execute(f"LISTEN {self._channel}")
+                    prepared = Prepared(connection)
+                    prepared.script(f"LISTEN {self._channel}")
                     self._lost_none()
                     # The others have been cut off too, perhaps: they have as long to say that they live.
                     self._bury_at = time.monotonic() + self._timeout
                     pause = 0.1
                     while not self._stopped:
-                        self._beat(connection)
+                        self._beat(prepared)
                         left = max(0.0, (self._relook_at if self._fresh else self._poll_at) - time.monotonic())
                         self._wait(left, connection.fileno())
-                        for heard in connection.notifies(timeout=0):
-                            self._heard(heard.payload)
+                        for heard in prepared.notified():
+                            self._heard(heard)
             except (psycopg.Error, SQLAlchemyError, OSError, AnabranchError) as error:
                 log.log(logging.DEBUG if self._stopped else logging.WARNING,
                     "store %s: the connection on which it hears of messages is lost, and made anew: %s",
@@ -257,45 +258,49 @@ class Waiting:
                 self._announced.difference_update(queues)
             self.wake(queues)
 
-    def _beat(self, connection: Any) -> None:
+    def _beat(self, prepared: Prepared) -> None:
         """Do what is due: say that this router lives, bury who does not, look for what came free by itself."""
-        now = time.monotonic()
+        now, run, says = time.monotonic(), prepared.run, self._statements
         if now >= self._beat_at + self._timeout / BEATS:
             self._beat_at = now
-            began, row = wall_ms(), connection.execute(self._statements["seen"], (self.router,)).fetchone()
-            if row is not None:
-                self._note_clock(began, row[0])
+            began, rows = wall_ms(), run(says["seen"], [self.router])
+            if rows:
+                self._note_clock(began, rows[0][0])
             else:
                 log.warning("store %s: other routers have taken this process for dead: it was silent too long, and "
                     "what it held is free", self._name)  # fmt: skip
                 self._enter()
                 self._lost_none()
             ms = round(self._timeout * 1000)
-            for (name,) in connection.execute(self._statements["bury"], (ms,)) if now >= self._bury_at else ():
+            for (name,) in run(says["bury"], [ms]) if now >= self._bury_at else ():
                 log.warning("store %s: %s is gone; what it held is free", self._name, name)
-            connection.execute(self._statements["forget_connections"])
+            run(says["forget_connections"])
         is_poll = now >= self._poll_at
         with self._lock:
             waited = list(self._lines) if is_poll else list(self._fresh) if now >= self._relook_at else []
             self._fresh.difference_update(waited)
         if waited:
             firsts = [self.heads.known(queue) for queue in waited]
-            given = waited, firsts, self._most_deliveries, self._most_deliveries
-            found = connection.execute(self._statements["ready"], given).fetchall()
+            found = run(says["ready"], [waited, firsts, self._most_deliveries, self._most_deliveries])
             self.wake(queue for (queue,) in found)
         if is_poll:
             self._poll_at = now + POLL_SECONDS
-            ((size,),) = connection.execute(self._statements["size_of_waiting"]).fetchall()
+            ((size,),) = run(says["size_of_waiting"])
             if size > WAITING_MAX:
-                self._empty(connection)
-            came = connection.execute(self._statements["newer_queues"], (self._last_queue,)).fetchall()
+                self._empty(prepared)
+            came = run(says["newer_queues"], [self._last_queue])
             if came:
                 self._last_queue = came[-1][0]
                 self.on_queues(came)
 
-    def _empty(self, connection: Any) -> None:
+    def _empty(self, prepared: Prepared) -> None:
         """Empty WAITING, unless somebody uses it now (W13)."""
-        with suppress(psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege), connection.transaction():
-            connection.execute(self._statements["lock_waiting"])
-            connection.execute(self._statements["empty_waiting"])
-            connection.execute("SELECT pg_notify(%s, %s)", (self._channel, ALL))
+        says = self._statements
+        try:
+            prepared.script("BEGIN")
+            prepared.script(says["lock_waiting"])
+            prepared.script(says["empty_waiting"])
+            prepared.run(says["notify"], [self._channel, ALL])
+            prepared.script("COMMIT")
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege):
+            prepared.script("ROLLBACK")
