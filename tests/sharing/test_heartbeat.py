@@ -163,6 +163,7 @@ def test_a_send_that_is_stuck_half_way_is_not_done(striking: Striking) -> None:
         queue = router.queue("q")
         queue.send(b"held")
         message = take(queue)
+        router._store.connection._greeter._patience = SECONDS  # type: ignore[attr-defined]
         with stopped(striking):
             with pytest.raises(StoreFailedError) as raised:
                 queue.send(bytes(900_000))

@@ -7,6 +7,7 @@ that one router sends is received by another, which need not even run when it is
 noticed by its row in ROUTERS, and what it held is free again.
 
     statements   what is asked of the database
+    prepared     how a connection is asked
     tables       the tables, made and recognised
     database     transactions, and what became of one that was cut off
     leases       the messages that this router holds
