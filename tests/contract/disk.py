@@ -73,6 +73,8 @@ class Disk(ABC):
     """Options with which a store does nothing by itself for as long as a test runs."""
     many_priorities: int = 600
     """Of so many a store has room at once, even a small one."""
+    many_leases: int = 3000
+    """So many are taken one by one to see that they are many."""
 
     def __init__(self) -> None:
         self.opened: list[Store] = []

@@ -160,7 +160,7 @@ class ExpiringContract:
         assert [(m.destination, m.body, reason) for m, reason in found] == [(A, b"1", EXPIRED), (B, b"3", EXPIRED)]
         message = found[0].message
         assert (message.headers, message.message_id, message.priority) == ({"h": 1}, "id", 7)
-        assert (message.leased, message._store, message.subscription) == (True, store, None)
+        assert (message.leased, message._store.store_id, message.subscription) == (True, store.store_id, None)
         assert (undelivered(store), store.stats().leased) == ([], 2)
         store.ack(messages_of(found))
         assert (bodies(store), bodies(store, B), store.stats().leased) == ([b"2"], [], 0)

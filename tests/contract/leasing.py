@@ -197,14 +197,15 @@ class LeasingContract:
         store.unclaim(messages[1:])
         assert (drain(store), bodies(store, B)) == ([b"2"], [b"x"])
 
-    def test_many_leases(self, store: Store, lasting: Lasting) -> None:
+    def test_many_leases(self, disk: Disk, store: Store, lasting: Lasting) -> None:
         """Those that end in time are forgotten, and those that run out come back in order."""
-        store.send_many(A, [b"%d" % n for n in range(3000)])
-        messages = [timed(store, 3 * LONG if n % 3 else LONG) for n in range(3000)]
+        count = disk.many_leases
+        store.send_many(A, [b"%d" % n for n in range(count)])
+        messages = [timed(store, 3 * LONG if n % 3 else LONG) for n in range(count)]
         store.ack(messages[1::3])
         lasting.go_on(store)
-        assert [int(take(store).body) for _ in range(1000)] == list(range(0, 3000, 3))
-        assert store.counts(A) == (0, 2000, 0, 0)
+        assert [int(take(store).body) for _ in range(count // 3)] == list(range(0, count, 3))
+        assert store.counts(A) == (0, count // 3 * 2, 0, 0)
         messages[2].ack()
 
     def test_each_subscription_has_its_own(self, store: Store, lasting: Lasting) -> None:

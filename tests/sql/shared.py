@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 
 from anabranch.adapters.core import Store
+from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.store_types import Counts, Prepared, StoreStats
 from anabranch.adapters.sql import SqlStore
+from anabranch.adapters.sql.shared import SharedStore
 from anabranch.adapters.sql.shared.statements import TABLES
 from anabranch.adapters.sql.shared.tables import VERSION
 from anabranch.policies.config.options import SqlOptions
@@ -91,24 +96,26 @@ class SharedDisk(Disk):
         self._given: dict[Path, dict[str, Any]] = {}
         self._taken: list[str] = []
 
-    def _new(self, **options: Any) -> tuple[Path, dict[str, Any]]:
+    def _prefix(self) -> str:
         prefix = self._sets.take()
         self._taken.append(prefix)
+        return prefix
+
+    def _new(self, given: dict[str, Any]) -> Path:
         path = self._path / f"store-{next(self._numbers)}"
-        given = {"url": self._sets.url, "shared": True, "pool_min": 0, **self._options, **options}
-        given["schema_prefix"] = prefix
         self._given[path] = given
-        return path, given
+        return path
 
     def create(self, **options: Any) -> SqlStore:
-        path, given = self._new(**options)
-        SqlStore.create(path.name, path, SqlOptions(**given))
-        return self.open(path)
+        given = {"url": self._sets.url, "shared": True, "pool_min": 0, **self._options, **options}
+        return self._created({**given, "schema_prefix": self._prefix()})
 
     def beside(self, store: Store, **options: Any) -> SqlStore:
         """Another router's store over the same tables."""
-        path = self._path / f"store-{next(self._numbers)}"
-        self._given[path] = given = {**self._given[store.directory], **options}
+        return self._created({**self._given[store.directory], **options})
+
+    def _created(self, given: dict[str, Any]) -> SqlStore:
+        path = self._new(given)
         SqlStore.create(path.name, path, SqlOptions(**given))
         return self.open(path)
 
@@ -128,14 +135,113 @@ class SharedDisk(Disk):
         return self.open(store.directory)
 
     def crash(self, store: Store, **options: Any) -> SqlStore:
-        source = self._given[store.directory]
-        path, given = self._new(**{**source, **options})
-        path.mkdir()
-        for name in ("store.id", "store.node"):
-            (path / name).write_bytes((store.directory / name).read_bytes())
-        self._sets.copy(source["schema_prefix"], given["schema_prefix"])
-        return self.open(path)
+        return self._copied([store], options)[0]
+
+    def _copied(self, stores: Sequence[Store], options: dict[str, Any]) -> list[SqlStore]:
+        """What these stores of the same tables are in a copy of them."""
+        given = {**self._given[stores[0].directory], **options, "schema_prefix": self._prefix()}
+        paths = [self._new(dict(given)) for _ in stores]
+        for store, path in zip(stores, paths, strict=True):
+            path.mkdir()
+            for name in ("store.id", "store.node"):
+                (path / name).write_bytes((store.directory / name).read_bytes())
+        self._sets.copy(self._given[stores[0].directory]["schema_prefix"], given["schema_prefix"])
+        return list(map(self.open, paths))
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._sets.give_back(self._taken)
+
+
+HOLDING: Final = {
+    "ack", "ack_nowait", "claim", "count_expired", "extend", "failure_of", "listen", "note_failure", "note_rejected",
+    "receive", "receive_many", "receive_or_watch", "release", "release_nowait", "take_undelivered", "token", "unclaim",
+}  # fmt: skip
+"""Calls for who holds a message, or waits for one: who stands in one line, and what is settled at once, is one
+router's."""
+
+
+class Both:
+    """Two routers' stores over the same tables, as if they were one: what the first one sends the second one receives.
+    All that is not in HOLDING goes to the one and the other in turn, each kind of call by itself."""
+
+    def __init__(self, *stores: Any) -> None:
+        self.routers = stores
+        self._holder = stores[-1]
+        self._turns = {name: itertools.cycle(stores) for name in dir(SharedStore) if name not in HOLDING}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(next(self._turns[name]) if name in self._turns else self._holder, name)
+
+    def _acking(self, name: str, acks: Sequence[Message[Any]]) -> Any:
+        """That call of who holds what it acks."""
+        return getattr(self._holder if acks else next(self._turns[name]), name)
+
+    def commit(self, sends: Any, acks: Any, *given: Any, **named: Any) -> Any:
+        return self._acking("commit", acks)(sends, acks, *given, **named)
+
+    def commit_nowait(self, sends: Any, acks: Any, *given: Any, **named: Any) -> Any:
+        return self._acking("commit_nowait", acks)(sends, acks, *given, **named)
+
+    def prepare(self, transaction: bytes, stores: Any, sends: Any, acks: Any, *given: Any, **named: Any) -> Any:
+        return self._acking("prepare", acks)(transaction, stores, sends, acks, *given, **named)
+
+    def recover_prepared(self) -> list[Prepared]:
+        """What either prepared."""
+        return sorted({one for store in self.routers for one in store.recover_prepared()})
+
+    def counts(self, *given: Any) -> Counts:
+        """As either counts; who holds messages has found those that had expired."""
+        counts: Counts = next(self._turns["counts"]).counts(*given)
+        found = Counts(*counts[:3], self._holder.counts(*given).expired)
+        found.oldest_ready_seconds = counts.oldest_ready_seconds
+        return found
+
+    def stats(self) -> StoreStats:
+        """As either says; what was done by both is added up."""
+        each: list[StoreStats] = [store.stats() for store in self.routers]
+        added = "sends", "acks", "syncs", "batches", "dropped", "waiting"
+        done: Any = {name: sum(getattr(one, name) for one in each) for name in added}
+        return replace(each[-1], **done)
+
+    def retire(self, to_remove: bool = False) -> bool:
+        """Both retire, or neither: one that has is closed and opened again."""
+        for number, store in enumerate(self.routers):
+            if not store.retire(to_remove):
+                for retired in self.routers[:number]:
+                    retired.close()
+                    retired.open()
+                return False
+        return True
+
+    def open(self) -> None:
+        for store in self.routers:
+            store.open()
+
+    def close(self) -> None:
+        for store in self.routers:
+            store.close()
+
+
+class TwoRouters(SharedDisk):
+    """Shared stores of two routers each, which never take each other for dead, however busy the machine is, and though
+    a test puts the clock forward by hours."""
+
+    many_leases = 300  # each is a transaction
+
+    def __init__(self, path: Path, sets: SharedTables) -> None:
+        super().__init__(path, sets, router_timeout=3600.0)
+
+    def create(self, **options: Any) -> Any:
+        first = super().create(**options)
+        return Both(first, self.beside(first))
+
+    def unopened(self, store: Any) -> Any:
+        return Both(*map(super().unopened, store.routers))
+
+    def reopen(self, store: Any, **options: Any) -> Any:
+        store.close()
+        return Both(*[SharedDisk.reopen(self, one, **options) for one in store.routers])
+
+    def crash(self, store: Any, **options: Any) -> Any:
+        return Both(*self._copied(store.routers, options))
