@@ -94,6 +94,8 @@ class PostgresServer:
         self._numbers = itertools.count(1)
         self._shared: str | None = None
         self.port = 0
+        self.environment: Mapping[str, str] = {}
+        """What it is started with, beside ours."""
         # The server refuses to run as root.
         self._user: dict[str, Any] = {}
         if os.geteuid() == 0:
@@ -167,7 +169,7 @@ class PostgresServer:
             self._process = subprocess.Popen(
                 [self._bin / "postgres", "-D", self._data, *place, *settings],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True,
-                **self._user,
+                env={**os.environ, **self.environment}, **self._user,
             )  # fmt: skip
         assert self._watcher.stdin is not None
         self._watcher.stdin.write(b"%d\n" % self._process.pid)

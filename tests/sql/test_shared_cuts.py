@@ -1,5 +1,6 @@
-"""A shared store whose connection is cut in the midst of a call: before the server has heard it, or before its answer
-is heard, at each step of each call. It takes effect once, and who called need not know (rules D11, D12)."""
+"""A shared store that is disturbed in the midst of a call: its connection is cut, before the server has heard it or
+before its answer is heard, or the server takes a statement, or the COMMIT, for one that meets others. At each step of
+each call: it takes effect once, and who called need not know (rules D11, D12)."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from ..contract.disk import take
 from ..shares import Share
 from .outages import insist
 from .server import PostgresServer
+from .shared import NAMES
 from .wire import Wire
 
 HOUR: Final = 3600.0
@@ -196,7 +198,7 @@ def opened(
 _numbers = itertools.count(1)
 
 
-def called(store: Any, call: Call, cut: Callable[[], None]) -> tuple[Any, Any, Any]:
+def called(store: Any, call: Call, cut: Callable[[], object]) -> tuple[Any, Any, Any]:
     """Return what a call has returned that may be `cut` off, in a queue of its own, and what was there before and is
     behind it."""
     kind = Kind.TOPIC if call in OF_TOPICS.values() else Kind.QUEUE
@@ -239,6 +241,63 @@ def test_cut_at_each_step_it_takes_effect_once(
             cuts += 1
     assert cuts >= 2
     budget.counts.append(f"{name}: cut at {cuts} places")
+
+
+MET: Final = """
+CREATE SEQUENCE met MINVALUE 0;
+CREATE FUNCTION meet() RETURNS trigger LANGUAGE plpgsql AS $$DECLARE step bigint := nextval('met'); BEGIN
+    IF step IN {once} OR step >= {first} THEN
+        RAISE EXCEPTION USING ERRCODE = CASE step % 2 WHEN 0 THEN '40001' ELSE '40P01' END, MESSAGE = 'it met others';
+    END IF;
+    RETURN NULL;
+END$$;
+CREATE CONSTRAINT TRIGGER met AFTER UPDATE ON shared_connections DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+    EXECUTE FUNCTION meet()
+"""
+"""Counts the statements that change a table, and the COMMITs. One of them fails, or all from one on."""
+ONCE, FIRST = (1000, 1501), 2000
+
+
+def test_a_statement_that_meets_others_is_tried_again(
+    opened: Callable[..., Any], postgres: PostgresServer, postgres_url: str, budget: Share
+) -> None:
+    """As one that cannot be serialized, or is in a deadlock. For a while: then the caller is told, and nothing has
+    happened."""
+    store = opened()
+    with postgres.connect(postgres_url.rpartition("/")[2].partition("?")[0]) as server:
+        server.execute(f"SET search_path = {postgres_url.rpartition('%3D')[2]}")
+        server.execute(MET.format(once=ONCE, first=FIRST))
+        for table in NAMES:
+            server.execute(f"CREATE TRIGGER meets BEFORE INSERT OR UPDATE OR DELETE ON {table} EXECUTE FUNCTION meet()")
+
+        def meeting(step: int) -> int:
+            """Let steps be counted from there on; returns the last one there was."""
+            ((before,),) = server.execute("SELECT last_value FROM met").fetchall()
+            server.execute("SELECT setval('met', %s)", (step,))
+            return int(before)
+
+        met = told = 0
+        for number, (name, call) in enumerate({**CALLS, **OF_TOPICS}.items()):
+            meeting(0)
+            expected, before, behind = called(store, call, lambda: None)
+            for fails in (*budget.of(ONCE, 2, number), FIRST):
+                for step in itertools.count(1):
+                    result, was, found = called(store, call, lambda: meeting(fails - step))  # noqa: B023
+                    is_over = meeting(0) < fails
+                    where = f"{name}, step {step}, {'on and on' if fails == FIRST else 'once'}"
+                    assert was == before, where
+                    if isinstance(result, AnabranchError):
+                        assert fails == FIRST and type(result) is StoreFailedError, (where, result)
+                        assert "it met others" in str(result) and found == before, where
+                        told += 1
+                    else:
+                        assert found == behind, where
+                        assert result == expected or name in ("send", "send to one that is new"), where
+                    if is_over:
+                        break
+                    met += 1
+    assert met > 4 * len(CALLS) and told
+    budget.counts.append(f"met others at {met} steps, the caller was told of {told}")
 
 
 @pytest.mark.parametrize("acted_on", [False, True], ids=["before", "after"])

@@ -15,7 +15,7 @@ from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.sql.shared import SharedStore
 from anabranch.policies.config.options import SqlOptions
-from anabranch.policies.errors import ClosedError, ConfigError, StoreFailedError, StoreFullError
+from anabranch.policies.errors import ClosedError, ConfigError, StoreFailedError
 
 from ..contract.children import forked, reaped
 from ..contract.disk import PATIENCE, A, B, Parallel, bodies, drain, eventually, take
@@ -275,26 +275,6 @@ def test_a_role_that_may_only_read(role: Role) -> None:
     granted(role, "ALTER ROLE {r} SET default_transaction_read_only = on")
     with pytest.raises(StoreFailedError, match="session is read-only"):
         role.open()
-
-
-def test_a_database_to_which_nothing_can_be_written_meanwhile(role: Role) -> None:
-    """As one whose disk is full: sends fail, and go on by themselves."""
-    granted(role)
-    store = role.open()
-    store.send(A, b"1")
-    role.run(
-        "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$BEGIN RAISE EXCEPTION USING ERRCODE = '53100', MESSAGE = 'No space left on device'; END$$",
-        "CREATE TRIGGER full_disk BEFORE INSERT ON shared_messages FOR EACH ROW EXECUTE FUNCTION full_disk()",
-    )
-    sends: list[Callable[[], object]] = [lambda: store.send(A, b"2"), lambda: store.send_many(A, [b"2", b"3"])]
-    for send in sends:
-        with pytest.raises(StoreFullError, match="its database is full: No space left on device"):
-            send()
-    assert drain(store) == [b"1"], "what is there goes out"
-    role.run("DROP TRIGGER full_disk ON shared_messages")
-    store.send(A, b"2")
-    assert drain(store) == [b"2"]
 
 
 @pytest.mark.parametrize("pool_mode", ["transaction"])
