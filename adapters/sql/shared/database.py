@@ -190,7 +190,7 @@ class SharedDatabase(Database):
     ) -> list[Any]:
         """Return the rows of a marked statement (D11)."""
         rows = self._run(connection, self._statements[name], (token, number, *given))
-        if not rows and name != "take" and not self._run(connection, self._statements["last"], (number,)):
+        if not rows and not name.startswith("take") and not self._run(connection, self._statements["last"], (number,)):
             _session(connection).uses = USES
             raise _UnmarkedError
         return rows

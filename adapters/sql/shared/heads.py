@@ -1,9 +1,11 @@
-"""Where the messages of a queue begin, about.
+"""Where the messages of a queue begin, about, and whether some have groups.
 
 Rows that were removed lie before the first one, and as long as some transaction in the database is open each look from
 the start passes through all of them: millions after an hour. So a router whose look was slow begins the next ones at
 the first row that is there, whoever holds it. It looks from the start now and then, since what was committed very late
 may lie before; the longer that takes the more seldom, so that it never comes to more than a part of all.
+
+A queue is looked at for messages of groups before its first look, and after each one that was slow (rule Q19).
 """
 
 from __future__ import annotations
@@ -32,6 +34,14 @@ class Heads:
 
     def __init__(self) -> None:
         self._heads: dict[int, _Head] = {}
+        self._grouped: dict[int, bool] = {}
+
+    def has_groups(self, queue: int, ask: Callable[[int], bool]) -> bool:
+        """Return whether a queue had messages of groups when it was looked for, which is asked of `ask`."""
+        found = self._grouped.get(queue)
+        if found is None:
+            found = self._grouped[queue] = ask(queue)
+        return found
 
     def first(self, queue: int) -> int:
         """Return the id to begin with."""
@@ -47,6 +57,7 @@ class Heads:
         """Note that a look which began there took so long. `live` returns the first row from an id on."""
         if seconds < SLOW:
             return
+        self._grouped.pop(queue, None)
         head = self._heads.setdefault(queue, _Head())
         head.first = max(0, live(first) - LATE)
         if not first:
@@ -55,3 +66,4 @@ class Heads:
     def forget(self, queue: int) -> None:
         """Look from the start."""
         self._heads.pop(queue, None)
+        self._grouped.pop(queue, None)

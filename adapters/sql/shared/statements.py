@@ -19,6 +19,9 @@ Q17  Who sends to a topic holds its row FOR SHARE until the commit, and reads SU
     ended, and a retroactive one misses nothing.
 Q18  What has expired is taken for all subscriptions of a topic at once, if none holds it: their rows become one, with
     the number of the topic.
+Q19  Whether its group is held is asked of each message by itself in a queue that had no groups when it was looked for
+    (heads.py). In others only of the first ones: of what is behind NEAR, the groups that come often are looked up once,
+    and their messages cost no more than others to be passed.
 """
 
 from __future__ import annotations
@@ -59,13 +62,43 @@ _ALL_NUMBERED: Final = (
 """For so many sends at once."""
 _AWAITED: Final = "EXISTS (SELECT 1 FROM {p}shared_waiting w WHERE w.queue = m.queue)"
 
-_READY: Final = (
-    f"{_FREE} AND m.due <= {NOW} AND (m.expires = 0 OR m.expires > {NOW}) AND m.deliveries + {{late}} < %s "
-    "AND (m.member IS NULL OR NOT EXISTS (SELECT 1 FROM {p}shared_messages g WHERE g.queue = m.queue "
-    f"AND g.member = m.member AND g.id < m.id AND ({_FREE.replace('m.', 'g.')} IS FALSE "
-    f"OR ((g.expires = 0 OR g.expires > {NOW}) AND g.deliveries + {{late}} < %s))))"
+
+def _filled(text: str, **values: str) -> str:
+    """Return a part of a statement with values for some of what it leaves open."""
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+_LIVE: Final = f"(m.expires = 0 OR m.expires > {NOW}) AND m.deliveries + {{late}} < {{limit}}"
+"""It has neither expired nor reached the delivery limit."""
+_READY: Final = f"m.queue = {{queue}} AND m.id >= {{first}} AND {_FREE} AND m.due <= {NOW} AND {_LIVE}"
+"""What can be leased from an id on (Q12), unless its group is held."""
+
+_NEAR: Final = 100
+_SAMPLE: Final = 20_000
+_OFTEN: Final = 3
+"""So many messages of groups are asked for one by one (Q19). Of so many behind them, the groups are looked up first to
+which more than so many belong."""
+_OF_GROUP: Final = (
+    "FROM {p}shared_messages g WHERE g.queue = {of}.queue AND g.member = {of}.member "
+    f"AND ({_LIVE.replace('m.', 'g.')} OR NOT {_FREE.replace('m.', 'g.')})"
 )
-"""What can be leased (Q12, Q14). It takes the delivery limit twice."""
+"""What keeps others of a group from being leased, if it comes before them (Q14)."""
+_LET: Final = f"NOT EXISTS (SELECT 1 {_filled(_OF_GROUP, of='m')} AND g.id < m.id)"
+"""The group of a message is not held."""
+_GROUPS: Final = (
+    ", near AS (SELECT id FROM {p}shared_messages WHERE queue = {queue} AND id >= {first} AND member IS NOT NULL "
+    f"ORDER BY id OFFSET {_NEAR} LIMIT 1), busy AS MATERIALIZED (SELECT s.member, (SELECT g.id "
+    f"{_filled(_OF_GROUP, of='s')} ORDER BY g.id LIMIT 1) AS first FROM (SELECT queue, member FROM {{p}}shared_messages "
+    f"WHERE queue = {{queue}} AND id > (SELECT id FROM near) ORDER BY id LIMIT {_SAMPLE}) s WHERE s.member IS NOT NULL "
+    f"GROUP BY s.queue, s.member HAVING count(*) > {_OFTEN})"
+)
+_LET_OF_GROUPS: Final = (
+    f"CASE WHEN m.id <= (SELECT id FROM near) OR m.member NOT IN (SELECT member FROM busy) THEN {_LET} "
+    "ELSE m.id IN (SELECT first FROM busy) END"
+)
+"""The same in a queue that has groups."""
 
 _SUBSCRIBERS: Final = (
     "topic AS MATERIALIZED (SELECT q.number, q.subscriptions, ARRAY(SELECT w.queue FROM {{p}}shared_waiting w WHERE "
@@ -193,12 +226,12 @@ _STATEMENTS: Final = {
     "forget_ids": "DELETE FROM {p}shared_ids WHERE id <= "
     "(SELECT id FROM {p}shared_ids ORDER BY id DESC OFFSET %s LIMIT 1)",
     # Leases
-    "take": "{mark} UPDATE {p}shared_messages AS t SET until = CASE WHEN %s::bigint = 0 THEN 9223372036854775807 "
-    f"ELSE {NOW} + %s::bigint END, holder = %s, take = %s, deliveries = deliveries + {{counted}} "
-    "WHERE t.queue = %s AND t.id = ANY(ARRAY(SELECT m.id FROM {p}shared_messages m WHERE m.queue = "
-    f"(SELECT %s::integer FROM me) AND m.id >= %s AND {_READY} "
-    "ORDER BY m.id LIMIT %s FOR UPDATE SKIP LOCKED)) "
+    "take": "{mark}{groups} UPDATE {p}shared_messages AS t SET until = CASE WHEN $6::bigint = 0 THEN "
+    f"9223372036854775807 ELSE {NOW} + $6 END, holder = $7, take = $8, deliveries = deliveries + {{counted}} "
+    f"WHERE t.queue = $3 AND t.id = ANY(ARRAY(SELECT m.id FROM {{p}}shared_messages m WHERE {_READY} "
+    "AND (m.member IS NULL OR {lets}) ORDER BY m.id LIMIT $9 FOR UPDATE SKIP LOCKED)) "
     f"RETURNING {FIELDS}",
+    "has_groups": "SELECT EXISTS (SELECT 1 FROM {p}shared_messages WHERE queue = %s AND member IS NOT NULL)",
     "taken": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = %s AND id >= %s AND take = %s AND until > 0 "
     "ORDER BY id LIMIT %s",
     "take_spent": "UPDATE {p}shared_messages AS t SET until = 9223372036854775807, holder = %s, take = %s, "
@@ -288,7 +321,7 @@ _STATEMENTS: Final = {
     "lock_waiting": "LOCK TABLE {p}shared_waiting IN ACCESS EXCLUSIVE MODE NOWAIT",
     "empty_waiting": "TRUNCATE {p}shared_waiting",
     "ready": "SELECT w.queue FROM unnest(%s::integer[], %s::bigint[]) AS w (queue, first) WHERE EXISTS "
-    f"(SELECT 1 FROM {{p}}shared_messages m WHERE m.queue = w.queue AND m.id >= w.first AND {_READY})",
+    f"(SELECT 1 FROM {{p}}shared_messages m WHERE {_filled(_READY, queue='w.queue', first='w.first')})",
     # Transactions
     "prepare": "INSERT INTO {p}shared_branches (xid, router, content) VALUES (%s, %s, %s)",
     "branch": "SELECT content FROM {p}shared_branches WHERE xid = %s FOR UPDATE",
@@ -319,8 +352,15 @@ class Statements:
         # A lease that has run out counts as a delivery, unless it was counted when it began.
         late = "0" if count_on_receive else "(until > 0)::integer"
         mark = _MARK if count_on_receive else _LATER
-        said = {name: text.replace("{mark}", mark).replace("{p}", prefix) for name, text in _STATEMENTS.items()}
-        said["take"] = said["take"].replace("{counted}", "1" if count_on_receive else late)
+        take = _filled(_STATEMENTS["take"], queue="(SELECT $3::integer FROM me)", first="$4", limit="$5")
+        statements = {
+            **_STATEMENTS,
+            "take": _filled(take, groups="", lets=_LET, limit="$5"),
+            "take_grouped": _filled(take, groups=_GROUPS, lets=_LET_OF_GROUPS, queue="$3", first="$4", limit="$5"),
+        }
+        counted = "1" if count_on_receive else late
+        given = {"mark": mark, "counted": counted, "limit": "%s", "p": prefix}
+        said = {name: _filled(text, **given) for name, text in statements.items()}
         for name, requeued in (("send_named", "send_requeued"), ("send_topic_named", "send_topic_requeued")):
             named = said[name]
             said[name] = named.replace("{conflict}", "DO NOTHING")

@@ -392,13 +392,13 @@ class SharedStore:
             return []
         seconds = self.options.lease_timeout if lease is None else lease
         ms = milliseconds(seconds)
-        first, take, look = self.waiting.heads.first(number), random.getrandbits(62), self._database.look
-        given = ms, ms, self.waiting.router, take, number, number, first, *2 * (self._most_deliveries,), most
+        heads, take, look = self.waiting.heads, random.getrandbits(62), self._database.look
+        first, is_grouped = heads.first(number), heads.has_groups(number, lambda queue: look("has_groups", queue)[0][0])
+        given = number, first, self._most_deliveries, ms, self.waiting.router, take, most
         began = time.monotonic()
-        rows = self._database.once("take", *given, lost=lambda _: look("taken", number, first, take, most))
-        self.waiting.heads.note(
-            number, first, time.monotonic() - began, lambda first: int(look("first_live", number, first)[0][0])
-        )
+        name = "take_grouped" if is_grouped else "take"
+        rows = self._database.once(name, *given, lost=lambda _: look("taken", number, first, take, most))
+        heads.note(number, first, time.monotonic() - began, lambda first: int(look("first_live", number, first)[0][0]))
         if not rows and subscription is not None and not self._database.look("members", number):
             self._queues.forget(number)  # it has ended, perhaps in another router
             return self.take(destination, most, lease, subscription)

@@ -7,7 +7,8 @@ W11  A receiver has looked once more after its row was committed, before it wait
     statement of the message, which is committed soon after: what commits in between is found by a look RELOOK later.
     Who sends in a transaction looks after its commit.
 W12  Whatever becomes free by itself, by a time or by the end of a router, is found by one question each POLL_SECONDS
-    for all queues together; so is what a lost connection has kept from being heard.
+    for all queues together; so is what a lost connection has kept from being heard. It does not ask whether groups are
+    held: who is woken looks.
 W13  WAITING is emptied when it has grown, and all announce themselves anew: it cannot shrink by itself while some
     transaction in the database is open.
 W14  Times are those of the database's clock. It is asked with each heartbeat how far it is ahead of this machine's, by
@@ -281,7 +282,7 @@ class Waiting:
             self._fresh.difference_update(waited)
         if waited:
             firsts = [self.heads.known(queue) for queue in waited]
-            found = run(says["ready"], [waited, firsts, self._most_deliveries, self._most_deliveries])
+            found = run(says["ready"], [waited, firsts, self._most_deliveries])
             self.wake(queue for (queue,) in found)
         if is_poll:
             self._poll_at = now + POLL_SECONDS
