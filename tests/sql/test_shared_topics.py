@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -15,10 +16,12 @@ import anabranch
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
 from anabranch.adapters.core.store_types import Change, Settlement
+from anabranch.adapters.sql.shared import topics
 from anabranch.policies.errors import (
     AnabranchError,
     ConfigError,
     PlacementError,
+    StoreFailedError,
     SubscriptionError,
     TransactionError,
     UnknownMessageError,
@@ -312,6 +315,105 @@ def test_a_topic_that_another_one_has_deleted_is_sent_to(routers: tuple[Store, S
     assert offline(one) == {BOOK.key: [b"3"]}
     assert T in one.destinations()
     assert_whole(one)
+
+
+# What is removed by pages ------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """The messages of a store, some of which the database does not let go of."""
+
+    def __init__(self, store: Any, sets: SharedTables, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(topics, "PAGE", 3)
+        self._name, self._sets = f"{store.options.schema_prefix}shared_messages", sets
+        self.engine = store._database.engine
+
+    def keep(self, body: bytes) -> None:
+        self._sets.run([
+            "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''it is to stay''; END'",
+            f"CREATE TRIGGER keep BEFORE DELETE ON {self._name} FOR EACH ROW WHEN (OLD.content = '{body.decode()}') "
+            "EXECUTE FUNCTION keep()",
+        ])  # fmt: skip
+
+    def let_go(self) -> None:
+        self._sets.run(["DROP FUNCTION keep CASCADE"])
+
+    def count(self) -> int:
+        with self.engine.connect() as connection:
+            return int(connection.exec_driver_sql(f"SELECT count(*) FROM {self._name}").scalar_one())
+
+    @contextmanager
+    def locked(self, body: bytes) -> Iterator[None]:
+        with self.engine.connect() as connection:
+            connection.exec_driver_sql("BEGIN")
+            connection.exec_driver_sql(f"SELECT 1 FROM {self._name} WHERE content = '{body.decode()}' FOR UPDATE")
+            yield
+            connection.exec_driver_sql("ROLLBACK")
+
+
+@pytest.fixture
+def rows(routers: tuple[Store, Store], sets: SharedTables, monkeypatch: pytest.MonkeyPatch) -> Rows:
+    return Rows(routers[0], sets, monkeypatch)
+
+
+SENT = [b"%d" % n for n in range(10, 20)]
+
+
+@pytest.mark.parametrize("how", ["unsubscribed", "deleted", "committed"])
+def test_what_was_cut_off_between_pages_is_gone_and_another_removes_the_rest(
+    routers: tuple[Store, Store], rows: Rows, how: str
+) -> None:
+    one, other = routers
+    subscribed(one, DESK)
+    one.send_many(T, [Outgoing(body, expires_at_ms=int(body == b"18")) for body in SENT])
+    held = take(other, T, 0, DESK.key)
+    rows.keep(b"17")
+    if how == "committed":
+        one.commit([], [], changes=[Change(DESK, False)])
+    else:
+        assert (one.unsubscribe(T, DESK.key) if how == "unsubscribed" else one.delete(T)) == 6
+    assert rows.count() == 4
+    for store in routers:
+        with pytest.raises(UnknownSubscriptionError):
+            store.receive(T, 0, DESK.key)
+        assert (store.depth(T), store.stats().messages, store.stats().leased) == (0, 0, 0)
+    with pytest.raises(UnknownMessageError):
+        held.ack()
+    subscribed(other, BOOK)
+    assert one.subscribe(DESK, retroactive=True)
+    assert offline(one) == {DESK.key: [], BOOK.key: []}
+    assert_whole(one)
+    rows.let_go()
+    other.send(T, b"new")
+    assert list(other.take_undelivered()) == []
+    assert (rows.count(), offline(one)) == (2, {DESK.key: [b"new"], BOOK.key: [b"new"]})
+
+
+def test_others_send_while_one_removes(routers: tuple[Store, Store], rows: Rows) -> None:
+    one, other = routers
+    subscribed(one)
+    one.send_many(T, SENT)
+    with ThreadPoolExecutor(1) as pool:
+        with rows.locked(b"15"):
+            removing = pool.submit(one.unsubscribe, T, DESK.key)
+            eventually(lambda: one.subscriptions() == [BOOK])
+            other.send(T, b"new")
+            assert offline(other) == {BOOK.key: [*SENT, b"new"]}
+            assert list(one.take_undelivered()) == []  # it leaves that to the call
+        assert removing.result(PATIENCE) == len(SENT)
+    assert rows.count() == len(SENT) + 1
+
+
+def test_a_delete_of_a_queue_that_is_cut_off_is_done_again(routers: tuple[Store, Store], rows: Rows) -> None:
+    one, other = routers
+    one.send_many(A, SENT)
+    rows.keep(b"17")
+    with pytest.raises(StoreFailedError, match="it is to stay"):
+        one.delete(A)
+    assert bodies(other) == SENT[6:]
+    rows.let_go()
+    assert (other.delete(A), rows.count()) == (4, 0)
+    assert A not in one.destinations()
 
 
 # What is not delivered ----------------------------------------------------------------------------------------------

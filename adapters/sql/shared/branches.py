@@ -60,7 +60,6 @@ class Branches:
             stored = self._sending.stored(ask, [(queue, Outgoing(*fields)) for queue, fields in branch.sends])
             if branch.acks:
                 self._leases.acked(ask, branch.acks, set())
-            self._topics.remove(ask, ended)
             ask("commit_branch", transaction.hex())
             return branch, stored, ended
 
@@ -105,6 +104,12 @@ class Branches:
             )
             found.append((prepared, ours))
         return found
+
+    @staticmethod
+    def claimed(ask: Ask, queues: Sequence[int]) -> int:
+        """Return how many messages of these queues are acked by what is prepared."""
+        branches = [_decode(bytes(content)) for _, content, _ in ask("branches", 0)]
+        return sum(place.queue in queues for branch in branches for place in branch.acks)
 
     def committed(self) -> Sequence[bytes]:
         """Return the latest transactions that were committed and not forgotten."""

@@ -46,7 +46,7 @@ class Queues:
         if not found:
             return 0
         if make:
-            self._note(found[0][0], source)
+            self.note(found[0][0], source)
         return int(found[0][0])
 
     def declare(self, destination: Destination) -> None:
@@ -73,7 +73,7 @@ class Queues:
         if number is None:
             client, name = key
             for (number,) in self._database.look("subscriber", text_of(topic), escaped(client), escaped(name)):
-                self._note(number, source)
+                self.note(number, source)
                 return int(number)
             raise unknown(topic, key)
         return number
@@ -103,7 +103,8 @@ class Queues:
             self._sources[number] = source
         return [source.destination for _, source in named]
 
-    def _note(self, number: int, source: Source) -> None:
+    def note(self, number: int, source: Source) -> None:
+        """Note what has a number."""
         self._sources[number] = source
         self._numbers[source] = number
 

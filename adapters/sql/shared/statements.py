@@ -125,6 +125,10 @@ _ACK: Final = (
     f"AS a (queue, id, take) WHERE {_LEASED} RETURNING m.id, "
     "CASE WHEN m.member IS NULL THEN 0 ELSE m.queue END AS queue"
 )
+_PAGE: Final = (
+    "DELETE FROM {p}shared_messages t WHERE t.queue = %s AND t.id = ANY(ARRAY(SELECT m.id FROM {p}shared_messages m "
+    "WHERE m.queue = %s AND m.id <= %s{which} ORDER BY m.id LIMIT %s FOR UPDATE{skip})) RETURNING t.id"
+)
 _EACH: Final = (
     f"count(*) FILTER (WHERE NOT {_FREE}) AS leased, bool_and({_FREE} AND m.due > {NOW}) AS waits, "
     f"bool_or({_FREE} AND m.due <= {NOW}) AS ready"
@@ -193,7 +197,7 @@ _STATEMENTS: Final = {
     "unsubscribe": "WITH gone AS (DELETE FROM {p}shared_queues WHERE number = %s RETURNING number, topic) "
     "UPDATE {p}shared_queues q SET subscriptions = array_remove(q.subscriptions, gone.number) FROM gone "
     "WHERE q.number = gone.topic",
-    "unsubscribe_all": "DELETE FROM {p}shared_queues WHERE topic = %s RETURNING number",
+    "unsubscribe_all": "DELETE FROM {p}shared_queues WHERE topic = %s RETURNING number, client, subscription",
     # Sends: the order of the rows is that of the ids
     "send_one": f"{_NUMBERED} INSERT INTO {{p}}shared_messages AS m (id, queue, messageid, due, expires, sent, "
     "priority, member, headers, content) SELECT id, %s, %s::text, %s, %s, "
@@ -271,8 +275,8 @@ _STATEMENTS: Final = {
     "LATERAL (SELECT m.id FROM {p}shared_messages m WHERE m.queue = q.queue AND m.id > g.after ORDER BY m.id "
     "LIMIT g.most) x ORDER BY 1",
     "find_of_topic": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = {_OF_TOPIC} AND id = %s LIMIT 1",
-    "gone_of_topic": "SELECT count(*) FROM unnest(%s::bigint[]) AS a (id) WHERE NOT EXISTS (SELECT 1 FROM "
-    f"{{p}}shared_messages m WHERE m.queue = {_OF_TOPIC} AND m.id = a.id)",
+    "gone": "SELECT count(*) FROM unnest(%s::bigint[]) AS a (id) WHERE NOT EXISTS (SELECT 1 FROM "
+    "{p}shared_messages m WHERE m.queue = ANY(%s::integer[]) AND m.id = a.id)",
     "depth": "SELECT count(*) FROM {p}shared_messages WHERE queue = %s",
     "amount": "SELECT count(m.id), coalesce(sum(octet_length(content) + coalesce(octet_length(headers), 0)), 0), "
     "q.declared FROM {p}shared_queues q LEFT JOIN {p}shared_messages m ON m.queue = q.number WHERE q.number = %s "
@@ -293,18 +297,16 @@ _STATEMENTS: Final = {
     "stats_of_topics": "SELECT t.name, count(*), count(*) FILTER (WHERE x.waits) FROM (SELECT s.topic, m.id, "
     f"{_EACH} FROM {{p}}shared_queues s JOIN {{p}}shared_messages m ON m.queue = s.number WHERE s.topic IS NOT NULL "
     "GROUP BY s.topic, m.id) x JOIN {p}shared_queues t ON t.number = x.topic GROUP BY t.name",
-    "orphans": "SELECT DISTINCT m.queue FROM {p}shared_messages m WHERE NOT EXISTS (SELECT 1 FROM {p}shared_queues q "
-    "WHERE q.number = m.queue)",
+    "orphans": "WITH RECURSIVE q AS (SELECT min(queue) AS number FROM {p}shared_messages UNION ALL SELECT (SELECT "
+    "min(m.queue) FROM {p}shared_messages m WHERE m.queue > q.number) FROM q WHERE q.number IS NOT NULL) SELECT number "
+    "FROM q WHERE number NOT IN (SELECT number FROM {p}shared_queues)",
     "wrong_topics": "SELECT q.name FROM {p}shared_queues q WHERE q.name IS NOT NULL AND q.subscriptions <> "
     "ARRAY(SELECT s.number FROM {p}shared_queues s WHERE s.topic = q.number ORDER BY 1)",
-    "purge": "DELETE FROM {p}shared_messages t WHERE t.queue = %s AND t.id = ANY(ARRAY(SELECT m.id FROM "
-    f"{{p}}shared_messages m WHERE m.queue = %s AND m.id <= %s AND {_FREE} ORDER BY m.id LIMIT %s FOR UPDATE SKIP "
-    "LOCKED)) RETURNING t.id",
+    "purge": _filled(_PAGE, which=f" AND {_FREE}", skip=" SKIP LOCKED"),
+    "delete": _filled(_PAGE, which="", skip=""),
     "first_live": "SELECT coalesce((SELECT id FROM {p}shared_messages WHERE queue = %s AND id >= %s ORDER BY id "
     "LIMIT 1), pg_sequence_last_value(pg_get_serial_sequence('{p}shared_messages', 'id')::regclass), 0)",
     "highest_in": "SELECT max(id) FROM {p}shared_messages WHERE queue = %s",
-    "claimed": "SELECT count(*) FROM {p}shared_messages WHERE queue = ANY(%s) AND holder = 0 AND until > 0",
-    "delete": "DELETE FROM {p}shared_messages WHERE queue = ANY(%s)",
     "delete_ids": "DELETE FROM {p}shared_ids WHERE queue = %s",
     "highest": "SELECT coalesce(max(id), 0) FROM {p}shared_messages",
     # Routers, and who waits where
@@ -366,11 +368,15 @@ class Statements:
             said[name] = named.replace("{conflict}", "DO NOTHING")
             said[requeued] = named.replace("{conflict}", "DO UPDATE SET id = EXCLUDED.id")
         spent = said.pop("take_spent")
-        of_queue = (
-            f"NOT EXISTS (SELECT 1 FROM {prefix}shared_queues s WHERE s.number = m.queue AND s.topic IS NOT NULL)"
+        # What a subscription has left that has ended is nobody's.
+        is_queue, exists = (
+            f"EXISTS (SELECT 1 FROM {prefix}shared_queues s WHERE s.number = m.queue{which})"
+            for which in (" AND s.topic IS NULL", "")
         )
-        said["take_expired"] = spent.replace("{spent}", f"m.expires > 0 AND m.expires <= {NOW} AND {of_queue}")
-        said["take_undeliverable"] = spent.replace("{spent}", "m.deliveries > 0 AND m.deliveries + {late} >= %s")
+        said["take_expired"] = spent.replace("{spent}", f"m.expires > 0 AND m.expires <= {NOW} AND {is_queue}")
+        said["take_undeliverable"] = spent.replace(
+            "{spent}", f"m.deliveries > 0 AND m.deliveries + {{late}} >= %s AND {exists}"
+        )
         self._said = said = {name: _numbered(text.replace("{late}", late)) for name, text in said.items()}
         self.marked = frozenset(name for name, text in said.items() if text.startswith("WITH me AS"))
         """Statements whose first two parameters are a number of the caller's and that of its connection."""

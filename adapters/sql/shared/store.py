@@ -85,7 +85,7 @@ from .listening import SharedListener
 from .queues import Queues, destination_of
 from .sending import Sending, Stored, moved
 from .statements import Statements
-from .topics import Topics
+from .topics import PAGE, Topics
 from .usage import Sent, Usage
 from .waiting import Waiting
 
@@ -93,8 +93,6 @@ log = logging.getLogger(__name__)
 
 NODE: Final = "store.node"
 """The file that names the directory among those of other routers."""
-PAGE: Final = 500
-"""Messages that are browsed or purged at once."""
 ALL_DELIVERIES: Final = (1 << 31) - 1
 
 
@@ -206,8 +204,9 @@ class SharedStore:
             self._queues = Queues(self.name, database)
             self._usage = usage = Usage(self._queues)
             self._sending = Sending(self.name, self.store_id, database, self._queues, options, self.waiting, usage)
-            self._topics = Topics(database, self._queues, self.leases, self.waiting)
+            self._topics = Topics(database, self._queues, self.leases, self.waiting, usage)
             self._branches = Branches(database, self.leases, self._sending, self._topics)
+            self._topics.prepared = self._branches.claimed
             self.waiting.on_queues, self.waiting.on_deleted = self._found, self._topics.forget
             database.on_failover = self._forget_all
             self._forget_all()
@@ -531,6 +530,7 @@ class SharedStore:
         self.abandoned.give_back()
         self.leases.forget_late()
         self._sending.forget_ids()
+        self._topics.remove_left()
 
         def take(ask: Ask) -> list[tuple[str, Any]]:
             router = self.waiting.router
@@ -813,9 +813,7 @@ class SharedStore:
             nonlocal stored
             ended[:] = self._topics.change(ask, changes)
             stored = self._sending.stored(ask, numbered)
-            done = self.leases.acked(ask, places, told) if places else set()
-            self._topics.remove(ask, ended)
-            return done
+            return self.leases.acked(ask, places, told) if places else set()
 
         self.leases.settling(acks, CLAIMED, "it was acked", commit)
         self._took_effect(stored.sent, [message._note.place for message in acks])
@@ -927,23 +925,10 @@ class SharedStore:
         """Remove what nobody holds of what is there now, a page at a time, as Store.purge."""
         self._require_open()
         if subscription is not None:
-            return sum(map(len, self._purged(self._queues.subscription(destination, subscription))))
+            return sum(self._topics.removed("purge", [self._queues.subscription(destination, subscription)]))
         number = self._queues.number(destination, make=False)
-        if not number or destination.kind is not Kind.TOPIC:
-            return sum(map(len, self._purged(number)))
-        count = 0
-        for one in (*self._database.look("members", number)[0][0], number):
-            for page in self._purged(one):
-                count += self._database.look("gone_of_topic", page, number, number)[0][0]
-        return count
-
-    def _purged(self, number: int) -> Iterator[list[int]]:
-        """Yield the ids of what is removed, by pages."""
-        ((last,),) = self._database.look("highest_in", number)
-        page = [0] * PAGE
-        while last is not None and len(page) == PAGE:
-            page = self._database.change(lambda ask: [one for (one,) in ask("purge", number, number, last, PAGE)])
-            yield page
+        members = self._database.look("members", number)[0][0] if number else []  # of a queue there are none
+        return sum(self._topics.removed("purge", [*members, number] if number else []))
 
     def delete(self, destination: Destination) -> int:
         """Remove a queue or a topic, as Store.delete."""
@@ -1025,8 +1010,6 @@ class SharedStore:
     def check(self) -> Iterator[str]:
         """Yield what is wrong in the tables that the database does not keep by itself, as Store.check."""
         self._require_open()
-        for (number,) in self._database.look("orphans"):
-            yield f"there are messages of {number}, which is no queue or subscription"
         for (name,) in self._database.look("wrong_topics"):
             yield f"{destination_of(name)} names other subscriptions than it has"
 

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Final
 
+from ....policies.errors import AnabranchError
 from ....policies.names.destination import Destination, Kind
 from ...core.service.subscriptions import checked, require_same, require_topic, require_unclaimed, shown, unknown
 from ...core.state.leases import CLAIMED
 from ...core.store_types import Change, Subscription, SubscriptionKey
 from ..database.columns import escaped, unescaped
 from .database import Ask, SharedDatabase
-from .leases import Leases
-from .queues import Queues, destination_of, text_of
+from .leases import Leases, Place
+from .queues import Queues, Source, destination_of, text_of
+from .usage import Usage
 from .waiting import Waiting
 
 DELETED = "its queue, or its subscription, is gone"
 """How a lease has ended then."""
+PAGE: Final = 500
+"""Messages that are browsed or removed at once."""
+PAGES_LEFT: Final = 20
+"""So many pages of what others have left are removed at a time."""
 
 
 class Topics:
     """The topics of one open store. Threads: all."""
 
-    def __init__(self, database: SharedDatabase, queues: Queues, leases: Leases, waiting: Waiting) -> None:
+    def __init__(
+        self, database: SharedDatabase, queues: Queues, leases: Leases, waiting: Waiting, usage: Usage
+    ) -> None:
         self._database, self._queues, self._leases, self._waiting = database, queues, leases, waiting
+        self._usage = usage
+        self.prepared: Callable[[Ask, Sequence[int]], int] = lambda ask, numbers: 0
+        """Returns how many messages of some queues branches have claimed."""
+        self._removing: set[int] = set()
 
     def subscriptions(self) -> dict[int, Subscription]:
         """Return all subscriptions, by number."""
@@ -56,24 +70,23 @@ class Topics:
         """End a subscription, as Store.unsubscribe."""
         require_topic(topic)
 
-        def end(ask: Ask) -> tuple[int, int]:
+        def end(ask: Ask) -> int:
             number = self._end(ask, topic, key)
             if not number:
                 raise unknown(topic, key)
             self._require_unclaimed(ask, [number], f"the {shown(topic, key)}", "removed")
-            ((count,),) = ask("depth", number)
-            self.remove(ask, [number])
-            return number, count
+            return number
 
-        number, count = self._database.change(end)
-        self.ended([number])
-        return count
+        return self.ended([self._database.change(end)])
 
     def _end(self, ask: Ask, topic: Destination, key: SubscriptionKey) -> int:
-        """End a subscription, whose messages are still there; returns its number, 0 if there is none."""
+        """End a subscription, and tell other routers; its messages are still there. Returns its number, 0 if there is
+        none."""
         ask("lock_topic", text_of(topic))
         for (number,) in ask("subscriber", text_of(topic), *map(escaped, key)):
+            self._queues.note(number, Source(topic, key))
             ask("unsubscribe", number)
+            self._waiting.tell_deleted(ask, number)
             return int(number)
         return 0
 
@@ -88,18 +101,44 @@ class Topics:
                 ended.append(number)
         return ended
 
-    def remove(self, ask: Ask, numbers: Sequence[int]) -> None:
-        """Remove the messages of what has ended, and tell other routers."""
-        if numbers:
-            ask("delete", list(numbers))
-            for number in numbers:
-                self._waiting.tell_deleted(ask, number)
-
-    def ended(self, numbers: Sequence[int]) -> None:
-        """Note that these are gone, once they are: leases end, and who waits for a subscription hears of it."""
+    def ended(self, numbers: Sequence[int]) -> int:
+        """Note that these are gone, once they are: leases end, and who waits for a subscription hears of it. Remove
+        their messages, and return how many they were. What cannot be removed now is removed later (`remove_left`)."""
         for number in numbers:
             self.forget(number)
         self._leases.ended([one for one in list(self._leases.held.values()) if one.place.queue in numbers], DELETED)
+        count = 0
+        self._removing.update(numbers)
+        try:
+            with suppress(AnabranchError):
+                for some in self.removed("delete", numbers):
+                    count += some
+        finally:
+            self._removing.difference_update(numbers)
+            self._waiting.has_orphans |= bool(numbers)
+        return count
+
+    def removed(self, how: str, numbers: Sequence[int]) -> Iterator[int]:
+        """Remove what is there now, each page in a transaction of its own: `purge` what nobody holds, or `delete` all.
+        Yields how many messages are in none of the queues any more."""
+        for number in numbers:
+            ((last,),) = self._database.look("highest_in", number)
+            page = [0] * PAGE
+            while last is not None and len(page) == PAGE:
+                given = how, number, number, last, PAGE
+                page = self._database.change(lambda ask, given=given: [one for (one,) in ask(*given)])  # type: ignore[misc]
+                self._usage.tell((), [Place(number, one, 0) for one in page])
+                yield len(page) if len(numbers) == 1 else self._database.look("gone", page, list(numbers))[0][0]
+
+    def remove_left(self) -> None:
+        """Remove some of the messages of subscriptions that have ended, which another router has left, or this one
+        after an error. Raises StoreFailedError."""
+        if self._waiting.has_orphans:
+            left = {number for (number,) in self._database.look("orphans")} - self._removing
+            for number in left:
+                for _ in islice(self.removed("delete", [number]), PAGES_LEFT):
+                    pass
+            self._waiting.has_orphans = bool(left)
 
     def forget(self, number: int) -> None:
         """Ask anew what has this number."""
@@ -108,33 +147,32 @@ class Topics:
         self._waiting.wake([number])
 
     def delete(self, destination: Destination) -> int:
-        """Remove a queue, or a topic with its subscriptions, as Store.delete."""
+        """Remove a queue, or a topic with its subscriptions, as Store.delete. A queue keeps its number (Q15), and with
+        it what was sent: so that is removed first, and a delete that is interrupted has removed some of it."""
         number = self._queues.number(destination, make=False)
         if not number:
             return 0
+        self._require_unclaimed(self._database.look, [number], str(destination), "deleted")
+        count = 0 if destination.kind is Kind.TOPIC else sum(self.removed("delete", [number]))
 
-        def delete(ask: Ask) -> tuple[list[int], int]:
+        def delete(ask: Ask) -> list[int]:
             numbers = [number]
-            if destination.kind is Kind.TOPIC:
-                ask("lock_topic", text_of(destination))
-                ((count,),) = ask("depth_of_topic", number, number)
-                numbers += [one for (one,) in ask("unsubscribe_all", number)]
-            else:
-                ((count,),) = ask("depth", number)
-            self._require_unclaimed(ask, numbers, str(destination), "deleted")
+            ask("lock_topic", text_of(destination))
+            for one, client, name in ask("unsubscribe_all", number):
+                self._queues.note(one, Source(destination, (unescaped(client), unescaped(name))))
+                numbers.append(one)
+            self._require_unclaimed(ask, numbers[1:], str(destination), "deleted")
             ask("delete_ids", number)
             ask("undeclare", number)
-            self.remove(ask, numbers)
-            return numbers, count
+            for one in numbers:
+                self._waiting.tell_deleted(ask, one)
+            return numbers
 
-        numbers, count = self._database.change(delete)
-        self.ended(numbers)
-        return count
+        return count + self.ended(self._database.change(delete))
 
-    def _require_unclaimed(self, ask: Ask, numbers: list[int], what: str, done: str) -> None:
+    def _require_unclaimed(self, ask: Ask, numbers: Sequence[int], what: str, done: str) -> None:
         held = [one for one in list(self._leases.held.values()) if one.hold == CLAIMED and one.place.queue in numbers]
-        ((prepared,),) = ask("claimed", numbers)
-        require_unclaimed(what, done, len(held) + prepared)
+        require_unclaimed(what, done, len(held) + self.prepared(ask, numbers))
 
 
 def _subscription(topic: Destination, fields: Sequence[Any]) -> Subscription:

@@ -83,6 +83,8 @@ class Waiting:
         """Called with queues that have come, made by other routers too. No lock may be waited for."""
         self.on_deleted: Callable[[int], None] = lambda queue: None
         """Called with the number of a queue that was deleted."""
+        self.has_orphans = True
+        """There may be messages of subscriptions that have ended: who was to remove them is gone, or was cut off."""
         self.heads = Heads()
         self._lock = threading.RLock()
         self._lines: dict[int, dict[Waiter, None]] = {}
@@ -275,6 +277,7 @@ class Waiting:
             ms = round(self._timeout * 1000)
             for (name,) in run(says["bury"], [ms]) if now >= self._bury_at else ():
                 log.warning("store %s: %s is gone; what it held is free", self._name, name)
+                self.has_orphans = True
             run(says["forget_connections"])
         is_poll = now >= self._poll_at
         with self._lock:
