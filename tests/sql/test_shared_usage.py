@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 import anabranch
 from anabranch.router.cli.app import app
+from anabranch.router.usage.reading import usage_trace
 
 
 def take(router: anabranch.Router, name: str) -> anabranch.Message:
@@ -17,7 +20,10 @@ def take(router: anabranch.Router, name: str) -> anabranch.Message:
     return message
 
 
-def test_the_advisor_reads_who_sends_and_who_acks(tmp_path: Path, postgres_url: str) -> None:
+@pytest.fixture
+def node(tmp_path: Path, postgres_url: str) -> Callable[[str], anabranch.Router]:
+    """Opens a router of that name, which keeps a usage log."""
+
     def node(name: str) -> anabranch.Router:
         stores = [
             anabranch.StoreConfig("local", ["local.>"], kind="journal"),
@@ -27,6 +33,10 @@ def test_the_advisor_reads_who_sends_and_who_acks(tmp_path: Path, postgres_url: 
         ]
         return anabranch.open(anabranch.Config(tmp_path / name, stores, usage=anabranch.UsageOptions()))
 
+    return node
+
+
+def test_the_advisor_reads_who_sends_and_who_acks(tmp_path: Path, node: Callable[[str], anabranch.Router]) -> None:
     with node("a") as a, node("b") as b:
         b.topic("news").subscribe("desk")
         a.topic("news").send(b"1")
@@ -48,3 +58,28 @@ def test_the_advisor_reads_who_sends_and_who_acks(tmp_path: Path, postgres_url: 
     assert found == {
         "queue://crossing": (3, 3), "queue://own": (1, 0), "topic://news": (1, 1), "queue://local.q": (1, 0)
     }  # fmt: skip
+
+
+def test_what_is_removed_is_told_as_what_is_acked(tmp_path: Path, node: Callable[[str], anabranch.Router]) -> None:
+    """By the router that removes it, whoever has sent it: nothing is taken for pending for ever."""
+    with node("a") as a, node("b") as b:
+        for name in ("desk", "book"):
+            a.topic("news").subscribe(name)
+            a.topic("gone").subscribe(name)
+        for name in ("purged", "deleted"):
+            a.queue(name).send_many([b"1", b"2"])
+        for name in ("news", "gone"):
+            a.topic(name).send(b"3")
+        assert (b.queue("purged").purge(), b.queue("deleted").delete()) == (2, 2)
+        assert (b.topic("news").subscribe("desk").unsubscribe(), b.topic("gone").delete()) == (1, 1)
+        with a.transaction() as transaction:
+            transaction.unsubscribe(a.topic("news").subscribe("book"))
+    events = list(usage_trace([tmp_path / "a", tmp_path / "b"]))
+    acks = {(one.destination, one.message_id, one.subscription, one.node) for one in events if one.op == "ack"}
+    sent = [event for event in events if event.op == "send"]
+    assert len(sent) == 6 and len(acks) == 8
+    assert acks == {
+        (event.destination, event.message_id, of, "a" if (event.destination, of) == ("topic://news", ":book") else "b")
+        for event in sent
+        for of in ([":desk", ":book"] if event.destination.startswith("topic") else [None])
+    }
