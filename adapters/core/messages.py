@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -682,6 +683,15 @@ def _not_in_memory(message: Message[Any]) -> LargeMessageError:
 def note_received(message: Message[Any]) -> None:
     """Note that a message is handed to its consumer: see ReceivedMessage."""
     message.__class__ = message._received
+
+
+def warn_abandoned(message: Message[Any]) -> None:
+    """Warn who has let go of a message without settling it; to be called by `abandoned.note`."""
+    warnings.warn(
+        f"{message!r} was received and let go of without ack, release or reject: it is free again, delivered once "
+        "more; settle it, best with `with message:`, or keep its token",
+        ResourceWarning, stacklevel=4, source=message,
+    )  # fmt: skip
 
 
 def note_settled(messages: Iterable[Message[Any]]) -> None:

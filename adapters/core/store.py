@@ -64,7 +64,7 @@ from .operations.destination_changes import Declare
 from .record.headers import pack_id
 from .record.large import StoredBody
 from .service.damaged import readable
-from .service.failures import Failure, Failures, failure_of
+from .service.failures import Failure, Failures, failure_of, key_of, keys_of
 from .service.listening import listen
 from .service.purging import Removal
 from .service.receiving import Receiving
@@ -675,11 +675,11 @@ class Store:
 
     def note_failure(self, messages: Sequence[Message[Any]], reason: Reason) -> None:
         """Note the reason why these are about to be given back, which are held. Raises TypeError."""
-        self._failures.note(messages, failure_of(reason))
+        self._failures.note(keys_of(messages), failure_of(reason))
 
     def failure_of(self, message: Message[Any]) -> Failure | None:
         """Return the last reason why a message that is leased was given back, as far as it is known."""
-        return self._failures.of(message)
+        return self._failures.of(key_of(message))
 
     def tell_spent(self, messages: Sequence[Message[Any]]) -> None:
         """Tell the owner of messages that were given back for the last time, if some were. Their failures were noted

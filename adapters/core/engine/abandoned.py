@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 from ....policies.names.destination import Destination
 from ....policies.text import count_of
 from ...system.rare_warnings import RareWarnings
+from ..messages import Message, warn_abandoned
 from ..state.leases import LEASED, LEAVING, MOVED, MOVING, Lease
 
 if TYPE_CHECKING:
-    from ..messages import Message
     from .engine import Engine
 
 log = logging.getLogger(__name__)
@@ -64,11 +63,7 @@ class Abandoned:
         if kept or lease.hold not in (LEASED, MOVING) or not lease.is_held or not there._works():
             return
         there._leases.append(lease)
-        warnings.warn(
-            f"{message!r} was received and let go of without ack, release or reject: it is free again, delivered once "
-            "more; settle it, best with `with message:`, or keep its token",
-            ResourceWarning, stacklevel=3, source=message,
-        )  # fmt: skip
+        warn_abandoned(message)
 
     def _works(self) -> bool:
         """Return whether anybody can hold anything in the store: not when the process ends, nor in a forked child."""

@@ -8,7 +8,7 @@ is none the message is a dead letter, whose headers say it (router/upkeep/dead_l
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..messages import Reason
@@ -57,30 +57,41 @@ Key = tuple[int, int, int]
 """Numbers of a destination and of a subscription (0: a queue's), and a seq."""
 
 
+def keys_of(messages: Iterable[Message[Any]]) -> Iterator[Key]:
+    """Yield the keys of messages that their holders are about to give back."""
+    for message in messages:
+        lease = message._note
+        if type(lease) is Lease and lease.hold in (LEASED, CLAIMED) and lease.is_held:
+            yield _key(lease)
+
+
+def key_of(message: Message[Any]) -> Key | None:
+    """Return the key of a message that is leased."""
+    lease = message._note
+    return _key(lease) if type(lease) is Lease and not lease.whole else None
+
+
 def _key(lease: Lease) -> Key:
     channel = lease.channels[0]
     return channel.state.number, channel.number, lease.seq
 
 
 class Failures:
-    """The last failures of messages in one open store. Threads: all."""
+    """The last failures of messages in one open store, by keys of its own. Threads: all."""
 
     def __init__(self) -> None:
-        self._failures: dict[Key, Failure] = {}
+        self._failures: dict[Hashable, Failure] = {}
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
 
-    def note(self, messages: Iterable[Message[Any]], failure: Failure) -> None:
-        """Note the failure of messages that their holders are about to give back."""
+    def note(self, keys: Iterable[Hashable], failure: Failure) -> None:
+        """Note the failure of messages."""
         with self._lock:
-            for message in messages:
-                lease = message._note
-                if type(lease) is Lease and lease.hold in (LEASED, CLAIMED) and lease.is_held:
-                    self._failures.pop(_key(lease), None)  # else it would keep its place
-                    self._failures[_key(lease)] = failure
+            for key in keys:
+                self._failures.pop(key, None)  # else it would keep its place
+                self._failures[key] = failure
             while len(self._failures) > FAILURES_MAX:
                 del self._failures[next(iter(self._failures))]
 
-    def of(self, message: Message[Any]) -> Failure | None:
-        """Return the last failure of a message that is leased."""
-        lease = message._note
-        return self._failures.get(_key(lease)) if self._failures and type(lease) is Lease and not lease.whole else None
+    def of(self, key: Hashable) -> Failure | None:
+        """Return the last failure of a message."""
+        return self._failures.get(key)

@@ -11,15 +11,14 @@ import math
 import random
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ....policies.errors import AnabranchError, UnknownMessageError
-from ...core.messages import Message, Reason, note_settled, require_leased
-from ...core.service.failures import FAILURES_MAX, Failure, failure_of
+from ...core.messages import Message, Reason, note_settled, require_leased, warn_abandoned
+from ...core.service.failures import Failure, Failures, failure_of
 from ...core.state.due import delay_ms
 from ...core.state.leases import ACKED, CLAIMED, LEASED, LEAVING, RELEASED, ROLLED_BACK, unknown_lease
 from ...core.store_types import Settlement
@@ -92,11 +91,7 @@ class _Abandoned:
             return
         lease.hold = LEAVING
         self._noted.append(lease)
-        warnings.warn(
-            f"{message!r} was received and let go of without ack, release or reject: it is free again, delivered once "
-            "more; settle it, best with `with message:`, or keep its token",
-            ResourceWarning, stacklevel=3, source=message,
-        )  # fmt: skip
+        warn_abandoned(message)
 
     def give_back(self) -> None:
         """Give back what was noted. Raises StoreFailedError; then it stays noted."""
@@ -124,8 +119,8 @@ class Leases:
         self.abandoned = _Abandoned(self)
         self.held: dict[Place, SharedLease] = {}
         """What this router holds."""
-        self.failures: dict[tuple[int, int], Failure] = {}
-        """Why messages were given back last, by queue and id."""
+        self._failures = Failures()
+        """By queue and id."""
         self.on_acked: Callable[[Sequence[Place]], None] = lambda places: None
 
     def made(self, place: Place, deliveries: int, seconds: float | None) -> SharedLease:
@@ -387,19 +382,14 @@ class Leases:
 
     def note_failure(self, messages: Sequence[Message[Any]], reason: Reason) -> None:
         """Note why messages are about to be given back, for the dead letters that they may become here."""
-        failure = failure_of(reason)
-        for message in messages:
-            lease = message._note
-            if message._store is self._store and isinstance(lease, SharedLease) and lease.hold in (LEASED, CLAIMED):
-                self.failures.pop(lease.place[:2], None)
-                self.failures[lease.place[:2]] = failure
-        while len(self.failures) > FAILURES_MAX:
-            self.failures.pop(next(iter(self.failures)), None)
+        held = [message._note for message in messages if message._store is self._store]
+        keys = [one.place[:2] for one in held if isinstance(one, SharedLease) and one.hold in (LEASED, CLAIMED)]
+        self._failures.note(keys, failure_of(reason))
 
     def failure_of(self, message: Message[Any]) -> Failure | None:
         """Return the last failure of a message that is leased."""
         lease = message._note
-        return self.failures.get(lease.place[:2]) if isinstance(lease, SharedLease) else None
+        return self._failures.of(lease.place[:2]) if isinstance(lease, SharedLease) else None
 
     def settle_later(self, work: Callable[[], None]) -> None:
         """Do this on a thread of ours; what goes wrong is logged."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -15,7 +14,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from ....adapters.core.engine.lease_times import require_seconds
-from ....adapters.core.messages import Message, Reason, note_received, note_settled, require_leased
+from ....adapters.core.messages import Message, Reason, note_received, note_settled, require_leased, warn_abandoned
 from ....adapters.core.service.failures import Failure, failure_of
 from ....adapters.core.state.due import delay_ms
 from ....adapters.core.state.leases import ACKED, CLAIMED, LEASED, LEAVING, REJECTED, RELEASED, ROLLED_BACK
@@ -98,11 +97,7 @@ class _Abandoned:
         self._tokens.append(lease.token)
         if is_first:
             store.connection.schedule(SWEEP_SECONDS, self.give_back)  # as an owner's own are
-        warnings.warn(
-            f"{message!r} was received and let go of without ack, release or reject: it is free again, delivered once "
-            "more; settle it, best with `with message:`, or keep its token",
-            ResourceWarning, stacklevel=3, source=message,
-        )  # fmt: skip
+        warn_abandoned(message)
 
     def give_back(self) -> None:
         """Give back what was noted."""
