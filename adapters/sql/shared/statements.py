@@ -22,6 +22,8 @@ Q18  What has expired is taken for all subscriptions of a topic at once, if none
 Q19  Whether its group is held is asked of each message by itself in a queue that had no groups when it was looked for
     (heads.py). In others only of the first ones: of what is behind NEAR, the groups that come often are looked up once,
     and their messages cost no more than others to be passed.
+Q20  When a subscription ends its row goes, and its messages are nobody's: no row has their number, and nothing but what
+    removes them finds them. Who ended it does, in pages; or who opens the store next, or finds that router gone.
 """
 
 from __future__ import annotations
@@ -308,7 +310,8 @@ _STATEMENTS: Final = {
     "LIMIT 1), pg_sequence_last_value(pg_get_serial_sequence('{p}shared_messages', 'id')::regclass), 0)",
     "highest_in": "SELECT max(id) FROM {p}shared_messages WHERE queue = %s",
     "delete_ids": "DELETE FROM {p}shared_ids WHERE queue = %s",
-    "highest": "SELECT coalesce(max(id), 0) FROM {p}shared_messages",
+    "highest": "SELECT coalesce(max((SELECT max(m.id) FROM {p}shared_messages m WHERE m.queue = q.number)), 0) "
+    "FROM {p}shared_queues q",
     # Routers, and who waits where
     "enter": f"INSERT INTO {{p}}shared_routers (node, name, seen) VALUES (%s, %s, {NOW}) RETURNING number, seen",
     "enter_anew": "DELETE FROM {p}shared_routers WHERE node = %s",
