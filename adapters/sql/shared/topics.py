@@ -38,6 +38,7 @@ class Topics:
         self.prepared: Callable[[Ask, Sequence[int]], int] = lambda ask, numbers: 0
         """Returns how many messages of some queues branches have claimed."""
         self._removing: set[int] = set()
+        """Queues and subscriptions whose messages a call removes."""
 
     def subscriptions(self) -> dict[int, Subscription]:
         """Return all subscriptions, by number."""
@@ -103,7 +104,7 @@ class Topics:
 
     def ended(self, numbers: Sequence[int]) -> int:
         """Note that these are gone, once they are: leases end, and who waits for a subscription hears of it. Remove
-        their messages, and return how many they were. What cannot be removed now is removed later (`remove_left`)."""
+        their messages, and return how many this has removed. What it cannot remove now goes later (`remove_left`)."""
         for number in numbers:
             self.forget(number)
         self._leases.ended([one for one in list(self._leases.held.values()) if one.place.queue in numbers], DELETED)
