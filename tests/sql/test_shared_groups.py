@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import psycopg
 import pytest
 
 from anabranch.adapters.core.messages import Message, Outgoing
@@ -83,8 +84,8 @@ def test_messages_that_are_held_back_are_not_looked_up_one_by_one(disk: SharedDi
     sets.run([f"INSERT INTO {prefix}shared_connections (number, last, router, made) VALUES (1, 0, 0, 0)"])
     asked = "EXPLAIN (ANALYZE, FORMAT JSON) " + Statements(prefix, False)["take_grouped"]
     with shared._database.engine.connect() as connection:
-        given = 1, 1, shared._queues.number(A), 0, 100, 1, 1, 1, 1, 500
-        (((plan,),),) = connection.connection.driver_connection.execute(asked, given).fetchall()
+        given = 1, 1, shared._queues.number(A), 0, 100, 1, 1, 1, 500
+        (((plan,),),) = psycopg.RawCursor(connection.connection.driver_connection).execute(asked, given).fetchall()
     looks = sum(node["Actual Loops"] for node in nodes(plan["Plan"]) if "member_id" in node.get("Index Name", ""))
     assert 0 < looks < count // 10
     assert store.receive(A) is None

@@ -92,9 +92,9 @@ _LET: Final = f"NOT EXISTS (SELECT 1 {_filled(_OF_GROUP, of='m')} AND g.id < m.i
 _GROUPS: Final = (
     ", near AS (SELECT id FROM {p}shared_messages WHERE queue = {queue} AND id >= {first} AND member IS NOT NULL "
     f"ORDER BY id OFFSET {_NEAR} LIMIT 1), busy AS MATERIALIZED (SELECT s.member, (SELECT g.id "
-    f"{_filled(_OF_GROUP, of='s')} ORDER BY g.id LIMIT 1) AS first FROM (SELECT queue, member FROM {{p}}shared_messages "
-    f"WHERE queue = {{queue}} AND id > (SELECT id FROM near) ORDER BY id LIMIT {_SAMPLE}) s WHERE s.member IS NOT NULL "
-    f"GROUP BY s.queue, s.member HAVING count(*) > {_OFTEN})"
+    f"{_filled(_OF_GROUP, of='s')} ORDER BY g.id LIMIT 1) AS first FROM (SELECT queue, member FROM "
+    f"{{p}}shared_messages WHERE queue = {{queue}} AND id > (SELECT id FROM near) ORDER BY id LIMIT {_SAMPLE}) s "
+    f"WHERE s.member IS NOT NULL GROUP BY s.queue, s.member HAVING count(*) > {_OFTEN})"
 )
 _LET_OF_GROUPS: Final = (
     f"CASE WHEN m.id <= (SELECT id FROM near) OR m.member NOT IN (SELECT member FROM busy) THEN {_LET} "
