@@ -14,7 +14,7 @@ from anabranch.policies.errors import AnabranchError, ClosedError, StoreLockedEr
 from anabranch.policies.names.destination import Destination
 
 from .children import reaped
-from .disk import PATIENCE, A, B, C, Disk, Parallel, T, assert_whole, bodies, drain, survives, take
+from .disk import PATIENCE, A, B, C, Disk, Parallel, T, assert_whole, bodies, drain, eventually, survives, take
 
 DESK = Subscription(T, "desk", "c1")
 M = Destination.map("m")
@@ -209,7 +209,7 @@ class LifecycleContract:
         store.send(A, b"y")
         message.release()
         with Parallel(lambda: store.receive(B, None)) as receiver:
-            assert receiver.outlives(0.05)
+            eventually(lambda: store.stats().waiting == 1)
             assert not store.retire()
             store.send(B, b"z")
             receiver.result().release()
