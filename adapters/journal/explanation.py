@@ -209,7 +209,7 @@ def explain_store(
     where = StoreDirectory(name, directory, index_directory)
     store_id = where.read_id()
     files = SegmentFiles(where.journal, 0)
-    index, opened = _read(name, store_id, files, where.index, scratch / "index.mdb", progress)
+    index, opened = copy_and_bring_up(name, store_id, files, where.index, scratch / "index.mdb", progress)
     try:
         index.complete_removals()
         table = opened.survey.table()
@@ -289,13 +289,18 @@ def _explained(
     )
 
 
-def _read(
-    name: str, store_id: bytes, files: SegmentFiles, path: Path, copy: Path, progress: Progress | None
-) -> tuple[Index, Opened]:
-    """Return the index as the next opening would have it, in `copy`."""
+def copy_index(path: Path, copy: Path) -> None:
+    """Copy an index, as far as it is there, and its checksums. Raises OSError."""
     for original, copied in ((path, copy), (path_of(path), path_of(copy))):
         with suppress(FileNotFoundError):
             shutil.copyfile(original, copied)
+
+
+def copy_and_bring_up(
+    name: str, store_id: bytes, files: SegmentFiles, path: Path, copy: Path, progress: Progress | None
+) -> tuple[Index, Opened]:
+    """Return the index as the next opening would have it, in `copy`. Raises CorruptionError, OSError."""
+    copy_index(path, copy)
     try:
         return _bring_up(name, store_id, files, copy, progress)
     except Exception as error:

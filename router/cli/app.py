@@ -15,10 +15,11 @@ from ...policies.errors import AnabranchError, ConfigError, DestinationError, No
 
 COMMANDS = {
     "init": "configuration", "check": "configuration", "route": "configuration", "schema": "schema",
-    "serve": "serve", "top": "top", "queues": "queues", "browse": "messages", "send": "messages", "receive": "messages",
-    "tail": "messages", "move": "queues", "requeue": "queues", "purge": "queues", "delete": "queues", "stats": "stores",
-    "compact": "stores", "transactions": "transactions", "explain": "stores", "trace": "advisor",
-    "recommend": "advisor", "repartition": "stores", "salvage": "stores", "import": "activemq", "mkahadb": "activemq",
+    "serve": "operating", "top": "top", "queues": "queues", "browse": "messages", "send": "messages",
+    "receive": "messages", "tail": "messages", "move": "queues", "requeue": "queues", "purge": "queues",
+    "delete": "queues", "stats": "stores", "compact": "stores", "transactions": "transactions", "explain": "stores",
+    "trace": "advisor", "recommend": "advisor", "repartition": "stores", "verify": "operating", "salvage": "stores",
+    "import": "activemq", "mkahadb": "activemq",
 }  # fmt: skip
 """The module here of each command, which is called `<name>_command` there. The order is that of `--help`."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,22 +20,19 @@ from ...adapters.core import Store
 from ...adapters.core.store_types import Progress
 from ...adapters.journal.backend import JournalBackend
 from ...adapters.journal.explanation import Files, StoreExplanation, explain_store
-from ...adapters.system.directory import StoreDirectory
 from ...adapters.system.reading_lock import kept_closed
-from ...policies.config import Config, StoreConfig
+from ...policies.config import Config
 from ...policies.errors import AnabranchError, ConfigError, CorruptionError, PlacementError, StoreLockedError
 from ..placement import bindings
-from ..placement.on_disk.directories import children
 from ..placement.on_disk.repartition_progress import NAME as PROGRESS
 from ..placement.on_disk.repartition_progress import Progress as Repartition
 from ..placement.on_disk.repartition_progress import advice, read_progress
 from ..placement.record import RECORD, DestinationsTable, StoreRow
 from ..usage.blocks import VERSION_FILE as USAGE
+from .closed_directory import LOCK, config_at, config_of, lying_in, recorded
 
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
-
-LOCK = "router.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +173,7 @@ def _require_explainable(directory: Path, config: Config | None) -> None:
                 f"{directory} is a decision log, and no store; give the data directory it lies in, or see "
                 "`anabranch transactions`"
             )
-        if config is not None and _config_at(config, directory) is None:
+        if config is not None and config_at(config, directory) is None:
             places = ", ".join(str(config.directory_of(store)) for store in config.stores)
             raise ConfigError([f"the configuration has no store in {directory}; it has those in {places}"])
     elif _is_part(directory):
@@ -190,16 +186,6 @@ def _require_explainable(directory: Path, config: Config | None) -> None:
                 "which is to be explained; give the configuration of the latter"
             ]
         )
-
-
-def _config_at(config: Config, path: Path) -> StoreConfig | None:
-    """Return the configured store that has this directory, or whose stores of one destination each have it among
-    theirs."""
-    place = path.resolve()
-    for store in config.stores:
-        if config.directory_of(store).resolve() == (place.parent if store.per_destination else place):
-            return store
-    return None
 
 
 @dataclass(slots=True)
@@ -278,33 +264,12 @@ class _Reading:
 
     def _rows(self) -> list[tuple[StoreRow, tuple[str, ...]]]:
         """Return the stores as the placement record has them, each with its destinations; else those that lie here."""
-        record = bindings.place_of(self.directory) / RECORD
-        if record.exists():
-            copy = self.scratch / RECORD
-            shutil.copyfile(record, copy)
-            table = DestinationsTable(copy)
-            try:
-                table.open()
-            except (CorruptionError, PlacementError) as error:
-                self.notes.append(str(error).replace(str(copy), str(record)))
-            else:
-                self._unfinished_copy(table)
-                rows = sorted(table.stores.values(), key=lambda row: row.name)
-                found = [(row, tuple(map(str, table.destinations_in(row.store_id)))) for row in rows]
-                table.close()
-                return found
-        else:
-            self.notes.append(f"{record} is missing: the stores that lie here are shown")
-        return [(row, ()) for row in self._lying_here()]
-
-    def _lying_here(self) -> Iterator[StoreRow]:
-        stores = children(self.directory / "stores")
-        for path in [*stores, *(child for store in stores for child in children(store))]:
-            store_id = StoreDirectory("", path).identify()
-            if store_id is not None:
-                kind = "journal" if (path / "journal").is_dir() else "other"
-                relative = path.relative_to(self.directory)
-                yield StoreRow(store_id, str(relative), kind, ":".join(relative.parts[1:]))
+        with recorded(self.directory, self.scratch, self.notes) as table:
+            if table is None:
+                return [(row, ()) for row in lying_in(self.directory)]
+            self._unfinished_copy(table)
+            rows = sorted(table.stores.values(), key=lambda row: row.name)
+            return [(row, tuple(map(str, table.destinations_in(row.store_id)))) for row in rows]
 
     def store(self, name: str, kind: str, path: Path, destinations: tuple[str, ...]) -> None:
         """Explain a store whose directory is there."""
@@ -312,7 +277,7 @@ class _Reading:
         if kind != "journal":
             self.others.append(OtherStore(name, kind, str(path), destinations, _files(path)))
             return
-        config = self._options(name, path)
+        config = config_of(self.config, name, path)
         options = getattr(config, "options", None)
         # A directory of its own: what is copied of one store goes before the next is read.
         with tempfile.TemporaryDirectory(dir=self.scratch) as scratch:
@@ -332,12 +297,6 @@ class _Reading:
                 raise
             except (AnabranchError, OSError) as error:
                 self.unreadable.append(UnreadableStore(name, str(path), str(error)))
-
-    def _options(self, name: str, path: Path) -> StoreConfig | None:
-        if self.config is None:
-            return None
-        named = (store for store in self.config.stores if store.name == name.partition(":")[0])
-        return _config_at(self.config, path) or next(named, None)
 
 
 def _copy_of(progress: Repartition | None, table: DestinationsTable) -> UnfinishedCopy | None:

@@ -35,7 +35,7 @@ from ...policies.paths import from_home
 from ...policies.text import human_bytes
 from ..placement import bindings
 from ..placement.record import RECORD, DestinationsTable
-from .explanation import LOCK
+from .closed_directory import LOCK
 from .salvaged_logs import USAGE, mend_database, mend_decisions, mend_usage, restored_id
 
 log = logging.getLogger(__name__)

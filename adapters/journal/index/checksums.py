@@ -24,6 +24,7 @@ import os
 import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -281,6 +282,30 @@ def _look_into(leaf: bytes, extents: list[int], trees: list[lm.Tree]) -> None:
     except struct.error as error:
         number = lm.NUMBER.unpack_from(leaf)[0]
         raise lm.LmdbDamagedError(number * len(leaf), f"a row of page {number} goes beyond it") from error
+
+
+def damages(index: Path) -> Iterator[tuple[Path, int, str]]:
+    """Yield what of an index's file, and of that of its checksums, is not as it was written: file, offset, and what.
+    Where a kill has left no checksums there is nothing to compare. Writes nothing. Raises OSError."""
+    sums = path_of(index)
+    try:
+        data = read_file(sums)
+        if not any(data[: HEADER.size + CRC.size]):
+            return
+        commit, page_bytes, expected = decode(data)
+        file = File(index, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    except IndexBrokenError as error:
+        yield sums, 0, str(error)
+        return
+    for page in _different(file.fd, page_bytes, expected):
+        is_newer = False
+        if page == (commit + 1) % lm.METAS:  # of a commit whose checksums a kill kept from being written?
+            with suppress(lm.LmdbDamagedError):
+                is_newer = _Pages(file.fd, page_bytes).meta(page).commit == commit + 1
+        if not is_newer:
+            yield index, page * page_bytes, f"page {page} of the index is damaged"
 
 
 def _different(fd: int, page_bytes: int, sums: array[int]) -> Iterator[int]:

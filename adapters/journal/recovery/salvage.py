@@ -190,14 +190,8 @@ def finish(
     if path is None:
         return None
     report = msgspec.json.decode(path.read_bytes(), type=LossReport)
-    ranges = sorted((lost.first_record, lost.last_record) for lost in report.lost if lost.records)
-    rows = [(number, place[SEQ]) for number, place, _ in index.rows.all() if _is_in(ranges, place[OWN][0])]
-    wanted = {seq for _, seq in rows}
-    ids = {seq: shown_id(message_id) for (_, message_id), seq in index.duplicates() if seq in wanted}
-    ids |= {seq: key.decode() for _, key, seq in index.rows.all_keys() if seq in wanted}
-    for number, seq in rows:
-        named = str(index.states[number].destination)
-        report.messages.append(LostMessage(named, seq, ids.get(seq)))
+    rows = lost_in(index, report.lost)
+    report.messages += [message for _, _, message in rows]
     report.transactions += [transaction.hex() for transaction in lost_transactions]
     if is_rebuilt:
         report.since_record = 1
@@ -205,8 +199,23 @@ def finish(
         if isinstance(lost.destination, int) and lost.destination in index.states:
             lost.destination = str(index.states[lost.destination].destination)
     write_report(path, report, file_mode)  # once the index has forgotten them nobody can name them
-    index.ack([Ack(index.states[number], seq, 0) for number, seq in rows])
+    index.ack([Ack(index.states[number], message.seq, 0) for number, _, message in rows])
     return report
+
+
+def lost_in(index: Index, lost: Sequence[LostRecords]) -> list[tuple[int, int, LostMessage]]:
+    """Return the messages in an index whose records are lost, each behind its destination's number and its LSN."""
+    ranges = sorted((one.first_record, one.last_record) for one in lost if one.records)
+    rows = [
+        (number, place[OWN][0], place[SEQ]) for number, place, _ in index.rows.all() if _is_in(ranges, place[OWN][0])
+    ]
+    wanted = {seq for _, _, seq in rows}
+    ids = {seq: shown_id(message_id) for (_, message_id), seq in index.duplicates() if seq in wanted}
+    ids |= {seq: key.decode() for _, key, seq in index.rows.all_keys() if seq in wanted}
+    return [
+        (number, lsn, LostMessage(str(index.states[number].destination), seq, ids.get(seq)))
+        for number, lsn, seq in rows
+    ]
 
 
 def _unfinished(directory: Path) -> Path | None:

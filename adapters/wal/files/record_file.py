@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -146,12 +146,7 @@ class RecordFile:
         data = os.pread(self._fd, 2 * COPY_BYTES, at)
         if len(data) != 2 * COPY_BYTES:
             raise DamagedError(at + len(data), "it is cut short")
-        copies = []
-        for start in (0, COPY_BYTES):
-            magic, *fields = SLOT.unpack_from(data, start)
-            crc = crc32c(0, data[start : start + SLOT.size])
-            if magic == MAGIC and NUMBER.unpack_from(data, start + SLOT.size)[0] == crc:
-                copies.append(Slot(*fields))
+        copies = [copy for start in (0, COPY_BYTES) if (copy := _decode_slot(data, start)) is not None]
         if not copies or any(copy.number % 2 != number for copy in copies):
             raise DamagedError(at, f"slot {number} is damaged")
         return copies
@@ -204,6 +199,33 @@ class RecordFile:
         sync_data(self._fd)
         self._allocated = max(self._allocated, slot.end)
         self._slot = slot
+
+
+def damages(path: Path) -> Iterator[DamagedError]:
+    """Yield what in a file is not as it was written: each copy of a slot, and the records. Writes nothing. Raises
+    OSError."""
+    with path.open("rb") as file:
+        head = file.read(FIRST)
+        slots = []
+        for at in (number * SLOT_BYTES + copy for number in range(2) for copy in (0, COPY_BYTES)):
+            slot = _decode_slot(head, at) if at + COPY_BYTES <= len(head) else None
+            if slot is None:
+                yield DamagedError(at, f"a copy of slot {at // SLOT_BYTES} is damaged")
+            else:
+                slots.append(slot)
+        if slots:
+            last = max(slots, key=lambda slot: slot.number)
+            file.seek(last.start)
+            data = file.read(max(0, last.end - last.start))
+            if len(data) != last.end - last.start or crc32c(0, data) != last.crc:
+                yield DamagedError(last.start, "its records are not those that were written")
+
+
+def _decode_slot(data: bytes, start: int) -> Slot | None:
+    """Return the copy of a slot that begins there; None for one that is damaged."""
+    magic, *fields = SLOT.unpack_from(data, start)
+    crc = crc32c(0, data[start : start + SLOT.size])
+    return Slot(*fields) if magic == MAGIC and NUMBER.unpack_from(data, start + SLOT.size)[0] == crc else None
 
 
 def _split(data: bytes, start: int) -> Iterable[bytes]:

@@ -62,6 +62,18 @@ def decode(page: bytes, log_id: bytes) -> Watermark | None:
     return mark
 
 
+def damaged_pages(directory: Path, log_id: bytes) -> list[int]:
+    """Return the offsets of the pages in the file of a log's directory that were written, and do not read. Nothing is
+    written. Raises OSError."""
+    try:
+        data = (directory / NAME).read_bytes()
+    except FileNotFoundError:
+        return []
+    starts = range(0, PAGES * PAGE_BYTES, PAGE_BYTES)
+    pages = [(at, data[at : at + WATERMARK.size]) for at in starts]
+    return [at for at, page in pages if any(page) and decode(page, log_id) is None]
+
+
 class WatermarkFile:
     """The file in a log's directory. It stands in for nothing: where it cannot be read or written, that is logged, and
     the log goes on without it. Threads: any."""
