@@ -14,32 +14,11 @@ from ...policies.outputs import write_file
 from ...policies.text import count_of, human_bytes
 from ..offline import importing
 from ..offline.importing import Report
-from .directory import on_directory
 from .output import LocalPath, echo_json, echo_table, echo_warnings, json_option, working
 
 
-@click.command()
-@click.option(
-    "--from-kahadb", "source", type=LocalPath(), required=True, help="The KahaDB or mKahaDB directory; only read."
-)
-@on_directory()
-@click.option("--dry-run", is_flag=True, help="Say what would go where, and what not; write nothing.")
-@click.option("--force", is_flag=True, help="Import what can be, also where files are damaged or messages left out.")
-@json_option
-def import_command(config: Config, source: Path, dry_run: bool, force: bool, as_json: bool) -> None:
-    """Bring an ActiveMQ broker's pending messages over.
-
-    The messages in its queues, and those that its durable subscriptions have yet to ack, come into the data directory.
-    They are routed as the configuration says, and keep message ids, headers, priorities, expiry and redelivery counts.
-    Stop the broker first; its files are only read. If an import was cut short, give the same command again: it goes on,
-    and nothing comes twice.
-
-    \b
-    Example:
-      anabranch import --from-kahadb /var/activemq/kahadb -c stores.yaml --dry-run
-      anabranch import --from-kahadb /var/activemq/kahadb -c stores.yaml
-      anabranch import --from-kahadb /var/activemq/kahadb data --json
-    """
+def bring_from_kahadb(config: Config, source: Path, dry_run: bool, force: bool, as_json: bool) -> None:
+    """Import a broker's pending messages, and print what came."""
     with working(f"Reading {source.name}") as work:
 
         def progress(what: str, done: int, total: int) -> None:

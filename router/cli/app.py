@@ -19,7 +19,7 @@ COMMANDS = {
     "receive": "messages", "tail": "messages", "move": "queues", "requeue": "queues", "purge": "queues",
     "delete": "queues", "stats": "stores", "compact": "stores", "transactions": "transactions", "explain": "stores",
     "trace": "advisor", "recommend": "advisor", "repartition": "stores", "verify": "operating", "salvage": "stores",
-    "import": "activemq", "mkahadb": "activemq",
+    "export": "operating", "import": "operating", "mkahadb": "activemq",
 }  # fmt: skip
 """The module here of each command, which is called `<name>_command` there. The order is that of `--help`."""
 

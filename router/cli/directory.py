@@ -46,7 +46,7 @@ def on_directory(*operands: str) -> Callable[[Command], Command]:
             source = config_path
             if config_path is None and values:
                 source = local_path(values.pop(0), "DIR")
-            elif config_path is None and not operands:
+            elif config_path is None and not required:
                 source = FILE
                 if not FILE.exists():
                     raise click.UsageError(f"no {FILE} is here; give DIR, the data directory, or -c FILE")
@@ -60,9 +60,9 @@ def on_directory(*operands: str) -> Callable[[Command], Command]:
 
         for operand, name in reversed(list(zip(operands, names, strict=True))):
             command = click.argument(name, required=False, metavar=operand)(command)
-        shown = "DIR" if operands else "[DIR]"
+        shown = "DIR" if required else "[DIR]"
         command = click.argument("directory", required=False, metavar=shown)(command)
-        without = "" if operands else f" Without either: {FILE}."
+        without = "" if required else f" Without either: {FILE}."
         return config_file(f"The configuration, instead of DIR.{without}", metavar="FILE")(command)
 
     return decorate
@@ -74,15 +74,21 @@ def opened(config: Config, *, create: bool = False, quiet: bool = False) -> Iter
     Nothing is made, unless `create`. The library's warnings are shown, unless `quiet`.
     Raises PlacementError."""
     with nullcontext() if quiet else warnings_shown():
-        if not create and not (config.bindings / RECORD).exists() and not (config.directory / RECORD).exists():
-            what = "holds no data of Anabranch's" if config.directory.exists() else "does not exist"
-            of = f", the data directory of {config.file}," if config.file is not None else ""
-            step = "it is made at the first use, by a program or by `anabranch send --create`"
-            raise PlacementError(f"{config.directory}{of} {what} yet; {step}")
+        if not create:
+            require_used(config)
         with working(f"Opening {config.directory.name}") as progress:
             router = running(config) or Router(config).open(lambda what, done, total: progress(done, total))
         with router:
             yield router
+
+
+def require_used(config: Config) -> None:
+    """Raise PlacementError for a data directory that nobody has used."""
+    if not (config.bindings / RECORD).exists() and not (config.directory / RECORD).exists():
+        what = "holds no data of Anabranch's" if config.directory.exists() else "does not exist"
+        of = f", the data directory of {config.file}," if config.file is not None else ""
+        step = "it is made at the first use, by a program or by `anabranch send --create`"
+        raise PlacementError(f"{config.directory}{of} {what} yet; {step}")
 
 
 def running(config: Config) -> Router | None:

@@ -1,19 +1,25 @@
-"""Commands for who operates a data directory: `serve`, which owns it for the processes that share it, and `verify`."""
+"""Commands for who operates a data directory: `serve`, `verify`, `export` and `import`."""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from ...policies.config import Config, load
 from ...policies.errors import StoreFailedError
+from ...policies.outputs import local_path, write_file
 from ...policies.text import count_of
+from ..offline.exporting import Exported, export
+from ..offline.importing_lines import import_lines
 from ..offline.verification import verify
 from ..placement.on_disk.in_force import known_configuration
 from ..sharing.owner.process import log_to_stderr, own
-from .directory import on_directory
-from .output import LocalPath, Seconds, config_file, echo_result, echo_warnings, json_option, working
+from .activemq import bring_from_kahadb
+from .directory import on_directory, require_used
+from .output import LocalPath, Seconds, config_file, echo_result, echo_warnings, json_option, warnings_shown, working
 
 
 @click.command()
@@ -90,3 +96,99 @@ def verify_command(ctx: click.Context, directory: Path, config_path: Path | None
     )
     if found.damages:
         ctx.exit(1)
+
+
+@click.command()
+@on_directory()
+@click.option("--out", type=LocalPath(), metavar="FILE", help="Where to write the lines, instead of on stdout.")
+@click.option("--force", is_flag=True, help="Replace the file of --out where it is there already.")
+@json_option
+def export_command(config: Config, out: Path | None, force: bool, as_json: bool) -> None:
+    """Write all that a directory holds as JSON Lines.
+
+    The lines have all messages with all that is known of them, large bodies, maps, durable subscriptions and what each
+    has yet to ack, the message ids that are remembered, and prepared transactions. `anabranch import` brings them into
+    any directory. Messages that are not persistent, and stores that other routers use too, are left out. So are
+    stores in memory.
+
+    No process may have the directory open: export a backup then. --json needs --out, and prints what was written.
+
+    \b
+    Example:
+      anabranch export data --out data.jsonl
+      anabranch export data | gzip > data.jsonl.gz
+    """
+    if as_json and out is None:
+        raise click.UsageError("with --json the lines need --out FILE")
+    require_used(config)
+    with warnings_shown(), working(f"Exporting {config.directory.name}") as progress:
+
+        def told(what: str, done: int, total: int) -> None:
+            progress.stage(what, done / total if total else 0)
+
+        if out is None:
+            stream = sys.stdout.buffer
+            done = export(config, stream.write, told)
+            stream.flush()
+        else:
+            done = Exported()
+
+            def write(path: Path) -> None:
+                nonlocal done
+                with path.open("xb") as file:
+                    done = export(config, file.write, told)
+
+            write_file(out, write, overwrite=force)
+    echo_warnings(f"not exported: {one}" for one in done.left_out)
+    if out is not None:
+        text = f"{count_of(done.messages, 'message')} of {count_of(done.destinations, 'destination')} written to {out}"
+        echo_result(as_json, {"written": str(out), **asdict(done)}, f"{text}.")
+
+
+@click.command()
+@click.option("--from-kahadb", "source", type=LocalPath(), metavar="SOURCE",
+              help="Bring over what is pending in this directory of ActiveMQ's, a KahaDB or mKahaDB.")  # fmt: skip
+@on_directory("[FILE]")
+@click.option("--from-line", type=click.IntRange(min=1), default=1, metavar="N",
+              help="The first line of FILE to import, where an import has stopped.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Say what would go where, and what not; write nothing.")
+@click.option("--force", is_flag=True, help="With --from-kahadb: import what can be, also where files are damaged or "
+              "messages left out.")  # fmt: skip
+@json_option
+def import_command(
+    config: Config, source: Path | None, file: str | None, from_line: int, dry_run: bool, force: bool, as_json: bool
+) -> None:
+    """Bring in an export, or a broker's messages.
+
+    FILE is what `anabranch export` has written, - is stdin. Its messages come behind those that are there, into the
+    stores that the configuration of DIR names. A message whose id is remembered there is not brought twice. At a line
+    that is broken the import stops: all before it is imported, and the error says how to go on.
+
+    With --from-kahadb the messages in a broker's queues, and those that its durable subscriptions have yet to ack, come
+    into the data directory. They keep message ids, headers, priorities, expiry and redelivery counts. Stop the broker
+    first. If that import was cut short, give the same command again: it goes on, and nothing comes twice.
+
+    \b
+    Example:
+      anabranch import data data.jsonl
+      gunzip < data.jsonl.gz | anabranch import -c stores.yaml -
+      anabranch import --from-kahadb /var/activemq/kahadb -c stores.yaml --dry-run
+    """
+    if (source is None) == (file is None):
+        raise click.UsageError("give the FILE of an export, or --from-kahadb SOURCE: one of them")
+    if source is not None:
+        if from_line != 1:
+            raise click.UsageError("--from-line is for the FILE of an export")
+        bring_from_kahadb(config, source, dry_run, force, as_json)
+        return
+    assert file is not None
+    if force:
+        raise click.UsageError("--force is for --from-kahadb")
+    opening = sys.stdin.buffer if file == "-" else local_path(file, "FILE").open("rb")
+    with warnings_shown(), working(f"Importing {Path(file).name}"), opening as lines:
+        done = import_lines(config, lines, file, from_line, dry_run)
+    echo_warnings(f"left out: {one}" for one in done.left_out)
+    verb = "would be imported" if dry_run else "imported"
+    known = f"; {done.known:,} were known already" if done.known else ""
+    text = f"{count_of(done.messages, 'message')} of {count_of(done.lines, 'line')} {verb}{known}."
+    echo_result(as_json, {"directory": str(config.directory), "dry_run": dry_run, **asdict(done)}, text)

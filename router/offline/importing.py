@@ -49,7 +49,7 @@ UNWANTED: Final = "messages that only durable subscriptions wait for which canno
 SUBSCRIPTIONS: Final = "durable subscriptions that cannot be decoded"
 
 
-def _untold(what: str, done: int, total: int) -> None:
+def untold(what: str, done: int, total: int) -> None:
     """Do nothing: nobody looks at the progress."""
 
 
@@ -110,7 +110,7 @@ class Report:
             )
 
 
-def survey(config: Config, pending: Pending, progress: Progress = _untold) -> Report:
+def survey(config: Config, pending: Pending, progress: Progress = untold) -> Report:
     """Read every pending message once: what there is, where it would go, and what cannot be carried over."""
     routes, left, problems, planned = config.routes(), Counter[str](), list[str](), list[PlannedDestination]()
     done, total = 0, sum(one.bytes for one in pending.destinations)
@@ -201,13 +201,13 @@ def _items(one: PlannedDestination, left: Counter[str] | None = None) -> Iterato
 # Writing
 
 
-def bring_in(config: Config, pending: Pending, report: Report, progress: Progress = _untold) -> None:
+def bring_in(config: Config, pending: Pending, report: Report, progress: Progress = untold) -> None:
     """Write the surveyed messages; all of them are durable on return, and counted.
 
     Raises PlacementError, having written nothing, for destinations that are in use here, and for an import of another
     directory that was cut short; StoreFullError and whatever else a store raises: the same call then goes on with it.
     """
-    with _router(config, progress) as router:
+    with quiet_router(config, progress) as router:
         marker = config.directory / MARKER
         source = str(pending.directory.resolve())
         begun = _begun(marker, source)
@@ -232,7 +232,7 @@ def in_use(config: Config, pending: Pending, report: Report) -> str | None:
     directory that is there, and makes none."""
     if not config.directory.is_dir():
         return None
-    with _router(config, _untold) as router:
+    with quiet_router(config) as router:
         try:
             _require_unused(router, report, _begun(config.directory / MARKER, str(pending.directory.resolve())))
         except PlacementError as error:
@@ -240,7 +240,8 @@ def in_use(config: Config, pending: Pending, report: Report) -> str | None:
     return None
 
 
-def _router(config: Config, progress: Progress) -> Router:
+def quiet_router(config: Config, progress: Progress = untold) -> Router:
+    """Open a router of which nothing happens by itself: no sweep, no usage log, no other processes."""
     router = Router(config)
     # An expired message is imported as it is, and counted, before it is dropped or dead-lettered.
     router._registry.importing = True

@@ -147,6 +147,15 @@ def _ids(engine: Engine, number: int) -> list[tuple[int, bytes]]:
             continue
 
 
+def names(store: Store, destination: Destination) -> set[bytes]:
+    """Return the message ids of a destination that a store remembers."""
+    engine = store._engine
+    state = engine.catalog.destinations.get(destination)
+    if state is None or state.is_map:
+        return set()  # a value takes the place of the one before
+    return {name for _, name in engine.asked(lambda: _ids(engine, state.number))}
+
+
 def messages(items: Iterable[Item]) -> Iterator[Stored]:
     """Return those items that are messages."""
     return (item for item in items if isinstance(item, Stored))

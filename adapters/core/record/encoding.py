@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -101,10 +101,38 @@ def encode_sent(
 ) -> bytes:
     """Return the record of a message that was sent elsewhere, with the time at which it was. Raises TypeError and
     ValueError as `encode`."""
-    require_order(priority, expires_at_ms)
-    require_order(priority, sent_at_ms)
-    packed, name = pack_headers(headers), pack_id(message_id)
-    return b"".join((_pack(priority, 0, len(name), len(packed), sent_at_ms, expires_at_ms), name, packed, body))
+    parts = Parts(pack_id(message_id), headers, priority, sent_at_ms, expires_at_ms)
+    return encode_parts(parts, body)
+
+
+class Parts(NamedTuple):
+    """A record's parts but for its body."""
+
+    name: bytes
+    """The message id; empty: it has none."""
+    headers: Headers
+    priority: int
+    sent_at_ms: int
+    expires_at_ms: int
+
+
+def encode_parts(parts: Parts, body: bytes | StoredBody) -> bytes:
+    """Return the record of these parts. Raises TypeError and ValueError as `encode`."""
+    name, headers, priority, sent, expires = parts
+    require_order(priority, expires)
+    require_order(priority, sent)
+    packed, flags = pack_headers(headers) if headers else b"", 0
+    if isinstance(body, StoredBody):
+        body, flags = body.reference, LARGE
+    return b"".join((_pack(priority, flags, len(name), len(packed), sent, expires), name, packed, body))
+
+
+def parts_of(record: bytes) -> Parts:
+    """Return the parts of a record. Raises msgspec.MsgspecError for headers that do not read."""
+    priority, _, id_bytes, headers_bytes, sent, expires = _unpack(record)
+    end = HEAD.size + id_bytes
+    headers = unpack_headers(record[end : end + headers_bytes]) if headers_bytes else {}
+    return Parts(record[HEAD.size : end], headers, priority, sent, expires)
 
 
 def order_and_expiry(record: bytes) -> tuple[int, int]:

@@ -1,0 +1,233 @@
+"""`anabranch export` and `import`: all that a directory holds as JSON Lines, and the same export again from those."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import anabranch
+from anabranch import Config, ConfigError, JournalOptions, SqlOptions, StoreConfig, StoreFullError, Xid
+from anabranch.router.cli.app import app
+from anabranch.router.offline.exporting import export
+from anabranch.router.offline.importing_lines import import_lines
+from anabranch.router.offline.verification import verify
+
+XID = Xid(1, "order-17", "db")
+LATER = 4_000_000_000.0
+BODY = bytes(range(256)) * 10_000
+
+
+def stores(directory: Path, **options: Any) -> Config:
+    """Two journals, with other destinations than `merged`."""
+    journal = JournalOptions(large_message_size="1KiB", priorities=True, **options)
+    return Config(directory, [StoreConfig("a", ["a.>"], journal=journal), StoreConfig("rest", [">"], journal=journal)])
+
+
+def merged(directory: Path) -> Config:
+    """All in one database."""
+    return Config(directory, [StoreConfig("all", [">"], sql=SqlOptions(large_message_size="1KiB", priorities=True))])
+
+
+def fill(directory: Path) -> None:
+    with anabranch.open(stores(directory)) as router:
+        queue = router.queue("a.x")
+        values: Any = {"n": None, "b": b"\0\xff", "f": math.nan, "i": 1, "d": 1.0, "$x": {"$bytes": [b"1", -math.inf]}}
+        queue.send("für alle".encode(), values, "id-1", priority=7, group="g")
+        queue.send(b"\xff\0", message_id="id-2", expires_in=1e9)
+        queue.send(b"later", deliver_at=LATER)
+        queue.send(io.BytesIO(BODY), message_id="large")
+        queue.send(b"", message_id="gone")
+        first = queue.receive(timeout=0)
+        assert first is not None and first.message_id == "id-1"
+        first.release()
+        gone = next(one for one in queue.browse() if one.message_id == "gone")
+        while (one := queue.receive(timeout=0)) is not None and one.seq != gone.seq:
+            pass
+        assert one is not None
+        one.ack()
+        topic = router.topic("b.t")
+        audit = topic.subscribe("audit", client_id="me", selector="x = 1", no_local=True)
+        topic.send(b"to one")
+        topic.subscribe("second")
+        topic.send(b"to both", {"h": "v"})
+        message = audit.receive(timeout=0)
+        assert message is not None
+        message.ack()
+        back = audit.receive(timeout=0)
+        assert back is not None
+        back.release()
+        values_of = router.map("m")
+        values_of.put("key", b"old")
+        values_of.put("key", b"new")
+        values_of.put("other", BODY[:5000])
+        router.queue("b.empty").declare()
+        acked = router.queue("b.y")
+        acked.send(b"claimed")
+        acked.send(b"free")
+        held = router.transaction(xid=XID)
+        claimed = acked.receive(timeout=0)
+        assert claimed is not None
+        held.ack(claimed)
+        held.send("a.x", b"prepared", {"p": 1}, "id-p", priority=2)
+        held.send("b.new", io.BytesIO(BODY))
+        held.send("b.new", b"later", deliver_at=LATER)
+        held.prepare()
+
+
+def exported(config: Config) -> bytes:
+    lines = io.BytesIO()
+    assert export(config, lines.write).left_out == []
+    return lines.getvalue()
+
+
+def brought(config: Config, lines: bytes, **options: Any) -> Any:
+    return import_lines(config, io.BytesIO(lines), "x.jsonl", **options)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    fill(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def test_what_was_imported_exports_the_same_whatever_the_configuration(data: Path, tmp_path: Path) -> None:
+    lines = exported(stores(data))
+    assert exported(stores(data)) == lines
+    there = merged(tmp_path / "one")
+    done = brought(there, lines)
+    assert (done.messages, done.transactions, done.left_out) == (9, 1, [])
+    assert exported(there) == lines
+    back = stores(tmp_path / "back")
+    brought(back, exported(there))
+    assert exported(back) == lines
+    assert verify(tmp_path / "back", back).damages == []
+    with anabranch.open(back) as router:
+        queue, topic = router.queue("a.x"), router.topic("b.t")
+        assert queue.counts().delayed == 1
+        first = queue.receive(timeout=0)
+        assert first is not None and first.body == "für alle".encode()
+        assert (first.message_id, first.priority, first.group, first.deliveries) == ("id-1", 7, "g", 2)
+        assert math.isnan(first.headers["f"]) and first.headers["$x"] == {"$bytes": [b"1", -math.inf]}
+        queue.send(b"again", message_id="gone")
+        assert not any(one.message_id == "gone" for one in queue.browse())
+        large = next(one for one in queue.browse() if one.message_id == "large")
+        with large.open() as body:
+            assert body.read() == BODY
+        assert {one.subscription.name: one.depth() for one in topic.subscriptions()} == {"audit": 1, "second": 1}
+        value = router.map("m").get("key")
+        assert value is not None and value == b"new"
+        free = router.queue("b.y")
+        assert [one.body for one in free.browse()] == [b"claimed", b"free"]
+        taken = free.receive(timeout=0)
+        assert taken is not None and taken.body == b"free"
+        assert free.receive(timeout=0) is None
+        assert router.recover() == [XID]
+        router.commit(XID)
+        assert router.queue("b.new").counts().delayed == 1
+        sent = router.queue("b.new").receive(timeout=0)
+        assert sent is not None
+        with sent.open() as body:
+            assert body.read() == BODY
+        assert queue.find("id-p") is not None
+
+
+def test_what_is_known_is_not_brought_twice(data: Path, tmp_path: Path) -> None:
+    lines, there = exported(stores(data)), stores(tmp_path / "there")
+    brought(there, lines)
+    before = exported(there)
+    again = brought(there, lines)
+    assert again.known == 4 and again.transactions == 0
+    assert "it is prepared here already" in again.left_out[0]
+    ids = [json.loads(line).get("id") for line in exported(there).splitlines()]
+    assert {one: ids.count(one) for one in ("id-1", "id-2", "large", "gone", "id-p")} == {
+        "id-1": 1, "id-2": 1, "large": 1, "gone": 1, "id-p": 1
+    }  # fmt: skip
+    assert len(exported(there).splitlines()) == len(before.splitlines()) + 7 - 3  # those without an id, less values
+
+
+def test_a_broken_line_is_named_and_the_import_goes_on_with_it(data: Path, tmp_path: Path) -> None:
+    lines = exported(stores(data)).splitlines(keepends=True)
+    wanted, expected = exported(stores(data)), 0
+    for number in range(1, len(lines)):
+        if number % 3 and b'"large"' not in lines[number]:
+            continue
+        expected += 1
+        there = stores(tmp_path / f"there{number}")
+        broken = b"".join([*lines[:number], lines[number][:-3] + b"\n", *lines[number + 1 :]])
+        with pytest.raises(ConfigError, match=rf"x.jsonl:{number + 1}: ") as refused:
+            brought(there, broken)
+        first = int(str(refused.value).rpartition(" ")[2]) if "--from-line" in str(refused.value) else 1
+        assert first <= number + 1
+        if first > 1:
+            held = [line for line in exported(there).splitlines(keepends=True) if line.startswith(b'{"is":"message"')]
+            assert len(held) == sum(line.startswith(b'{"is":"message"') for line in lines[: first - 1])
+        done = brought(there, wanted, from_line=first)
+        after = exported(there)
+        if not done.left_out:
+            assert after == wanted, (number, first)
+        else:  # what it acks came before the line
+            assert "it acks 1 messages, of which this import has brought 0" in done.left_out[0]
+            assert after == wanted[: wanted.index(b'{"is":"prepared"')].replace(b',"claims":[{"by":0}]', b"")
+    assert expected > 6
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'{"is":"message","sent_at_ms":1,"body":"x"}', "no destination is before it"),
+        (b'{"is":"destination","name":"queue://"}', "a destination needs a name"),
+        (b'{"is":"destination","name":"queue://elsewhere"}', "no pattern matches queue://elsewhere"),
+        (b'{"is":"destination","name":"queue://m.x"}', "keeps nothing over a restart"),
+        (b'{"is":"what"}', "Invalid value 'what'"),
+        (b"[]", "Expected `object`"),
+        (b'{"is":"chunk","data":"AA=="}', "no large message is before it"),
+        (b'{"is":"anabranch-export","version":1}', "not its first"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused(line: bytes, why: str, tmp_path: Path) -> None:
+    config = Config(tmp_path / "x", [StoreConfig("a", ["a.>"]), StoreConfig("m", ["m.>"], memory={})])
+    start = b'{"is":"anabranch-export","version":1}\n'
+    with pytest.raises(ConfigError, match=r"x\.jsonl:2: ") as refused:
+        brought(config, start + line + b"\n", dry_run=True)
+    assert why in str(refused.value) and "nothing was imported" in str(refused.value)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_store_that_is_full_says_with_which_line_to_go_on(data: Path, tmp_path: Path) -> None:
+    lines = exported(stores(data))
+    small = stores(tmp_path / "there", max_bytes="1MiB")
+    with pytest.raises(StoreFullError) as refused:
+        brought(small, lines)
+    (note,) = refused.value.__notes__
+    first = int(note.rpartition(" ")[2])
+    assert b'"large":2560000' in lines.splitlines()[first - 1]
+
+
+def test_the_commands(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, given: bytes | None = None) -> Result:
+        return CliRunner().invoke(app, arguments, input=given)
+
+    written = run("export", "data", "--out", "x.jsonl", "--json")
+    assert written.exit_code == 0, written.output
+    assert json.loads(written.stdout)["messages"] == 9
+    shown = run("export", "data")
+    assert shown.stdout_bytes == Path("x.jsonl").read_bytes(), shown.output
+    assert run("export", "data", "--out", "x.jsonl").exit_code == 2
+    assert run("export", "nowhere").exit_code == 2
+    Path("stores.yaml").write_text("directory: there\nstores:\n  - name: all\n    match: ['>']\n")
+    dry = run("import", "-c", "stores.yaml", "x.jsonl", "--dry-run")
+    assert "9 messages of" in dry.stdout and "would be imported" in dry.stdout and not Path("there").exists()
+    there = run("import", "-c", "stores.yaml", "-", "--json", given=Path("x.jsonl").read_bytes())
+    assert there.exit_code == 0, there.output
+    assert json.loads(there.stdout)["transactions"] == 1
+    assert run("export", "there").exit_code == 0
+    assert run("import", "there").exit_code == 2
+    assert run("import", "there", "nowhere.jsonl").exit_code == 1
