@@ -29,6 +29,7 @@ from .transactions.decision_log import DecisionLog
 from .upkeep import overview, space
 
 if TYPE_CHECKING:
+    from .upkeep.backup import BackedUp
     from .upkeep.explanation import DirectoryExplanation
 
 
@@ -101,6 +102,12 @@ class Inspection:
     def compact(self, names: Sequence[str], progress: Callable[[int, int], object]) -> dict[str, int]:
         """Compact all recorded stores, or those of these names; see space.compact_recorded."""
         return space.compact_recorded(self._registry, names, progress)
+
+    def backup(self, target: str) -> BackedUp:
+        """Copy the data directory as it is at one moment; see upkeep/backup.py."""
+        from .upkeep.backup import backup  # which few need
+
+        return backup(self._registry, self._decisions, target)
 
     @property
     def decisions_damage(self) -> BaseException | None:

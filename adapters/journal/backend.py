@@ -29,6 +29,7 @@ from ..core.store_types import Progress
 from ..system.descriptors import STORE
 from ..system.files import MAKE_ROOM, disk_errors
 from ..wal import format as w
+from ..wal.copying import LogCopier
 from ..wal.files.archive import Archive
 from ..wal.files.segment_files import SegmentFiles
 from ..wal.log import Log
@@ -366,6 +367,9 @@ class JournalBackend(Backend):
     def explained(self, now_ms: int) -> StoreExplanation:
         """Return why each segment is kept. Called under the store's lock, with nothing pending."""
         return explain_open(self._directory, self._index, self._log, now_ms, self.options.archive_directory)
+
+    def copier(self) -> LogCopier:
+        return LogCopier(self._log, self._reclaimer, self._directory.file_mode)
 
     def check(self) -> Iterator[str]:
         tail = self._log.written()

@@ -39,6 +39,7 @@ from ..system.clock import mean_with
 from ..system.files import FILE_MODE
 from . import removals
 from .checking import violations
+from .copying import SqliteCopier
 from .database import create_tables, dialects
 from .database.connections import cut_off, database_url, on_connection, open_engine, open_single, shown_url
 from .database.errors import Database, is_cut_off
@@ -418,6 +419,12 @@ class SqlBackend(WrittenBackend):
 
     def stats(self) -> BackendStats:
         return BackendStats(syncs=self._batch - self._opened_at, sync_seconds=self._sync_seconds)
+
+    def copier(self) -> SqliteCopier | None:
+        if self.options.url is not None:
+            return None
+        path = self._directory.path / "store.db"
+        return SqliteCopier(self.name, path, self._write_lock, self.options.file_mode)
 
     def check(self) -> Iterator[str]:
         assert self._host is not None

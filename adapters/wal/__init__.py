@@ -61,6 +61,7 @@ encoder; `log` in which order it is written, `segment_writer` where it finds roo
 what still counts of old segments.
 """
 
+from .copying import LogCopier
 from .files.segment_files import SegmentFiles, create_log
 from .format import SNAPSHOT
 from .log import Log
@@ -71,7 +72,7 @@ from .recovery.survey import Checkpoint, CheckpointMismatchError, Kept, Needed, 
 from .ticket import Encoder, LogOptions, Tail, Ticket, WriteBatch
 
 __all__ = [
-    "SNAPSHOT", "Checkpoint", "CheckpointMismatchError", "Encoder", "Kept", "Log", "LogOptions", "Needed", "Reclaimer",
-    "RecordBatch", "RecordEncoder", "SegmentFiles", "Survey", "Tail", "Ticket", "WriteBatch", "create_log",
-    "record_ticket", "records", "settle", "survey", "take_over",
+    "SNAPSHOT", "Checkpoint", "CheckpointMismatchError", "Encoder", "Kept", "Log", "LogCopier", "LogOptions", "Needed",
+    "Reclaimer", "RecordBatch", "RecordEncoder", "SegmentFiles", "Survey", "Tail", "Ticket", "WriteBatch",
+    "create_log", "record_ticket", "records", "settle", "survey", "take_over",
 ]  # fmt: skip

@@ -18,7 +18,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import get_ident
 from time import monotonic
 from typing import Any, Final, cast
@@ -247,6 +248,16 @@ class Log:
         except OSError as error:
             self._lose(error)
         return tail
+
+    @contextmanager
+    def still(self) -> Iterator[tuple[SegmentTable, Tail]]:
+        """Queue nothing while the block runs: whoever would waits. Gives the segments, and the end of what is queued,
+        which need not be written. Raises StoreFailedError, ClosedError."""
+        self.ensure_usable()
+        self._require_no_reentry()
+        with self._planning:
+            self._accept()
+            yield self._writer.table, self._writer.tail
 
     @property
     def last_number(self) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import get_ident
 from typing import TypeVar
 
@@ -40,6 +41,8 @@ class Reclaimer:
         of the log. `archive`: where they are moved to instead of being used again or deleted."""
         self._log, self._snapshot, self._content, self._forget, self._archive = wal, snapshot, content, forget, archive
         self._lock = threading.RLock()  # one reclaiming at a time
+        self._holds = 0
+        """How many want nothing to be released. Under the lock."""
         self._job = CoalescedJob(self._run_in_background)
         wal.relief = self.run
 
@@ -58,6 +61,18 @@ class Reclaimer:
         """Do it while nothing is reclaimed: no snapshot is under way."""
         with self._lock:
             return work()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Release nothing while the block runs. Whoever wants room meanwhile hears that nothing can go."""
+        with self._lock:
+            self._holds += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holds -= 1
+            self.notice()
 
     def finish(self) -> None:
         """Wait for the one under way, if one is; the log is closed, so that no other begins."""
@@ -84,6 +99,8 @@ class Reclaimer:
 
     def _run(self) -> int:
         self._log.ensure_usable()
+        if self._holds:
+            return 0
         free, payload = self._snapshot()
         if not payload:
             return 0

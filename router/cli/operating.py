@@ -1,4 +1,4 @@
-"""Commands for who operates a data directory: `serve`, `verify`, `export` and `import`."""
+"""Commands for who operates a data directory: `serve`, `backup`, `verify`, `export` and `import`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import click
 from ...policies.config import Config, load
 from ...policies.errors import StoreFailedError
 from ...policies.outputs import local_path, write_file
-from ...policies.text import count_of
+from ...policies.text import count_of, human_bytes
 from ..offline.exporting import Exported, export
 from ..offline.importing_lines import import_lines
 from ..offline.verification import verify
 from ..placement.on_disk.in_force import known_configuration
+from ..router import inspection_of
 from ..sharing.owner.process import log_to_stderr, own
 from .activemq import bring_from_kahadb
-from .directory import on_directory, require_used
+from .directory import on_directory, opened, require_used
 from .output import LocalPath, Seconds, config_file, echo_result, echo_warnings, json_option, warnings_shown, working
 
 
@@ -47,6 +48,34 @@ def serve_command(config: Config, linger: float | None) -> None:
     failure = own(config, linger)
     if failure is not None:
         raise StoreFailedError(f"the server has ended: {failure}") from failure
+
+
+@click.command()
+@on_directory("TARGET")
+@json_option
+def backup_command(config: Config, target: str, as_json: bool) -> None:
+    """Copy a directory, as it is at one moment, while it is used.
+
+    TARGET is made: a data directory that is opened like any other. It holds all that was acknowledged before the backup
+    began, and of each transaction all or nothing. A program that has the directory open makes the copy itself, and goes
+    on meanwhile; for some milliseconds whoever writes waits.
+
+    All of it must lie in the one directory: no store of its own `directory`, and none in a database on a server. The
+    usage log is left out, and so are indexes, which the first opening makes anew.
+
+    \b
+    Example:
+      anabranch backup data /backup/data-monday
+      anabranch verify /backup/data-monday
+    """
+    place = local_path(target, "TARGET").absolute()
+    with opened(config) as router, working(f"Copying {router.config.directory.name}"):
+        found = inspection_of(router).backup(str(place))
+    text = (
+        f"{found.directory} holds {count_of(len(found.stores), 'store')}, {human_bytes(found.bytes)}. Whoever writes "
+        f"waited for {found.still_seconds * 1000:.1f} ms."
+    )
+    echo_result(as_json, asdict(found), text)
 
 
 @click.command()

@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -157,6 +157,13 @@ class DestinationsTable:
 
     def _damaged(self, reason: str, offset: int = 0) -> CorruptionError:
         return CorruptionError(str(self._path), offset, f"the placement record is damaged: {reason}", _WAY_OUT)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Commit nothing to the file while the block runs."""
+        with self._lock:
+            self._refuse_reentry()
+            yield
 
     def close(self) -> None:
         """Close the record. Idempotent."""

@@ -309,6 +309,12 @@ class DecisionLog:
         `decide`. `sync`: durable on return, whatever the policy."""
         self._write(XA_PREPARED, _encode(external), sync=sync, log=log)
 
+    def copier(self) -> wal.LogCopier | None:
+        """Return what copies the log while it is used; None while there is none. Raises StoreFailedError."""
+        self.require_usable()
+        log, reclaimer = self._log, self._reclaimer
+        return wal.LogCopier(log, reclaimer, self._directory.file_mode) if log and reclaimer else None
+
     def flush(self) -> None:
         """Wait until all that was handed over before is written and counts, whoever handed it over."""
         if self._log is not None:

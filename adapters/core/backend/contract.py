@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,6 +75,20 @@ class Writing(Protocol):
         return
 
 
+class Copier(Protocol):
+    """A copy of a backend in use, as it is at one moment. The contexts are entered in this order, each once."""
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Return a context in which nothing goes that `copy` reads."""
+
+    def still(self) -> AbstractContextManager[None]:
+        """Return a context in which whoever writes waits. That is the moment."""
+
+    def copy(self, directory: Path) -> int:
+        """Put what the backend was then into a directory that is there. Returns bytes; durable on return, but for the
+        directory. Raises AnabranchError, OSError."""
+
+
 class Upkeep(Protocol):
     """The place of a backend's bytes. `create` and `identify`, class methods, are those of a Store (store.py)."""
 
@@ -100,6 +115,10 @@ class Upkeep(Protocol):
     def stats(self) -> BackendStats:
         """Return statistics, cheap enough to take every second."""
         return BackendStats()
+
+    def copier(self) -> Copier | None:
+        """Return what copies the backend while it is used; None if that cannot be done."""
+        return None
 
     def check(self) -> Iterator[str]:
         """Walk everything and yield each violation found. Nothing is pending."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from ....policies.names.destination import Destination
@@ -168,6 +169,9 @@ class Bodies(Protocol):
 
     def migrated(self, body: StoredBody) -> StoredBody:
         """Return a copy of a body in another store, for a message that comes from there."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """Return a context in which the files of bodies stay that are there, and the store is open."""
 
     def size_of(self, state: DestinationState) -> int:
         """Return how many bytes the bodies of a destination have."""

@@ -21,6 +21,7 @@ from ..protocol import PAGE
 from .store import RemoteStore
 
 if TYPE_CHECKING:
+    from ...upkeep.backup import BackedUp
     from ...upkeep.explanation import DirectoryExplanation
 
 
@@ -90,6 +91,12 @@ class RemoteInspection:
     def compact(self, names: Sequence[str], progress: Callable[[int, int], object]) -> dict[str, int]:
         """Compact all recorded stores, or those of these names. How far that is, the owner does not tell."""
         return self._store.call("compact_recorded", list(names))  # type: ignore[no-any-return]
+
+    def backup(self, target: str) -> BackedUp:
+        """Let the owner copy the data directory as it is at one moment. `target` is absolute."""
+        from ...upkeep.backup import BackedUp  # which few need
+
+        return msgspec.convert(self._store.call("backup", target), BackedUp)
 
     @property
     def decisions_damage(self) -> BaseException | None:

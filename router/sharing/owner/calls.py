@@ -328,6 +328,7 @@ CALLS: Final[Mapping[str, Called]] = {
         lambda session: [(*place, count) for place, count in inspection_of(session.router).dead_letters().items()],
         is_long=True,
     ),
+    "backup": _of_router("backup", str, is_long=True, of=inspection_of),
     "move": Called(_move, Destination, Destination, int, is_long=True),
     "compact_recorded": Called(
         lambda session, names: inspection_of(session.router).compact(names, lambda done, total: None),

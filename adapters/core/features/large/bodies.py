@@ -25,7 +25,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from google_crc32c import extend as crc32c
@@ -129,6 +129,8 @@ class LargeBodies(Feature):
         self._soon = CoalescedJob(self.tidy)
         self.used = False
         """There is something here, or was."""
+        self._holds = 0
+        """How many want the files that are there to stay. Under `_lock`."""
         self._follows = False
         """Some message names a body, or did."""
 
@@ -282,8 +284,8 @@ class LargeBodies(Feature):
     def is_busy(self) -> bool:
         """Return whether somebody reads a body, or has one that no message names yet. The store must not be closed for
         being idle then."""
-        if not self.used:
-            return False
+        if not self.used or self._holds:
+            return bool(self._holds)
         live = {body.name for those in list(self._live.values()) for body in list(those.values())}
         waiting = any(ref() is not None for name, ref in list(self._by_name.items()) if name not in live)
         return waiting or any(not stream.closed for stream in list(self.streams))
@@ -593,8 +595,20 @@ class LargeBodies(Feature):
                 self._live.pop(number, None)
                 self._sizes.pop(number, None)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the files of all bodies that are there while the block runs, and the store open."""
+        with self._lock:
+            self._holds += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holds -= 1
+            self.tidy()
+
     def _remove_unreferenced(self) -> None:
-        if not self.unreferenced:
+        if not self.unreferenced or self._holds:
             return
         refs = list(self.unreferenced)
         self._sync()
